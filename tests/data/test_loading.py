@@ -552,7 +552,7 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
         ("imagefolder", {"metadata.csv": 'file_name,"text\na,x\n'}, FOLDER, "begins in line 1 .*quote"),
         ("gone.parquet", {}, {}, "not a file"),
         ("nocaps", {}, {}, "data_dir"),
-        ("nobody/nothing", {}, {}, "could not be loaded"),
+        ("owner/missing", {}, {}, "could not be loaded"),
         ("d.json", {"d.json": json.dumps(karpathy(n1={"split": "holdout"}))}, {"image_root": "."}, r"\['holdout'\]"),
         ("d.json", {"d.json": '{"images": [{"file_name": "a.jpg"}]}'}, {"image_root": "."}, "`sentences`"),
         ("d.json", {"d.json": '{"info": {}, "data": []}'}, {"image_root": "."}, r"\['data', 'info'\]"),

@@ -93,10 +93,10 @@ KINDS = {
     "push without a held-out scorer": (["--push_to_hub"], "--held_out_scorer_name_or_path"),
     "data of another data set": (["--data_dir", "photos", "--dataset_name", "scenes"], "--dataset_name imagefolder"),
     "missing folder": (["--dataset_name", "imagefolder", "--data_dir", "nowhere"], "'nowhere'"),
-    "unknown data set": (["--dataset_name", "nobody/nothing"], "'nobody/nothing'"),
+    "unknown data set": (["--dataset_name", "owner/missing"], "'owner/missing'"),
     "unknown column": (photos(["a red dot"], "--caption_column", "text"), "caption_column"),
     "empty captions": (photos([""]), "caption_empty"),
-    "unknown model": (["--model_name_or_path", "nobody/nothing", "--dataset_name", "scenes"], "'nobody/nothing'"),
+    "unknown model": (["--model_name_or_path", "owner/missing", "--dataset_name", "scenes"], "'owner/missing'"),
     "model that is not a captioner": (lambda f: [*text_model(f), "--dataset_name", "scenes"], "model type 'bert'"),
     "output folder": (taken_folder, "Nothing can be written to"),
 }

@@ -3,7 +3,7 @@
 import functools
 
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
-from hf_captionrl.captioners.language_models import HTTPBackend, Prompt, image_url
+from hf_captionrl.captioners.language_models import Prompt, image_url
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes
 from tests.apps.boosting.server import texts_of
@@ -50,13 +50,6 @@ def endpoint_answer(rows):
         return next(iter(SceneWriter().complete([Prompt("", "", text)])))[1]
 
     return answer
-
-
-def endpoints(url, **options):
-    return {
-        "text": HTTPBackend(url, "writer", **options),
-        "vision": HTTPBackend(url, "describer", is_multimodal=True, **options),
-    }
 
 
 def content(path):
