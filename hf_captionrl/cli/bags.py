@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
-from hf_captionrl.utils.options import EngineOptions, NotNegative, Positive, Range, option
+from hf_captionrl.utils.options import EngineOptions, Positive, Range, SeedOptions, option
 from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_manifest, read_shards, read_tables, run_stage
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ _SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
 
 
 @dataclass
-class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
+class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions):
     """Find images that look alike, by a scorer's features of images, or of images and captions.
 
     With --feature_shards the features and ids are those of `captionrl features`, and no image is opened.
@@ -180,7 +180,6 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
     top: Positive = option(200, group="bags", help="number of neighbours per image")
-    seed: NotNegative = option(0, group="bags", help="seed of the bags for training")
 
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:

@@ -11,9 +11,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.cli.features import ImageStage, run_on_images
-from hf_captionrl.data.options import CaptionerOptions, DatasetOptions, LoadedSplit, load_split, source_settings
+from hf_captionrl.data.options import (
+    CaptionerOptions,
+    DatasetOptions,
+    LoadedSplit,
+    LoadingArguments,
+    load_split,
+    source_settings,
+)
 from hf_captionrl.utils.io import LineFile, to_plain, write_json
-from hf_captionrl.utils.options import CommandOptions, EngineOptions, NotNegative, Positive, Range, option
+from hf_captionrl.utils.options import (
+    CommandOptions,
+    EngineOptions,
+    NotNegative,
+    Positive,
+    Range,
+    SeedOptions,
+    WritingOptions,
+    option,
+)
 from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
 
 if TYPE_CHECKING:
@@ -23,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DecodingOptions(CommandOptions):
+class DecodingOptions(SeedOptions, WritingOptions, CommandOptions):
     """How captions are written."""
 
     heading: ClassVar[str] = "decoding"
@@ -35,7 +51,6 @@ class DecodingOptions(CommandOptions):
         None, help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU"
     )
     num_beams: Positive | None = option(None, help="number of beams (default: 3, or 1 with --do_sample)")
-    max_new_tokens: Positive = option(40, help="longest caption in tokens")
     num_return_sequences: Positive = option(1, help="number of captions per image")
     rerank: str | None = option(
         None,
@@ -53,11 +68,10 @@ class DecodingOptions(CommandOptions):
         1.0, help="nucleus sampling: smallest probability mass that is kept; 1: all tokens"
     )
     top_k: NotNegative = option(0, help="sample only from this many tokens; 0: all tokens")
-    seed: int = option(0, help="seed of sampling")
 
 
 @dataclass
-class CaptionOptions(DecodingOptions, EngineOptions, CaptionerOptions, DatasetOptions):
+class CaptionOptions(DecodingOptions, EngineOptions, LoadingArguments, CaptionerOptions, DatasetOptions):
     """Caption every image of a folder or data set. The data need no captions.
 
     Each line of the output is {"image_id", "caption"}, plus "captions" if --num_return_sequences asks for several. Images
@@ -92,19 +106,6 @@ class CaptionOptions(DecodingOptions, EngineOptions, CaptionerOptions, DatasetOp
         help="file to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
-    batch_size: Positive = option(16, group="captioner", help="images captioned at once")
-    attn_implementation: str | None = option(
-        None,
-        metavar="NAME",
-        group="captioner",
-        help="implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... (default: transformers')",
-    )
-    load_in_4bit: bool = option(
-        False, group="captioner", help="quantize the weights to 4 bits; needs bitsandbytes and a GPU"
-    )
-    load_in_8bit: bool = option(
-        False, group="captioner", help="quantize the weights to 8 bits; needs bitsandbytes and a GPU"
-    )
 
     @property
     def loading(self) -> dict[str, Any]:

@@ -16,12 +16,11 @@ from hf_captionrl.data.options import (
     DatasetOptions,
     LoadedSplit,
     SimilarityOptions,
-    cache_dir_option,
     ids_digest,
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.options import EngineOptions, Positive, option
+from hf_captionrl.utils.options import CacheOptions, EngineOptions, Positive, option
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_manifest, read_shards, run_stage
 
 if TYPE_CHECKING:
@@ -341,7 +340,7 @@ _ROWS_AT_ONCE = 64
 
 
 @dataclass
-class PixelsOptions(CachedRowsOptions, DatasetOptions):
+class PixelsOptions(CachedRowsOptions, CacheOptions, DatasetOptions):
     """Prepare every image for a captioner once: in processes of this machine, or on a Ray cluster.
 
     The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the pixel cache) and pixels,
@@ -367,7 +366,6 @@ class PixelsOptions(CachedRowsOptions, DatasetOptions):
     )
     output: Path = option(Path("pixels"), metavar="DIR", help="folder of the shards")
     batch_size: Positive = option(8, help="images per batch; a shard holds 64 batches")
-    cache_dir: str | None = cache_dir_option()
 
 
 class PixelStage(ImageStage):

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions
-from hf_captionrl.utils.options import EngineOptions, option
+from hf_captionrl.utils.options import EngineOptions, SeedOptions, option
 
 
 @dataclass
-class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
+class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, DatasetOptions):
     """Compare captioners on one data set.
 
     Prints the table of a paper, one column per file, with 95 % intervals and marks where a file differs from the first
@@ -97,4 +97,3 @@ class EvaluateOptions(EngineOptions, HeldOutScorerOptions, DatasetOptions):
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")
-    seed: int = option(0, group="evaluation", help="seed of the bootstrap, the tests and the choice of human captions")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from hf_captionrl.utils.options import CommandOptions, Fraction, Positive, Share, option
+from hf_captionrl.utils.options import CacheOptions, CommandOptions, DeviceOptions, Fraction, Positive, Share, option
 
 if TYPE_CHECKING:
     import datasets
@@ -80,19 +80,27 @@ class SplitArguments:
     )
 
 
-def device_option(**settings: Any) -> Any:
-    """The option `--device`."""
-    return option(
-        None,
-        metavar="NAME",
-        help="device of the model: cpu, cuda, cuda:1, ... (default: a GPU if there is one)",
-        **settings,
+@dataclass
+class LoadingArguments:
+    """How the weights of a captioner are loaded; shared by `captionrl caption` and by training."""
+
+    heading: ClassVar[str] = "captioner"
+
+    attn_implementation: str | None = field(
+        default=None,
+        metadata=_shown(
+            "NAME",
+            "Implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... None: transformers' choice.",
+        ),
     )
-
-
-def cache_dir_option(**settings: Any) -> Any:
-    """The option `--cache_dir`."""
-    return option(None, metavar="DIR", help="folder of the feature cache", **settings)
+    load_in_4bit: bool = field(
+        default=False,
+        metadata={"help": "Quantize the weights to 4 bits. Needs bitsandbytes and a GPU, in training also --tune."},
+    )
+    load_in_8bit: bool = field(
+        default=False,
+        metadata={"help": "Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."},
+    )
 
 
 @dataclass
@@ -118,7 +126,7 @@ class DatasetOptions(SplitArguments, CommandOptions):
 
 
 @dataclass
-class CaptionerOptions(CommandOptions):
+class CaptionerOptions(DeviceOptions, CommandOptions):
     """The captioner."""
 
     heading: ClassVar[str] = "captioner"
@@ -128,11 +136,10 @@ class CaptionerOptions(CommandOptions):
         None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
-    device: str | None = device_option()
 
 
 @dataclass
-class SimilarityOptions(CommandOptions):
+class SimilarityOptions(DeviceOptions, CacheOptions, CommandOptions):
     """The scorer that defines which images look alike."""
 
     heading: ClassVar[str] = "similarity"
@@ -146,13 +153,11 @@ class SimilarityOptions(CommandOptions):
     features: Literal["multimodal", "image"] = option(
         "multimodal", help="images and their captions, as in the paper, or images alone"
     )
-    device: str | None = device_option()
     batch_size: Positive = option(64, metavar="N", help="images encoded at once")
-    cache_dir: str | None = cache_dir_option()
 
 
 @dataclass
-class HeldOutScorerOptions(CommandOptions):
+class HeldOutScorerOptions(CacheOptions, CommandOptions):
     """The scorer that evaluates."""
 
     heading: ClassVar[str] = "evaluation"
@@ -163,7 +168,6 @@ class HeldOutScorerOptions(CommandOptions):
         help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:siglip-held-out, or 'none' "
         "(default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
     )
-    cache_dir: str | None = cache_dir_option()
 
 
 @dataclass

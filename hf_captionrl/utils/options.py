@@ -110,6 +110,39 @@ class CommandOptions:
     traceback: bool = option(False, help="show the traceback of an error")
 
 
+@dataclass
+class SeedOptions:
+    """Randomness."""
+
+    seed: NotNegative = option(0, help="seed of all random choices")
+
+
+@dataclass
+class DeviceOptions:
+    """Where models run."""
+
+    device: str | None = option(
+        None, metavar="NAME", help="device of the model: cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
+    )
+
+
+@dataclass
+class CacheOptions:
+    """Where features are kept."""
+
+    cache_dir: str | None = option(None, metavar="DIR", help="folder of the feature cache")
+
+
+@dataclass
+class WritingOptions:
+    """How many captions are written at once, and their length."""
+
+    heading: ClassVar[str] = "captioner"
+
+    batch_size: Positive = option(16, help="images captioned at once")
+    max_new_tokens: Positive = option(40, help="longest caption in tokens")
+
+
 def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     """An annotation as (type of one value, whether there are several, choices)."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

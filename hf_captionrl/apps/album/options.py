@@ -7,8 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from hf_captionrl.data.options import CaptionerOptions, cache_dir_option, device_option
-from hf_captionrl.utils.options import CommandOptions, EngineOptions, NotNegative, Positive, Range, option
+from hf_captionrl.data.options import CaptionerOptions
+from hf_captionrl.utils.options import (
+    CacheOptions,
+    CommandOptions,
+    DeviceOptions,
+    EngineOptions,
+    NotNegative,
+    Positive,
+    Range,
+    SeedOptions,
+    WritingOptions,
+    option,
+)
 
 SMALL_ALBUM = 2000
 """Largest album in which a caption is compared with every other image by default."""
@@ -25,7 +36,7 @@ def duration(text: str) -> float:
 
 
 @dataclass
-class CandidateOptions:
+class CandidateOptions(SeedOptions, WritingOptions):
     """How candidate captions are generated."""
 
     heading: ClassVar[str] = "candidates"
@@ -33,9 +44,6 @@ class CandidateOptions:
     num_beams: Positive = option(16, metavar="N", help="candidates per image by beam search")
     num_samples: NotNegative = option(0, metavar="N", help="candidates per image by sampling")
     temperature: Annotated[float, Range(above=0)] = option(0.7, metavar="X", help="temperature of sampling")
-    max_new_tokens: Positive = option(40, metavar="N", help="longest caption in tokens")
-    seed: int = option(0, metavar="N", help="seed of sampling")
-    batch_size: Positive = option(16, metavar="N", help="images captioned at once")
     decoding: Literal["beam", "rsa"] = option(
         "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
     )
@@ -101,7 +109,7 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
 
 
 @dataclass
-class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
+class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions):
     """Caption the images of a set so that each caption distinguishes its image from the others.
 
     Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
@@ -170,7 +178,6 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
     )
     max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
     page_images: Positive = option(2000, metavar="N", help="most images whose pictures the HTML page contains")
-    cache_dir: str | None = cache_dir_option()
     rows_per_shard: Positive | None = option(
         None, metavar="N", group="engine", help="images per Parquet file (default: 4 batches)"
     )
@@ -181,7 +188,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CaptionerOptions):
 
 
 @dataclass
-class DemoOptions(CommandOptions):
+class DemoOptions(DeviceOptions, CommandOptions):
     """Serve a page on this machine that captions and searches albums of similar images.
 
     Pick an album or upload one. The page shows the captions of several captioners, the image that each caption finds, and
@@ -220,7 +227,6 @@ class DemoOptions(CommandOptions):
     num_beams: Positive = option(3, metavar="N", help="beams of the captions side by side")
     num_candidates: Positive = option(16, metavar="N", help="beams from which the captions of an album are chosen")
     max_new_tokens: Positive = option(40, metavar="N", help="longest caption in tokens")
-    device: str | None = device_option()
     host: str = option(
         "127.0.0.1",
         group="server",

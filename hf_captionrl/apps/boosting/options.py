@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from hf_captionrl.data.options import DatasetOptions, PublicationOptions
-from hf_captionrl.utils.options import EngineOptions, Fraction, Positive, option
+from hf_captionrl.utils.options import EngineOptions, Fraction, Positive, SeedOptions, option
 
 
 @dataclass
-class _Backends:
+class _Backends(SeedOptions):
     heading: ClassVar[str] = "backends"
 
     text: str | None = option(
@@ -41,7 +41,6 @@ class _Backends:
     mention_rate: Fraction = option(
         0.85, metavar="X", help="share of the facts that the describer of scenes mentions, in [0, 1]"
     )
-    seed: int = option(0, metavar="N", help="seed of the describer of scenes, and of sampling")
 
 
 @dataclass

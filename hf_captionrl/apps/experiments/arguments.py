@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from hf_captionrl.captioners import Captioner, load_captioner
-from hf_captionrl.data.options import SplitArguments
+from hf_captionrl.data.options import LoadingArguments, SplitArguments
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
@@ -96,7 +96,7 @@ _QUANTIZED = ("load_in_4bit", "load_in_8bit")
 
 
 @dataclass
-class ModelArguments:
+class ModelArguments(LoadingArguments):
     """The captioner, and the parts of it that are finetuned."""
 
     model_name_or_path: str = documented(
@@ -109,15 +109,6 @@ class ModelArguments:
         "float32",
         "Dtype of the weights. 'bfloat16' and 'float16' need --tune and apply to the frozen base; "
         "trainable weights are fp32. 'auto': the dtype of the checkpoint.",
-    )
-    attn_implementation: str | None = documented(
-        None, "'sdpa', 'eager', 'flash_attention_2', ...; None: transformers' choice."
-    )
-    load_in_4bit: bool = documented(
-        False, "Quantize the frozen base of a LoRA to 4 bits. Needs --tune, bitsandbytes and a GPU."
-    )
-    load_in_8bit: bool = documented(
-        False, "Quantize the frozen base of a LoRA to 8 bits. Needs --tune, bitsandbytes and a GPU."
     )
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)

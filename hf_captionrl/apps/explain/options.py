@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from hf_captionrl.data.options import CaptionerOptions
-from hf_captionrl.utils.options import Positive, option
+from hf_captionrl.utils.options import Positive, SeedOptions, option
 
 CLIP = "openai/clip-vit-base-patch32"
 
 
 @dataclass
-class ExplainOptions(CaptionerOptions):
+class ExplainOptions(SeedOptions, CaptionerOptions):
     """Explain one caption of one image, token by token.
 
     Shows the loss of each token under maximum likelihood (the whole vocabulary) and under SMILE (the caption's words),
@@ -67,7 +67,6 @@ class ExplainOptions(CaptionerOptions):
     num_samples: Positive = option(
         8, group="self-retrieval", metavar="N", help="number of captions sampled for --baseline leave_one_out"
     )
-    seed: int = option(0, group="self-retrieval", metavar="N", help="seed of the samples")
     loss_type: Literal["grpo", "sum"] = option(
         "grpo", group="self-retrieval", help="weight of a token in the loss: 1/tokens (grpo) or 1 (sum)"
     )

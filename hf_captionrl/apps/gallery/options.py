@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, device_option
-from hf_captionrl.utils.options import Positive, Range, option
+from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions
+from hf_captionrl.utils.options import DeviceOptions, Positive, Range, SeedOptions, WritingOptions, option
 
 
 @dataclass
-class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
+class GalleryOptions(SeedOptions, WritingOptions, DeviceOptions, HeldOutScorerOptions, DatasetOptions):
     """Show what several captioners write about the same images.
 
     Writes gallery.json and self-contained pages:
@@ -56,8 +56,4 @@ class GalleryOptions(HeldOutScorerOptions, DatasetOptions):
     max_cider: Annotated[float, Range(above=0)] = option(
         0.1, group="choice", metavar="X", help="unrewarded.html: largest CIDEr-D of a right caption, exclusive"
     )
-    seed: int = option(0, group="choice", metavar="N", help="seed of the choice of bags")
-    num_beams: Positive = option(3, group="captioners", metavar="N", help="number of beams of captioners")
-    max_new_tokens: Positive = option(40, group="captioners", metavar="N", help="longest caption in tokens")
-    batch_size: Positive = option(16, group="captioners", metavar="N", help="images captioned at once")
-    device: str | None = device_option(group="captioners")
+    num_beams: Positive = option(3, group="captioner", metavar="N", help="number of beams of captioners")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions
-from hf_captionrl.utils.options import CommandOptions, NotNegative, Positive, Range, option
+from hf_captionrl.utils.options import CommandOptions, NotNegative, Positive, Range, SeedOptions, option
 
 
 @dataclass
-class StudyOptions(DatasetOptions):
+class StudyOptions(SeedOptions, DatasetOptions):
     """Options shared by both designs."""
 
     heading: ClassVar[str] = "study"
@@ -23,7 +23,6 @@ class StudyOptions(DatasetOptions):
     output: Path = option(metavar="DIR", help="folder to write into")
     overwrite: bool = option(False, help="replace another study, whose answers can then no longer be scored")
     consent: Path | None = option(None, metavar="FILE", help="text that participants must agree to before they start")
-    seed: int = option(0, metavar="N", help="seed of all random choices")
 
 
 @dataclass
@@ -76,7 +75,7 @@ class RatingOptions(StudyOptions):
 
 
 @dataclass
-class ScoreOptions(CommandOptions):
+class ScoreOptions(SeedOptions, CommandOptions):
     """Score answers with the key of the study. Writes results.json, results.md and results.html."""
 
     examples: ClassVar[str] = """
@@ -91,4 +90,3 @@ class ScoreOptions(CommandOptions):
     )
     allow_incomplete: bool = option(False, help="count participants who stopped before the end")
     output_dir: Path | None = option(None, metavar="DIR", help="folder of the tables (default: DIR)")
-    seed: int = option(0, metavar="N", help="seed of the bootstrap and the tests")

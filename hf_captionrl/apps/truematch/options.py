@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from hf_captionrl.data.options import DatasetOptions, PublicationOptions, SimilarityOptions, cache_dir_option
-from hf_captionrl.utils.options import CommandOptions, NotNegative, Range, option
-
-_BENCHMARK = "the benchmark, made by `captionrl truematch build`"
+from hf_captionrl.data.options import DatasetOptions, PublicationOptions, SimilarityOptions
+from hf_captionrl.utils.options import CacheOptions, CommandOptions, Range, SeedOptions, option
 
 
 @dataclass
-class BuildOptions(SimilarityOptions, DatasetOptions, PublicationOptions):
+class BuildOptions(SeedOptions, SimilarityOptions, DatasetOptions, PublicationOptions):
     """Find bags of similar images and write the benchmark, which is a folder.
 
     The folder holds the bags, the images with their captions, and the card with which `captionrl push` publishes it. After an
@@ -37,11 +35,17 @@ class BuildOptions(SimilarityOptions, DatasetOptions, PublicationOptions):
     published_bags: Path | None = option(
         None, metavar="DIR", group="bags", help="take the bags from the paper's release, by COCO id"
     )
-    seed: NotNegative = option(0, metavar="N", group="bags", help="seed of the order in which bags are reviewed")
 
 
 @dataclass
-class _SourceOptions(DatasetOptions):
+class _BenchmarkOptions(CommandOptions):
+    """A finished benchmark."""
+
+    folder: Path = option(positional=True, metavar="DIR", help="the benchmark, made by `captionrl truematch build`")
+
+
+@dataclass
+class _SourceOptions(_BenchmarkOptions, DatasetOptions):
     """Where the images come from if the benchmark was built without them."""
 
     heading: ClassVar[str] = "data set"
@@ -69,7 +73,6 @@ class ReviewOptions(_SourceOptions):
           captionrl truematch apply truematch --decisions decisions.jsonl
     """
 
-    folder: Path = option(positional=True, metavar="DIR", help=_BENCHMARK)
     port: int = option(8765, metavar="N", help="port of the page; 0: any free port")
     export: Path | None = option(
         None, metavar="FILE", help="write a page that needs no server and offers its decisions as a download"
@@ -77,7 +80,7 @@ class ReviewOptions(_SourceOptions):
 
 
 @dataclass
-class ApplyOptions(CommandOptions):
+class ApplyOptions(_BenchmarkOptions):
     """Apply decisions: add them to the benchmark, and write kept.json and the card again."""
 
     examples: ClassVar[str] = """
@@ -85,12 +88,11 @@ class ApplyOptions(CommandOptions):
           captionrl truematch apply truematch --decisions decisions.jsonl
     """
 
-    folder: Path = option(positional=True, metavar="DIR", help=_BENCHMARK)
     decisions: Path | None = option(None, metavar="FILE", help="download of an exported review page")
 
 
 @dataclass
-class EvaluateOptions(_SourceOptions):
+class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
     """Evaluate captioners on the benchmark. Writes results.json and results.md."""
 
     examples: ClassVar[str] = """
@@ -98,7 +100,6 @@ class EvaluateOptions(_SourceOptions):
           captionrl truematch evaluate truematch --models scenes:blip-mle --references
     """
 
-    folder: Path = option(positional=True, metavar="DIR", help=_BENCHMARK)
     captions: list[Path] = option([], metavar="FILE", group="captioners", help="files of `captionrl caption`")
     names: list[str] | None = option(
         None,
@@ -122,14 +123,10 @@ class EvaluateOptions(_SourceOptions):
     )
     all_bags: bool = option(False, group="evaluation", help="include bags that the review dropped")
     bag_images_only: bool = option(False, group="evaluation", help="leave out images that are in no bag")
-    cache_dir: str | None = cache_dir_option(group="evaluation")
-    seed: int = option(
-        0, metavar="N", group="evaluation", help="seed of the bootstrap, the tests and the chosen references"
-    )
 
 
 @dataclass
-class LeaderboardOptions(CommandOptions):
+class LeaderboardOptions(SeedOptions, _BenchmarkOptions):
     """Combine results into one table, best first. Writes leaderboard.md and leaderboard.html."""
 
     examples: ClassVar[str] = """
@@ -137,8 +134,6 @@ class LeaderboardOptions(CommandOptions):
           captionrl truematch leaderboard truematch results/*.json
     """
 
-    folder: Path = option(positional=True, metavar="DIR", help=_BENCHMARK)
     results: list[Path] = option(positional=True, metavar="FILE", help="results.json of `truematch evaluate`")
     sort_by: str = option("3", metavar="K", help="score that orders the table: R@1 in bags of this size, or rd100")
     output_dir: Path | None = option(None, metavar="DIR", help="folder of the table (default: DIR)")
-    seed: int = option(0, metavar="N", help="seed of the bootstrap")
