@@ -52,7 +52,7 @@ test-slow: $(VENV)/.installed-test  ## The long campaigns
 	$(TESTING) $(BIN)/python -m pytest -n 2 --dist loadfile -m slow --timeout 3600 --durations 10
 
 test-versions: $(VENV)/.installed-test  ## Tests against the lowest, a middle and the newest releases of the libraries (one: ONLY=lowest)
-	$(TESTING) $(BIN)/python scripts/test_versions.py $(if $(ONLY),--only $(ONLY))
+	$(TESTING) $(BIN)/python -m nox --session $(if $(ONLY),"versions(libraries='$(ONLY)')",versions)
 
 check: $(VENV)/.installed-test  ## Lint, format, types, layers, budgets, configs, pages (a part: make check-types)
 	@$(BIN)/python scripts/check.py

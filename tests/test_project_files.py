@@ -1,6 +1,8 @@
 """Workflows, hooks, citation and release check name only what exists, and agree with one another."""
 
 import re
+import subprocess
+import sys
 import tarfile
 import tomllib
 import zipfile
@@ -13,7 +15,6 @@ import hf_captionrl
 from hf_captionrl.scenes.dataset import WORLD_VERSION
 from scripts.check import PARTS
 from scripts.release_check import REQUIRED, check_contents
-from scripts.test_versions import ENVIRONMENTS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -40,7 +41,10 @@ def test_workflow_runs_only_commands_that_a_developer_has(path):
 
 def test_libraries_of_the_workflow_are_the_environments_of_test_versions():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8"))["jobs"]
-    assert jobs["versions"]["strategy"]["matrix"]["libraries"] == list(ENVIRONMENTS)
+    listed = subprocess.run(
+        [sys.executable, "-m", "nox", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert jobs["versions"]["strategy"]["matrix"]["libraries"] == re.findall(r"versions\(libraries='(\w+)'\)", listed)
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

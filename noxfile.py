@@ -1,0 +1,61 @@
+"""Tests with the lowest, a middle and the newest releases of the libraries: `make test-versions`.
+
+`lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt. The tests are those in which this package
+meets the libraries.
+"""
+
+import re
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.envdir = "outputs/versions"
+nox.options.reuse_venv = "yes"
+
+MIDDLE = """torch==2.10.0
+torchvision==0.25.0
+transformers==5.21.1
+peft==0.21.0
+accelerate==1.12.0
+datasets==5.0.0
+"""
+TESTS = (
+    "tests/captioners/test_captioner.py",
+    "tests/captioners/test_clipcap.py",
+    "tests/captioners/test_families.py",
+    "tests/captioners/test_pipelines.py",
+    "tests/metrics/evaluate_modules/test_modules.py",
+    "tests/trainers",
+    "tests/utils/test_lazy_import.py",
+)
+
+
+def constraints(libraries: str) -> str:
+    """The versions that a session fixes, one `name==version` per line."""
+    if libraries == "newest":
+        return Path("constraints.txt").read_text(encoding="utf-8")
+    bounds = re.findall(
+        r"([\w-]+)>=([\d.]+)", "\n".join(nox.project.load_toml("pyproject.toml")["project"]["dependencies"])
+    )
+    return MIDDLE if libraries == "middle" else "".join(f"{name}=={version}\n" for name, version in bounds)
+
+
+@nox.session
+@nox.parametrize("libraries", ["lowest", "middle", "newest"])
+def versions(session: nox.Session, libraries: str) -> None:
+    """Install the releases and run the tests."""
+    fixed = Path(session.create_tmp()) / "constraints.txt"
+    fixed.write_text(constraints(libraries), encoding="utf-8")
+    session.install(
+        "--constraint",
+        str(fixed),
+        "--editable",
+        ".",
+        "hypothesis",
+        "num2words",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+    )
+    session.run("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS, env={"PYTHONPATH": None})
