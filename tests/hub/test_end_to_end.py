@@ -178,7 +178,7 @@ found = metric.compute(
     predictions=["a red kite", "a kite"], references=["sky", "field"], text_features=[[0.8, 0.6], [0.6, 0.8]],
     image_features={"field": [1.0, 0.0], "sky": [0.6, 0.8]}, bags=[[0, 1]], num_bootstrap=0,
 )
-print(metric.__module__, found["ranks"])
+print(found["ranks"])
 """
 
 
@@ -189,7 +189,6 @@ def test_metric_is_loaded_from_its_space_by_name(world):
     first = list(repo.commits)[1]
     run = fresh_process(["-c", METRIC % first], hub, folder / "metric", READ)
     assert run.returncode == 0, run.stderr[-2000:]
-    assert "tester--self_retrieval" in run.stdout
     assert "[2, 1]" in run.stdout
     assert ("GET", f"/spaces/tester/self_retrieval/resolve/{first}/self_retrieval.py", 200) in hub.requests
     card = repo.files["README.md"].decode()

@@ -15,7 +15,7 @@ from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
-from tests.captioners.test_clipcap import MAPPERS, WRITE, inputs, published_logits
+from tests.captioners.test_clipcap import MAPPERS, inputs, published_logits
 from tests.offline import python_path
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
@@ -370,19 +370,22 @@ def test_tensors_that_do_not_match_raise(name, shape, parts, tmp_path):
 
 
 # First without, then with trust_remote_code.
-REMOTE = (
-    """
-from transformers import AutoModelForImageTextToText
-import sys
+REMOTE = """
+import json, sys, torch
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+folder = sys.argv[1]
 try:
-    AutoModelForImageTextToText.from_pretrained(sys.argv[1], trust_remote_code=False)
+    AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=False)
     raise SystemExit("was not asked")
 except ValueError as error:
     assert "trust_remote_code" in str(error), error
-OPTIONS = {"trust_remote_code": True}
+auto = (AutoModelForImageTextToText, AutoProcessor, AutoConfig)
+model, *_ = parts = [cls.from_pretrained(folder, trust_remote_code=True) for cls in auto]
+pixels = torch.load(folder + "/pixels.tensor", weights_only=True)
+ids = model.generate(pixels, max_new_tokens=5, do_sample=False).tolist()
+kinds, modules = [type(part).__name__ for part in parts], [type(part).__module__ for part in parts]
+print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
 """
-    + WRITE
-)
 
 
 def run(code, folder, cwd, home):
