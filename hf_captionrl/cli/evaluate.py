@@ -19,7 +19,7 @@ from hf_captionrl.data.columns import id_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
 from hf_captionrl.data.video import frames_of
-from hf_captionrl.evaluation.caption_files import read_files
+from hf_captionrl.evaluation.caption_files import read_files, training_of
 from hf_captionrl.evaluation.evaluator import (
     CAPTIONS_TABLE,
     PREFERENCES_TABLE,
@@ -256,6 +256,11 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     split = load_split(
         arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=not arguments.no_references
     )
+    rows = split.dataset
+    for file in files:
+        model, trained = training_of(file.path)
+        rows = arguments.without(rows, trained & set(id_column(rows)), model)
+    split = split._replace(dataset=rows)
     ids = id_column(split.dataset)
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, split.all_ids) for _ in described]  # only in Arrow from here on
