@@ -105,7 +105,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`): A chat model with images as input.
-        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble. None only with `reward_funcs`
+            that need none.
         args ([`SelfRetrievalGRPOConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`): Columns `image`, `image_id` and `captions`.
         neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first, of
@@ -125,14 +126,14 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     def __init__(
         self,
         model: Any,
-        scorer: Scorer | Sequence[Scorer],
+        scorer: Scorer | Sequence[Scorer] | None = None,
         args: SelfRetrievalGRPOConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         neighbours: Any | None = None,
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        scorers = scorer_list(scorer)
+        scorers = [None] if scorer is None and reward_funcs is not None else scorer_list(scorer)
         args = self._resolve_args(model, args)
         if train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
