@@ -17,6 +17,8 @@ import shutil
 import signal
 import sys
 import threading
+import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,8 +27,10 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
@@ -61,7 +65,7 @@ _INHERITED = (
 # ... and our own that do not: how it is cached, evaluated, logged and guarded.
 _FREE = set(
     "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
-    "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard save_on_signal".split()
+    "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard max_truncated_by_scorer save_on_signal".split()
 )
 
 
@@ -182,7 +186,7 @@ def selection_lines(selection: dict[str, Any]) -> list[str]:
         lines.append(f"Step {trip['step']}: the guard tripped. {trip['reason']} {outcome}")
     lines += [f"Step {e['step']}: the guard refused the evaluation. {e['reason']}" for e in guard["refused"]]
     if selection.get("collapsed"):
-        lines.append(f"The captions have collapsed, so this model is not delivered. {selection['collapsed']}")
+        lines.append(f"This model is not delivered. {selection['collapsed']}")
     return lines
 
 
@@ -192,7 +196,7 @@ def note_collapse(trainer: Any, reason: str) -> None:
     kept = f"the weights of step {trainer.state.global_step} are kept"
     trainer.selection = {**(trainer.selection or describe_selection(trainer, kept)), "collapsed": reason}
     if trainer.state.is_world_process_zero:
-        logger.warning("The captions have collapsed. Do not use this model. %s", reason)
+        logger.warning("Do not use this model. %s", reason)
 
 
 def conclude_selection(trainer: Any) -> None:
@@ -337,8 +341,16 @@ class ExactResumeArguments:
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
+        is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
+        if is_trl and self.bf16 is None and not self.use_cpu and not is_torch_bf16_gpu_available():  # type: ignore[has-type]
+            self.bf16 = False  # TRL's default is True, which transformers refuses without such a GPU
+        with warnings.catch_warnings():
+            if is_trl:  # which sets what transformers has renamed
+                warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated")
+            super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
+        if not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # PyTorch would warn of it at every data loader
         if getattr(self, "hub_private_repo", None) is None:
             self.hub_private_repo = True  # TRL's GRPO logs completions to a repository too
         if self.save_on_signal and getattr(self, "save_only_model", False):
@@ -376,6 +388,13 @@ class ExactResumeTrainer(CheckedPush):
     method_name: ClassVar[str]
     """Names the output folder of a run without a configuration."""
     _loading: str | None = None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log on the main process; tensorboard's files are in the output folder also before training."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = os.path.join(self.args.output_dir, "runs", time.strftime("%b%d_%H-%M-%S"))
+        super().log(logs, start_time)
 
     @classmethod
     def _resolve_args(cls, model: Any, args: Any) -> Any:
