@@ -367,8 +367,8 @@ def _with_columns(dataset: Any, data: str, split: str, *, require_captions: bool
         missing += [] if names & set(usual["caption_column"]) or not require_captions else ["captions"]
         if missing:
             # The rows of TRL's trainers for text
-            is_text = "image" in missing and names & {"messages", "prompt", "completion", "text"}
-            remedy = "For text without images use SmileSFTTrainer; else rename them" if is_text else "Rename them"
+            of_text = names & {"messages", "prompt", "completion", "text"} if "image" in missing else set()
+            remedy = "For text without images use SmileSFTTrainer; else rename them" if of_text else "Rename them"
             raise ValueError(
                 f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. {remedy}, or use "
                 "load_captions, which takes image_column and caption_column."

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -231,7 +231,7 @@ class LoadedSplit(NamedTuple):
     all_ids: RowLookup
     split: str
     sizes: dict[str, int]
-    trained: list[str]  # ids of images that the captioner was trained on
+    trained: Sequence[str] = ()  # ids of images that the captioner was trained on
 
 
 def load_split(
@@ -281,8 +281,10 @@ def load_split(
         folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
         is_all = chosen.split == "all"
         text = f"all {len(rows):,} images" if is_all else f"{len(rows):,} images, split {chosen.split!r}"
-        if not is_all or list(chosen.sizes) != ["all"]:
+        if list(chosen.sizes) != ["all"]:
             text += f" (there are {', '.join(f'{size:,} {split}' for split, size in chosen.sizes.items())})"
+        elif not is_all:
+            text += f" of {chosen.sizes['all']:,}"
         if arguments.max_images is not None:
             text += f"; --max_images takes the first {arguments.max_images:,}"
         print(f"captionrl: {Path(str(folder)).name}: {text}.", file=sys.stderr)

@@ -318,7 +318,6 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
 
     def training_image_hashes(self) -> list[str]:
-        """Hashes of the training images, computed once; none of a stream, or without training data."""
         rows, folder = self._train_source, self.args.feature_cache_dir
         if not isinstance(rows, datasets.Dataset):
             return []

@@ -32,6 +32,7 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 from transformers.utils import is_torch_bf16_gpu_available
 
+from hf_captionrl.data.features import training_images, write_training_images
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
 from hf_captionrl.utils.io import FolderLock, to_plain, write_json
@@ -69,6 +70,12 @@ _FREE = set(
 )
 
 
+def _base_model(trainer: Any) -> Any:
+    """The model without adapter and wrappers."""
+    inner = trainer.accelerator.unwrap_model(trainer.model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
 def run_configuration(trainer: Any) -> dict[str, Any]:
     """Trainer, model, number of rows and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
@@ -76,11 +83,9 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
     declared = {name for cls in ours for name in inspect.get_annotations(cls)}
     declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
     names = sorted({*declared, *_INHERITED}.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
-    inner = trainer.accelerator.unwrap_model(trainer.model)
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     return {
         "trainer": type(trainer).__name__,
-        "model": public_name(getattr(inner, "name_or_path", None)),
+        "model": public_name(getattr(_base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
         **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
     }
@@ -342,12 +347,12 @@ class ExactResumeArguments:
 
     def __post_init__(self) -> None:
         is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
-        if is_trl and self.bf16 is None and not self.use_cpu and not is_torch_bf16_gpu_available():  # type: ignore[has-type]
+        takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
+        if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:
             self.bf16 = False  # TRL's default is True, which transformers refuses without such a GPU
-        with warnings.catch_warnings():
-            if is_trl:  # which sets what transformers has renamed
-                warnings.filterwarnings("ignore", message="`gradient_checkpointing` is deprecated")
-            super().__post_init__()  # type: ignore[misc]
+        if is_trl:
+            hide_renamed_argument()
+        super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
         if not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # PyTorch would warn of it at every data loader
@@ -357,6 +362,11 @@ class ExactResumeArguments:
             logger.warning(
                 "save_only_model=True: no run can resume from it. Use save_only_model=False for a checkpoint on a signal."
             )
+
+
+def hide_renamed_argument() -> None:
+    """Hide warnings of a name that trl and peft still use though transformers renamed it; users cannot change that."""
+    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
 
 
 def _refuse_foreign_code(args: Any) -> None:
@@ -482,6 +492,14 @@ class ExactResumeTrainer(CheckedPush):
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         if self.selection is not None:
             write_json(folder / SELECTION_FILE, self.selection)
+        if hashes := self.training_image_hashes():
+            # Also those of the model that this training started from
+            start = training_images(getattr(_base_model(self), "name_or_path", ""))
+            write_training_images(folder, {*hashes, *start})
+
+    def training_image_hashes(self) -> list[str]:
+        """Hashes of the training images, computed once; empty if they are not known."""
+        return []
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing; `push_to_hub` publishes the finished model."""

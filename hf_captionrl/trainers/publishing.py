@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import broadcast_object_list
 from transformers import Trainer
 
-from hf_captionrl.data.features import training_images, write_training_images
 from hf_captionrl.utils.io import write_json
 
 if TYPE_CHECKING:
@@ -69,10 +68,6 @@ def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
         facts |= {"objective": "mle" if mle_weight == 1.0 else "smile", "mle_weight": mle_weight}
         facts["first_token"] = args.first_token
     write_json(Path(folder) / TRAINING_FILE, facts)
-    if hashes := trainer.training_image_hashes():
-        # Also those of the captioner that this training started from
-        start = training_images(getattr(captioner.base_model, "name_or_path", ""))
-        write_training_images(folder, {*hashes, *start})
 
 
 def _hub() -> Any:

@@ -23,6 +23,7 @@ from hf_captionrl.captioners.prompts import contrastive_prompt
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
 from hf_captionrl.data.columns import caption_column, id_column
+from hf_captionrl.data.features import image_hashes
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.base import completion_text
@@ -122,6 +123,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     args: SelfRetrievalGRPOConfig
     config_class = SelfRetrievalGRPOConfig
     method_name = "SelfRetrieval"
+    _hashes: list[str] | None = None
 
     def __init__(
         self,
@@ -220,6 +222,11 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         width = max(int(lengths.max()), 1)
         ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
         return ids, torch.arange(width) < lengths[:, None]
+
+    def training_image_hashes(self) -> list[str]:
+        if self._hashes is None:
+            self._hashes = image_hashes(self.caption_data, self.args.feature_cache_dir)
+        return self._hashes
 
     # Overrides of TRL
 

@@ -83,6 +83,10 @@ def test_evaluate_compares_all_files_on_images_that_no_captioner_was_trained_on(
     assert json.loads(capsys.readouterr().out)["num_images"] == 3
     assert evaluate("before.jsonl", "smile.jsonl", more=["--include_training_images"]) == 2  # has no captions of five
     capsys.readouterr()
+    assert evaluate("before.jsonl", more=["--split", "test"]) == 0  # of the split, of captions of all images
+    assert json.loads(capsys.readouterr().out)["num_images"] == 1
+    assert evaluate("before.jsonl", "scenes.jsonl", more=["--split", "test"]) == 2
+    capsys.readouterr()
     assert evaluate("before.jsonl") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["num_images"] == 8

@@ -196,6 +196,15 @@ TRAINERS = [CaptionTrainer, SmileTrainer, CaptionRLTrainer, SelfRetrievalTrainer
 TRAINERS += [SelfRetrievalGRPOTrainer]
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("cls", TRAINERS)
+def test_defaults_work_without_an_accelerator_and_warn_of_nothing(cls, one_folder, recwarn):
+    args = cls.config_class(str(one_folder))
+    assert not args.bf16  # TRL's default, which transformers refuses here
+    assert not args.dataloader_pin_memory
+    assert [str(warning.message) for warning in recwarn] == []
+
+
 @pytest.mark.parametrize("cls", TRAINERS)
 def test_names_of_our_trainers_are_not_those_of_the_libraries(cls):
     """Of two things with one name, the one that is set last replaces the other, such as a method by None."""
