@@ -129,7 +129,7 @@ trainer = SmileSFTTrainer(
 )
 trainer.train()
 trainer.save_model()
-print(trainer.state.log_history[-1]["train_loss"] > 0)
+print("done:", trainer.state.log_history[-1]["train_loss"] > 0)
 """
 
 GRPO = """
@@ -148,7 +148,7 @@ trainer = SelfRetrievalGRPOTrainer(
 )
 trainer.train()
 trainer.save_model()
-print(trainer.state.log_history[-1]["train_runtime"] > 0)
+print("done:", trainer.state.log_history[-1]["train_runtime"] > 0)
 """
 
 
@@ -171,6 +171,6 @@ def test_a_user_of_trl_replaces_the_trainer_of_its_documentation(tmp_path, progr
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     (tmp_path / "program.py").write_text(program)
-    assert run(tmp_path, "program.py").rstrip().endswith("True")
+    assert "done: True" in run(tmp_path, "program.py")
     assert any((tmp_path / "out").glob("*.safetensors"))
     assert len(training_images(tmp_path / "out")) == (0 if program is SFT else 8)
