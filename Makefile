@@ -20,11 +20,16 @@ help:  ## Show this list
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# The build of torch: auto takes that of this machine, without CUDA where there is no GPU. On Linux, PyPI has only the build with
+# CUDA (4.5 GB of 6.2 GB in all), which is installed where pytorch.org cannot be reached.
+TORCH_BACKEND ?= auto
+UV_INSTALL = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints constraints.txt
+
 # uv inside the environment installs in seconds; where it cannot be had, pip does the same in minutes.
 define INSTALL
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null || true
 	if [ -x $(BIN)/uv ]; then \
-		$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraints constraints.txt $(1); \
+		$(UV_INSTALL) --torch-backend $(TORCH_BACKEND) $(1) 2>/dev/null || $(UV_INSTALL) $(1); \
 	else \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(1); \
 	fi
@@ -43,6 +48,7 @@ install-test: $(VENV)/.installed-test  ## Make .venv with the package and what t
 
 demo: $(VENV)/.installed  ## Finetune the embedded captioner with SMILE and print the table (3 minutes on 2 cores)
 	$(OFFLINE) $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no recipes/smile_blip.py
+	@echo "For the command captionrl in this shell: source $(BIN)/activate"
 
 # By files: what a file's tests share is made in one worker.
 test: $(VENV)/.installed-test  ## All tests, offline

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_captionrl.captioners.loading import load_captioner
     from hf_captionrl.captioners.lora import both_lora, language_lora, vision_lora
     from hf_captionrl.captioners.pipeline import pipeline
+    from hf_captionrl.data.bag_curriculum import BagCurriculumSampler
     from hf_captionrl.data.loading import load_captions
     from hf_captionrl.losses.smile import fused_smile_loss, smile_loss
     from hf_captionrl.retrieval.scorer import load_scorer

@@ -1,6 +1,7 @@
 """Workflows, hooks, citation and release check name only what exists, and agree with one another."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -37,6 +38,25 @@ def test_workflow_runs_only_commands_that_a_developer_has(path):
         assert program in ("make", "gh")
         if program == "make":
             assert set(arguments) <= TARGETS
+
+
+@pytest.mark.parametrize("reaches_pytorch", [True, False])
+def test_make_takes_the_build_of_torch_for_this_machine_and_says_how_to_activate(tmp_path, reaches_pytorch):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    for name in ("python", "uv", "accelerate"):
+        fails = name == "uv" and not reaches_pytorch
+        refuse = 'case "$*" in *--torch-backend*) exit 2;; esac' if fails else ""
+        program = tmp_path / ".venv/bin" / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> calls\n{refuse}\n')
+        program.chmod(0o755)
+    done = subprocess.run(["make", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    installs = ["--torch-backend auto" in call for call in calls if call.startswith("uv")]
+    assert installs == ([True] if reaches_pytorch else [True, False])
+    assert done.stdout.splitlines()[-1].endswith("source .venv/bin/activate")
 
 
 def test_libraries_of_the_workflow_are_the_environments_of_test_versions():

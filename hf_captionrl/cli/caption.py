@@ -16,6 +16,7 @@ from hf_captionrl.data.options import (
     DatasetOptions,
     LoadedSplit,
     LoadingArguments,
+    TrainingImagesOptions,
     load_split,
     source_settings,
 )
@@ -71,8 +72,10 @@ class DecodingOptions(SeedOptions, WritingOptions, CommandOptions):
 
 
 @dataclass
-class CaptionOptions(DecodingOptions, EngineOptions, LoadingArguments, CaptionerOptions, DatasetOptions):
-    """Caption every image of a folder or data set. The data need no captions.
+class CaptionOptions(
+    DecodingOptions, EngineOptions, LoadingArguments, CaptionerOptions, TrainingImagesOptions, DatasetOptions
+):
+    """Caption every image of a folder or data set that the captioner was not trained on. The data need no captions.
 
     Each line of the output is {"image_id", "caption"}, plus "captions" if --num_return_sequences asks for several. Images
     that cannot be read are counted, and listed in NAME.quarantine.jsonl. Each batch is on disk as soon as it is written:
@@ -142,8 +145,7 @@ class CaptionOptions(DecodingOptions, EngineOptions, LoadingArguments, Captioner
     def settings(self) -> dict[str, Any]:
         """Settings of the captions; an output is resumed only with equal settings."""
         settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
-        if self.rerank is not None:
-            settings["rerank"] = self.rerank
+        settings |= {name: value for name in ("rerank", "include_training_images") if (value := getattr(self, name))}
         if self.do_sample:
             settings |= {"seed": self.seed, "batch_size": self.batch_size}
         return settings
@@ -271,8 +273,10 @@ def write_captions(arguments: CaptionOptions) -> None:
         output = arguments.output or Path("captions.jsonl")
         listed = output.with_suffix(".quarantine.jsonl")
         summary = _write_lines(arguments, output, listed)
+    if (trained := summary.pop("trained_on", [])) and arguments.uses_shards:
+        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
     if arguments.json:
-        print(json.dumps(summary))
+        print(json.dumps(summary | {"trained_on": len(trained)}))
         return
     text = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
     if summary["resumed"]:
@@ -356,7 +360,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
             print(f"{output}: truncated {writer.torn} bytes of an incomplete last line.", file=sys.stderr)
         writer.start()
         if not writer.done:
-            write_json(record, {"settings": settings, "versions": installed_versions()})
+            known = {"trained_on": split.trained} if split.trained else {}
+            write_json(record, {"settings": settings, "versions": installed_versions(), **known})
         ids, size = captioner.reader.ids, arguments.batch_size
         before = sum(image_id in writer.done for image_id in ids)
         # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
@@ -386,4 +391,5 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
         "written": captioned - before,
         "resumed": before,
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
+        "trained_on": split.trained,
     }

@@ -19,7 +19,7 @@ from hf_captionrl.data.columns import id_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
 from hf_captionrl.data.video import frames_of
-from hf_captionrl.evaluation.caption_files import read_files
+from hf_captionrl.evaluation.caption_files import read_files, training_of
 from hf_captionrl.evaluation.evaluator import (
     CAPTIONS_TABLE,
     PREFERENCES_TABLE,
@@ -253,12 +253,22 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     _check_options(arguments)
     learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
     folder = arguments.output_dir
+    asked = arguments.split
     split = load_split(
         arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=not arguments.no_references
     )
+    rows = split.dataset
+    for file in files:
+        model, trained = training_of(file.path)
+        rows = arguments.without(rows, trained & set(id_column(rows)), model)
+    split, known = split._replace(dataset=rows), split.all_ids
+    if asked not in (None, "all") and any(set(file.captions).difference(known) for file in files):
+        # A file may also hold captions of other splits.
+        whole = replace(arguments, split="all", max_images=None)
+        known = load_split(whole, quarantine_path=None, require_captions=False).all_ids
     ids = id_column(split.dataset)
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
-    aligned = [files.pop(0).aligned(ids, split.all_ids) for _ in described]  # only in Arrow from here on
+    aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     if arguments.uses_shards and scorer is not None:

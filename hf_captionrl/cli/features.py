@@ -156,6 +156,7 @@ def run_on_images(
         "shards": done["shards"],
         "finished": done["manifest"] is not None,
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in entries],
+        **({"trained_on": split.trained} if split.trained else {}),
     }
 
 

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions
+from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, TrainingImagesOptions
 from hf_captionrl.utils.options import EngineOptions, SeedOptions, option
 
 
 @dataclass
-class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, DatasetOptions):
+class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
     """Compare captioners on one data set.
 
     Prints the table of a paper, one column per file, with 95 % intervals and marks where a file differs from the first
     (paired randomisation test). Writes comparison.json, comparison.md, lengths.png and trade_off.png. A cell that cannot be
-    computed (no Java, no network, no truth) states the reason.
+    computed (no Java, no network, no truth) states the reason. Images that a captioner was trained on are left out, if its file
+    was written by `captionrl caption`.
 
     With --processes or --engine, workers compute features of images and captions, ranks and perplexity on Parquet shards in
     OUTPUT_DIR/shards. The numbers are equal, and the same command skips finished shards.

@@ -40,8 +40,10 @@ methods:
 {methods}
 
 Options of this command stand before METHOD; the recipe gets everything after it. --help there lists the arguments of the
-recipe, --config takes a YAML file of recipes/configs, by path or by name (such as coco.yaml), and --row selects a row of a
-paper's table (such as smile/table3/row7).
+recipe and --help-all also those of transformers, --config takes a YAML file of recipes/configs, by path or by name (such as
+coco.yaml), and --row selects a row of a paper's table (such as smile/table3/row7). Without a model and data, a method runs its
+preset of the embedded world, which for smile also trains two models to compare with; otherwise smile trains one, and
+--compare_mle_weights 1 0.01 adds these two.
 
 examples:
   captionrl train smile

@@ -366,8 +366,11 @@ def _with_columns(dataset: Any, data: str, split: str, *, require_captions: bool
         missing = [] if names & set(usual["image_column"]) else ["image"]
         missing += [] if names & set(usual["caption_column"]) or not require_captions else ["captions"]
         if missing:
+            # The rows of TRL's trainers for text
+            of_text = names & {"messages", "prompt", "completion", "text"} if "image" in missing else set()
+            remedy = "For text without images use SmileSFTTrainer; else rename them" if of_text else "Rename them"
             raise ValueError(
-                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. Rename them, or use "
+                f"The {data} data lack the column(s) {missing}; there are {dataset.column_names}. {remedy}, or use "
                 "load_captions, which takes image_column and caption_column."
             )
         split = split if by_split_column(dataset) else "all"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import math
 import operator
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -29,6 +30,7 @@ from hf_captionrl.data.images import ImageError, decode_image, in_threads, media
 from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
+from hf_captionrl.utils.io import write_json
 
 _ROWS_AT_ONCE = 256
 _FILES_AT_ONCE = 16_384
@@ -137,6 +139,33 @@ def _hash_or_file(value: Any) -> str | _File:
 def _file_hash(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+# --- The images that a saved model was trained on, so that they do not test it ---------------------------------------
+
+TRAINING_IMAGES_FILE = "training_images.json"
+"""In the folder of a saved model; never published."""
+_DIGITS = 16  # of each hash; 113,000 images of COCO fill 2 MB
+
+
+def image_hashes(dataset: datasets.Dataset, directory: str | os.PathLike | None = None) -> list[str]:
+    """Shortened hashes of the images' bytes; `directory` is the root of the feature caches."""
+    return [key.split()[-1][:_DIGITS] for key in source_keys(dataset, directory, skip_unreadable=True)]
+
+
+def write_training_images(folder: str | os.PathLike[str], hashes: Iterable[str]) -> None:
+    """Record in a model's folder the images that it was trained on."""
+    listed = sorted({*hashes} - {"0" * _DIGITS})
+    write_json(Path(folder) / TRAINING_IMAGES_FILE, {"images": len(listed), "hashes": "".join(listed)})
+
+
+def training_images(folder: str | os.PathLike[str]) -> set[str]:
+    """Hashes of the images that the model of a folder was trained on; empty if nothing is known."""
+    path = Path(folder) / TRAINING_IMAGES_FILE
+    if not path.is_file():
+        return set()
+    text = json.loads(path.read_text(encoding="utf-8"))["hashes"]
+    return {text[start : start + _DIGITS] for start in range(0, len(text), _DIGITS)}
 
 
 # --- Features --------------------------------------------------------------------------------------------------------

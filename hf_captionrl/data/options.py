@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
@@ -191,6 +192,38 @@ class PublicationOptions(CommandOptions):
         return self.source_license or ("apache-2.0" if dataset == "scenes" else "see there")
 
 
+@dataclass
+class TrainingImagesOptions(CommandOptions):
+    """The images that a captioner was trained on."""
+
+    heading: ClassVar[str] = SplitArguments.heading
+
+    include_training_images: bool = option(
+        False, help="keep the images that a captioner was trained on; by default they are counted and left out"
+    )
+
+    def without(self, rows: Any, trained: Collection[str], model: str, *, quiet: bool = False) -> Any:
+        """The rows without the image ids `trained` that a model was trained on, and a line on stderr that says so."""
+        if not trained:
+            return rows
+        import numpy as np
+
+        from hf_captionrl.data.columns import id_column, select_rows
+
+        named = ", ".join(map(repr, sorted(trained)[:3])) + ", ..." * (len(trained) > 3)
+        text = f"{len(trained):,} of {len(rows):,} images ({named}) were in the training of {model}"
+        if not quiet and self.include_training_images:
+            print(f"captionrl: {text}; their captions are no test of it.", file=sys.stderr)
+        if self.include_training_images:
+            return rows
+        kept = [row for row, image_id in enumerate(id_column(rows)) if image_id not in trained]
+        if not kept:
+            raise ValueError(f"{text}, so nothing is left. Use --split test, or --include_training_images.")
+        if not quiet:
+            print(f"captionrl: {text} and are left out. Use --include_training_images to keep them.", file=sys.stderr)
+        return select_rows(rows, np.array(kept))
+
+
 class LoadedSplit(NamedTuple):
     """Checked images of a split."""
 
@@ -198,6 +231,7 @@ class LoadedSplit(NamedTuple):
     all_ids: RowLookup
     split: str
     sizes: dict[str, int]
+    trained: Sequence[str] = ()  # ids of images that the captioner was trained on
 
 
 def load_split(
@@ -247,11 +281,21 @@ def load_split(
         folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
         is_all = chosen.split == "all"
         text = f"all {len(rows):,} images" if is_all else f"{len(rows):,} images, split {chosen.split!r}"
-        if not is_all or list(chosen.sizes) != ["all"]:
+        if list(chosen.sizes) != ["all"]:
             text += f" (there are {', '.join(f'{size:,} {split}' for split, size in chosen.sizes.items())})"
+        elif not is_all:
+            text += f" of {chosen.sizes['all']:,}"
         if arguments.max_images is not None:
             text += f"; --max_images takes the first {arguments.max_images:,}"
         print(f"captionrl: {Path(str(folder)).name}: {text}.", file=sys.stderr)
+    trained: list[str] = []
+    if isinstance(arguments, TrainingImagesOptions) and (model := getattr(arguments, "model", None)):
+        from hf_captionrl.data.features import image_hashes, training_images
+
+        if known := training_images(model):
+            hashes = image_hashes(rows, getattr(arguments, "cache_dir", None))
+            trained = [image_id for image_id, found in zip(id_column(rows), hashes, strict=True) if found in known]
+            rows = arguments.without(rows, set(trained), model, quiet=expected_ids is not None)
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))
     if not embedded and quarantine_path is not None:
@@ -271,7 +315,7 @@ def load_split(
             f"--dataset {arguments.dataset!r} has other images in this process than in the first. Use a path that all "
             "machines share, and leave the data unchanged."
         )
-    return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes)
+    return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes, trained)
 
 
 def source_settings(arguments: DatasetOptions) -> dict[str, Any]:

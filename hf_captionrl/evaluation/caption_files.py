@@ -117,6 +117,15 @@ def read_caption_file(
     return CaptionFile(name or path.stem, path, captions)
 
 
+def training_of(path: Path) -> tuple[str, set[str]]:
+    """The captioner of a file of `captionrl caption`, and the ids of images that it was trained on, as far as known."""
+    record = path / "run.json" if path.is_dir() else path.with_suffix(".run.json")
+    if not record.is_file():
+        return "", set()
+    found = json.loads(record.read_text(encoding="utf-8"))
+    return str(found.get("settings", {}).get("model")), set(found.get("trained_on", ()))
+
+
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
     """Names of the sources: `--names`, or the names of files and models."""
     if names and len(names) != len(sources):

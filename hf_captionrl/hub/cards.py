@@ -86,7 +86,8 @@ class ModelCardFacts:
     """Contents of a model card other than the numbers.
 
     Args:
-        model_id: Name of the model: `name` or `organisation/name` on the Hub, or the name of a relative folder.
+        model_id: Name of the model: `organisation/name` on the Hub, or any `name`; the code examples then load the folder of the
+            card, `"."`, until it is pushed.
         base_model: The captioner that was finetuned.
         family: Captioner family: `blip`, `git`, `encoder_decoder`, or another family that `load_captioner` supports.
         dataset: Name of the training and test data.
@@ -203,6 +204,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         "model.md",
         metadata=_metadata(row, facts),
         facts=facts,
+        source=_source(facts.model_id),
         generation=dict(facts.generation),
         row=row,
         baseline=others[facts.baseline_row] if facts.baseline_row not in (None, facts.row) else None,
@@ -214,6 +216,11 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     )
     check_card(card)
     return card
+
+
+def _source(model_id: str) -> str:
+    """What the code examples load: a name on the Hub, else the folder of the card, until a push names it."""
+    return model_id if "/" in model_id else "."
 
 
 def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[Column, float, Sequence[float] | None]]:
@@ -492,6 +499,7 @@ def _write_card(
         "model_unmeasured.md",
         **{**texts, "base_model": base_model, "license": license, "description": dataset_description},
         metadata=metadata,
+        source=_source(str(model_id)),
         is_adapter=is_adapter,
         task=task,
         family=family,

@@ -244,6 +244,7 @@ _NEVER = (
     "push_state.json",
     "card.json",
     "trainer_state.json",
+    "training_images.json",
     "*.run.json",
     "quarantine.jsonl",
     "journal-*",
@@ -601,12 +602,14 @@ def _upload(
 def pin_examples(card: str, repo_id: str, commit: str | None, *, again: bool = False) -> str:
     """Make the code examples of a card load the repository at a commit; None: the revisions stay.
 
-    Its code may contain `revision="main"` and the name of the repository without the owner. `again` also replaces a commit that
-    an earlier push has pinned.
+    Its code may contain `revision="main"`, and `"."` or the name of the repository without the owner. `again` also replaces a
+    commit that an earlier push has pinned.
     """
 
     def pin(block: re.Match[str]) -> str:
-        text = block.group(0).replace(f'"{repo_id.rpartition("/")[2]}"', f'"{repo_id}"')
+        text = block.group(0)
+        for local in (".", repo_id.rpartition("/")[2]):
+            text = text.replace(f'"{local}"', f'"{repo_id}"')
         pattern = r'("' + re.escape(repo_id) + r'".*?revision=)' + (r'"(?:main|[0-9a-f]{40})"' if again else '"main"')
         return text if commit is None else re.sub(pattern, rf'\1"{commit}"', text)
 

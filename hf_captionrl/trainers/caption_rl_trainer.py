@@ -53,7 +53,7 @@ from hf_captionrl.trainers.guard import (
 )
 from hf_captionrl.trainers.policy import make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.utils.io import write_json
-from hf_captionrl.utils.options import NotNegative, Positive, Range, check_values, documented
+from hf_captionrl.utils.options import Fraction, NotNegative, Positive, Range, check_values, documented
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +131,12 @@ class CaptionRLConfig(CaptionConfig):
         "Action when captions degenerate: 'off', 'warn', 'stop', or 'rollback' to the last good checkpoint. Unless it "
         "is 'off', an evaluation with degenerate captions selects no checkpoint, and a recipe delivers no model whose "
         "captions have collapsed.",
+    )
+
+    max_truncated_by_scorer: Fraction | None = documented(
+        0.1,
+        "The guard's limit for the share of captions that are longer than the scorer reads. 1: none. Other limits: "
+        "guard_thresholds of the trainer.",
     )
 
     lr_scheduler_type: str = documented("constant", "Schedule of the learning rate; constant in the papers.")
@@ -592,8 +598,8 @@ class CaptionRLTrainer(CaptionTrainer):
 
     def __init__(
         self,
-        model: Captioner | PreTrainedModel | str | None,
-        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]],
+        model: Captioner | PreTrainedModel | str | None = None,
+        reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] = (),
         args: CaptionRLConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
@@ -632,7 +638,8 @@ class CaptionRLTrainer(CaptionTrainer):
             if len(train_dataset) < batch_size:
                 raise ValueError(
                     f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
-                    f"gradient_accumulation_steps x processes), and there are {len(train_dataset)}. Lower one of these."
+                    f"gradient_accumulation_steps x processes), and there are {len(train_dataset)}. Lower one of these; for one "
+                    f"process use per_device_train_batch_size={len(train_dataset)} and gradient_accumulation_steps=1."
                 )
             self.batch_sampler = make_bag_sampler(
                 args,
@@ -648,7 +655,7 @@ class CaptionRLTrainer(CaptionTrainer):
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
-                self.monitor = self._make_monitor(guard_thresholds or GuardThresholds())
+                self.monitor = self._make_monitor(guard_thresholds)
 
     # Rewards
 
@@ -677,7 +684,8 @@ class CaptionRLTrainer(CaptionTrainer):
             columns=self.rollouts.images.column_names,
         )
 
-    def _make_monitor(self, thresholds: GuardThresholds) -> RolloutMonitor:
+    def _make_monitor(self, thresholds: GuardThresholds | None) -> RolloutMonitor:
+        thresholds = thresholds or GuardThresholds(max_truncated_by_scorer=self.args.max_truncated_by_scorer)
         held_out = None
         if self.args.guard != "off":
             sample = [text for texts in self.rollouts.references[:10_000] for text in texts if text.strip()]

@@ -65,6 +65,7 @@ from hf_captionrl.data import (
     training_rows,
 )
 from hf_captionrl.data.columns import caption_lists
+from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import spoken
@@ -315,6 +316,12 @@ class CaptionTrainer(ExactResumeTrainer):
         """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""
         folder = self.args.feature_cache_dir
         return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
+
+    def training_image_hashes(self) -> list[str]:
+        rows, folder = self._train_source, self.args.feature_cache_dir
+        if not isinstance(rows, datasets.Dataset):
+            return []
+        return self._kept("hashes", (rows,), lambda: image_hashes(rows, folder))
 
     # Loss
 

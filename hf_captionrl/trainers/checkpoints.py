@@ -17,6 +17,8 @@ import shutil
 import signal
 import sys
 import threading
+import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,9 +27,12 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from transformers.utils import is_torch_bf16_gpu_available
 
+from hf_captionrl.data.features import training_images, write_training_images
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
 from hf_captionrl.utils.io import FolderLock, to_plain, write_json
@@ -61,8 +66,14 @@ _INHERITED = (
 # ... and our own that do not: how it is cached, evaluated, logged and guarded.
 _FREE = set(
     "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
-    "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard save_on_signal".split()
+    "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard max_truncated_by_scorer save_on_signal".split()
 )
+
+
+def _base_model(trainer: Any) -> Any:
+    """The model without adapter and wrappers."""
+    inner = trainer.accelerator.unwrap_model(trainer.model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 def run_configuration(trainer: Any) -> dict[str, Any]:
@@ -72,11 +83,9 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
     declared = {name for cls in ours for name in inspect.get_annotations(cls)}
     declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
     names = sorted({*declared, *_INHERITED}.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
-    inner = trainer.accelerator.unwrap_model(trainer.model)
-    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner
     return {
         "trainer": type(trainer).__name__,
-        "model": public_name(getattr(inner, "name_or_path", None)),
+        "model": public_name(getattr(_base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
         **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
     }
@@ -182,7 +191,7 @@ def selection_lines(selection: dict[str, Any]) -> list[str]:
         lines.append(f"Step {trip['step']}: the guard tripped. {trip['reason']} {outcome}")
     lines += [f"Step {e['step']}: the guard refused the evaluation. {e['reason']}" for e in guard["refused"]]
     if selection.get("collapsed"):
-        lines.append(f"The captions have collapsed, so this model is not delivered. {selection['collapsed']}")
+        lines.append(f"This model is not delivered. {selection['collapsed']}")
     return lines
 
 
@@ -192,7 +201,7 @@ def note_collapse(trainer: Any, reason: str) -> None:
     kept = f"the weights of step {trainer.state.global_step} are kept"
     trainer.selection = {**(trainer.selection or describe_selection(trainer, kept)), "collapsed": reason}
     if trainer.state.is_world_process_zero:
-        logger.warning("The captions have collapsed. Do not use this model. %s", reason)
+        logger.warning("Do not use this model. %s", reason)
 
 
 def conclude_selection(trainer: Any) -> None:
@@ -337,14 +346,27 @@ class ExactResumeArguments:
     )
 
     def __post_init__(self) -> None:
+        is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
+        takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
+        if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:
+            self.bf16 = False  # TRL's default is True, which transformers refuses without such a GPU
+        if is_trl:
+            hide_renamed_argument()
         super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
+        if not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # PyTorch would warn of it at every data loader
         if getattr(self, "hub_private_repo", None) is None:
             self.hub_private_repo = True  # TRL's GRPO logs completions to a repository too
         if self.save_on_signal and getattr(self, "save_only_model", False):
             logger.warning(
                 "save_only_model=True: no run can resume from it. Use save_only_model=False for a checkpoint on a signal."
             )
+
+
+def hide_renamed_argument() -> None:
+    """Hide warnings of a name that trl and peft still use though transformers renamed it; users cannot change that."""
+    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
 
 
 def _refuse_foreign_code(args: Any) -> None:
@@ -376,6 +398,13 @@ class ExactResumeTrainer(CheckedPush):
     method_name: ClassVar[str]
     """Names the output folder of a run without a configuration."""
     _loading: str | None = None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log on the main process; tensorboard's files are in the output folder also before training."""
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = os.path.join(self.args.output_dir, "runs", time.strftime("%b%d_%H-%M-%S"))
+        super().log(logs, start_time)
 
     @classmethod
     def _resolve_args(cls, model: Any, args: Any) -> Any:
@@ -463,6 +492,14 @@ class ExactResumeTrainer(CheckedPush):
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
         if self.selection is not None:
             write_json(folder / SELECTION_FILE, self.selection)
+        if hashes := self.training_image_hashes():
+            # Also those of the model that this training started from
+            start = training_images(getattr(_base_model(self), "name_or_path", ""))
+            write_training_images(folder, {*hashes, *start})
+
+    def training_image_hashes(self) -> list[str]:
+        """Hashes of the training images, computed once; empty if they are not known."""
+        return []
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing; `push_to_hub` publishes the finished model."""

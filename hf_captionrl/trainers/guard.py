@@ -243,14 +243,22 @@ class GuardThresholds:
         check_values(self)
 
 
-# For each limit, the statistic that it bounds, and a name for messages.
-_RULES: dict[str, tuple[str, str]] = {
-    "max_degenerate": ("degenerate", "the share of degenerate captions"),
-    "max_length_growth": ("length_p90", "the 90th percentile of the length in words"),
-    "min_distinct": ("distinct_2", "the share of different word pairs in a caption"),
-    "max_clipped_ratio": ("clipped_ratio", "the share of truncated captions"),
-    "max_truncated_by_scorer": ("truncated_by_scorer", "the share of captions that the scorer truncates"),
-    "max_gap_growth": ("reward_minus_held_out", "reward minus held-out scorer"),
+_REMEDY = "Use a lower learning_rate, smaller bags, cider_weight, or beta."
+_COLLAPSED = ("The captions have collapsed.", _REMEDY)
+_HACKED = ("The reward seems to be hacked.", _REMEDY)
+_TOO_LONG = (
+    "The captions are longer than the reward scorer reads.",
+    "Use a lower max_completion_length, length_weight, a scorer that reads longer texts, or a higher max_truncated_by_scorer.",
+)
+
+# For each limit, the statistic that it bounds, a name for messages, and what it means when the limit is broken.
+_RULES: dict[str, tuple[str, str, tuple[str, str]]] = {
+    "max_degenerate": ("degenerate", "the share of degenerate captions", _COLLAPSED),
+    "max_length_growth": ("length_p90", "the 90th percentile of the length in words", _COLLAPSED),
+    "min_distinct": ("distinct_2", "the share of different word pairs in a caption", _COLLAPSED),
+    "max_clipped_ratio": ("clipped_ratio", "the share of truncated captions", _COLLAPSED),
+    "max_truncated_by_scorer": ("truncated_by_scorer", "the share of captions that the scorer truncates", _TOO_LONG),
+    "max_gap_growth": ("reward_minus_held_out", "reward minus held-out scorer", _HACKED),
 }
 
 
@@ -316,9 +324,9 @@ class GuardCallback(TrainerCallback):
         return {f"guard/{name}": value for name, value in step.items()}
 
     def _reason(self, where: str, steps: Sequence[Mapping[str, float]], examples: Mapping[str, str]) -> str | None:
-        """The first rule that the mean over the steps breaks, with value, limit and example."""
+        """The first rule that the mean over the steps breaks, with value, limit, example and remedy."""
         starts = {name: _mean(values) for name, values in self._start.items()}
-        for rule, (name, what) in _RULES.items():
+        for rule, (name, what, (fault, remedy)) in _RULES.items():
             limit = threshold = getattr(self.thresholds, rule)
             value = _mean([step[name] for step in steps if name in step])
             if threshold is not None and rule == "max_length_growth":
@@ -331,7 +339,9 @@ class GuardCallback(TrainerCallback):
                 continue
             side = "below" if rule == "min_distinct" else "above"
             sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({rule}={threshold:g})"
-            return sentence + (f"; for example {examples[name]!r}." if name in examples else ".")
+            return (
+                f"{fault} {sentence}" + (f"; for example {examples[name]!r}. " if name in examples else ". ") + remedy
+            )
         return None
 
     def _reason_over(self, steps: Sequence[Mapping[str, float]]) -> str | None:
@@ -375,7 +385,7 @@ class GuardCallback(TrainerCallback):
         # A run that was stopped and resumes stops again.
         if reason is None or (tripped and self.action == "warn"):
             return
-        message = f"Step {state.global_step}: the reward seems to be hacked. {reason}"
+        message = f"Step {state.global_step}: the guard tripped. {reason}"
         if self.action == "rollback":
             message += self._roll_back(args, control)
         if self.action != "warn":

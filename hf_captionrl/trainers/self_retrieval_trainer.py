@@ -129,7 +129,8 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
     The arguments are those of [`CaptionRLTrainer`], with a [`SelfRetrievalConfig`], and:
 
     Args:
-        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble. None only with `reward_funcs`
+            that need none.
         reward_funcs (*optional*): Instead of the configured rewards.
 
     Example:
@@ -143,8 +144,8 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
 
     def __init__(
         self,
-        model: Captioner | Any | None,
-        scorer: Scorer | Sequence[Scorer],
+        model: Captioner | Any | None = None,
+        scorer: Scorer | Sequence[Scorer] | None = None,
         args: SelfRetrievalConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
@@ -152,8 +153,8 @@ class SelfRetrievalTrainer(CaptionRLTrainer):
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        scorers = scorer_list(scorer)
         args = self._resolve_args(model, args)
+        scorers = [None] if scorer is None and reward_funcs is not None else scorer_list(scorer)
         if reward_funcs is None:
             reward_funcs = args.make_rewards(scorer=scorers)
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, scorer=scorers[0], **kwargs)

@@ -106,7 +106,7 @@ class SLETrainer(CaptionRLTrainer):
 
     def __init__(
         self,
-        model: Captioner | Any | None,
+        model: Captioner | Any | None = None,
         args: SLEConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,

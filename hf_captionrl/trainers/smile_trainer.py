@@ -138,13 +138,13 @@ class SmileTrainer(CaptionTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         self.check_supervised(model, inputs)
-        outputs = self._run_head(model, inputs, self.objective())
+        outputs = self._run_head(model, inputs, self.smile_objective())
         loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def loss_sum(self, inputs: dict[str, Any]) -> Tensor:
         """Summand of `eval_loss`: the training objective, with the random words of the first epoch."""
-        return self._run_head(self.model, inputs, self.objective(epoch=0))["loss"]
+        return self._run_head(self.model, inputs, self.smile_objective(epoch=0))["loss"]
 
     def _run_head(self, model: Any, inputs: dict[str, Any], objective: SmileObjective) -> Any:
         inputs = dict(inputs)
@@ -154,7 +154,8 @@ class SmileTrainer(CaptionTrainer):
             )
         return model(**inputs, head_objective=objective)
 
-    def objective(self, epoch: int | None = None) -> SmileObjective:
+    # Not `objective`, which transformers sets in a hyperparameter search.
+    def smile_objective(self, epoch: int | None = None) -> SmileObjective:
         """The configured loss, with the random words of an epoch; None for the current one."""
         if epoch is None:
             epoch = int((self.state.epoch or 0.0) + 1e-6)

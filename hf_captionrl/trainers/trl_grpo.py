@@ -23,6 +23,7 @@ from hf_captionrl.captioners.prompts import contrastive_prompt
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
 from hf_captionrl.data.columns import caption_column, id_column
+from hf_captionrl.data.features import image_hashes
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.base import completion_text
@@ -105,7 +106,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`): A chat model with images as input.
-        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble.
+        scorer ([`Scorer`] or a list of them): Frozen reward scorer. Several are an ensemble. None only with `reward_funcs`
+            that need none.
         args ([`SelfRetrievalGRPOConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SelfRetrieval`.
         train_dataset (`datasets.Dataset`): Columns `image`, `image_id` and `captions`.
         neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first, of
@@ -121,18 +123,19 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     args: SelfRetrievalGRPOConfig
     config_class = SelfRetrievalGRPOConfig
     method_name = "SelfRetrieval"
+    _hashes: list[str] | None = None
 
     def __init__(
         self,
         model: Any,
-        scorer: Scorer | Sequence[Scorer],
+        scorer: Scorer | Sequence[Scorer] | None = None,
         args: SelfRetrievalGRPOConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         neighbours: Any | None = None,
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        scorers = scorer_list(scorer)
+        scorers = [None] if scorer is None and reward_funcs is not None else scorer_list(scorer)
         args = self._resolve_args(model, args)
         if train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
@@ -219,6 +222,11 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         width = max(int(lengths.max()), 1)
         ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
         return ids, torch.arange(width) < lengths[:, None]
+
+    def training_image_hashes(self) -> list[str]:
+        if self._hashes is None:
+            self._hashes = image_hashes(self.caption_data, self.args.feature_cache_dir)
+        return self._hashes
 
     # Overrides of TRL
 

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """`__getattr__` and `__all__` of a package whose names are imported on first use.
+    """`__getattr__` and `__all__` of a package whose names are imported on first use; `dir` lists them too.
 
     The names are those that the package's `__init__.py` imports under `if TYPE_CHECKING:`, so that they stand there once.
     torch, transformers and trl take seconds to import, and `import hf_captionrl` must not.
     """
-    tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+    module: Any = sys.modules[package]
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     guarded = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     imports = [node for block in guarded for node in block.body if isinstance(node, ast.ImportFrom)]
     home = {alias.name: str(node.module) for node in imports for alias in node.names}
@@ -28,6 +29,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], list[str]]:
             raise AttributeError(f"module {package!r} has no attribute {name!r}. Its public names are {sorted(home)}.")
         return getattr(importlib.import_module(home[name]), name)
 
+    module.__dir__ = lambda: sorted({*vars(module), *home})  # what a shell completes
     return get, sorted(home)
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 
@@ -173,8 +174,17 @@ def _help(field: dataclasses.Field[Any], default: Any) -> str:
     return f"{text} (default: {shown})".strip().replace("  ", " ") if shown else text
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
-    """Add the fields of an options dataclass to a parser, its fields before inherited ones."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    cls: type[Any],
+    *,
+    heading: str | None = None,
+    shows: Callable[[type[Any]], bool] = lambda owner: True,
+) -> None:
+    """Add the fields of an options dataclass to a parser, its fields before inherited ones.
+
+    Fields without a heading of their own stand under `heading`; only those of classes that `shows` accepts are added.
+    """
     hints = typing.get_type_hints(cls, include_extras=True)
     groups: dict[str, Any] = {}
     seen: set[str] = set()
@@ -184,7 +194,11 @@ def add_options(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
             if name in seen or field is None or "help" not in field.metadata or not field.init:
                 continue
             seen.add(name)
-            title = field.metadata.get("group") or (vars(owner).get("heading") if owner is not cls else None)
+            if not shows(owner):
+                continue
+            title = (
+                field.metadata.get("group") or (vars(owner).get("heading") if owner is not cls else None) or heading
+            )
             if title and title not in groups:
                 groups[title] = parser.add_argument_group(title)
             _add_option(groups[title] if title else parser, field, hints[name])

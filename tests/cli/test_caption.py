@@ -219,7 +219,7 @@ def test_metadata_without_splits_are_divided_only_on_request(tmp_path, capsys):
     assert caption_caption_folder(tmp_path / "test.jsonl", folder, "--split", "test", "--test_share", "0.5") == 0
     said = capsys.readouterr()
     assert "captions of 9 of 9 images." in said.out
-    assert "9 images, split 'test' (there are 18 all)" in said.err
+    assert "9 images, split 'test' of 18" in said.err
     assert caption_caption_folder(tmp_path / "few.jsonl", folder, "--max_images", "3") == 0
     assert "captions of 3 of 18 images (--max_images 3)." in capsys.readouterr().out
     assert (

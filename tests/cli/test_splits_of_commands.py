@@ -77,7 +77,7 @@ def test_missing_split_is_divided_as_in_training(tmp_path, capsys):
     trained = load_captions(str(photos), split="train", split_fractions=(0.65, 0.1, 0.25))
     assert len(found.dataset) == 5
     assert not found.all_ids & set(trained["image_id"])
-    assert "5 images, split 'test' (there are 20 all)" in capsys.readouterr().err
+    assert "5 images, split 'test' of 20" in capsys.readouterr().err
 
 
 def test_bags_of_a_whole_folder_without_captions(tmp_path, capsys):

@@ -145,9 +145,9 @@ def test_printed_code_runs(tmp_path, monkeypatch, prompt):
 
     captioner = tiny_captioner("blip", prompt=prompt)
     captioner.save_pretrained(tmp_path / "model")
-    tiny_images(1)[0].save(tmp_path / "photo.jpg")
-    write_model_card(tmp_path / "model", make_results(), replace(FACTS, model_id="model", prompt=prompt))
-    monkeypatch.chdir(tmp_path)
+    tiny_images(1)[0].save(tmp_path / "model" / "photo.jpg")
+    write_model_card(tmp_path / "model", make_results(), replace(FACTS, model_id="any-name", prompt=prompt))
+    monkeypatch.chdir(tmp_path / "model")
     blocks = re.findall(
         r"```python\n(.*?)\n```", (tmp_path / "model" / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )
@@ -354,8 +354,8 @@ def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
     model, processor = tiny_chat("llava")
     captioner = load_captioner(model, processor=processor, prompt="What is in the picture?")
     publishable(tmp_path / "model", captioner=captioner, model_id="model", generation={"max_new_tokens": 4})
-    tiny_images(1, size=64)[0].save(tmp_path / "photo.jpg")
-    monkeypatch.chdir(tmp_path)
+    tiny_images(1, size=64)[0].save(tmp_path / "model" / "photo.jpg")
+    monkeypatch.chdir(tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text()
     said = [run_block(code)[0] for code in blocks(card)]
     assert len(said) == 2

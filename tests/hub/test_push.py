@@ -268,12 +268,12 @@ def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
 
 
 def test_code_examples_are_pinned_but_not_prose():
-    card = 'At revision="main": "m".\n\n```python\nload("m", revision="main")\nload("o/base", revision="main")\n```\n'
+    card = 'At revision="main": "m".\n\n```python\nload("m", revision="main")\nload("o/base", revision="main")\nload(".")\n```\n'
     once = pin_examples(card, "me/m", "a" * 40)
     assert once == (
         'At revision="main": "m".\n\n```python\nload("me/m", revision="'
         + "a" * 40
-        + '")\nload("o/base", revision="main")\n```\n'
+        + '")\nload("o/base", revision="main")\nload("me/m")\n```\n'
     )
     assert pin_examples(once, "me/m", "b" * 40) == once
     assert pin_examples(once, "me/m", "b" * 40, again=True) == once.replace("a" * 40, "b" * 40)

@@ -208,11 +208,11 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     assert [entry["step"] for entry in selected["guard"]["refused"]] == [3, 6]
     assert "In 12 evaluated captions the share of degenerate captions was 1" in selected["collapsed"]
     rows = {row["name"]: row for row in results["rows"]}
-    assert rows["SR (bag curriculum)"]["note"] == f"the captions have collapsed. {selected['collapsed']}"
+    assert rows["SR (bag curriculum)"]["note"] == selected["collapsed"].replace("The", "the", 1)
     assert "note" not in rows["MLE"]
     assert (rows["MLE"]["degenerate"], rows["SR (bag curriculum)"]["degenerate"]) == (0.0, 1.0)
     assert "SR (bag curriculum): the captions have collapsed. In 12" in (out / "results.md").read_text()
-    assert "The captions have collapsed, so this model is not delivered." in (out / "gallery.html").read_text()
+    assert "This model is not delivered. The captions have collapsed." in (out / "gallery.html").read_text()
 
     printed = capsys.readouterr()
     lines = printed.out.rstrip().splitlines()
@@ -223,14 +223,14 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     assert shown[1].startswith(
         "  No checkpoint was selected: the guard refused 2 evaluations and accepted none, and the"
     )
-    assert shown[2].startswith("  Step 3: the guard refused the evaluation. In 12 evaluated captions")
+    assert shown[2].startswith("  Step 3: the guard refused the evaluation. The captions have collapsed. In 12")
     assert shown[3].startswith("  Step 6: the guard refused the evaluation.")
-    assert shown[4].startswith("  The captions have collapsed, so this model is not delivered. In 12")
+    assert shown[4].startswith("  This model is not delivered. The captions have collapsed. In 12")
     assert len(shown) == 5
     # Degenerate is the first column, which no terminal hides.
     header = next(line for line in lines if "Degene-" in line)
     assert header.split()[0] == "Degene-"
-    assert "The captions of 'SR (bag curriculum)' have collapsed, so model/ was not written." in printed.err
+    assert "refuses 'SR (bag curriculum)', so model/ was not written; its checkpoints" in printed.err
 
 
 def test_the_delivered_checkpoint_is_the_accepted_one_and_card_and_gallery_say_so(tmp_path, hack, capsys):

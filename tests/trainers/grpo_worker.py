@@ -36,8 +36,9 @@ def make_trainer(folder: str, rows: int = 8, **settings):
         "feature_cache_dir": f"{folder}/cache",
     }
     trainer_arguments = settings.pop("trainer_arguments", {})
+    scorer = settings.pop("scorer", "default")
     args = SelfRetrievalGRPOConfig(folder, **{**defaults, **settings})
-    scorer = load_scorer(model_path("scenes:clip-reward"))
+    scorer = load_scorer(model_path("scenes:clip-reward")) if scorer == "default" else scorer
     return SelfRetrievalGRPOTrainer(model, scorer, args, data, processing_class=processor, **trainer_arguments)
 
 

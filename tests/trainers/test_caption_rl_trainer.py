@@ -345,7 +345,7 @@ def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog)
     trainer.train()
     # Two healthy rollouts, then one of a window of two is degenerate.
     assert trainer.state.global_step == (6 if action in ("off", "warn") else 3)
-    assert ("hacked" in caplog.text) == (action != "off")
+    assert ("tripped" in caplog.text) == (action != "off")
     if action != "off":
         assert "blue blue" in caplog.text
     saved = {n.name: load_file(n / "model.safetensors") for n in tmp_path.glob("checkpoint-*")}

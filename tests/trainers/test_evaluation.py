@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 from peft import LoraConfig
+from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, HyperParamSearchBackendBase
+from transformers.trainer_utils import BestRun, HPSearchBackend
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.captioner import is_sharded
@@ -251,6 +254,54 @@ def test_model_init_accepts_every_kind_of_model(kind, tmp_path, scenes, monkeypa
     assert all(torch.equal(weights(trainer)[name], value) for name, value in weights(plain).items())
 
 
+class ThreeTrials(HyperParamSearchBackendBase):
+    """Trains with three learning rates, as the search libraries call a trainer."""
+
+    name = "optuna"
+
+    @staticmethod
+    def is_available():
+        return True
+
+    def run(self, trainer, n_trials, direction, **kwargs):
+        found = []
+        for number in range(n_trials):
+            trial = SimpleNamespace(number=number, params={"learning_rate": 10.0**-number}, report=lambda *_: None)
+            trial.should_prune = lambda: False
+            trainer.objective = None
+            trainer.train(trial=trial)
+            metrics = trainer.evaluate()
+            trainer.objective = trainer.compute_objective(metrics)
+            found.append(BestRun(str(number), trainer.objective, trial.params))
+        return min(found, key=lambda run: run.objective)
+
+
+@pytest.mark.parametrize("kind", ["smile", "self_retrieval"])
+def test_hyperparameter_search_trains_each_trial_from_the_start(kind, tmp_path, scenes, scorer, monkeypatch):
+    monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.OPTUNA, ThreeTrials)
+    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: trial.params)
+    given = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
+    given |= {"model_init": lambda: tiny_captioner("blip")}
+    if kind == "smile":
+        trainer = SmileTrainer(args=SmileConfig(str(tmp_path), **SMALL, data_seed=42), **given)
+    else:
+        config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
+        trainer = SelfRetrievalTrainer(scorer=scorer, args=config, **given)
+    best = trainer.hyperparameter_search(
+        hp_space=lambda trial: trial.params,
+        n_trials=3,
+        backend="optuna",
+        direction="minimize",
+        compute_objective=lambda metrics: metrics["eval_loss"],
+    )
+    assert best.hyperparameters["learning_rate"] in (1.0, 0.1, 0.01)
+    assert np.isfinite(best.objective)
+    if kind == "smile":
+        alone = make(tmp_path / "alone", scenes, data_seed=42, **best.hyperparameters)
+        alone.train()
+        assert best.objective == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-6)
+
+
 def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     seeds = iter([0, 0, 1])
     trainer = make(
@@ -341,6 +392,16 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
     with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
         trainer.predict(raw.remove_columns("image"))
+
+
+@pytest.mark.parametrize("column", ["messages", "text"])
+def test_rows_of_text_trainers_name_the_trainer_for_text(tmp_path, column):
+    rows = {
+        "messages": [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]],
+        "text": ["Hi"],
+    }
+    with pytest.raises(ValueError, match="SmileSFTTrainer"):
+        SmileTrainer(tiny_captioner("blip"), SmileConfig(str(tmp_path)), Dataset.from_dict({column: rows[column]}))
 
 
 FAMILIES = ("blip", "vit-gpt2")

@@ -12,11 +12,13 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics import self_retrieval
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
 from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
 from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
+from hf_captionrl.utils.model_files import model_path
 from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 from tests.trainers.one_step import SAMPLED, captioner
 from tests.trainers.rl_step import build
@@ -127,7 +129,7 @@ def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
         trainer.train()
     assert trainer.state.global_step == 8
-    assert sum("seems to be hacked" in r.getMessage() for r in caplog.records) == 1
+    assert sum("the guard tripped" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
@@ -268,6 +270,24 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
         if trips:
             assert rule in guard.reason
             assert example in guard.reason
+
+
+def test_captions_that_the_scorer_truncates_have_their_own_message(tmp_path, scenes, caplog, monkeypatch):
+    scorer = load_scorer(model_path("scenes:clip-reward"))
+    monkeypatch.setattr(type(scorer), "count_truncated", lambda self, captions: len(captions) // 2)
+    settings = {**SAMPLED, "max_steps": 12, "learning_rate": 0.0, "guard": "stop", "save_strategy": "no"}
+    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
+        trainer = build(tmp_path / "a", scenes["train"], scorer=scorer, **settings)
+        trainer.train()
+    assert trainer.state.global_step == 10  # the first full window
+    assert "max_truncated_by_scorer=0.1" in trainer.collapsed
+    assert "max_completion_length" in trainer.collapsed
+    assert "collapsed" not in caplog.text
+    assert "hacked" not in caplog.text
+    caplog.clear()
+    trainer = build(tmp_path / "b", scenes["train"], scorer=scorer, **settings, max_truncated_by_scorer=0.6)
+    trainer.train()
+    assert (trainer.state.global_step, trainer.collapsed) == (12, None)
 
 
 def test_lengths_are_compared_with_the_references():
@@ -446,7 +466,7 @@ def test_if_every_evaluation_is_refused_the_trainer_says_that_the_model_has_coll
     )
     assert trainer.collapsed == trainer.selection["collapsed"]
     assert "degenerate captions was 1" in trainer.collapsed
-    assert "The captions have collapsed. Do not use this model." in caplog.text
+    assert "Do not use this model. The captions have collapsed." in caplog.text
     # The next training of this trainer is judged anew.
     trainer._generate = lambda data, **_: GeneratedCaptions(["a cat"] * len(data), [True] * len(data))
     trainer.train()

@@ -24,6 +24,7 @@ from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
 from tests.test_docs import blocks
+from tests.tiny import tiny_captioner
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import PLAIN_SGD
 from tests.trainers.rl_step import neighbours
@@ -247,3 +248,42 @@ def test_columns_stay_with_their_captions_on_two_processes(two, name):
         assert entry["second"] == 7.0
         every = [mark for mine in seen for _, mark in mine[step * share : (step + 1) * share]]
         assert entry["rewards/marks/mean"] == pytest.approx(sum(every) / len(every))
+
+
+# A scorer or a model that is not needed
+
+
+def small():
+    return tiny_captioner("blip")
+
+
+@pytest.mark.parametrize("kind", ["self_retrieval", "grpo"])
+def test_own_rewards_need_no_scorer(kind, tmp_path):
+    def brevity(completions, **columns):
+        return [-float(len(str(completion))) for completion in completions]
+
+    rows = marked()
+    if kind == "grpo":
+        trainer = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [brevity]}, max_steps=1)
+    else:
+        config = SelfRetrievalConfig(str(tmp_path), **PLAIN_SGD | SHORT | LOGGED, do_sample=True)
+        trainer = SelfRetrievalTrainer(small(), args=config, train_dataset=rows, reward_funcs=[brevity])
+    trainer.train()
+    assert any(entry.get("rewards/brevity/mean", 0) < 0 for entry in trainer.state.log_history)
+    if kind == "self_retrieval":
+        with pytest.raises(ValueError, match="scorer"):
+            SelfRetrievalTrainer(small(), args=config, train_dataset=rows)
+        with pytest.raises(ValueError, match="scorer"):
+            SelfRetrievalTrainer(small(), args=config, train_dataset=rows, reward_funcs=["self_retrieval", brevity])
+
+
+@pytest.mark.parametrize("cls", [CaptionRLTrainer, SelfRetrievalTrainer, SLETrainer])
+def test_model_init_stands_for_the_model(cls, tmp_path):
+    config = cls.config_class(str(tmp_path), **PLAIN_SGD | SHORT)
+    given = {"args": config, "train_dataset": marked(), "reward_funcs": "cider"}
+    trainer = cls(model_init=small, **given)
+    assert trainer.train().global_step == 1
+    with pytest.raises(ValueError, match="model_init"):
+        cls(**given)
+    with pytest.raises(ValueError, match="reward_funcs"):
+        CaptionRLTrainer(small(), args=config, train_dataset=given["train_dataset"])

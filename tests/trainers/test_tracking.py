@@ -186,7 +186,6 @@ def smile(folder, scenes, **more):
         str(folder / "run"),
         max_steps=1,
         per_device_train_batch_size=4,
-        report_to="trackio",
         project="captions",
         num_completions_to_print=SHOWN,
         generation_num_beams=1,
@@ -194,7 +193,7 @@ def smile(folder, scenes, **more):
         save_strategy="no",
         use_cpu=True,
         disable_tqdm=True,
-        **{"log_completions": True, **more},
+        **{"log_completions": True, "report_to": "trackio", **more},
     )
     captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
     scorer = load_scorer(model_path("scenes:siglip-held-out"))
@@ -230,6 +229,14 @@ def test_sle_logs_rewards_without_ranks(tmp_path, scenes, offline):
     assert len(table) == SHOWN
     assert {"rewards/cider", "advantage", "caption", "reference", "image"} <= set(table[0])
     assert "rank" not in table[0]
+
+
+def test_tensorboard_writes_into_the_output_folder_also_before_training(tmp_path, scenes, offline, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trainer = smile(tmp_path / "out", scenes, report_to="tensorboard")
+    trainer.evaluate()  # as the recipes do, for the first row of their table
+    assert list((tmp_path / "out/run/runs").rglob("events.out.*"))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_nothing_is_shown_by_default(tmp_path, scenes, offline, capsys):

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
 import types
+from pathlib import Path
 
+import accelerate
+import peft
 import pytest
 import torch
+import transformers
+import trl
 from accelerate.parallelism_config import ParallelismConfig
 from transformers import Trainer, TrainingArguments
 
@@ -19,8 +25,11 @@ from hf_captionrl.data import CaptionDataset
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
+    CaptionRLTrainer,
+    CaptionTrainer,
     SelfRetrievalConfig,
     SelfRetrievalGRPOConfig,
+    SelfRetrievalGRPOTrainer,
     SelfRetrievalTrainer,
     SLEConfig,
     SLETrainer,
@@ -146,6 +155,76 @@ def never_run(cls) -> set[str]:
     }:
         dead |= more
     return dead
+
+
+def assigned(source: str, *owners: str) -> set[str]:
+    """Attributes that a program sets on one of the named variables."""
+    found = set()
+    for node in ast.walk(ast.parse(textwrap.dedent(source))):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if isinstance(node.value, ast.Name) and node.value.id in owners else set()
+    return found
+
+
+@functools.cache
+def set_by_integrations() -> set[str]:
+    """Attributes that the integrations of transformers, peft, trl and accelerate set on a trainer."""
+    found = set()
+    for library in (transformers, peft, trl, accelerate):
+        for file in Path(library.__file__).parent.rglob("*.py"):
+            if re.search(r"\btrainer\.\w+ = ", text := file.read_text(encoding="utf-8")):
+                found |= assigned(text, "trainer")
+    return found
+
+
+SET_ON_PURPOSE = {
+    "args",
+    "train_dataset",
+    "data_collator",
+    "model_init",  # used before the Trainer's constructor
+    "model_accepts_loss_kwargs",
+    "control",
+    "lr_scheduler",
+    "reward_weights",
+    "hub_model_id",
+    "push_in_progress",
+    "_train_batch_size",
+}
+"""Attributes of the Trainer that our trainers set too, with its meaning."""
+
+TRAINERS = [CaptionTrainer, SmileTrainer, CaptionRLTrainer, SelfRetrievalTrainer, SLETrainer, SmileSFTTrainer]
+TRAINERS += [SelfRetrievalGRPOTrainer]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+@pytest.mark.parametrize("cls", TRAINERS)
+def test_defaults_work_without_an_accelerator_and_warn_of_nothing(cls, one_folder, recwarn):
+    args = cls.config_class(str(one_folder))
+    assert not args.bf16  # TRL's default, which transformers refuses here
+    assert not args.dataloader_pin_memory
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+@pytest.mark.parametrize("cls", TRAINERS)
+def test_names_of_our_trainers_are_not_those_of_the_libraries(cls):
+    """Of two things with one name, the one that is set last replaces the other, such as a method by None."""
+    ours = [owner for owner in cls.__mro__ if owner.__module__.startswith("hf_captionrl.")]
+    theirs = [owner for owner in cls.__mro__ if owner not in (*ours, object)]
+    set_by_them = set_by_integrations().union(*(assigned(inspect.getsource(owner), "self") for owner in theirs))
+    assert {"objective", "model_wrapped", "hp_space"} <= set_by_them  # the test finds them
+    defined = {name for owner in ours for name in vars(owner) if not name.startswith("__")}
+    assert defined & set_by_them - SET_ON_PURPOSE == set()
+    known = {name for owner in theirs for name in vars(owner)}
+    set_by_us = set().union(*(assigned(inspect.getsource(owner), "self") for owner in ours))
+    assert set_by_us & (known | set_by_them) - SET_ON_PURPOSE == set()
+    for owner in ours:  # and what replaces a method of theirs can be called as theirs is
+        for name, method in vars(owner).items():
+            original = next((vars(their)[name] for their in theirs if name in vars(their)), None)
+            if inspect.isfunction(original) and not name.startswith("_"):
+                assert inspect.isfunction(method), name
+                mine, kinds = inspect.signature(method).parameters, inspect.Parameter
+                any_name = any(p.kind is kinds.VAR_KEYWORD for p in mine.values())
+                assert any_name or set(inspect.signature(original).parameters) <= set(mine), name
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SelfRetrievalTrainer, SLETrainer])

@@ -21,8 +21,10 @@ IMPORTS = """
 import json, os, sys
 before = dict(os.environ)
 import hf_captionrl
+import hf_captionrl.trainers
+listed = set(hf_captionrl.__all__) <= set(dir(hf_captionrl)) and "SmileTrainer" in dir(hf_captionrl.trainers)
 heavy = {"torch", "transformers", "datasets", "numpy", "evaluate", "huggingface_hub"} & set(sys.modules)
-print(json.dumps([dict(os.environ) == before, sorted(heavy)]))
+print(json.dumps([dict(os.environ) == before, sorted(heavy), listed]))
 """
 
 
@@ -135,7 +137,8 @@ def test_the_front_door_writes_nothing_and_imports_nothing_heavy(tmp_path):
         [sys.executable, "-c", IMPORTS], cwd=tmp_path / "empty", env=env, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
-    unchanged, heavy = json.loads(run.stdout)
+    unchanged, heavy, listed = json.loads(run.stdout)
     assert unchanged
     assert heavy == []
+    assert listed  # for completion with the tab key
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]

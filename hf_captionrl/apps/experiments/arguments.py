@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import json
@@ -23,7 +24,7 @@ from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.utils.model_files import PREFIX, model_path
-from hf_captionrl.utils.options import NotNegative, Positive, check_values, documented
+from hf_captionrl.utils.options import NotNegative, Positive, add_options, check_values, documented
 
 # --- Rows of the papers' tables: a base configuration and what differs from it, selected by `--row ndlb/table5/row8` ---
 
@@ -270,7 +271,7 @@ def describe(arguments: Sequence[Any]) -> dict[str, Any]:
 
 _EPILOG = """\
 --config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
-ndlb/table5/row8; the command line overrides both. --traceback shows where an error happened.
+ndlb/table5/row8; the command line overrides both. 'none' empties a list. --traceback shows where an error happened.
 """
 
 
@@ -288,8 +289,10 @@ def parse_arguments(
     # With another model or other data, the defaults are the paper's settings, not those of the tiny model.
     own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
     given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
-    path, row = _take(arguments, "--config", "FILE.yaml"), _take(arguments, "--row", "ndlb/table5/row8")
     types = (*dataclass_types, RunArguments)
+    if asked := {"-h", "--help", "--help-all"}.intersection(arguments):
+        _show_help(types, everything="--help-all" in asked)
+    path, row = _take(arguments, "--config", "FILE.yaml"), _take(arguments, "--row", "ndlb/table5/row8")
     parser = _make_parser(types)
     if path is not None and row is not None:
         raise ValueError(
@@ -314,8 +317,9 @@ def parse_arguments(
     if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
         # The command line overrides the batch of a preset.
         words = [word for word in words if not word.startswith("--total_train_batch_size=")]
+    words = _without_empty_lists(parser, types, [*words, *arguments])
     try:
-        *parsed, run, unknown = parser.parse_args_into_dataclasses([*words, *arguments], return_remaining_strings=True)
+        *parsed, run, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
     except json.JSONDecodeError as error:
         raise ValueError(
             f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
@@ -378,7 +382,56 @@ def _make_parser(types: Sequence[type]) -> Any:
             # argparse would print the usage first, which is a hundred lines long.
             raise ValueError(f"{message[:1].upper()}{message[1:]}. Use --help for the list of arguments.")
 
-    return Parser(types, epilog=_EPILOG)
+    return Parser(types, add_help=False)
+
+
+def _show_help(types: Sequence[type], *, everything: bool) -> NoReturn:
+    """Print the arguments that this package declares; with `everything` also those of transformers and TRL. Exits."""
+
+    def is_ours(owner: type) -> bool:
+        return owner.__module__.partition(".")[0] not in ("transformers", "trl")
+
+    parser = argparse.ArgumentParser(
+        usage=f"{Path(sys.argv[0]).name} [--config FILE | --row NAME] [--ARGUMENT VALUE ...]",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--help", action="store_true", help="show the arguments of this method")
+    inherited = "show also the arguments of transformers' TrainingArguments and of TRL, which all work here"
+    parser.add_argument("--help-all", action="store_true", help=inherited)
+    for kind in types:
+        add_options(parser, kind, heading=getattr(kind, "heading", None) or _heading(kind), shows=is_ours)
+    for kind in types if everything else ():
+        add_options(parser, kind, heading="transformers and TRL", shows=lambda owner: not is_ours(owner))
+    parser.print_help()
+    raise SystemExit(0)
+
+
+def _heading(kind: type) -> str:
+    return "training" if issubclass(kind, ExactResumeArguments) else kind.__name__.removesuffix("Arguments").lower()
+
+
+def _without_empty_lists(parser: Any, types: Sequence[type], words: Sequence[str]) -> list[str]:
+    """The words without the lists that `--name none` empties, also where a preset has filled them."""
+    hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
+    parts: list[list[str]] = [[]]  # each argument with its values
+    for word in words:
+        if word.startswith("--"):
+            parts.append([word])
+        else:
+            parts[-1].append(word)
+
+    def read(part: Sequence[str]) -> tuple[str, list[str]]:
+        name, *value = part[0].split("=", 1) if part else [""]
+        return name.removeprefix("--").replace("-", "_"), [*value, *part[1:]]
+
+    found = [read(part) for part in parts]
+    lists = {name for name, hint in hints.items() if typing.get_origin(hint) is list}
+    emptied = {name for name, values in found if name in lists and [value.lower() for value in values] == ["none"]}
+    parser.set_defaults(**{name: [] for name in emptied})
+    return [word for part, (name, _) in zip(parts, found, strict=True) if name not in emptied for word in part]
 
 
 def _suggestion(types: Sequence[type], name: str, prefix: str = "") -> str:

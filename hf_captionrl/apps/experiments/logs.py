@@ -6,14 +6,13 @@ import logging
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from hf_captionrl.trainers.checkpoints import note_collapse, selection_lines
+from hf_captionrl.trainers.checkpoints import hide_renamed_argument, note_collapse, selection_lines
 
 # --- Console output of a training: one heading per run, one short line per log, no irrelevant warnings ---------------
 
@@ -93,8 +92,7 @@ def _names_other_weights(record: logging.LogRecord) -> bool:
 
 def silence_libraries(*, progress_bars: bool) -> None:
     """Silence messages of other libraries that users cannot act on; our warnings and all errors stay."""
-    # trl and peft still use a name that transformers renamed; only their next releases can change that.
-    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
+    hide_renamed_argument()
     # ClipCap loads the vision tower of a CLIP. A filter is added only once.
     logging.getLogger("transformers.modeling_utils").addFilter(_names_other_weights)
     if not progress_bars:

@@ -338,7 +338,7 @@ def train_runs(
             reason = find_collapse(trainer, captions)
             if reason is not None:
                 result.collapsed[run.name] = reason
-                result.rows[-1]["note"] = f"the captions have collapsed. {reason}"
+                result.rows[-1]["note"] = reason[0].lower() + reason[1:]
             if trainer.selection is not None:
                 result.selected[run.name] = trainer.selection
         is_withheld = run.folder == "model" and run.name in result.collapsed
@@ -421,9 +421,8 @@ def finish(
         print_checkpoints(result.selected, list(result.histories), result.main)
     if is_collapsed:
         raise SystemExit(
-            f"The captions of {result.main!r} have collapsed, so model/ was not written. Its checkpoints are in "
-            f"{COLLAPSED_FOLDER}/, and results.json has the reason. Use a lower learning_rate, smaller bags, cider_weight, or "
-            "beta, as docs/self_retrieval.md says."
+            f"The guard refuses {result.main!r}, so model/ was not written; its checkpoints are in {COLLAPSED_FOLDER}/. "
+            f"{result.collapsed[result.main]} docs/self_retrieval.md says more."
         )
     return path
 

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from hf_captionrl.apps.experiments.arguments import (
 from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig, runs_of
 from hf_captionrl.apps.experiments.smile import SmileRecipeConfig
+from hf_captionrl.apps.experiments.smile import runs_of as smile_runs
 from hf_captionrl.data import SPLITS
 from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig
 from recipes import self_retrieval_clipcap, smile_blip
@@ -287,3 +289,52 @@ def _share_batches(total):
 
 def test_two_processes_share_the_batch(tmp_path):
     run_in_processes(2, functools.partial(_share_batches, 100), folder=tmp_path)
+
+
+# --- Comparisons are made where they are asked for; --help shows our arguments, --help-all every one ---
+
+
+@pytest.mark.parametrize(
+    ("given", "weights"),
+    [
+        (["--data_dir", "photos"], []),
+        (["--data_dir", "photos", "--compare_mle_weights", "1", "0.01"], [1.0, 0.01]),
+        ([], [1.0, 0.01]),  # the preset of the embedded world, which `make demo` shows
+        (["--compare_mle_weights", "none"], []),
+        (["--compare_mle_weights=none"], []),
+        (["--compare-mle-weights", "None", "--learning_rate", "1e-4"], []),
+        (["--config", str(CONFIGS / "smile_blip/coco.yaml")], [1.0, 0.01]),
+        (["--config", str(CONFIGS / "smile_blip/coco.yaml"), "--compare_mle_weights", "none"], []),
+    ],
+)
+def test_one_model_is_trained_unless_a_comparison_is_asked_for(given, weights):
+    _, _, _, smile, config = smile_blip.parse_args([*given, "--use_cpu"])
+    assert smile.compare_mle_weights == weights
+    assert len(smile_runs(config, smile.compare_mle_weights)) == 1 + len(weights)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "own"),
+    [
+        ("smile_blip", "compare_mle_weights"),
+        ("smile_llama_lora", "subset_scope"),
+        ("sle_blip", "alpha"),
+        ("self_retrieval_blip", "retrieval_weight"),
+    ],
+)
+def test_help_shows_our_arguments_first_and_the_others_on_request(recipe, own, capsys):
+    module, shown = importlib.import_module(f"recipes.{recipe}"), {}
+    for option in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            module.parse_args(["--learning_rate", "1", option])
+        assert stop.value.code == 0
+        shown[option] = capsys.readouterr().out
+    short, long = shown["--help"], shown["--help-all"]
+    assert 3 * len(short) < 2 * len(long)
+    assert f"--{own}" in short
+    assert "--output_dir" in short
+    assert "--help-all" in short
+    assert "--adam_beta1" not in short
+    fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+    assert {name for name in fields if not re.search(rf"^  --{name}\b", long, re.MULTILINE)} == set()
+    assert long.index(f"--{own}") < long.index("--adam_beta1")
