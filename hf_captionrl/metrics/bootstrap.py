@@ -44,6 +44,8 @@ def check_values(values: Any, name: str) -> np.ndarray:
     """A vector of at least one finite number as `(N,)` float64; errors name the index."""
     if hasattr(values, "detach"):  # a tensor: NumPy does not support bf16 and GPUs, and importing torch takes seconds
         values = values.detach().double().cpu()
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has {np.ma.count_masked(values)} masked values. Leave the samples out.")
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:

@@ -153,7 +153,7 @@ def self_retrieval(
             expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
     expected = found.double() if expected is None else expected
 
-    recalls = {f"recall_at_{k}": chances.get(k, (found <= k).double()).numpy() for k in ks}
+    recalls = {f"recall_at_{k}": chances.get(k, (found <= min(k, len(images))).double()).numpy() for k in ks}
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
     result |= {f"{key}_per_sample": values for key, values in recalls.items()}
     if num_bootstrap:

@@ -96,6 +96,12 @@ def test_caption_of_punctuation_scores_0():
     assert bleu([".", "a cat"], references)["per_sample"][0].max() < 1e-3
 
 
+@pytest.mark.parametrize("metric", [bleu, cider, cider_d, rouge_l])
+def test_a_corpus_without_any_word_has_a_number(metric):
+    found = metric(["...", "!"], [["..."], ["?", "."]])
+    assert all(0 <= value <= 1 for key, value in found.items() if key.startswith(metric.__name__))
+
+
 SHORT_CAPTIONS = ["a cat", "two dogs"]
 SHORT_REFERENCES = [["a red cat", "a mat"], ["a dog", "two dogs", "birds"]]
 

@@ -146,3 +146,31 @@ def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
     for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
         assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"num_distractors": 3}, {"bags": [[0, 1], [2, 3]]}])
+def test_recall_at_more_than_the_pool_is_1(options):
+    found = self_retrieval(features(6, 0), features(6, 1), ks=(1, 10**30), num_bootstrap=0, **options)
+    assert found["recall_at_1"] < 1
+    assert found[f"recall_at_{10**30}"] == 1
+
+
+@pytest.mark.parametrize("masked", ["text_features", "image_features", "targets"])
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_masked_values_are_refused(masked, as_rows):
+    given = {"text_features": np.eye(4), "image_features": np.eye(4), "targets": np.arange(4)}
+    mask = np.zeros(given[masked].shape, dtype=bool)
+    given[masked] = np.ma.masked_array(given[masked], mask)
+    assert self_retrieval(**given, num_bootstrap=0)["recall_at_1"] == 1  # nothing is masked
+    mask[2] = True
+    given[masked] = np.ma.masked_array(given[masked].data, mask)
+    if as_rows:
+        given[masked] = list(given[masked])
+    with pytest.raises(ValueError, match=rf"{masked}.*masked"):
+        self_retrieval(**given, num_bootstrap=0)
+
+
+def test_masked_scores_are_refused():
+    scores = np.ma.masked_array([0.0, 1.0, 1.0], [False, True, False])
+    with pytest.raises(ValueError, match="a has 1 masked"):
+        paired_test(scores, [0.0, 1.0, 0.0])
