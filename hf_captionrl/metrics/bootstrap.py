@@ -163,6 +163,17 @@ def bootstrap_interval(
     return _unscaled(low, exponent), _unscaled(high, exponent)
 
 
+def leave_one_out(value: float, without: Any) -> np.ndarray:
+    """Contributions `(N,)` of the images to a corpus number; `without` `(N,)` is the number without image i.
+
+    These are the jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of
+    sums or corpus BLEU gets an interval and a paired test as a mean does, correct to first order.
+    """
+    without = np.asarray(without, dtype=np.float64)
+    found = len(without) * value - (len(without) - 1) * without
+    return found + (value - found.mean())
+
+
 def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
     """Exact interval of a proportion by Clopper and Pearson.
 

@@ -37,11 +37,11 @@ def find_repeats(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     one then follows from its binary digits. A caption of W words takes W log W steps.
     """
     lengths, tokens = batch.lengths.numpy(), batch.tokens.numpy()
-    row = np.repeat(np.arange(len(lengths)), lengths)  # (W,) caption of each word
+    row: np.ndarray = np.repeat(np.arange(len(lengths)), lengths)  # (W,) caption of each word
     left = np.cumsum(lengths)[row] - np.arange(len(row))  # (W,) words from here to the end of the caption
-    doubled = np.zeros(len(lengths), dtype=bool)
+    doubled: np.ndarray = np.zeros(len(lengths), dtype=bool)
     doubled[row[:-1][(tokens[1:] == tokens[:-1]) & (left[:-1] > 1)]] = True
-    longest = np.zeros(len(lengths), dtype=np.int64)
+    longest: np.ndarray = np.zeros(len(lengths), dtype=np.int64)
     if not len(row):
         return torch.from_numpy(longest), torch.from_numpy(doubled)
 
@@ -57,11 +57,11 @@ def find_repeats(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     def repeated(phrase: np.ndarray) -> np.ndarray:
         """The captions in which a phrase occurs twice."""
         at = np.flatnonzero(phrase >= 0)
-        captions = np.zeros(len(lengths), dtype=bool)
+        captions: np.ndarray = np.zeros(len(lengths), dtype=bool)
         captions[row[at][np.bincount(phrase[at])[phrase[at]] > 1]] = True
         return captions
 
-    none = np.zeros(len(row), dtype=np.int64)
+    none: np.ndarray = np.zeros(len(row), dtype=np.int64)
     levels = [phrases(row, np.unique(tokens, return_inverse=True)[1].reshape(-1), none)]
     while repeated(levels[-1]).any():
         levels.append(phrases(levels[-1], levels[-1], none + 2 ** (len(levels) - 1)))
