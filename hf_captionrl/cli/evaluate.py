@@ -223,7 +223,16 @@ def _without_images(arguments: EvaluateOptions) -> bool:
     arguments.suite = arguments.suite or ("text" if is_text else "smile")
     if not is_text:
         return False
-    for name in ("scorer", "pool", "bags", "entropy_of", "split", "data_dir", "image_root"):
+    of_images = ("scorer", "pool", "bags", "entropy_of")
+    for name in (
+        *of_images,
+        "split",
+        "data_dir",
+        "image_root",
+        "image_id_column",
+        "dataset_config",
+        "dataset_revision",
+    ):
         value = getattr(arguments, name)
         if value not in (None, "none"):
             raise ValueError(

@@ -98,12 +98,13 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
         if not captions or not all(isinstance(c, str) for c in captions):
             raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
         image_id = str(image_id)
-        if image_id in found and not is_repeatable and str(row.get("number", "1")) == "1":
+        mine = found.setdefault(image_id, [])
+        if mine and not is_repeatable and str(row.get("number")) != str(len(mine) + 1):
             raise ValueError(
                 f"{where}: image {image_id!r} is already in {place[image_id]}. Keep one of them, or write several captions of "
                 'an image as a list, "captions": ["...", ...].'
             )
-        found.setdefault(image_id, []).extend(captions)
+        mine.extend(captions)
         place[image_id] = where.rpartition(", ")[2]
     return found
 

@@ -111,6 +111,7 @@ def test_captions_are_read_in_every_layout(tmp_path, name):
         ("x.csv", "image_id,title\n1,a dog\n", r"image '1' is \[None\], not text"),
         ("x.csv", "image_id,caption\n", "no captions"),
         ("x.csv", "", "no captions"),
+        ("x.csv", "image_id,caption,number\n1,a dog,1\n1,a cat,1\n", "image '1' is already in row 1"),
         ("x.json", "", "no captions"),
         ("x.json", "[]", "no captions"),
         ("x.json", "{}", "no captions"),
