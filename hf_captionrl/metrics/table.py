@@ -408,7 +408,8 @@ def comparison_csv(sections: Sequence[Section]) -> str:
     return buffer.getvalue()
 
 
-_LATEX: dict[str, str | int | None] = {character: f"\\{character}" for character in "&%$#_{}"} | {
+_LATEX: dict[str, str | int | None] = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "–": "--",
     "≥": r"$\geq$", "≤": r"$\leq$",

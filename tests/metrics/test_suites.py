@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, exact_interval
+from hf_captionrl.metrics.bootstrap import leave_one_out
 from hf_captionrl.metrics.columns import PAPERS, SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
 from hf_captionrl.metrics.suites import (
     EMPTY_CAPTION,
@@ -19,7 +20,6 @@ from hf_captionrl.metrics.suites import (
     decoding_suite,
     discritune_suite,
     diversity_at_cider_d,
-    leave_one_out,
     ndlb_suite,
     sle_suite,
     smile_suite,

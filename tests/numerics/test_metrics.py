@@ -231,10 +231,11 @@ def test_shares_of_claims(pairs):
     captions, objects = [pair[0] for pair in pairs], [sorted(pair[1]) for pair in pairs]
     found = chair(captions, objects)
     for key in ("chair_i", "chair_s", "object_recall"):
-        assert 0 <= found[key] <= 1
+        assert found[key] is None or 0 <= found[key] <= 1
+        assert (found[key] is None) == (found["num_objects" if key == "object_recall" else "num_mentions"] == 0)
     # Without claims and facts nothing is wrong and nothing is recalled.
     silent = chair(["a"] * len(captions), objects)
-    assert (silent["chair_i"], silent["chair_s"], silent["object_recall"]) == (0.0, 0.0, 0.0)
+    assert (silent["chair_i"], silent["chair_s"], silent["num_mentions"]) == (None, None, 0)
 
     def check(text, facts):
         words = set(text.split())
