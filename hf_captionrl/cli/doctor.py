@@ -10,16 +10,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hf_captionrl.utils.options import CommandOptions
 
 _HUB_TIMEOUT_S = 5.0
+_JAVA_TIMEOUT_S = 60.0
 
 
 @dataclass
 class DoctorOptions(CommandOptions):
-    """Check versions, devices, Java, spaCy, browser, caches, the Hub (one request) and the shipped models."""
+    """Check versions, devices, Java with METEOR and SPICE, spaCy, browser, caches, the Hub (one request) and the shipped models."""
 
     examples: ClassVar[str] = """
         examples:
@@ -99,15 +100,32 @@ def _optional_modules() -> list[Finding]:
 
 
 def _programs() -> list[Finding]:
-    from hf_captionrl.metrics.meteor_spice import JavaError, find_java
+    from hf_captionrl.metrics import meteor_spice
 
-    try:
-        java = Finding("Java", "ok", str(find_java()))
-    except (JavaError, OSError, ValueError, ImportError) as error:
-        java = Finding("Java", "missing", f"no METEOR, no SPICE: {error}")
+    def tried(name: str, attempt: Callable[[], Any], what: str = "") -> Finding:
+        try:
+            found = attempt()
+        except (RuntimeError, OSError, ValueError, ImportError) as error:
+            return Finding(name, "missing", str(error).removeprefix("not run: "))
+        return Finding(name, "ok", what or str(found))
+
+    # A program called java may not run, and METEOR needs more than Java: only a score shows that it can be computed.
+    found = [
+        tried("Java", meteor_spice.find_java),
+        tried(
+            "METEOR",
+            lambda: meteor_spice.meteor(["a cat"], [["a cat"]], timeout_s=_JAVA_TIMEOUT_S),
+            "computes a score",
+        ),
+        tried(
+            "SPICE",
+            lambda: meteor_spice.spice_parts(meteor_spice.find_java(), None),
+            "its parts are there; not started",
+        ),
+    ]
     browser = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
     what = browser or "some tests of the HTML pages are skipped"
-    return [java, Finding("Chromium", "ok" if browser else "missing", what)]
+    return [*found, Finding("Chromium", "ok" if browser else "missing", what)]
 
 
 def _places() -> list[Finding]:

@@ -1,4 +1,4 @@
-"""`captionrl evaluate`: the papers' tables for several files of captions, side by side."""
+"""`captionrl evaluate`: tables of several files of captions, side by side, from text alone or with images."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 from tqdm import tqdm
 
 from hf_captionrl.cli.features import FeaturesOptions, FeatureStage, fill_cache, rows_per_shard
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data.columns import id_column, select_rows
+from hf_captionrl.data.columns import CAPTIONS, id_column, replace_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
 from hf_captionrl.data.video import frames_of
-from hf_captionrl.evaluation.caption_files import read_files, training_of
+from hf_captionrl.evaluation.caption_files import (
+    CaptionFile,
+    measured_images,
+    read_files,
+    read_references,
+    training_of,
+)
 from hf_captionrl.evaluation.evaluator import (
     CAPTIONS_TABLE,
     PREFERENCES_TABLE,
@@ -47,9 +54,12 @@ from hf_captionrl.evaluation.scored_captions import (
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.metrics.table import (
     Section,
+    comparison_csv,
+    comparison_latex,
     comparison_markdown,
     escape_markdown,
     print_comparison,
+    without_repeats,
 )
 from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
@@ -212,6 +222,68 @@ def _sections(
     return sections, signatures
 
 
+def _without_images(arguments: EvaluateOptions) -> bool:
+    """Set the defaults that depend on each other; whether text alone is measured."""
+    arguments.dataset = arguments.dataset or ("scenes" if arguments.references is None else "none")
+    is_text = arguments.dataset == "none"
+    arguments.suite = arguments.suite or ("text" if is_text else "smile")
+    if not is_text:
+        return False
+    of_images = ("scorer", "pool", "bags", "entropy_of")
+    for name in (
+        *of_images,
+        "split",
+        "data_dir",
+        "image_root",
+        "image_id_column",
+        "dataset_config",
+        "dataset_revision",
+    ):
+        value = getattr(arguments, name)
+        if value not in (None, "none"):
+            raise ValueError(
+                f"--{name} is {str(value)!r}, but without --dataset there are no images. Use --dataset, or leave --{name} out."
+            )
+    arguments.scorer, arguments.language_model = "none", arguments.language_model or "none"
+    return True
+
+
+def _captioned_images(
+    arguments: EvaluateOptions, files: Sequence[CaptionFile], references: CaptionFile | None
+) -> LoadedSplit:
+    """The images that the captions name, without pixels, and their references."""
+    ids = measured_images(files, references)
+    if references is not None and len(references.captions) > len(ids):
+        print(
+            f"captionrl evaluate: {len(ids)} images have captions; the other {len(references.captions) - len(ids):,} of the "
+            f"{len(references.captions):,} images of {references.path} are left out.",
+            file=sys.stderr,
+        )
+    return LoadedSplit(_text_rows(ids[: arguments.max_images], references), RowLookup(ids), "all", {"all": len(ids)})
+
+
+def _text_rows(ids: Sequence[str], references: CaptionFile | None) -> datasets.Dataset:
+    captions = [[] if references is None else references.captions[i] for i in ids]
+    kinds = datasets.Features({"image_id": datasets.Value("string"), "captions": CAPTIONS})
+    return datasets.Dataset.from_dict({"image_id": list(ids), "captions": captions}, features=kinds)
+
+
+def _with_references(split: LoadedSplit, name: str, references: CaptionFile) -> LoadedSplit:
+    """The images of a data set with the references of a file."""
+    ids = list(id_column(split.dataset))
+    measured_images([CaptionFile(name, Path(name), {i: [] for i in ids})], references)  # raises if one has none
+    rows = replace_column(split.dataset, "captions", [references.captions[i] for i in ids], CAPTIONS)
+    return split._replace(dataset=rows)
+
+
+_TEXT_ALONE = {
+    "no scorer": "no images (use --dataset and --scorer)",
+    "no scorer, or one that does not count tokens": "no images (use --dataset and --scorer)",
+    "no language model": "no language model (use --language_model, for example openai-community/gpt2)",
+    "no references": "no references (use --references)",
+}
+
+
 def _check_options(arguments: EvaluateOptions) -> None:
     """Refuse options that do not fit the engine, and bags and pools that are missing, or that no table would use."""
     arguments.check_engine()
@@ -244,25 +316,32 @@ def _scoring(
     if scorer is not None and "smile" in suites:
         prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
         pools |= {} if evaluator.pool_features is None else {"pool_rank": evaluator.pool_features}
-    return CaptionScoring(scorer, language_model if "smile" in suites else None, clip_prefix=prefix, pools=pools)
+    return CaptionScoring(
+        scorer, language_model if {"text", "smile"} & set(suites) else None, clip_prefix=prefix, pools=pools
+    )
 
 
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
+    is_text = _without_images(arguments)
     files = read_files(arguments.captions, arguments.names)  # before anything slow
+    references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
     learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
     folder = arguments.output_dir
     asked = arguments.split
-    split = load_split(
-        arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=not arguments.no_references
-    )
+    if is_text:
+        split = _captioned_images(arguments, files, references)
+    else:
+        needs_captions = references is None and not arguments.no_references
+        split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=needs_captions)
+        split = split if references is None else _with_references(split, arguments.dataset, references)
     rows = split.dataset
     for file in files:
         model, trained = training_of(file.path)
         rows = arguments.without(rows, trained & set(id_column(rows)), model)
     split, known = split._replace(dataset=rows), split.all_ids
-    if asked not in (None, "all") and any(set(file.captions).difference(known) for file in files):
+    if not is_text and asked not in (None, "all") and any(set(file.captions).difference(known) for file in files):
         # A file may also hold captions of other splits.
         whole = replace(arguments, split="all", max_images=None)
         known = load_split(whole, quarantine_path=None, require_captions=False).all_ids
@@ -271,6 +350,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
+    reasons = (_TEXT_ALONE if is_text else {}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
     # The evaluator's perplexity is a bare number; here every number has an interval.
@@ -288,7 +368,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         scored.append(human)
-    names = [*TABLES] if arguments.suite == "all" else [arguments.suite]
+    names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
     scoring = _scoring(arguments, evaluator, language_model, names)
     on_shards = arguments.uses_shards and bool(scoring.columns())
     score_sources(scored, scoring, _scored_parts(arguments, scored, scoring) if on_shards else None, folder=folder)
@@ -297,12 +377,13 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     tables = {name: TABLES[name] for name in names} | ({} if learned is None else {"learned": learned})
     tables |= {"preferences": PREFERENCES_TABLE} if evaluator.parts else {}
     sections, signatures = _sections({**tables, "captions": CAPTIONS_TABLE}, scored, evaluator, reasons)
-    shown = list(sections.values())
+    shown = without_repeats(list(sections.values()))
     words = _words(scored, evaluator.references) if "discritune" in names else None
 
     result: dict[str, Any] = {
         "suite": arguments.suite,
         "num_images": len(ids),
+        "num_images_left_out": len(references.captions) - len(ids) if references is not None else 0,
         "num_duplicate_images": copies,
         "files": described,
         "scorer": None if scorer is None else scorer.signature,
@@ -314,15 +395,18 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         "versions": installed_versions(),
     }
     write_json(folder / "comparison.json", result)
-    title = f"{len(ids)} images of {Path(arguments.dataset).name}"
+    source = arguments.dataset if references is None or not is_text else references.path
+    title = f"{len(ids)} images" + ("" if source == "none" else f" of {Path(source).name}")
     text = comparison_markdown(shown, title=title)
     if words is not None:
         text += f"\n## {_WORDS_TITLE}\n\n" + "".join(f"- {escape_markdown(line)}\n" for line in _words_lines(words))
     atomic_write_text(folder / "comparison.md", text)
+    atomic_write_text(folder / "comparison.csv", comparison_csv(shown))
+    atomic_write_text(folder / "comparison.tex", comparison_latex(shown))
     lengths = {source.name: [len(text.split()) for text in spoken(source.first)] for source in scored}
     write_length_histogram(folder / "lengths.png", lengths)
-    written = ["comparison.json", "comparison.md", "lengths.png"]
-    if _draw_trade_off(folder / "trade_off.png", shown):
+    written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
+    if _draw_trade_off(folder / "trade_off.png", list(sections.values())):
         written.append("trade_off.png")
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))

@@ -71,7 +71,7 @@ COMMANDS: tuple[Command, ...] = (
             is_resumable=True),
     Command("album", "caption a set of similar images with distinct captions, or diagnose existing ones",
             "apps.album.options:AlbumOptions", "apps.album.command:run", is_resumable=True),
-    Command("evaluate", "compare files of captions, side by side", "cli.options:EvaluateOptions",
+    Command("evaluate", "compare files of captions, side by side, also without images", "cli.options:EvaluateOptions",
             "cli.evaluate:evaluate_captions"),
     Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
             "cli.benchmark:BenchmarkOptions", "benchmark"),

@@ -12,12 +12,15 @@ from hf_captionrl.utils.options import EngineOptions, SeedOptions, option
 
 @dataclass
 class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
-    """Compare captioners on one data set.
+    """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
-    Prints the table of a paper, one column per file, with 95 % intervals and marks where a file differs from the first
-    (paired randomisation test). Writes comparison.json, comparison.md, lengths.png and trade_off.png. A cell that cannot be
-    computed (no Java, no network, no truth) states the reason. Images that a captioner was trained on are left out, if its file
-    was written by `captionrl caption`.
+    Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
+    test). Writes comparison.json, .md, .csv and .tex, lengths.png and trade_off.png. Why a number is not run (no images, no Java,
+    no truth) stands below the table. Images that a captioner was trained on are left out, if its file was written by
+    `captionrl caption`.
+
+    Without --dataset, the images are those that the captions name: every file must caption the same ones, all of them need
+    references, and references of other images are left out, which a line on stderr says.
 
     With --processes or --engine, workers compute features of images and captions, ranks and perplexity on Parquet shards in
     OUTPUT_DIR/shards. The numbers are equal, and the same command skips finished shards.
@@ -25,31 +28,48 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
 
     examples: ClassVar[str] = """
         suites:
+          text         length, lexical diversity, vocabulary, perplexity, BLEU-1, BLEU-4, METEOR, ROUGE-L, CIDEr-D, SPICE
           smile        length, lexical diversity, self-retrieval in the pool and among 100, CLIPScore, perplexity, CIDEr-D
           discritune   P@1 among 100, BLEU-4, METEOR, CIDEr-D, SPICE; typical nouns and adjectives (needs spaCy)
           sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions per image
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
-          all          all of these
+          all          all of these; a number that several tables have is shown once
         Where the facts of an image are known, the tables also show hallucination and fact recall. --bleurt, --nli and --entropy_of
         add a table of metrics that need further models.
 
         examples:
+          captionrl evaluate --captions a.json b.json --references refs.json
           captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
           captionrl evaluate --captions a.jsonl b.jsonl --names MLE SMILE --dataset dataset_coco.json --image_root coco \\
               --scorer openai/clip-vit-base-patch32 --suite all --output_dir outputs/coco
-          captionrl evaluate --captions a.jsonl --scorer none --suite discritune --json
+          captionrl evaluate --captions a.jsonl --dataset scenes --scorer none --suite discritune --json
           captionrl evaluate --captions captions --dataset OWNER/NAME --split train --suite ndlb --processes 8
 
-        captions: one JSON object per line, {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]}, one
-        line per image of the split, in any order. `captionrl caption` writes such files.
+        captions and references, in any order:
+          .jsonl           {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]} per line
+          .json            results or annotations of COCO, {id: caption}, {id: [captions]}, a Karpathy split, a list of objects
+          .csv .tsv        a column image_id (or file_name) and one caption, or several; also those of `captionrl album`
+          .parquet         the same columns; or a folder of `captionrl caption --processes`
     """
 
     captions: list[Path] = option(metavar="FILE", help="files of captions; the others are compared with the first")
+    references: Path | None = option(
+        None, metavar="FILE", help="references of the images, one or several each (default: those of the data set)"
+    )
     names: list[str] | None = option(
         None, metavar="NAME", help="names of the files in the tables (default: file names)"
     )
-    suite: Literal["smile", "discritune", "sle", "ndlb", "all"] = option("smile", help="tables to compute")
+    suite: Literal["text", "smile", "discritune", "sle", "ndlb", "all"] | None = option(
+        None, help="tables to compute", shown_default="text without images, else smile"
+    )
     output_dir: Path = option(Path("outputs/evaluate"), metavar="DIR", help="folder to write")
+    dataset: str = option(
+        "",
+        group=DatasetOptions.heading,
+        metavar="NAME",
+        help=f"images that are needed for retrieval: {DatasetOptions.__dataclass_fields__['dataset'].metadata['help']}; or 'none'",
+        shown_default="none with --references, else scenes",
+    )
     clip_prefix: str | None = option(
         None,
         group="evaluation",

@@ -85,12 +85,12 @@ def read_json_lines(path: Path) -> list[Row]:
     return rows
 
 
-def read_csv(path: Path) -> list[Row]:
-    """The rows of a CSV file; several columns with one name for captions (`caption`, ...) become a list of captions."""
+def read_csv(path: Path, delimiter: str = ",") -> list[Row]:
+    """The rows of a CSV file, or of one with tabs; several columns with one name for captions (`caption`, ...) become a list of captions."""
     rows: list[Row] = []
     finished = 0  # lines of the records that were read completely
     # If not strict, an unclosed quote would extend the field to the next quote or the end of the file.
-    lines = csv.reader(io.StringIO(read_text(path, newline=""), newline=""), strict=True)
+    lines = csv.reader(io.StringIO(read_text(path, newline=""), newline=""), delimiter=delimiter, strict=True)
     try:
         names = [name.strip() for name in next(lines, [])]
         several = [name for name, number in Counter(filter(None, names)).items() if number > 1]

@@ -242,7 +242,7 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
 
 def _read_row_file(path: Path, root: Path | None) -> Source:
     rows: Any
-    if path.suffix.lower() == ".json" and not _is_json_lines(text := read_text(path)):
+    if path.suffix.lower() == ".json" and not is_json_lines(text := read_text(path)):
         rows = parse_json(text, str(path))
     else:
         rows = read_rows(path)
@@ -253,7 +253,7 @@ def _read_row_file(path: Path, root: Path | None) -> Source:
     return source_of_rows(str(path), rows, str(path), root or path.parent)
 
 
-def _is_json_lines(text: str) -> bool:
+def is_json_lines(text: str) -> bool:
     """Many files called .json hold one object per line."""
     first, _, rest = text.strip().partition("\n")
     try:

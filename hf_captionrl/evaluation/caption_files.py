@@ -1,23 +1,31 @@
-"""Files of captions: JSON lines, or folders of Parquet shards; and their names in tables.
+"""Files of captions and references in the layouts that people have, and their names in tables.
 
-A line is `{"image_id": ..., "caption": ..., "captions": [...]}`. `captions` is present if an image has several; `caption` is then
-the first of them. Lines are appended and flushed batch by batch. If a killed run left an incomplete last line, the next run
-truncates it.
+- JSON lines, `{"image_id": ..., "caption": ...}` or `{"image_id": ..., "captions": [...]}`, as `captionrl caption` writes them.
+  Lines are appended and flushed batch by batch; if a killed run left an incomplete last line, the next run truncates it.
+- JSON: results or annotations of COCO, a list of such objects, `{id: caption}`, `{id: [captions]}`, or a Karpathy split.
+- CSV, TSV and Parquet with a column of ids and one of captions, also those of `captionrl album`; folders of Parquet shards.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence, Set
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hf_captionrl.data.columns import TEXTS, in_arrow
+from hf_captionrl.data.columns import CAPTION_COLUMNS, TEXTS, in_arrow, parse_json, read_csv, read_text
+from hf_captionrl.data.loading import is_json_lines
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.parts import MANIFEST, read_shards
 
 _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
+_ID_COLUMNS = ("image_id", "file_name", "filename", "image", "path", "id")
+
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
 
 
 @dataclass(frozen=True)
@@ -55,63 +63,145 @@ def _some(ids: Sequence[str]) -> str:
     return ", ".join(map(repr, ids[:3])) + (", ..." if len(ids) > 3 else "")
 
 
-def parse_captions(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
-    """Captions of each image id."""
+_Rows = Iterator[tuple[str, Any]]
+"""Objects with an id and captions, and where each stands."""
+
+
+def _texts(value: Any) -> list[Any]:
+    """The captions of one image: a text, an object with a text as in Karpathy's splits, or a list of these."""
+
+    def text_of(value: Any) -> Any:
+        known = [key for key in ("raw", *CAPTION_COLUMNS) if isinstance(value, Mapping) and key in value]
+        return value[known[0]] if known else value
+
+    return list(map(text_of, value if isinstance(value, list) else [value]))
+
+
+def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
+    """Captions of each image id. The rows of an album may repeat an image, because they count its captions."""
     found: dict[str, list[str]] = {}
-    line_of: dict[str, int] = {}
-    # Not splitlines: U+2028 in a caption is a line break for Python, but not for JSON.
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if not line.strip():
+    place: dict[str, str] = {}
+    for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{where}, holds a {type(row).__name__}, not an object. {_SHAPE}")
+        if row.get("unreadable"):  # an image that `captionrl album` could not open
             continue
-        where = f"{path}, line {number}"
-        try:
-            value = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{where}, is not JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
-        if not isinstance(value, dict):
-            raise ValueError(f"{where}, holds a {type(value).__name__}, not an object. {_SHAPE}")
-        image_id = value.get("image_id")
+        name = next((name for name in _ID_COLUMNS if name in row), "image_id")
+        column = next((name for name in CAPTION_COLUMNS if row.get(name) is not None), None)
+        image_id = row.get(name)
+        if isinstance(image_id, float) and image_id.is_integer():
+            image_id = int(image_id)  # a column of integers with a missing value
         if isinstance(image_id, bool) or not isinstance(image_id, str | int) or image_id == "":
-            raise ValueError(f"{where}: image_id is {image_id!r}; it must be text or a whole number. {_SHAPE}")
-        captions = value["captions"] if value.get("captions") is not None else [value.get("caption")]
-        if not isinstance(captions, list) or not captions or not all(isinstance(c, str) for c in captions):
+            columns = f" (of {', '.join(map(str, list(row)[:8]))})"
+            raise ValueError(f"{where}: {name} is {image_id!r}{columns}; it must be text or a whole number. {_SHAPE}")
+        captions = _texts(None if column is None else row[column])
+        if not captions or not all(isinstance(c, str) for c in captions):
             raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
         image_id = str(image_id)
-        if image_id in found and not is_repeatable:
-            raise ValueError(f"{where}: image {image_id!r} is already in line {line_of[image_id]}. Keep one of them.")
-        found.setdefault(image_id, []).extend(captions)
-        line_of[image_id] = number
+        mine = found.setdefault(image_id, [])
+        if mine and not is_repeatable and str(row.get("number")) != str(len(mine) + 1):
+            raise ValueError(
+                f"{where}: image {image_id!r} is already in {place[image_id]}. Keep one of them, or write several captions of "
+                'an image as a list, "captions": ["...", ...].'
+            )
+        mine.extend(captions)
+        place[image_id] = where.rpartition(", ")[2]
     return found
+
+
+def _json_lines(data: bytes, path: Path) -> _Rows:
+    # Not splitlines: U+2028 in a caption is a line break for Python, but not for JSON.
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        where = f"{path}, line {number}"
+        try:
+            if line.strip():
+                yield where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}, is not JSON ({error}): {line[:80]!r}. {_SHAPE}") from None
+
+
+def _json(path: Path) -> _Rows:
+    """The rows of one JSON value."""
+    value = parse_json(read_text(path), str(path))
+    if isinstance(value, Mapping) and isinstance(value.get("annotations"), list):
+        return ((f"{path}, annotation {n}", row) for n, row in enumerate(value["annotations"], start=1))
+    images = value.get("images") if isinstance(value, Mapping) else None
+    if isinstance(images, list) and all(isinstance(image, Mapping) and "sentences" in image for image in images):
+        # cocoid first, as in the data set: imgid is a position in the file.
+        keys = ("cocoid", "imgid", "filename")
+        ids = (next((image[key] for key in keys if image.get(key) is not None), None) for image in images)
+        rows = ({"image_id": i, "captions": image["sentences"]} for i, image in zip(ids, images, strict=True))
+        return ((f"{path}, image {n}", row) for n, row in enumerate(rows, start=1))
+    if isinstance(value, Mapping) and not ("image_id" in value and set(CAPTION_COLUMNS) & set(value)):
+        rows = ({"image_id": key, "captions": captions} for key, captions in value.items())
+        return ((f"{path}, image {row['image_id']!r}", row) for row in rows)
+    entries = value if isinstance(value, list) else [value]
+    return ((f"{path}, entry {n}", row) for n, row in enumerate(entries, start=1))
+
+
+def _table(path: Path) -> _Rows:
+    """The rows of a CSV or TSV file, whose first line names the columns."""
+
+    def cell(value: Any) -> Any:
+        if isinstance(value, list):
+            return list(map(cell, value))
+        # `Album.to_csv` puts an apostrophe before formulas.
+        return value[1:] if FORMULA.match(value) and value[0] == "'" else value
+
+    rows = read_csv(path, "\t" if path.suffix.lower() == ".tsv" else ",")
+    return ((f"{path}, row {n}", {k: cell(v) for k, v in row.items()}) for n, row in enumerate(rows, start=1))
+
+
+def _parquet(path: Path) -> _Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        names = pyarrow.parquet.ParquetFile(path).schema_arrow.names
+        # Other columns may hold images.
+        wanted = [name for name in (*_ID_COLUMNS, *CAPTION_COLUMNS, "number", "unreadable") if name in names]
+        if "image_id" in wanted:
+            wanted = [name for name in wanted if name == "image_id" or name not in _ID_COLUMNS]
+        table = pyarrow.parquet.read_table(path, columns=wanted)
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} is not a Parquet file that can be read ({error}). Write it again.") from error
+    rows = (row for batch in table.to_batches() for row in batch.to_pylist())
+    return ((f"{path}, row {n}", row) for n, row in enumerate(rows, start=1))
+
+
+def parse_captions(data: bytes, path: Path, *, is_repeatable: bool = False) -> dict[str, list[str]]:
+    """Captions of each image id in JSON lines."""
+    return _collected(_json_lines(data, path), is_repeatable=is_repeatable)
 
 
 def read_caption_file(
     path: str | os.PathLike[str], *, name: str | None = None, is_repeatable: bool = False
 ) -> CaptionFile:
-    """Read a complete file, or a finished folder of shards. An empty caption is a result.
+    """Read a complete file, or a finished folder of shards, of any layout above. An empty caption is a result.
 
-    With `is_repeatable`, lines may name the same image, as `captionrl album` writes them.
+    With `is_repeatable`, rows may name the same image, as those of references do.
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
-        rows = read_shards(path, ["image_id", "captions"])
-        captions = {row["image_id"]: row["captions"] for row in rows if row["captions"] is not None}
+        shards = read_shards(path, ["image_id", "captions"])
+        captions = {row["image_id"]: row["captions"] for row in shards if row["captions"] is not None}
         if not captions:
             raise ValueError(f"{path} holds no captions: no image could be read. Read its quarantine.jsonl.")
         return CaptionFile(name or path.name, path, captions)
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl caption`.")
-    data = path.read_bytes()
-    torn = data.rpartition(b"\n")[2]
-    if torn.strip():
-        try:
-            json.loads(torn)
-        except ValueError:
-            number = data.count(b"\n") + 1
-            raise ValueError(
-                f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
-                "`captionrl caption` command again to resume."
-            ) from None
-    captions = parse_captions(data, path, is_repeatable=is_repeatable)
+    suffix = path.suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        rows = _table(path)
+    elif suffix == ".parquet":
+        rows = _parquet(path)
+    elif suffix == ".json" and path.stat().st_size and not is_json_lines(read_text(path)):
+        rows = _json(path)
+    else:
+        data = path.read_bytes()
+        _refuse_torn(data, path)
+        rows = _json_lines(data, path)
+    captions = _collected(rows, is_repeatable=is_repeatable)
     if not captions:
         raise ValueError(f"{path} holds no captions. {_SHAPE}")
     return CaptionFile(name or path.stem, path, captions)
@@ -124,6 +214,53 @@ def training_of(path: Path) -> tuple[str, set[str]]:
         return "", set()
     found = json.loads(record.read_text(encoding="utf-8"))
     return str(found.get("settings", {}).get("model")), set(found.get("trained_on", ()))
+
+
+def _refuse_torn(data: bytes, path: Path) -> None:
+    torn = data.rpartition(b"\n")[2]
+    if not torn.strip():
+        return
+    try:
+        json.loads(torn)
+    except ValueError:
+        number = data.count(b"\n") + 1
+        raise ValueError(
+            f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
+            "`captionrl caption` command again to resume."
+        ) from None
+
+
+def read_references(path: Path) -> CaptionFile:
+    """References of images: every layout of [`read_caption_file`], where rows may name the same image."""
+    file = read_caption_file(path, name=REFERENCES, is_repeatable=True)
+    blank = next((i for i, group in file.captions.items() if not all(text.strip() for text in group)), None)
+    if blank is not None:
+        raise ValueError(f"{path}: a reference of image {blank!r} is empty. Leave it out.")
+    return file
+
+
+def measured_images(files: Sequence[CaptionFile], references: CaptionFile | None) -> list[str]:
+    """Ids of the images that all files caption; other images of the references are left out.
+
+    Captioners are compared on the same images, and every caption needs references if there are any.
+    """
+    first = files[0]
+    for file in files[1:]:
+        alone = first.captions.keys() ^ file.captions.keys()
+        if alone:
+            examples = [i for each in (first, file) for i in each.captions if i in alone]
+            raise ValueError(
+                f"{first.path} has captions of {len(first.captions)} images and {file.path} of {len(file.captions)}; "
+                f"{len(alone)} are in only one of them, such as {_some(examples)}. Use files with captions of the same images."
+            )
+    if references is None:
+        return list(first.captions)
+    if lacking := [i for i in first.captions if i not in references.captions]:
+        raise ValueError(
+            f"{references.path} has no references of {len(lacking)} of the {len(first.captions)} images of {first.path}, such as "
+            f"{_some(lacking)}; it has ids such as {_some(list(references.captions))}. Use references with the same ids."
+        )
+    return [i for i in references.captions if i in first.captions]
 
 
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:

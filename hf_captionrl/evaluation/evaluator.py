@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,7 @@ from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published
 from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
-from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.bootstrap import proportion_interval, signature
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
@@ -278,7 +279,9 @@ class Evaluator:
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
-        numbers["degenerate"] = sum(degenerate(captions)) / max(len(captions), 1)
+        repeats = degenerate(captions)
+        numbers["degenerate"] = sum(repeats) / max(len(captions), 1)
+        numbers["degenerate_ci"] = list(proportion_interval(repeats, seed=self.seed)) if repeats else None
         if self.arguments.bags is not None:
             numbers |= self._in_bags(self.held_out_scorer, text, self.image_features, more_captions, "")
             keys = [key for key in (f"bag_{size}_truth_recall_at_1" for size in BAG_SIZES) if key not in numbers]
@@ -401,6 +404,7 @@ class ScoredCaptions:
     max_text_tokens: int | None = None  # largest number of tokens that the scorer reads
     # Function from captions to the result of `caption_perplexity`, or None.
     perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
+    _found: dict[Any, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def first(self) -> list[str]:
@@ -411,6 +415,12 @@ class ScoredCaptions:
     def given_references(self) -> Sequence[list[str]] | None:
         """The references if every image has one; metrics of references are left out otherwise."""
         return self.references if all(self.references) else None
+
+    def _once(self, metric: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+        """The numbers of a slow metric, for all tables."""
+        if metric not in self._found:
+            self._found[metric] = metric(*given)
+        return self._found[metric]
 
     def inputs(self, evaluator: Evaluator) -> dict[str, Any]:
         """What [`SuiteRow`] takes beside captions and bags."""
@@ -424,8 +434,8 @@ class ScoredCaptions:
             "clip_features": self.clip_text,
             "clip_prefix": self.clip_prefix,
             "perplexity": self.perplexity,
-            "meteor": meteor,
-            "spice": spice,
+            "meteor": functools.partial(self._once, meteor),
+            "spice": functools.partial(self._once, spice),
             "facts": evaluator.facts,
             "check": evaluator.check,
             "scorer": self.scorer,
@@ -478,7 +488,12 @@ def _preferences(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]
     return row.result()
 
 
+def _text(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    return SuiteRow(captions=scored.first, **scored.inputs(evaluator)).compute(*SUITES["text"]).result()
+
+
 TABLES: dict[str, Table] = {
+    "text": Table("Captions and references", table_columns(*SUITES["text"]), _text),
     "smile": Table(
         "SMILE",
         table_columns(*SUITES["smile"]),

@@ -247,12 +247,14 @@ def write_trade_off(
 ) -> Path | None:
     """Draw each captioner as a point between two numbers, given as key and label, with its 95 % intervals, and write the PNG.
 
-    Returns None if no row has both.
+    Points at one place are drawn inside each other, so that all are seen. Returns None if no row has both.
     """
     points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
     if not points:
         return None
     figure, axis = new_figure(6.0, 4.5)
+    places = np.array([[row[x[0]], row[y[0]]] for row in points], dtype=np.float64)  # (N, 2)
+    near = (np.abs(places[:, None] - places) <= 0.02 * np.ptp(places, axis=0)).all(axis=2)  # (N, N)
     for index, row in enumerate(points):
         errors = []
         for key in (x[0], y[0]):
@@ -266,7 +268,8 @@ def write_trade_off(
             fmt=MARKERS[index % len(MARKERS)],
             color=COLOURS[index % len(COLOURS)],
             label=plain_label(row["name"]),
-            markersize=8,
+            markersize=8 + 6 * int(near[index, index + 1 :].sum()),
+            zorder=3 + index,
             elinewidth=1.2,
             capsize=2,
         )

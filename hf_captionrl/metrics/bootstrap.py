@@ -44,6 +44,8 @@ def check_values(values: Any, name: str) -> np.ndarray:
     """A vector of at least one finite number as `(N,)` float64; errors name the index."""
     if hasattr(values, "detach"):  # a tensor: NumPy does not support bf16 and GPUs, and importing torch takes seconds
         values = values.detach().double().cpu()
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has {np.ma.count_masked(values)} masked values. Leave the samples out.")
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -159,6 +161,17 @@ def bootstrap_interval(
     low, high = np.quantile(np.clip(ratios, *_LARGEST), [tail, 1 - tail])
     exponent = above_exponent - below_exponent
     return _unscaled(low, exponent), _unscaled(high, exponent)
+
+
+def leave_one_out(value: float, without: Any) -> np.ndarray:
+    """Contributions `(N,)` of the images to a corpus number; `without` `(N,)` is the number without image i.
+
+    These are the jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of
+    sums or corpus BLEU gets an interval and a paired test as a mean does, correct to first order.
+    """
+    without = np.asarray(without, dtype=np.float64)
+    found = len(without) * value - (len(without) - 1) * without
+    return found + (value - found.mean())
 
 
 def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions, listed_texts
+from hf_captionrl.metrics.coco_objects import COCO_OBJECTS
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 
@@ -52,7 +53,10 @@ def faithfulness(captions: Any, facts: Sequence[Any], check: Callable[[str, Any]
 
 
 def chair(
-    captions: Any, objects: Sequence[Iterable[str]], *, synonyms: Mapping[str, Iterable[str]] | None = None
+    captions: Any,
+    objects: Sequence[Iterable[str]],
+    *,
+    synonyms: Mapping[str, Iterable[str]] | Literal["coco"] | None = None,
 ) -> dict[str, Any]:
     """CHAIR: objects that captions name and images do not contain.
 
@@ -63,17 +67,24 @@ def chair(
     Args:
         captions: One caption per image.
         objects: Names of the objects in each image (annotated objects, or objects of its references).
-        synonyms: Other names of each object, of one word or several ("hot dog"); `None`: only the names in `objects`.
-            Only objects that are a key or occur in `objects` are searched for.
+        synonyms: Other names of each object, of one word or several ("hot dog"); `"coco"`: those of COCO's 80 objects,
+            [`hf_captionrl.metrics.coco_objects.COCO_OBJECTS`]; `None`: only the names in `objects`. Only objects that are a key
+            or occur in `objects` are searched for.
     Returns:
         `dict`: `chair_i`, mentions of absent objects divided by all mentions; `chair_s`, share of captions with such a mention;
-        lower is better; `object_recall`, share of the images' objects that are mentioned; `per_sample`, lists `wrong` and
-        `mentioned` of names; `signature`.
+        lower is better; `object_recall`, share of the images' objects that are mentioned; `num_mentions`, `num_wrong`,
+        `num_objects` (of all images) and `num_captions`, the counts; `per_sample`, lists `wrong` and `mentioned` of names;
+        `signature`. Where no object was recognised, `chair_i` and `chair_s` are not defined: None, and `chair_i_reason` says
+        so; `object_recall` is None if the images have no objects.
     """
     texts = check_captions(captions)
     objects = listed_texts(objects, "objects")
     if len(texts) != len(objects):
         raise ValueError(f"{len(texts)} captions and {len(objects)} lists of objects. Pass one list per caption.")
+    if isinstance(synonyms, str):
+        if synonyms != "coco":
+            raise ValueError(f"synonyms is {synonyms!r}. Use 'coco', or a mapping of objects to lists of names.")
+        synonyms = COCO_OBJECTS
     meaning: dict[tuple[str, ...], str] = {}
     for name, others in (synonyms or {}).items():
         if isinstance(others, str):
@@ -106,13 +117,22 @@ def chair(
         mentioned.append(found)
     wrong = [[name for name in names if name not in present] for names, present in zip(mentioned, there, strict=True)]
     told = sum(len(present & set(names)) for names, present in zip(mentioned, there, strict=True))
-    return {
-        "chair_i": sum(map(len, wrong)) / max(sum(map(len, mentioned)), 1),
-        "chair_s": sum(bool(names) for names in wrong) / len(texts),
-        "object_recall": told / max(sum(map(len, there)), 1),
+    mentions, absent, present_objects = (sum(map(len, lists)) for lists in (mentioned, wrong, there))
+    result: dict[str, Any] = {
+        "chair_i": absent / mentions if mentions else None,
+        "chair_s": sum(bool(names) for names in wrong) / len(texts) if mentions else None,
+        "object_recall": told / present_objects if present_objects else None,
+        "num_mentions": mentions,
+        "num_wrong": absent,
+        "num_objects": present_objects,
+        "num_captions": len(texts),
         "per_sample": {"wrong": wrong, "mentioned": mentioned},
         "signature": signature(metric="chair", objects=len(set(meaning.values())), names=len(meaning)),
     }
+    if not mentions:
+        reason = f"not defined: no object was recognised in {len(texts)} captions"
+        result |= {"chair_i_reason": reason, "chair_s_reason": reason}
+    return result
 
 
 # Words for which the rules of `_singular` are wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and exceptions.

@@ -30,7 +30,7 @@ class Column:
     @property
     def title(self) -> str:
         """The header with its arrow, on one line."""
-        return " ".join(f"{self.header} {self.arrow}".replace("-\n", "").split())
+        return " ".join(f"{self.header} {self.arrow}".split())
 
 
 def _share(key: str, header: str, better: Literal["higher", "lower"], short: str = "", function: str = "") -> Column:
@@ -56,15 +56,17 @@ TABLE = (  # a suite computes its numbers in this order
     *map(bag_column, (3, 5, 7)),
     _share("bag_7_truth_recall_at_1", "R@1, bags of 7, by the facts", "higher", "R@1 bags\nof 7, truth",
            "set_truth_recalls"),
-    Column("clip_score", "CLIPScore (2.5 cos)", "higher", short_header="CLIP-\nScore", function="set_clip_score"),
-    Column("perplexity", "Perplexity", "lower", 2, short_header="Perplex-\nity", function="set_perplexity"),
+    Column("clip_score", "CLIPScore (2.5 cos)", "higher", short_header="CLIPScore\n", function="set_clip_score"),
+    Column("perplexity", "Perplexity", "lower", 2, short_header="Perplexity\n", function="set_perplexity"),
     Column("captions_per_image", "Captions per image", None, 0, function="set_diversity"),
     _share("div_1", "Div-1", "higher", function="set_diversity"),
     _share("div_2", "Div-2", "higher", function="set_diversity"),
     _share("mbleu_4_per_image", "mBLEU-4, mean over captions", "lower", "mBLEU-4", "set_diversity"),
     _share("mbleu_4", "mBLEU-4, corpus", "lower", function="set_diversity"),
     _share("unique_captions", "Unique captions", "higher", function="set_diversity"),
-    _share("bleu_4", "BLEU-4", "higher", function="set_bleu_4"),
+    _share("bleu_1", "BLEU-1", "higher", function="set_bleu"),
+    _share("bleu_4", "BLEU-4", "higher", function="set_bleu"),
+    _share("rouge_l", "ROUGE-L", "higher", function="set_rouge_l"),
     Column("cider_d", "CIDEr-D", "higher", short_header="CIDEr-D\n", function="set_cider_d"),
     Column("best_cider_d", "CIDEr-D, best caption of an image", "higher", function="set_cider_d"),
     _share("meteor", "METEOR", "higher", function="set_by_java"),
@@ -73,11 +75,10 @@ TABLE = (  # a suite computes its numbers in this order
            function="set_vocabulary_size"),
     Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", 2, short_header="ClipSc\n(100 cos)",
            function="set_ndlb_clip_score"),
-    _share("hallucination", "Hallucination", "lower", "Halluci-\nnation", "set_faithfulness"),
+    _share("hallucination", "Hallucination", "lower", "Hallucination\n", "set_faithfulness"),
     _share("fact_recall", "Fact recall", "higher", "Fact\nrecall", "set_faithfulness"),
-    _share("degenerate", "Degenerate", "lower", "Degene-\nrate"),
+    _share("degenerate", "Degenerate", "lower", "Degenerate\n"),
     # Below every suite.
-    Column("mean_words", "Words, mean", None, 2, function="set_lengths"),
     Column("std_words", "Words, standard deviation", None, 2, function="set_lengths"),
     Column("max_words", "Words, longest", None, 0, function="set_lengths"),
     Column("mean_tokens", "Scorer's tokens, mean", None, 2, function="set_lengths"),
@@ -121,6 +122,10 @@ def by_reward_scorer(*columns: Column) -> tuple[Column, ...]:
 _FAITHFULNESS = ("hallucination", "fact_recall")
 
 SUITES: dict[str, tuple[str, ...]] = {
+    "text": (
+        *("length", "lexical_diversity", "vocabulary_size", "perplexity", "bleu_1", "bleu_4", "meteor", "rouge_l"),
+        *("cider_d", "spice"),
+    ),
     "smile": (
         *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1"),
         *("rd100_recall_at_5", "clip_score", "perplexity", "cider_d", *_FAITHFULNESS),
@@ -135,11 +140,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         *("ndlb_clip_score", "vocabulary_size", *_FAITHFULNESS),
     ),
     "lengths": (
-        *("mean_words", "std_words", "max_words", "mean_tokens", "std_tokens", "captions_truncated"),
+        *("length", "std_words", "max_words", "mean_tokens", "std_tokens", "captions_truncated"),
         "empty_captions",
     ),
 }
-"""Papers' tables by the name for `--suite`, and the one below every suite."""
+"""Tables by the name for `--suite`: of text alone, of papers, and the one below every suite."""
 
 PAPERS = {
     "discritune": ("blocks_recall_at_1", "bleu_4", "meteor", "spice"),

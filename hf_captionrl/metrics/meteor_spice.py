@@ -233,7 +233,7 @@ def _java_version(java: str) -> int:
     return int(found.group(1)) if found else 0
 
 
-def _spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple[Path, list[Path]]:
+def spice_parts(java: str, corenlp_dir: str | os.PathLike[str] | None) -> tuple[Path, list[Path]]:
     """SPICE's folder and the jars of CoreNLP."""
     folder, variable = _program("spice", "spice-1.0.jar"), os.environ.get("CORENLP_DIR")
     meant = "the variable CORENLP_DIR" if variable else "pycocoevalcap's folder spice/lib"
@@ -287,7 +287,7 @@ def spice(
     """
     captions, others = _joined(candidates, references)
     program = find_java(java)
-    folder, jars = _spice_parts(program, corenlp_dir)
+    folder, jars = spice_parts(program, corenlp_dir)
     classes = os.pathsep.join(map(str, [folder / "spice-1.0.jar", folder / "lib" / "*", *jars]))
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as errors:
         given, result = Path(place) / "in.json", Path(place) / "out.json"

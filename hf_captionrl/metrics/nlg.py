@@ -113,13 +113,14 @@ def bleu(candidates: Any, references: Any, *, max_order: int = 4) -> dict[str, A
         references: List of references of each image.
         max_order: Longest n-gram.
     Returns:
-        `dict`: `bleu_1` ... `bleu_<max_order>` of the corpus in [0, 1]; `per_sample`, an array (captions, orders) of
-        sentence BLEU; `signature`.
+        `dict`: `bleu_1` ... `bleu_<max_order>` of the corpus in [0, 1]; `per_sample`, sentence BLEU of each order by the
+        same names; `signature`.
     """
     counts = reference_matches(*checked_pairs(candidates, references), max_order)
     result: dict[str, Any] = {f"bleu_{n}": float(score) for n, score in enumerate(corpus_bleu(*counts), start=1)}
     named = signature(metric="bleu", tok="ptb", ref_length="closest", smooth="pycocoevalcap")
-    return result | {"per_sample": bleu_scores(*counts).numpy(), "signature": named}
+    sentences = dict(zip(result, bleu_scores(*counts).numpy().T, strict=True))
+    return result | {"per_sample": sentences, "signature": named}
 
 
 def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def self_retrieval(
             [`hf_captionrl.retrieval.ranking.ranks`] of features of unit length; `None`: they are computed.
         scorer: Scorer and revision, for the signature.
     Returns:
-        `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and `recall_at_<k>_per_sample` for
-        [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array of ranks in the pool, bag, set or block
+        `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high); `per_sample`, the values of each
+        `recall_at_<k>` for [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array of ranks in the pool, bag, set or block
         (for `"expected"` in the whole pool, and mean and median are those of the expected ranks); `captions` and `groups`,
         the caption and the image (with `bags`: the bag) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
         `signature`.
@@ -153,9 +153,9 @@ def self_retrieval(
             expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
     expected = found.double() if expected is None else expected
 
-    recalls = {f"recall_at_{k}": chances.get(k, (found <= k).double()).numpy() for k in ks}
+    recalls = {f"recall_at_{k}": chances.get(k, (found <= min(k, len(images))).double()).numpy() for k in ks}
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
-    result |= {f"{key}_per_sample": values for key, values in recalls.items()}
+    result["per_sample"] = recalls
     if num_bootstrap:
         options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_bootstrap, "seed": seed}
         for key, values in recalls.items():

@@ -23,9 +23,10 @@ from hf_captionrl.metrics import (
     clip_score,
     faithfulness,
     proportion_interval,
+    rouge_l,
     self_retrieval,
 )
-from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.bootstrap import leave_one_out, signature
 from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
@@ -46,17 +47,6 @@ _NO_FACTS = "no facts to check captions with"
 def spoken(captions: Sequence[str]) -> list[str]:
     """Captions that every metric accepts: empty ones are replaced by `EMPTY_CAPTION`."""
     return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
-
-
-def leave_one_out(value: float, without: Any) -> np.ndarray:
-    """Contributions `(N,)` of the images to a corpus number; `without` `(N,)` is the number without image i.
-
-    These are the jackknife's pseudo-values, `N * value - (N - 1) * without_i`, centred on the value. With them a ratio of
-    sums or corpus BLEU gets an interval and a paired test as a mean does, correct to first order.
-    """
-    without = np.asarray(without, dtype=np.float64)
-    found = len(without) * value - (len(without) - 1) * without
-    return found + (value - found.mean())
 
 
 @dataclass(kw_only=True)
@@ -158,7 +148,7 @@ class SuiteRow:
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
         total = float(below.sum())
         mean = float(array.sum() / total) if total else 0.0
-        self.number(key, mean if value is None else float(value), signature=signature)
+        self.number(key, mean if value is None else value, signature=signature)
         self.numbers[f"{key}_ci"] = None
         if not total:
             return
@@ -189,7 +179,7 @@ class SuiteRow:
         for key, k in zip(keys, ks, strict=True):
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
             self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
-            self.per_sample[key] = np.asarray(found[f"recall_at_{k}_per_sample"], dtype=np.float64)
+            self.per_sample[key] = np.asarray(found["per_sample"][f"recall_at_{k}"], dtype=np.float64)
             self.groups[key] = np.asarray(found["groups"])
         return found
 
@@ -271,40 +261,55 @@ class SuiteRow:
         found = caption_statistics(self.texts)
         lengths = [len(caption.split()) for caption in self.captions]
         self.mean("length", lengths, signature=found["signature"])
-        self.number("lexical_diversity", float(found["lexical_diversity"]), signature=found["signature"])
+        shares, value = found["per_sample"]["lexical_diversity"], float(found["lexical_diversity"])
+        self.mean("lexical_diversity", shares, value=value, signature=found["signature"])
 
     def set_lengths(self, keys: Sequence[str]) -> None:
         """Words and tokens of the captions, and how many the scorer truncates (Table 9 of No Detail Left Behind)."""
         words = np.array([len(text.split()) for text in self.texts])
-        self.mean("mean_words", words)
-        self.number("std_words", float(words.std()))
+        self._spread("std_words", words)
         self.number("max_words", int(words.max()))
+        # Of N draws with replacement, the longest has at most the k-th number of words with the probability (k / N)^N.
+        rank = math.ceil(len(words) * 0.025 ** (1 / len(words)))
+        self.numbers["max_words_ci"] = [float(np.sort(words)[rank - 1]), float(words.max())]
+        is_empty = np.array([not caption.strip() for caption in self.captions])
+        bounds = proportion_interval(is_empty, seed=self.seed)
+        self.numbers["empty_captions_ci"] = [bound * len(is_empty) for bound in bounds]  # a number, not a share
+        self.per_sample["empty_captions"] = is_empty * float(len(is_empty))
         if self.token_counts is None:
             reason = "no scorer, or one that does not count tokens"
             return self.missing(reason, "mean_tokens", "std_tokens", "captions_truncated")
         tokens = np.asarray(self.token_counts)
         self.mean("mean_tokens", tokens)
-        self.number("std_tokens", float(tokens.std()))
+        self._spread("std_tokens", tokens)
         self.mean("captions_truncated", tokens > (self.max_text_tokens or np.inf), is_share=True)
+
+    def _spread(self, key: str, values: np.ndarray) -> None:
+        """Set the standard deviation of the captions."""
+        apart, rest = values - values.mean(), max(len(values) - 1, 1)
+        squares = (apart @ apart - apart**2) / rest - (apart / rest) ** 2  # without each caption
+        value = float(values.std())
+        self.mean(key, leave_one_out(value, np.sqrt(squares.clip(0))), value=value)
 
     def set_vocabulary_size(self, keys: Sequence[str]) -> None:
         """Number of words that occur at least `min_frequency` times."""
-        number = vocabulary_size(map(ptb_tokenize, self.texts), self.min_frequency)
+        number, without = vocabulary_size(map(ptb_tokenize, self.texts), self.min_frequency)
         named = signature(metric="vocabulary_size", tok="ptb", frequency=f">={self.min_frequency}")
-        self.number("vocabulary_size", number, signature=named)
+        self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=named)
 
     def set_diversity(self, keys: Sequence[str]) -> None:
         """Diversity of several captions per image."""
         groups = [spoken(group) for group in self.sampled or ()]
         found = caption_diversity(groups)
         signature = found["signature"]
-        self.number("captions_per_image", len(self.texts) / len(groups))
+        self.mean("captions_per_image", list(map(len, groups)))
+        values = found["per_sample"]
         for key in ("div_1", "div_2"):
-            self.mean(key, found["per_image"][key], signature=signature)
+            self.mean(key, values[key], signature=signature)
         per_image = signature.replace("mbleu:corpus", "mbleu:per-image")
-        self.mean("mbleu_4_per_image", found["per_image"]["mbleu_4"], signature=per_image)
-        self.number("mbleu_4", float(found["mbleu_4"]), signature=signature)
-        self.number("unique_captions", float(found["unique_captions"]), signature=signature)
+        self.mean("mbleu_4_per_image", values["mbleu_4_per_image"], signature=per_image)
+        for key in ("mbleu_4", "unique_captions"):
+            self.mean(key, values[key], value=float(found[key]), signature=signature, is_corpus_share=True)
 
     def set_cider_d(self, keys: Sequence[str]) -> None:
         """CIDEr-D; of several captions per image the mean, and that of each image's best caption."""
@@ -319,19 +324,29 @@ class SuiteRow:
         self.mean("cider_d", [scores.mean() for scores in of_image], signature=found["signature"])
         self.mean("best_cider_d", [scores.max() for scores in of_image], signature=found["signature"])
 
-    def set_bleu_4(self, keys: Sequence[str]) -> None:
+    def set_bleu(self, keys: Sequence[str]) -> None:
         """Corpus BLEU; its interval is that of the images' contributions, see `leave_one_out`."""
         if self.references is None:
-            return self.missing("no references", "bleu_4")
+            return self.missing("no references", *keys)
         counts = reference_matches(([text] for text in self.texts), self.references)
-        value = float(corpus_bleu(*counts)[-1])
-        if len(self.texts) == 1:
-            return self.number("bleu_4", value)
         # The counts without image i, for all i at once.
         rest = [part.double().sum(0) - part.double() for part in counts]
-        without = bleu_scores(*rest)[:, -1]  # (N,)
-        named = "metric:bleu_4|tok:ptb|corpus"
-        self.mean("bleu_4", leave_one_out(value, without.numpy()), signature=named, is_corpus_share=True)
+        values, without = corpus_bleu(*counts), bleu_scores(*rest)  # (4,), (N, 4)
+        for key in keys:
+            order = int(key.rpartition("_")[2]) - 1
+            value = float(values[order])
+            if len(self.texts) == 1:
+                self.number(key, value)
+                continue
+            contributions = leave_one_out(value, without[:, order].numpy())
+            self.mean(key, contributions, signature=f"metric:{key}|tok:ptb|corpus", is_corpus_share=True)
+
+    def set_rouge_l(self, keys: Sequence[str]) -> None:
+        """ROUGE-L."""
+        if self.references is None:
+            return self.missing("no references", *keys)
+        found = rouge_l(self.texts, self.references)
+        self.mean("rouge_l", found["per_sample"], signature=found["signature"])
 
     def set_by_java(self, keys: Sequence[str]) -> None:
         """METEOR of the corpus, and SPICE."""
@@ -346,7 +361,7 @@ class SuiteRow:
                 self.missing(str(error).removeprefix("not run: "), key)
                 continue
             named = found.get("signature", "")
-            self.mean(key, found["per_sample"], value=found[key], signature=named, is_corpus_share=True)
+            self.mean(key, found["per_sample"], value=float(found[key]), signature=named, is_corpus_share=True)
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""

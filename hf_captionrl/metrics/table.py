@@ -7,12 +7,14 @@ row, shown below the table. In comparisons, `<key>_mark` marks a significant dif
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -125,7 +127,7 @@ def _grouped(notes: Mapping[str, Mapping[str, Sequence[str]]], number: int) -> l
         for column, names in columns.items():
             where.setdefault("" if len(names) == number else f" ({', '.join(names)})", []).append(column)
         places = "; ".join(f"{', '.join(titles)}{rows}" for rows, titles in where.items())
-        lines.append(f"not run: {reason}: {places}")
+        lines.append(f"not run: {reason.rstrip('.')}: {places}")
     return lines
 
 
@@ -196,8 +198,11 @@ def results_markdown(
 ) -> str:
     """The rows as a Markdown table with its legend; an empty title is left out."""
     check_rows(rows, columns)
-    lines = [(row["name"], [format_cell(row, column) for column in columns]) for row in rows]
-    notes = [*map(escape_markdown, _row_notes(rows)), _legend(rows, columns)]
+    lines = [(row["name"], [_cell(row, column) for column in columns]) for row in rows]
+    notes = [
+        *map(escape_markdown, (*_row_notes(rows), *_reasons([Section(title, columns, rows)]))),
+        _legend(rows, columns),
+    ]
     notes += [] if seed is None else [f"Seed {seed}."]
     heading = f"# {escape_markdown(title)}\n\n" if title else ""
     return heading + _markdown_table([column.title for column in columns], lines) + "".join(f"\n{n}\n" for n in notes)
@@ -257,10 +262,8 @@ def write_results(
 
 # --- Captioners side by side: one line per number, one column per captioner, one section per paper -------------------
 
-# Wide enough for a number with its interval; longer reasons are wrapped.
-_CELL_WIDTH = 30
-# Longer reasons are shortened here and printed in full below the table.
-_REASON_WIDTH = 60
+# Longer names are divided, unless numbers are wider.
+_NAME_WIDTH = 12
 
 _COMPARISON_LEGEND = (
     "↑ higher is better, ↓ lower is better. Fractions are in [0, 1]. ± or [low, high]: 95 % interval over images. "
@@ -290,51 +293,92 @@ def _check(sections: Sequence[Section]) -> list[str]:
     return names
 
 
+def without_repeats(sections: Sequence[Section]) -> list[Section]:
+    """The sections with each column where it stands first; sections without another column are left out."""
+    seen: set[tuple[str, str]] = set()
+    found = []
+    for section in sections:
+        columns = [column for column in section.columns if (column.key, column.header) not in seen]
+        seen |= {(column.key, column.header) for column in columns}
+        found += [replace(section, columns=columns)] if columns else []
+    return found
+
+
 def _cell(row: Row, column: Column) -> str:
-    reason = row.get(f"{column.key}_reason")
-    if row[column.key] is None and reason:
-        return f"not run: {textwrap.shorten(reason, _REASON_WIDTH, placeholder=' ...')}"
+    if row[column.key] is None and row.get(f"{column.key}_reason"):
+        return "not run"
     mark = row.get(f"{column.key}_mark")
     return format_cell(row, column) + (f" {mark}" if mark else "")
 
 
-def _notes_below(sections: Sequence[Section]) -> list[str]:
-    """Reasons that the cells shorten, each once, and the legend."""
-    found = []
+def _reasons(sections: Sequence[Section]) -> list[str]:
+    """Why numbers are missing, each reason once, with the columns."""
+    notes: _Notes = {}
     for section in sections:
         for column in section.columns:
             for row in section.rows:
-                reason = " ".join((row.get(f"{column.key}_reason") or "").split())
-                if row[column.key] is None and len(reason) > _REASON_WIDTH:
-                    found.append(f"{column.title}: not run: {reason}")
-    return [*dict.fromkeys(found), _COMPARISON_LEGEND]
+                reason = " ".join(str(row.get(f"{column.key}_reason") or "").split())
+                if row[column.key] is None and reason:
+                    names = notes.setdefault(reason, {}).setdefault(column.title, [])
+                    names += [] if row["name"] in names else [row["name"]]
+    return _grouped(notes, len(sections[0].rows))
 
 
-def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
-    """Print the sections below each other, with aligned columns."""
-    names = _check(sections)
-    console = Console(file=file, highlight=False)
+def _comparison(sections: Sequence[Section], names: Sequence[str], console: Console) -> Table:
+    """A table of some captioners."""
 
     def shown(text: str) -> str:
         return encodable(text, console)
 
     label_width = max(len(column.title) for section in sections for column in section.columns)
+    cells = [
+        [[shown(_cell(row, column)) for row in section.rows if row["name"] in names] for column in section.columns]
+        for section in sections
+    ]
     # Text and not str, so that [brackets] in names and reasons are not markup.
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", min_width=label_width, vertical="top", no_wrap=True)
-    for name in names:
-        table.add_column(Text(shown(name), overflow="fold"), justify="right", max_width=_CELL_WIDTH, vertical="top")
-    for section in sections:
-        table.add_row(Text(shown(section.title), style="bold"), *([""] * len(names)))
-        for number, column in enumerate(section.columns, start=1):
-            cells = [Text(shown(_cell(row, column)), overflow="fold") for row in section.rows]
-            table.add_row(Text(shown(column.title)), *cells, end_section=number == len(section.columns))
+    table.add_column("", vertical="top", no_wrap=True)
+    for place, name in enumerate(names):
+        width = max(_NAME_WIDTH, *(len(line[place]) for lines in cells for line in lines))
+        table.add_column(Text(_folded(shown(name), width)), justify="right", vertical="bottom", no_wrap=True)
+    for section, lines in zip(sections, cells, strict=True):
+        title = "\n".join(textwrap.wrap(shown(section.title), label_width, break_long_words=False))
+        table.add_row(Text(title, style="bold"), *([""] * len(names)))
+        for number, (column, line) in enumerate(zip(section.columns, lines, strict=True), start=1):
+            texts = [Text(cell, style="dim" if cell == "not run" else "") for cell in line]
+            table.add_row(Text(shown(column.title)), *texts, end_section=number == len(section.columns))
+    return table
+
+
+def _folded(name: str, width: int) -> str:
+    """A name in lines of a width, divided only after spaces and `/`, `_`, `-` and `.`."""
+    lines = [""]
+    for part in re.findall(r"[^\s/_.-]*[\s/_.-]+|[^\s/_.-]+", name):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
+    """Print the sections below each other, with aligned columns; as several tables if the terminal is too narrow."""
+    names = _check(sections)
+    console = Console(file=file, highlight=False)
+    parts = [names[:1]]
+    for name in names[1:]:
+        longer = [*parts[-1], name]
+        if console.is_terminal and _width(_comparison(sections, longer, console), console) > console.width:
+            parts.append([name])
+        else:
+            parts[-1] = longer
+    tables = [_comparison(sections, part, console) for part in parts]
     # Piped output has no width: use the table's width instead of wrapping at 80 characters.
     if not console.is_terminal:
-        console.width = max(console.width, label_width + (_CELL_WIDTH + 3) * len(names))
-    console.print(table)
-    for note in _notes_below(sections):
-        console.print(Text(shown(note), style="dim"))
+        console.width = max(console.width, _width(tables[0], console))
+    for table in tables:
+        console.print(table)
+    for note in (*_reasons(sections), _COMPARISON_LEGEND):
+        console.print(Text(encodable(note, console), style="dim"))
 
 
 def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison") -> str:
@@ -344,4 +388,47 @@ def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison
     for section in sections:
         lines = [(column.title, [_cell(row, column) for row in section.rows]) for column in section.columns]
         text += f"\n## {escape_markdown(section.title)}\n\n" + _markdown_table(heads, lines)
-    return text + "".join(f"\n{escape_markdown(note)}\n" for note in _notes_below(sections))
+    return text + "".join(f"\n{escape_markdown(note)}\n" for note in (*_reasons(sections), _COMPARISON_LEGEND))
+
+
+def comparison_csv(sections: Sequence[Section]) -> str:
+    """The sections as CSV, a line per number: its interval, and its difference from the first captioner with the p-value."""
+    _check(sections)
+    buffer = io.StringIO(newline="")
+    lines = csv.writer(buffer, lineterminator="\n")
+    lines.writerow("table metric key better captioner value low high difference p_value reason".split())
+    for section in sections:
+        for column in section.columns:
+            metric = [section.title, " ".join(column.header.split()), column.key, column.better or ""]
+            for row in section.rows:
+                key = column.key
+                low, high = row.get(f"{key}_ci") or (None, None)
+                more = [row.get(f"{key}_{name}") for name in ("difference", "p_value", "reason")]
+                lines.writerow([*metric, row["name"], row[key], low, high, *more])
+    return buffer.getvalue()
+
+
+_LATEX: dict[str, str | int | None] = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "–": "--",
+    "≥": r"$\geq$", "≤": r"$\leq$",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    return " ".join(text.split()).translate(str.maketrans(_LATEX))
+
+
+def comparison_latex(sections: Sequence[Section]) -> str:
+    """The sections as LaTeX tables of the package booktabs; reasons and legend are comments."""
+    names = _check(sections)
+    text = "% \\usepackage{booktabs}\n"
+    for section in sections:
+        text += f"\n% {_latex(section.title)}\n\\begin{{tabular}}{{l{'r' * len(names)}}}\n\\toprule\n"
+        text += "".join(f" & {_latex(name)}" for name in names) + " \\\\\n\\midrule\n"
+        for column in section.columns:
+            cells = "".join(f" & {_latex(_cell(row, column))}" for row in section.rows)
+            text += f"{_latex(column.title)}{cells} \\\\\n"
+        text += "\\bottomrule\n\\end{tabular}\n"
+    return text + "".join(f"% {_latex(note)}\n" for note in (*_reasons(sections), _COMPARISON_LEGEND))

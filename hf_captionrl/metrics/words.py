@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import string
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from numbers import Real
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_captionrl.metrics.bootstrap import signature
+from hf_captionrl.metrics.bootstrap import leave_one_out, signature
 from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_captions, checked_groups
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import count_ngrams, distinct_share, group_blocks
@@ -168,23 +169,47 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
         captions: One caption per image.
     Returns:
         `dict`: `length`, mean number of whitespace-separated words; `lexical_diversity`, distinct words in thousands, case kept
-        and punctuation removed; `per_sample`, the lengths; `signature`.
+        and punctuation removed; `per_sample`, the lengths, and the contributions ([`leave_one_out`]) of the captions to
+        the lexical diversity; `signature`.
     """
     lengths: list[int] = []
-    words: set[str] = set()
-    for text in checked_captions(captions):
-        lengths.append(len(text.split()))
-        words.update(text.translate(_NO_PUNCTUATION).split())
+
+    def words() -> Iterator[list[str]]:
+        for text in checked_captions(captions):
+            lengths.append(len(text.split()))
+            yield text.translate(_NO_PUNCTUATION).split()
+
+    number, without = vocabulary_size(words(), 1)
     named = signature(metric="caption_statistics", words="whitespace", case="kept", punctuation="removed")
-    result = {"length": sum(lengths) / len(lengths), "lexical_diversity": len(words) / 1000}
-    return result | {"per_sample": lengths, "signature": named}
+    result: dict[str, Any] = {"length": sum(lengths) / len(lengths), "lexical_diversity": number / 1000}
+    shares = leave_one_out(number / 1000, without / 1000)
+    return result | {"per_sample": {"length": lengths, "lexical_diversity": shares}, "signature": named}
 
 
-def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> int:
-    """Number of words that occur at least `min_frequency` times."""
+def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> tuple[int, np.ndarray]:
+    """Number of words that occur at least `min_frequency` times in the captions, and the numbers without each caption `(N,)`."""
     _check_min_frequency(min_frequency)
-    frequency = Counter(word for caption in words for word in caption)
-    return sum(count >= min_frequency for count in frequency.values())
+    ids: dict[str, int] = {}
+    found, sizes = array("q"), array("q")
+    for caption in words:
+        found.extend(ids.setdefault(word, len(ids)) for word in caption)
+        sizes.append(len(caption))
+    return count_distinct(np.array(found), np.repeat(np.arange(len(sizes)), sizes), len(sizes), min_frequency)
+
+
+def count_distinct(
+    items: np.ndarray, owners: np.ndarray, num_owners: int | None = None, min_frequency: int = 1
+) -> tuple[int, np.ndarray]:
+    """How many different items occur at least `min_frequency` times, and how many do without those of each owner.
+
+    `items` and `owners` are `(P,)` integers from 0; owners are images or captions.
+    """
+    times = np.bincount(items, minlength=1)
+    pairs, own = np.unique(owners * len(times) + items, return_counts=True)
+    owner, item = np.divmod(pairs, len(times))
+    lost = (times[item] >= min_frequency) & (times[item] - own < min_frequency)
+    number = int((times >= min_frequency).sum())
+    return number, number - np.bincount(owner[lost], minlength=num_owners or int(owners.max()) + 1)
 
 
 def _check_min_frequency(min_frequency: int) -> None:
@@ -210,8 +235,9 @@ def caption_diversity(
         `dict`, shares in [0, 1]: `div_1`, `div_2`, means over images; `mbleu_1` ... `mbleu_4` of the corpus (the k-th
         captions of all images against the others, mean over k); `mbleu_1_per_image` ... (mean sentence BLEU over
         captions); `unique_captions`, distinct captions divided by captions; `length`, `lexical_diversity` as in
-        [`caption_statistics`]; `vocabulary_size`; `novel_captions` (only with `training_captions`); `per_image`,
-        arrays of `div_1`, `div_2` and `mbleu_<max_order>`; `signature`.
+        [`caption_statistics`]; `vocabulary_size`; `novel_captions` (only with `training_captions`); `per_sample`,
+        of each image `div_1`, `div_2`, `mbleu_<max_order>_per_image`, and its contributions ([`leave_one_out`]) to
+        `mbleu_<max_order>` and `unique_captions`; `signature`.
     """
     groups = as_sequence(captions, "captions")
     batch, images = encode_captions(checked_groups(groups, "captions", minimum=2))
@@ -229,16 +255,26 @@ def caption_diversity(
     sentence = bleu_scores(*siblings)  # (N, n)
     sums = torch.zeros(len(groups), max_order, dtype=torch.float64).index_add_(0, images, sentence)
     per_image = sums / sizes[:, None]
-    by_slot = [corpus_bleu(*(part[slot == k] for part in siblings)) for k in range(int(sizes.max()))]
+    by_slot = []
+    without = torch.zeros(2, len(groups), dtype=torch.float64)  # sum over the slots without an image, and their number
+    for k in range(int(sizes.max())):
+        parts, own = [part[slot == k] for part in siblings], images[slot == k]
+        by_slot.append(corpus_bleu(*parts))
+        rest = torch.tensor([float(by_slot[-1][-1]), 1.0], dtype=torch.float64)[:, None].repeat(1, len(groups))
+        rest[0, own] = bleu_scores(*(part.double().sum(0) - part.double() for part in parts))[:, -1]
+        without += rest if len(own) > 1 else rest.index_fill(1, own, 0.0)
     corpus = torch.stack(by_slot).mean(0)
     result: dict[str, Any] = {name: float(share.mean()) for name, share in div.items()}
     result |= {f"mbleu_{n}": float(score) for n, score in enumerate(corpus, start=1)}
     result |= {f"mbleu_{n}_per_image": float(score) for n, score in enumerate(per_image.mean(0), start=1)}
     starts = torch.cumsum(batch.lengths, 0) - batch.lengths
-    distinct = 0
+    numbers: dict[bytes, int] = {}
+    number: np.ndarray = np.empty(len(batch), np.int64)  # of each caption, equal for equal ones
     for length in batch.lengths.unique().tolist():  # captions of one length after the other
-        places = starts[batch.lengths == length][:, None] + torch.arange(length)
-        distinct += len({row.tobytes() for row in batch.tokens[places].numpy()})
+        at = np.flatnonzero((batch.lengths == length).numpy())
+        rows = batch.tokens[starts[at][:, None] + torch.arange(length)].numpy()
+        number[at] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in rows]
+    distinct, distinct_without = count_distinct(number, images.numpy())
     result["unique_captions"] = distinct / len(batch)
     basic = caption_statistics(caption for group in groups for caption in group)
     result |= {"length": basic["length"], "lexical_diversity": basic["lexical_diversity"]}
@@ -247,8 +283,13 @@ def caption_diversity(
         known = {" ".join(ptb_tokenize(caption)) for caption in check_captions(training_captions, "training_captions")}
         texts = (" ".join(ptb_tokenize(caption)) for group in groups for caption in group)
         result["novel_captions"] = sum(text not in known for text in texts) / len(batch)
-    result["per_image"] = {name: share.numpy() for name, share in div.items()}
-    result["per_image"][f"mbleu_{max_order}"] = per_image[:, -1].numpy()
+    others = np.maximum(len(batch) - sizes.numpy(), 1)
+    result["per_sample"] = {name: share.numpy() for name, share in div.items()}
+    result["per_sample"] |= {
+        f"mbleu_{max_order}_per_image": per_image[:, -1].numpy(),
+        f"mbleu_{max_order}": leave_one_out(float(corpus[-1]), without[0] / without[1].clamp(min=1)),
+        "unique_captions": leave_one_out(result["unique_captions"], distinct_without / others),
+    }
     result["signature"] = signature(
         metric="caption_diversity",
         tok="ptb",

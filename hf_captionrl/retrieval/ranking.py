@@ -28,6 +28,7 @@ _SMALL, _LARGE = 2.0**-30, 2.0**40
 
 def as_features(features: Any, name: str = "features") -> Tensor:
     """Features as a tensor, from any container; raises ValueError if rows differ in length or are not numbers."""
+    refuse_masked(features, name)
     if isinstance(features, list | tuple):
         sizes = [np.shape(row) for row in features]
         odd = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
@@ -42,6 +43,15 @@ def as_features(features: Any, name: str = "features") -> Tensor:
         return torch.as_tensor(features)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} is not a matrix of numbers ({error}). Pass an array or a tensor.") from error
+
+
+def refuse_masked(values: Any, name: str) -> None:
+    """Refuse a masked array, or a list with one, whose mask a tensor would not have."""
+    rows = values if isinstance(values, list | tuple) else [values]
+    masked = next((i for i, row in enumerate(rows) if np.ma.is_masked(row)), None)
+    if masked is not None:
+        where = name if rows[masked] is values else f"{name}[{masked}]"
+        raise ValueError(f"{where} has masked values, which have no rank. Leave these rows out.")
 
 
 def check_features(features: Any, name: str = "features") -> Tensor:
@@ -104,6 +114,7 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
         if num_captions != num_images:
             raise ValueError(f"{num_captions} captions and {num_images} images do not pair up. Pass targets.")
         return torch.arange(num_captions)
+    refuse_masked(targets, "targets")
     try:
         rows = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:

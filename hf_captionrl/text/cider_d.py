@@ -264,7 +264,8 @@ class CiderScorer:
         squared = (idf * idf).index_select(0, counts.ids)  # (E,)
         segment = counts.rows * width + counts.orders(counts.ids)  # (E,) caption and order in one number
         amount = counts.counts.double()
-        norms = torch.bincount(segment, squared * amount * amount, len(batch) * width).sqrt_().view(-1, width)
+        # Of captions without any word, bincount gives integers.
+        norms = torch.bincount(segment, squared * amount * amount, len(batch) * width).double().sqrt_().view(-1, width)
 
         # Only n-grams that occur in a reference of the image contribute to the products: a third of all.
         table = counts.table(slots)  # (C, S) counts in each reference

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from hf_captionrl.cli import doctor, main
+from hf_captionrl.metrics import meteor_spice
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def test_nothing_is_broken_in_the_test_environment(report):
     assert named["torch"].state == "ok"
     assert {"GPU"} & set(named) or "GPU 0" in named
     assert named["scenes:blip-mle"].what == "shipped"
-    for name in ("faiss", "spacy", "vllm", "gradio", "Java", "Chromium"):
+    for name in ("faiss", "spacy", "vllm", "gradio", "Java", "METEOR", "SPICE", "Chromium"):
         assert named[name].state in ("ok", "missing"), name
     assert all(finding.what for finding in named.values())
 
@@ -67,6 +68,47 @@ def test_failing_check_does_not_end_the_report(monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "[FAIL] devices: OSError: no such device" in output
     assert "scenes:blip-mle" in output
+
+
+def programs():
+    return {finding.name: finding for finding in doctor._programs()}
+
+
+def test_meteor_is_ok_exactly_if_it_can_be_computed(monkeypatch, tmp_path):
+    def computes():
+        try:
+            return meteor_spice.meteor(["a dog"], [["a dog"]])["meteor"] > 0
+        except meteor_spice.JavaError:
+            return False
+
+    assert (programs()["METEOR"].state == "ok") == computes()
+    # A program called java that does not run METEOR, such as the stub of a system without Java.
+    (tmp_path / "java").write_text("#!/bin/sh\necho no runtime present >&2\nexit 1\n")
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setattr(meteor_spice, "find_java", lambda java=None: str(tmp_path / "java"))
+    found = programs()
+    assert found["Java"].state == "ok"
+    assert found["METEOR"].state == "missing"
+    assert "no runtime present" in found["METEOR"].what
+    assert not computes()
+
+    def nowhere(java=None):
+        raise meteor_spice.JavaError("there is no Java")
+
+    monkeypatch.setattr(meteor_spice, "find_java", nowhere)
+    assert {programs()[name].state for name in ("Java", "METEOR", "SPICE")} == {"missing"}
+
+
+def test_meteor_without_its_program_is_missing_with_java(monkeypatch):
+    def lacking(part, jar):
+        raise meteor_spice.JavaError(f"pycocoevalcap, which contains {jar}, is not installed")
+
+    monkeypatch.setattr(meteor_spice, "_program", lacking)
+    monkeypatch.setattr(meteor_spice, "_RUNNING", {})
+    monkeypatch.setattr(meteor_spice, "find_java", lambda java=None: "/usr/bin/true")
+    found = programs()
+    assert (found["Java"].state, found["METEOR"].state, found["SPICE"].state) == ("ok", "missing", "missing")
+    assert "pycocoevalcap" in found["METEOR"].what
 
 
 def hub_finding(monkeypatch, answer, status=200):

@@ -1,5 +1,6 @@
 """`captionrl evaluate` on the embedded world, where detailed captions must score above generic ones."""
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -71,7 +72,7 @@ def rows_of(folder, table):
 
 def test_comparison_has_every_table_and_column(everything):
     result = json.loads((everything / "comparison.json").read_text())
-    assert list(result["tables"]) == ["smile", "discritune", "sle", "ndlb", "preferences", "captions"]
+    assert list(result["tables"]) == ["text", "smile", "discritune", "sle", "ndlb", "preferences", "captions"]
     more = [("preferences", suites.PREFERENCES_TABLE), ("captions", suites.CAPTIONS_TABLE)]
     for name, table in [*suites.TABLES.items(), *more]:
         rows = rows_of(everything, name)
@@ -79,6 +80,8 @@ def test_comparison_has_every_table_and_column(everything):
         for row in rows.values():
             for column in table.columns:
                 assert row[column.key] is not None or row[f"{column.key}_reason"], (name, column.key)
+                if row[column.key] is not None and not column.key.endswith("hallucination"):  # perhaps no claims
+                    assert row[f"{column.key}_ci"], (name, column.key)
             assert not {"per_sample", "groups", "ranks"} & set(row)
     assert result["signatures"]["smile"]["pool_recall_at_1"].startswith(
         "metric:self_retrieval|scorer:siglip-held-out@"
@@ -136,7 +139,15 @@ def test_full_captions_score_above_generic_ones(everything):
 
 def test_missing_number_has_its_reason_in_the_cell(everything):
     markdown = (everything / "comparison.md").read_text()
-    assert "| METEOR ↑ | not run: there is no Java |" in markdown
+    assert markdown.count("| METEOR ↑ | not run | not run | not run | not run |") == 1
+    assert markdown.count("there is no Java") == 1
+    assert "\nnot run: there is no Java: METEOR ↑, SPICE ↑\n" in markdown
+    titles = [line.split(" |")[0] for line in markdown.splitlines() if line.startswith("| ") and line[2] != "|"]
+    assert len(titles) == len(set(titles))  # a suite does not repeat the columns of another
+    with (everything / "comparison.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["metric"] for line in lines if line["captioner"] == "full"} >= {"CIDEr-D", "Div-1", "Length (words)"}
+    assert "\\begin{tabular}{lrrrr}" in (everything / "comparison.tex").read_text()
     sle = rows_of(everything, "sle")
     assert "one caption per image" in sle["full"]["div_1_reason"]
     assert sle["five"]["captions_per_image"] == sle["references"]["captions_per_image"] == 5
@@ -378,4 +389,5 @@ def test_files_of_equal_names_get_the_names_of_their_folders(files, tmp_path, ca
 
 
 def test_suite_choices_equal_the_tables():
-    assert (*suites.TABLES, "all") == get_args(get_type_hints(EvaluateOptions)["suite"])
+    (choices, _) = get_args(get_type_hints(EvaluateOptions)["suite"])
+    assert (*suites.TABLES, "all") == get_args(choices)

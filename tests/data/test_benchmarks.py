@@ -95,7 +95,7 @@ def test_imagecode_rows_feed_the_metric(tmp_path):
     images = np.eye(20)
     text = images[[5, 1, 19]]  # the second description retrieves its neighbour
     result = self_retrieval(text, images, targets=found.targets, sets=found.sets, ks=(1,), num_bootstrap=0)
-    assert result["recall_at_1_per_sample"].tolist() == [1, 0, 1]
+    assert result["per_sample"]["recall_at_1"].tolist() == [1, 0, 1]
 
 
 def test_imagecode_by_kind(tmp_path):

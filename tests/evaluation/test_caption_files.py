@@ -1,11 +1,12 @@
 """Reading and writing files of captions, and errors of broken files."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hf_captionrl.cli.caption import CaptionWriter
-from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.evaluation.caption_files import CaptionFile, measured_images, read_caption_file, read_references
 
 GOOD = '{"image_id": "a", "caption": "a dog"}\n{"image_id": 7, "captions": ["a cat", "", "x\u2028y"]}\n'
 
@@ -30,7 +31,7 @@ def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
         (GOOD + '{"image_id": true, "caption": "a bird"}\n', "image_id is True"),
         (GOOD + '{"image_id": "b", "caption": null}\n', r"image 'b' is \[None\], not text"),
         (GOOD + '{"image_id": "b", "captions": []}\n', r"is \[\], not text"),
-        (GOOD + '{"image_id": "b", "captions": "a bird"}\n', "is 'a bird', not text"),
+        (GOOD + '{"image_id": "b", "captions": 3}\n', r"is \[3\], not text"),
         (GOOD + '{"image_id": "7", "caption": "again"}\n', "line 3: image '7' is already in line 2"),
         ("\n\n", "holds no captions"),
     ],
@@ -50,6 +51,112 @@ def test_captions_of_other_images_are_refused(tmp_path):
         file.aligned(["a", "b"], {"a", "b"})
     with pytest.raises(ValueError, match=r"2 of the data set's 4 images; 2 are missing, such as 'b', 'c'"):
         file.aligned(["a", "b", "7", "c"], {"a", "b", "7", "c"})
+
+
+CAPTIONS = {"1": ["a dog"], "2": ['a cat, "red"', "two"]}
+ANNOTATIONS = [
+    {"id": 10 * n, "image_id": int(i), "caption": text} for i, c in CAPTIONS.items() for n, text in enumerate(c)
+]
+SPLIT = [{"imgid": 7, "cocoid": int(i), "split": "val", "sentences": [{"raw": t, "tokens": []} for t in texts]}
+         for i, texts in CAPTIONS.items()]  # fmt: skip
+LAYOUTS = {
+    "annotations of COCO.json": {"images": [{"id": 1}, {"id": 2}], "annotations": ANNOTATIONS},
+    "results of COCO.json": ANNOTATIONS,
+    "lists.json": CAPTIONS,
+    "texts.json": {i: texts[0] for i, texts in CAPTIONS.items()},
+    "pycocoevalcap.json": {i: [{"caption": text} for text in texts] for i, texts in CAPTIONS.items()},
+    "rows.json": [{"file_name": i, "text": texts} for i, texts in CAPTIONS.items()],
+    "one.json": {"image_id": 1, "caption": "a dog"},
+    "karpathy.json": {"dataset": "coco", "images": SPLIT},
+    "lines.jsonl": "\n".join(json.dumps({"image_id": i, "captions": texts}) for i, texts in CAPTIONS.items()),
+    "lines.json": "\n".join(json.dumps({"image": i, "captions": texts}) for i, texts in CAPTIONS.items()),
+    "long.csv": 'image_id,caption\n1,a dog\n2,"a cat, ""red"""\n2,two\n',
+    "wide.csv": 'file_name,caption,caption\n1,a dog,\n2,"a cat, ""red""",two\n',
+    "long.tsv": 'image_id\tcaption\n1\ta dog\n2\ta cat, "red"\n2\ttwo\n',
+    "album.csv": "\ufeffimage_id,caption,old_caption,rank,unreadable,number\n1,a dog,,1,,1\n3,,,,truncated,1\n"
+    '2,"a cat, ""red""",,1,,1\n2,two,,1,,2\n',
+}
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, "rows.parquet", "structs.parquet"])
+def test_captions_are_read_in_every_layout(tmp_path, name):
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        texts = (
+            [[{"raw": t} for t in c] for c in CAPTIONS.values()] if name.startswith("s") else list(CAPTIONS.values())
+        )
+        ids = pa.array([1.0, 2.0, None][:2]) if name.startswith("s") else pa.array([1, 2])
+        pyarrow.parquet.write_table(pa.table({"image_id": ids, "image": [b"JPEG", b"JPEG"], "captions": texts}), path)
+    else:
+        content = LAYOUTS[name]
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    first = {i: texts[:1] for i, texts in CAPTIONS.items()}
+    expected = {"texts.json": first, "one.json": {"1": ["a dog"]}}.get(name, CAPTIONS)
+    assert read_caption_file(path, is_repeatable=True).captions == expected
+    has_rows_of_one_image = name.startswith(("annotations", "results", "long"))
+    if has_rows_of_one_image:
+        with pytest.raises(ValueError, match=r"image '2' is already in (annotation|entry|row) 2"):
+            read_caption_file(path)
+    else:
+        assert read_caption_file(path).captions == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.csv", "image_id;caption\n1;a dog\n", "row 1: image_id is None .of image_id;caption."),
+        ("x.csv", "image_id,title\n1,a dog\n", r"image '1' is \[None\], not text"),
+        ("x.csv", "image_id,caption\n", "no captions"),
+        ("x.csv", "", "no captions"),
+        ("x.csv", "image_id,caption,number\n1,a dog,1\n1,a cat,1\n", "image '1' is already in row 1"),
+        ("x.json", "", "no captions"),
+        ("x.json", "[]", "no captions"),
+        ("x.json", "{}", "no captions"),
+        ("x.json", '[{"image_id": 1, "caption": "a"}, 7]', "entry 2, holds a int"),
+        ("x.json", '["a dog"]', "entry 1, holds a str"),
+        ("x.json", '{"1": "a dog", "1": "a cat"}', "the key '1' twice"),
+        ("x.json", '{"1": {"a": "dog"}}', "image '1' is .*not text"),
+        (
+            "x.json",
+            '{"images": [], "annotations": [{"image_id": 1, "bbox": [1]}]}',
+            "annotation 1: the caption of image 1",
+        ),
+        ("x.json", "{oops", "not valid JSON"),
+        ("x.json", "[" * 100_000, "not valid JSON"),
+        ("x.parquet", "PAR1", "not a Parquet file"),
+    ],
+)
+def test_bad_files_are_refused_with_the_file_and_the_place(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=said) as caught:
+        read_caption_file(tmp_path / name)
+    assert name in str(caught.value)
+
+
+def test_formulas_that_an_album_quoted_are_as_they_were(tmp_path):
+    (tmp_path / "album.csv").write_text("image_id,caption\n'-1.png,'=a dog\n'a.png,'tis a cat\n")
+    assert read_caption_file(tmp_path / "album.csv").captions == {"-1.png": ["=a dog"], "'a.png": ["'tis a cat"]}
+
+
+def test_measured_images_are_those_of_the_captions_which_all_files_share():
+    def file(name, ids):
+        return CaptionFile(name, Path(f"{name}.json"), {i: ["a dog"] for i in ids})
+
+    assert measured_images([file("a", "21"), file("b", "12")], file("refs", "123")) == ["1", "2"]  # 3 is left out
+    assert measured_images([file("a", "21")], None) == ["2", "1"]
+    with pytest.raises(ValueError, match=r"a.json .* 2 images and b.json of 2; 2 are .*'1', '3'"):
+        measured_images([file("a", "12"), file("b", "23")], None)
+    with pytest.raises(ValueError, match=r"refs.json .* 1 of the 2 images of a.json, such as '2'; .* '1', '3'"):
+        measured_images([file("a", "12")], file("refs", "13"))
+
+
+def test_an_empty_reference_is_refused(tmp_path):
+    (tmp_path / "refs.json").write_text('{"1": ["a dog", " "]}')
+    with pytest.raises(ValueError, match="reference of image '1' is empty"):
+        read_references(tmp_path / "refs.json")
 
 
 def test_writer_resumes_after_an_incomplete_last_line(tmp_path):

@@ -143,3 +143,19 @@ def test_the_same_numbers_give_the_same_picture(tmp_path, draw):
 def test_the_trade_off_needs_both_numbers(tmp_path):
     assert write_trade_off(tmp_path / "a.png", TRADE_OFF[1:], **OPTIONS) is None
     assert not (tmp_path / "a.png").exists()
+
+
+def test_every_point_of_a_trade_off_is_seen_also_where_points_coincide(tmp_path, monkeypatch):
+    drawn = []
+    real = tradeoff.save_figure
+    monkeypatch.setattr(tradeoff, "save_figure", lambda path, figure: drawn.append(figure) or real(path, figure))
+    same = {"r": 0.5, "h": 0.1, "r_ci": [0.4, 0.6]}
+    for rows in ([same] * 4, [same, {"r": 0.9, "h": 0.9}, {"r": 0.501, "h": 0.1001}, {"r": 0.1, "h": 0.5}]):
+        rows = [{"name": f"captioner {n}", **row} for n, row in enumerate(rows)]
+        tradeoff.write_trade_off(tmp_path / "t.png", rows, x=("r", "R@1"), y=("h", "Hallucination"))
+        drawn[-1].axes[0].get_legend().remove()  # which shows every marker
+        drawn[-1].canvas.draw()
+        pixels = np.asarray(drawn[-1].canvas.buffer_rgba())[..., :3].reshape(-1, 3)
+        for colour in tradeoff.COLOURS[:4]:
+            is_colour = (pixels == tuple(bytes.fromhex(colour[1:]))).all(axis=1)
+            assert is_colour.sum() > 40, colour

@@ -1,5 +1,6 @@
 """The results table: printed, written, and invalid rows."""
 
+import csv
 import io
 import json
 import os
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.metrics.columns import COLUMNS, Column
+from hf_captionrl.metrics.columns import COLUMNS, Column, table_columns
 from hf_captionrl.metrics.table import (
     Section,
     check_rows,
+    comparison_csv,
+    comparison_latex,
     comparison_markdown,
     format_cell,
     installed_versions,
@@ -22,6 +25,7 @@ from hf_captionrl.metrics.table import (
     print_comparison,
     print_table,
     results_markdown,
+    without_repeats,
     write_results,
 )
 
@@ -86,18 +90,8 @@ def test_piped_table_is_not_wrapped():
 
 
 def test_narrow_terminal_gets_every_column_in_order(monkeypatch):
-    class Terminal(io.StringIO):
-        encoding = "utf-8"
-
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    out = Terminal()
-    print_table([make_row("M" * 20)], columns=COLUMNS, file=out)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    lines = on_a_terminal(monkeypatch, 60, lambda out: print_table([make_row("M" * 20)], columns=COLUMNS, file=out))
+    text = "\n".join(lines)
     numbers = re.findall(r"\d+\.\d+", text.split("↑ higher")[0])
     assert numbers == SHOWN
     assert text.count("M" * 20) >= 2
@@ -232,10 +226,10 @@ def test_cells_show_numbers_marks_and_reasons():
     printed, markdown = out.getvalue(), comparison_markdown([GOOD], title="T")
     for text in (printed, markdown):
         assert "0.500 ±0.100" in text
-        assert "not run: no truth" in text
-        assert " ..." in text
-    assert " ".join(LONG.split()) in " ".join(printed.split())  # printed in full below
-    assert markdown.count(" ".join(LONG.split())) == 1
+        words = " ".join(text.split())
+        assert words.count("not run: no truth: Hallucination ↓ (one)") == 1
+        assert words.count(f"not run: {' '.join(LONG.split())}: Hallucination ↓ (two)") == 1
+    assert "| not run | not run |" in markdown
     assert "0.700 \\*\\*" in markdown
     assert "0.700 **" in printed
     assert "not corrected" in printed
@@ -245,7 +239,7 @@ def test_names_are_escaped():
     hostile = section(row("[red]x[/] | <script>", 0.1, 0.2), row("b", 0.1, 0.2))
     out = io.StringIO()
     print_comparison([hostile], file=out)
-    assert "[red]x[/]" in out.getvalue()
+    assert "[red]x[/]|<script>" in "".join(out.getvalue().split())
     assert "<script>" not in comparison_markdown([hostile])
     assert "x[/] \\| \\<script" in comparison_markdown([hostile])
 
@@ -269,3 +263,79 @@ def test_malformed_sections_are_refused(sections, said):
     for show in (comparison_markdown, print_comparison):
         with pytest.raises(ValueError, match=said):
             show(sections)
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def on_a_terminal(monkeypatch, width, show):
+    for name, value in {"COLUMNS": str(width), "NO_COLOR": "1", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    out = Terminal()
+    show(out)
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()]
+
+
+NAMES = ["blip_large_finetuned-on_our.captions", "B", "runs/seven/captions", "git", "Qwen2.5-VL-7B-Instruct"]
+
+
+def test_at_100_columns_no_word_is_broken_and_every_captioner_is_shown(monkeypatch):
+    columns = table_columns("length", "lexical_diversity", "pool_recall_at_1", "cider_d", "meteor", "hallucination")
+    missing = {"meteor": None, "meteor_reason": "there is no Java"}
+    rows = [{"name": name, **dict.fromkeys(KEYS, 0.5), "cider_d_ci": [0.11, 0.93], **missing} for name in NAMES]
+    section = Section("Scenes with and against the preferences of their kinds", columns, rows)
+    lines = on_a_terminal(monkeypatch, 100, lambda out: print_comparison([section], file=out))
+    assert max(map(len, lines)) <= 100
+    words = set(re.split(r"[\s/_.-]+", "\n".join(lines)))
+    for heading in [*NAMES, section.title, *(column.title for column in columns)]:
+        assert set(re.split(r"[\s/_.-]+", heading)) <= words, heading
+    assert sum("0.500 [0.110, 0.930]" in line for line in lines) > 1  # in several tables
+    assert sum(line.count("0.500 [0.110, 0.930]") for line in lines) == len(NAMES)
+    assert sum("there is no Java" in line for line in lines) == 1
+    table = on_a_terminal(
+        monkeypatch, 100, lambda out: print_table([make_row(name) for name in NAMES], columns=COLUMNS, file=out)
+    )
+    assert max(map(len, table)) <= 100
+    for column in COLUMNS:
+        assert set(column.title.split()) <= set(" ".join(table).split()), column.key
+
+
+def test_columns_of_later_sections_that_repeat_are_left_out():
+    r, h = COLUMNS_COMPARISON
+    other = Column("r", "R@1 (another number)", "higher")
+    first, second = Section("1", (r,), [row("a", 0.1, 0.2)]), Section("2", (r, h, other), [row("a", 0.1, 0.2)])
+    found = without_repeats([first, second, Section("3", (h,), [row("a", 0.1, 0.2)])])
+    assert [(section.title, list(section.columns)) for section in found] == [("1", [r]), ("2", [h, other])]
+
+
+def test_csv_has_a_line_per_number():
+    rows = list(csv.DictReader(io.StringIO(comparison_csv([section(
+        row("one", 0.5, None, h_reason="no truth", r_ci=[0.4, 0.6]),
+        row("two, too", 0.7, 0.1, r_difference=0.2, r_p_value=0.01),
+    )]))))  # fmt: skip
+    assert [(r["captioner"], r["key"], r["metric"], r["better"]) for r in rows] == [
+        (name, key, metric, better)
+        for key, metric, better in (("r", "R@1", "higher"), ("h", "Hallucination", "lower"))
+        for name in ("one", "two, too")
+    ]
+    assert [rows[0][key] for key in ("value", "low", "high", "difference", "reason")] == ["0.5", "0.4", "0.6", "", ""]
+    assert [rows[1][key] for key in ("value", "low", "difference", "p_value")] == ["0.7", "", "0.2", "0.01"]
+    assert (rows[2]["value"], rows[2]["reason"]) == ("", "no truth")
+
+
+def test_latex_has_a_table_per_section_with_escaped_cells():
+    hostile = row("50% & _x_ #1 \\input{a} $", 0.7, 0.1, r_ci=[0.6, 0.8], r_mark="**")
+    text = comparison_latex([section(row("one", 0.5, 0.2), hostile)])
+    body = [line for line in text.splitlines() if not line.startswith("%")]
+    assert body[1:4] == [r"\begin{tabular}{lrr}", r"\toprule", body[3]]
+    assert body[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    cells = [line for line in body if line.endswith(r" \\")]
+    assert len(cells) == 3
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in cells} == {2}
+    assert r"50\% \& \_x\_ \#1 \textbackslash{}input\{a\} \$" in cells[0]
+    assert cells[1] == r"R@1 $\uparrow$ & 0.500 & 0.700 $\pm$0.100 ** \\"
+    assert "not run: no truth" in comparison_latex([GOOD])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.metrics import bootstrap_interval, chair, faithfulness
+from hf_captionrl.metrics.coco_objects import COCO_OBJECTS
 from hf_captionrl.scenes import check, full_caption, sample_scene
 
 
@@ -95,3 +96,49 @@ def test_plurals_of_what_is_in_photographs(many):
 
 def test_objects_are_names_without_synonyms():
     assert chair(["a cat and a dog", "a dog"], [["cat"], ["dog"]])["chair_i"] == 1 / 3
+
+
+def test_without_a_recognised_object_chair_is_not_defined_and_the_counts_say_why():
+    found = chair(["a thing", "nice"], [["dog"], ["cat", "dog"]])
+    assert found["chair_i"] is found["chair_s"] is None
+    assert "2 captions" in found["chair_i_reason"]
+    assert (found["num_mentions"], found["num_wrong"], found["num_objects"], found["num_captions"]) == (0, 0, 3, 2)
+    assert found["object_recall"] == 0
+    found = chair(["a dog", "a dog"], [[], []], synonyms={"dog": []})
+    assert (found["chair_i"], found["chair_s"], found["object_recall"]) == (1, 1, None)
+    assert "chair_i_reason" not in found
+    assert (found["num_mentions"], found["num_wrong"], found["num_objects"]) == (2, 2, 0)
+
+
+COCO = """person bicycle car motorcycle airplane bus train truck boat traffic_light fire_hydrant stop_sign parking_meter bench bird
+cat dog horse sheep cow elephant bear zebra giraffe backpack umbrella handbag tie suitcase frisbee skis snowboard sports_ball kite
+baseball_bat baseball_glove skateboard surfboard tennis_racket bottle wine_glass cup fork knife spoon bowl banana apple sandwich
+orange broccoli carrot hot_dog pizza donut cake chair couch potted_plant bed dining_table toilet tv laptop mouse remote keyboard
+cell_phone microwave oven toaster sink refrigerator book clock vase scissors teddy_bear hair_drier toothbrush"""
+
+
+def test_coco_objects_are_found_in_captions():
+    names = [name.replace("_", " ") for name in COCO.split()]
+    assert list(COCO_OBJECTS) == names
+    assert len(names) == 80
+    # Every name of every object is recognised, also after other words, and means this object.
+    for name, others in COCO_OBJECTS.items():
+        for other in (name, *others):
+            found = chair([f"there is one {other} here"], [[name]], synonyms="coco")
+            assert found["per_sample"]["mentioned"] == [[name]], other
+    captions = {
+        "Two puppies and a baby elephant beside teddy bears": ["dog", "elephant", "teddy bear"],
+        "A man eats hot dogs on a sofa": ["person", "hot dog", "couch"],
+        "women with scissors, glasses and skis": ["person", "scissors", "skis"],
+        "a TV, a toilet seat and a bow tie": ["tv", "toilet", "tie"],
+        "Children on buses, mice on benches, knives on dining tables": [
+            *("person", "bus", "mouse", "bench", "knife", "dining table")
+        ],
+        "a sheep between wine glasses and a fire truck": ["sheep", "wine glass", "truck"],
+        "A couple of dogs steer clear of the seat.": ["dog"],
+        "The sky is blue.": [],
+    }
+    found = chair(list(captions), [[]] * len(captions), synonyms="coco")
+    assert found["per_sample"]["mentioned"] == list(captions.values())
+    with pytest.raises(ValueError, match="synonyms is 'COCO'"):
+        chair(["a dog"], [["dog"]], synonyms="COCO")

@@ -46,7 +46,7 @@ def test_rd100_is_the_exact_expectation():
     result = self_retrieval(text, images, num_distractors=99, ks=(1, 5))
     expected = [math.comb(150 - r, 99) / math.comb(149, 99) for r in plain_ranks(text, images, range(150))]
     assert result["recall_at_1"] == pytest.approx(sum(expected) / 150, rel=1e-9)
-    assert_close(result["recall_at_1_per_sample"], expected, ulps=1024)
+    assert_close(result["per_sample"]["recall_at_1"], expected, ulps=1024)
     sampled = self_retrieval(
         text, images, num_distractors=99, protocol="sampled", repeats=300, ks=(1, 5), num_bootstrap=0
     )
@@ -66,6 +66,8 @@ def test_known_ranks_replace_the_comparison_of_all_images(options):
     )
     assert found.keys() == expected.keys()
     for key, value in found.items():
+        if key == "per_sample":
+            value, expected[key] = (np.array(list(part.values())) for part in (value, expected[key]))
         assert np.array_equal(value, expected[key]), key
     best = self_retrieval(text, images, pool_ranks=[1] * 150, **options)
     assert best["recall_at_1"] == 1 > expected["recall_at_1"]
@@ -136,7 +138,7 @@ def test_recall_of_two_captioners_can_be_compared():
     images = features(200, 0)
     noise = features(200, 1)
     good, bad = (self_retrieval(images + scale * noise, images, num_bootstrap=0) for scale in (0.5, 2.0))
-    test = paired_test(good["recall_at_1_per_sample"], bad["recall_at_1_per_sample"], num_resamples=2000)
+    test = paired_test(*(found["per_sample"]["recall_at_1"] for found in (good, bad)), num_resamples=2000)
     assert test["difference"] > 0
     assert test["p_value"] < 0.01
 
@@ -146,3 +148,31 @@ def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
     for form in (torch.from_numpy, list, lambda rows: rows.tolist(), lambda rows: list(torch.from_numpy(rows))):
         assert self_retrieval(form(text), form(images), targets=[0, 1])["ranks"].tolist() == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"num_distractors": 3}, {"bags": [[0, 1], [2, 3]]}])
+def test_recall_at_more_than_the_pool_is_1(options):
+    found = self_retrieval(features(6, 0), features(6, 1), ks=(1, 10**30), num_bootstrap=0, **options)
+    assert found["recall_at_1"] < 1
+    assert found[f"recall_at_{10**30}"] == 1
+
+
+@pytest.mark.parametrize("masked", ["text_features", "image_features", "targets"])
+@pytest.mark.parametrize("as_rows", [False, True])
+def test_masked_values_are_refused(masked, as_rows):
+    given = {"text_features": np.eye(4), "image_features": np.eye(4), "targets": np.arange(4)}
+    mask = np.zeros(given[masked].shape, dtype=bool)
+    given[masked] = np.ma.masked_array(given[masked], mask)
+    assert self_retrieval(**given, num_bootstrap=0)["recall_at_1"] == 1  # nothing is masked
+    mask[2] = True
+    given[masked] = np.ma.masked_array(given[masked].data, mask)
+    if as_rows:
+        given[masked] = list(given[masked])
+    with pytest.raises(ValueError, match=rf"{masked}.*masked"):
+        self_retrieval(**given, num_bootstrap=0)
+
+
+def test_masked_scores_are_refused():
+    scores = np.ma.masked_array([0.0, 1.0, 1.0], [False, True, False])
+    with pytest.raises(ValueError, match="a has 1 masked"):
+        paired_test(scores, [0.0, 1.0, 0.0])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.metrics import bleu, caption_diversity, cider_d
+from hf_captionrl.metrics import bleu, caption_diversity, cider_d, exact_interval
+from hf_captionrl.metrics.bootstrap import leave_one_out
 from hf_captionrl.metrics.columns import PAPERS, SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
 from hf_captionrl.metrics.suites import (
     EMPTY_CAPTION,
@@ -19,7 +20,6 @@ from hf_captionrl.metrics.suites import (
     decoding_suite,
     discritune_suite,
     diversity_at_cider_d,
-    leave_one_out,
     ndlb_suite,
     sle_suite,
     smile_suite,
@@ -69,9 +69,16 @@ def hit(caption, images):
 
 def test_smile_returns_details_only_on_request():
     row = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN)
-    numbers = ["length", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5"]
+    numbers = [
+        "length",
+        "lexical_diversity",
+        "pool_recall_at_1",
+        "pool_recall_at_5",
+        "rd100_recall_at_1",
+        "rd100_recall_at_5",
+    ]
     numbers += ["clip_score", "cider_d", "hallucination", "fact_recall"]
-    expected = {*numbers, *(f"{key}_ci" for key in numbers), "lexical_diversity", "empty_captions", "ranks"}
+    expected = {*numbers, *(f"{key}_ci" for key in numbers), "empty_captions", "ranks"}
     assert set(row) == expected | {"perplexity", "perplexity_reason"}
     detailed = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN, details=True)
     assert set(detailed) - set(row) == {"per_sample", "groups", "signatures"}
@@ -154,6 +161,48 @@ def test_leave_one_out_is_the_mean_for_a_mean_and_centred_for_a_ratio():
     above, below = np.array([1.0, 0.0, 3.0]), np.array([2.0, 1.0, 4.0])
     without = [np.delete(above, i).sum() / np.delete(below, i).sum() for i in range(3)]
     assert leave_one_out(4 / 7, without).mean() == pytest.approx(4 / 7)
+
+
+def test_every_number_has_an_interval_that_contains_it():
+    keys = [column.key for column in TABLE if column.function]
+    row = SuiteRow(
+        captions=["a dog", "two red cats run", "", "a dog"], references=[["a dog"]] * 4, token_counts=[4, 6, 3, 4]
+    )
+    row.compute(*(key for key in keys if column_function(key) != "set_diversity"))
+    pairs = SuiteRow(captions=["a dog", "a cat"] * 3, sampled=[["a dog", "a cat"]] * 3).compute(*SUITES["sle"])
+    numbers = pairs.numbers | row.numbers
+    named = ["empty_captions", *(key for key in keys if numbers.get(key) is not None)]
+    assert {"lexical_diversity", "vocabulary_size", "std_words", "max_words", "empty_captions", "mbleu_4"} <= set(
+        named
+    )
+    for key in named:
+        low, high = numbers[f"{key}_ci"]
+        assert low <= numbers[key] <= high, key
+
+
+def column_function(key):
+    return next(column.function for column in TABLE if column.key == key)
+
+
+def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
+    rng = np.random.default_rng(0)
+    words = rng.integers(1, 30, size=40)
+    row = SuiteRow(captions=[" ".join(["a"] * n) for n in words]).compute("std_words", "max_words")
+    drawn = rng.choice(words, size=(20_000, 40))
+    assert row.numbers["std_words"] == pytest.approx(words.std())
+    assert row.numbers["std_words_ci"] == pytest.approx(np.quantile(drawn.std(axis=1), [0.025, 0.975]), abs=0.35)
+    longest = np.quantile(drawn.max(axis=1), [0.025, 0.975], method="inverted_cdf")
+    assert row.numbers["max_words_ci"] == longest.tolist()
+    without = [np.delete(words, i).std() for i in range(40)]
+    assert row.per_sample["std_words"] == pytest.approx(leave_one_out(words.std(), without))
+
+
+def test_empty_captions_are_a_number_with_the_interval_of_their_share():
+    row = SuiteRow(captions=["a dog", " ", "", "a cat", "a cat"]).compute("std_words")
+    low, high = exact_interval(2, 5)
+    assert row.numbers["empty_captions"] == 2
+    assert row.numbers["empty_captions_ci"] == pytest.approx([5 * low, 5 * high])
+    assert row.per_sample["empty_captions"].mean() == 2
 
 
 def test_bleu_and_its_contributions_equal_a_plain_loop():

@@ -14,8 +14,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_captionrl.metrics import caption_diversity, caption_perplexity, caption_statistics
+from hf_captionrl.metrics.bootstrap import leave_one_out
 from hf_captionrl.metrics.perplexity import CaptionLosses, caption_losses, perplexity_of
-from hf_captionrl.metrics.words import characteristic_words, length_statistics, local_mutual_information
+from hf_captionrl.metrics.words import (
+    characteristic_words,
+    length_statistics,
+    local_mutual_information,
+    vocabulary_size,
+)
 from tests.tolerances import close, resolution
 
 COUNTS = {"human": {"new": 8, "red": 2, "old": 0}, "model": {"red": 9, "new": 1}, "other": {"small": 5}}
@@ -106,7 +112,7 @@ def test_counts_are_those_of_a_plain_loop():
     assert result["vocabulary_size"] == 2  # a (4 times), dog (3 times)
     assert result["length"] == pytest.approx((2 + 2 + 3 + 2 + 2) / 5)
     assert result["lexical_diversity"] == 0.005  # a dog big The cat
-    assert result["per_image"]["div_1"].tolist() == pytest.approx([3 / 7, 3 / 4])
+    assert result["per_sample"]["div_1"].tolist() == pytest.approx([3 / 7, 3 / 4])
     assert "captions:2-3" in result["signature"]
     assert "novel_captions" not in caption_diversity(groups)
 
@@ -135,17 +141,20 @@ def test_copies_are_not_diverse():
 
 @pytest.mark.parametrize("order", [1, 3, 4])
 def test_each_image_has_the_bleu_of_its_longest_n_grams(order):
-    found = caption_diversity([["a dog runs", "a dog sleeps"], ["two cats", "two cats"]], max_order=order)
+    groups = [["a dog runs", "a dog sleeps"], ["two cats", "two cats"]]
+    found = caption_diversity(groups, max_order=order)
     key = f"mbleu_{order}"
-    assert sorted(found["per_image"]) == ["div_1", "div_2", key]
-    assert found["per_image"][key].mean() == pytest.approx(found[f"{key}_per_image"])
+    assert set(found["per_sample"]) == {"div_1", "div_2", key, f"{key}_per_image", "unique_captions"}
+    for name, values in found["per_sample"].items():
+        assert len(values) == len(groups), name
+        assert values.mean() == pytest.approx(found[name]), name
 
 
 def test_statistics_keep_case_and_drop_punctuation():
     result = caption_statistics(["A dog, a Dog.", "the dog's  bed!"])
     assert result["length"] == 3.5
     assert result["lexical_diversity"] == len({"A", "dog", "a", "Dog", "the", "dogs", "bed"}) / 1000
-    assert result["per_sample"] == [4, 3]
+    assert result["per_sample"]["length"] == [4, 3]
     assert all(mark not in word for word in ("dogs",) for mark in string.punctuation)
 
 
@@ -247,3 +256,23 @@ def test_prepended_bos_must_exist(language_model):
     without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, unk_token="<unk>")
     with pytest.raises(ValueError, match="bos"):
         caption_perplexity(["a dog"], model, without, bos="prepend")
+
+
+@pytest.mark.parametrize("function", [caption_diversity, caption_statistics, vocabulary_size])
+def test_contributions_of_images_equal_a_plain_loop(function):
+    groups = [["a dog runs", "a dog"], ["a dog", "two cats", "two cats"], ["a red bus", "a bus"], ["a bus", "one bus"]]
+
+    def measured(chosen):
+        if function is caption_diversity:
+            found = caption_diversity(chosen)
+            return {key: found[key] for key in ("mbleu_4", "unique_captions")}, found["per_sample"]
+        if function is caption_statistics:
+            found = caption_statistics([" ".join(group) for group in chosen])
+            return {"lexical_diversity": found["lexical_diversity"]}, found["per_sample"]
+        number, without = vocabulary_size([" ".join(group).split() for group in chosen], 2)
+        return {"vocabulary_size": number}, {"vocabulary_size": leave_one_out(number, without)}
+
+    values, shares = measured(groups)
+    for key, value in values.items():
+        without = [measured(groups[:i] + groups[i + 1 :])[0][key] for i in range(4)]
+        assert shares[key] == pytest.approx(leave_one_out(value, without)), key

@@ -228,8 +228,8 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     assert shown[4].startswith("  This model is not delivered. The captions have collapsed. In 12")
     assert len(shown) == 5
     # Degenerate is the first column, which no terminal hides.
-    header = next(line for line in lines if "Degene-" in line)
-    assert header.split()[0] == "Degene-"
+    header = next(line for line in lines if "Degenerate" in line)
+    assert header.split()[0] == "Degenerate"
     assert "refuses 'SR (bag curriculum)', so model/ was not written; its checkpoints" in printed.err
 
 

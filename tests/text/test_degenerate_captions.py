@@ -1,12 +1,14 @@
 """Degenerate captions are detected, and ordinary ones are not."""
 
+import random
+import time
 from itertools import pairwise
 
 import pytest
 
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.text import degenerate_captions
-from hf_captionrl.text.degenerate_captions import degenerate
+from hf_captionrl.text.degenerate_captions import caption_words, degenerate, find_repeats
 
 HACKED = "a blue and blue blue blue and yellow blue"
 LOOP = "a mushroom left of a pig on a blue background on a blue background on a blue background"
@@ -45,3 +47,28 @@ def test_parts_of_many_captions_change_nothing(monkeypatch):
     whole = degenerate(captions)
     monkeypatch.setattr(degenerate_captions, "_CHUNK", 2)
     assert degenerate(captions) == whole == [False, True, True, False, False]
+
+
+def longest_repeat(words):
+    """By comparing all pairs of phrases."""
+    sizes = range(1, len(words))
+    repeats = [n for n in sizes if len({tuple(words[i : i + n]) for i in range(len(words) - n + 1)}) <= len(words) - n]
+    return max(repeats, default=0)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 4, 20])
+def test_longest_repeats_equal_those_of_all_pairs_of_phrases(vocabulary):
+    draw = random.Random(vocabulary)
+    captions = [[f"w{draw.randrange(vocabulary)}" for _ in range(draw.randrange(40))] for _ in range(100)]
+    repeats, doubled = find_repeats(caption_words([" ".join(words) for words in captions]))
+    assert repeats.tolist() == [longest_repeat(words) for words in captions]
+    assert doubled.tolist() == [any(a == b for a, b in pairwise(words)) for words in captions]
+    repeats, doubled = find_repeats(caption_words(["", "..."]))
+    assert (repeats.tolist(), doubled.tolist()) == ([0, 0], [False, False])
+
+
+def test_time_of_a_long_caption_is_not_quadratic():
+    words = [f"w{i}" for i in range(50_000)]
+    start = time.perf_counter()
+    assert degenerate([" ".join(words), "a dog", " ".join([*words, *words[:3]])]) == [False, False, True]
+    assert time.perf_counter() - start < 10  # comparing all pairs of words took more than a minute

@@ -250,8 +250,8 @@ def test_scores_do_not_depend_on_the_blocks(in_blocks):
     calls = (
         lambda: cider_d(candidates, references)["per_sample"],
         lambda: cider(candidates, references, eos=True)["per_sample"],
-        lambda: bleu(candidates, references)["per_sample"],
-        lambda: np.concatenate(list(caption_diversity(candidates)["per_image"].values())),
+        lambda: np.stack(list(bleu(candidates, references)["per_sample"].values())),
+        lambda: np.concatenate(list(caption_diversity(candidates)["per_sample"].values())),
         lambda: [
             value for value in caption_diversity(references[50:51] + candidates).values() if type(value) is float
         ],

@@ -37,8 +37,9 @@ from hf_captionrl.apps.album.phrases import (
     shortened,
     with_word,
 )
-from hf_captionrl.apps.album.sources import FORMULA, copy_leaders, copy_threshold, image_facts, read_batch
+from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.evaluation.caption_files import FORMULA
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows

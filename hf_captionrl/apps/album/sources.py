@@ -8,7 +8,6 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,16 +21,12 @@ from torch import Tensor
 
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
-from hf_captionrl.data.columns import CAPTION_COLUMNS, caption_lists, read_rows, undecoded
+from hf_captionrl.data.columns import caption_lists, undecoded
 from hf_captionrl.data.features import source_key
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
-
-FORMULA = re.compile(r"'*[=+\-@\t\r]")
-"""Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
-
 
 # --- Images and existing captions: a folder, a list of files, a data set ---------------------------------------------
 
@@ -155,43 +150,15 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
 
 
 def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list[list[str]]:
-    """Captions of a file for the images of an album: JSON lines as `captionrl caption` writes them, or a table.
-
-    A table (`.csv`) has a column `image_id` or `file_name` and one of captions.
-    """
-    path = Path(path)
-    if path.suffix.lower() == ".csv":
-        captions = _table(path)
-    else:
-        captions = dict(read_caption_file(path, is_repeatable=True).captions)
+    """Captions of a file, in any layout of [`read_caption_file`], for the images of an album; empty ones are left out."""
+    found = read_caption_file(path, is_repeatable=True).captions
+    captions = {image_id: [text for text in texts if text.strip()] for image_id, texts in found.items()}
     if captions.keys().isdisjoint(source.image_ids):
         raise ValueError(
             f"None of the {len(captions)} captions of {path} belongs to an image of the album: it has ids such as "
             f"{next(iter(captions), None)!r}, and the album such as {source.image_ids[0]!r}. Check the folder and the file."
         )
     return [captions.get(image_id, []) for image_id in source.image_ids]
-
-
-def _table(path: Path) -> dict[str, list[str]]:
-    rows = read_rows(path)
-    names = list(rows[0]) if rows else []
-    key = next((name for name in ("image_id", "file_name", "image", "path") if name in names), None)
-    column = next((name for name in CAPTION_COLUMNS if name in names), None)
-    if key is None or column is None:
-        raise ValueError(
-            f"{path} has the columns {names}. Use a column image_id or file_name, and one called {CAPTION_COLUMNS[0]!r}."
-        )
-
-    def cell(text: str) -> str:
-        # `Album.to_csv` puts an apostrophe before formulas.
-        return text[1:] if FORMULA.match(text) and text[0] == "'" else text
-
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        texts = [row[column]] if isinstance(row[column], str) else row[column] or []
-        mine = found.setdefault(cell(str(row[key])), [])
-        mine += [cell(text) for text in texts if isinstance(text, str) and text.strip()]
-    return found
 
 
 # --- Facts of the images, each opened once ---------------------------------------------------------------------------

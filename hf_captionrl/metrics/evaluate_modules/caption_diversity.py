@@ -49,7 +49,8 @@ vocabulary, and share of captions that are not in a training set.
     returns="""\
     div_1, div_2 (`float` in [0, 1], higher is more diverse); mbleu_1 ... mbleu_4 (corpus) and mbleu_1_per_image ...
     (mean over captions), lower is more diverse; unique_captions; length; lexical_diversity; vocabulary_size;
-    novel_captions; per_image, lists of div_1, div_2 and mbleu_4 (of max_order); signature.
+    novel_captions; per_sample, lists for the images of div_1, div_2, mbleu_4_per_image (of max_order), and of their
+    contributions to mbleu_4 and unique_captions; signature.
 """,
     examples="""\
     >>> import evaluate
@@ -61,7 +62,7 @@ vocabulary, and share of captions that are not in a training set.
     >>> found = metric.compute(
     ...     predictions=["a cat", "two dogs", "one cat sleeps", "a dog"], image_ids=["c", "d", "c", "d"]
     ... )
-    >>> found["per_image"]["div_1"]
+    >>> found["per_sample"]["div_1"]
     [0.8, 1.0]
 """,
     limitations="""\

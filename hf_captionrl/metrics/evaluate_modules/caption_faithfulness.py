@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import evaluate
 
@@ -21,7 +21,7 @@ def compute(
     *,
     objects: Sequence[Any] | None = None,
     facts: Sequence[Any] | None = None,
-    synonyms: Mapping[str, Sequence[str]] | None = None,
+    synonyms: Mapping[str, Sequence[str]] | Literal["coco"] | None = None,
     check: Callable[[str, Any], Any] | None = None,
 ) -> dict[str, Any]:
     """Call `chair` on objects and `faithfulness` on facts, whichever are given."""
@@ -84,12 +84,13 @@ every retrieval number.
         facts (a mapping, or the mapping as JSON).
     objects (`list[list[str]]`, N), facts (`list[dict]`, N): Instead of references; pass both to
         get the numbers of both.
-    synonyms (`dict[str, list[str]]`): Other names of each object.
+    synonyms (`dict[str, list[str]]`): Other names of each object; `"coco"`: of COCO's 80 objects.
     check: Function of a caption and its facts (see `hf_captionrl.metrics.caption_faithfulness`); by default the checker
         of the embedded scenes.
 """,
     returns="""\
-    With objects chair_i, chair_s (`float` in [0, 1], lower is better) and object_recall; with facts hallucination,
+    With objects chair_i, chair_s (`float` in [0, 1], lower is better; None, with chair_i_reason, if no object was recognised)
+    and object_recall, with the counts num_mentions, num_wrong, num_objects and num_captions; with facts hallucination,
     wrong_captions (lower is better) and fact_recall (higher is better); per_sample, lists for each caption; signature.
 """,
     examples="""\

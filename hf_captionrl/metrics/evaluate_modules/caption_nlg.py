@@ -57,7 +57,8 @@ def compute(
         "spice": {"corenlp_dir": corenlp_dir, "java": java, "heap": spice_heap, "timeout_s": timeout_s},
     }
     result: dict[str, Any] = {}
-    per_sample, signatures = {}, []
+    per_sample: dict[str, Any] = {}
+    signatures = []
     for name in wanted:
         try:
             found = getattr(metrics, name)(predictions, references, **options[name])
@@ -65,7 +66,8 @@ def compute(
             result |= {name: None, f"{name}_reason": str(error)}
             continue
         signatures.append(found.pop("signature"))
-        per_sample[name] = found.pop("per_sample")
+        values = found.pop("per_sample")
+        per_sample |= values if isinstance(values, dict) else {name: values}
         if name == "spice":
             result["spice_subsets"] = found.pop("subsets")
         result |= found
@@ -103,7 +105,7 @@ pycocoevalcap's to 1e-4 or better. METEOR and SPICE are the authors' Java progra
     returns="""\
     bleu_1 ... bleu_4, rouge_l, meteor, spice (`float` in [0, 1]), cider, cider_d (`float` in [0, 10]; 1.0 is what papers
     print as 100), higher is better; spice_subsets; `meteor_reason`, `spice_reason` if these were not run; per_sample,
-    a list for each metric (of BLEU-1 ... BLEU-4 for `bleu`); signature, the metrics' signatures joined by " + ".
+    a list of each number; signature, the metrics' signatures joined by " + ".
 """,
     examples="""\
     >>> import evaluate

@@ -17,7 +17,8 @@ from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric,
 def compute(predictions: Sequence[str], *, model: Any = None, tokenizer: Any = None, **options: Any) -> dict[str, Any]:
     """Call `caption_perplexity` with a model given by name or in memory."""
     model, tokenizer = load_language_model(model, tokenizer)
-    return metrics.caption_perplexity(predictions, model, tokenizer, **options)
+    result = metrics.caption_perplexity(predictions, model, tokenizer, **options)
+    return result | {"per_sample": {"perplexity": result["per_sample"]}}
 
 
 METRIC = Metric(
@@ -39,7 +40,7 @@ Lower is better, but repetitive captions have a low perplexity too.
 """,
     returns="""\
     perplexity (`float`, exp of nats per token of all captions, lower is better); mean_perplexity, over captions;
-    per_sample (None if a caption has no token to score); nats and tokens, each caption's loss and scored tokens, for
+    per_sample, a list of perplexity (None if a caption has no token to score); nats and tokens, each caption's loss and scored tokens, for
     intervals; num_tokens; num_truncated; signature.
 """,
     examples="""\

@@ -43,11 +43,13 @@ def compute(
     own = pool if rows is None else pool[check_targets(rows, len(text), len(pool))]
     name = scorer_signature(scorer)
     result = metrics.clip_score(text, own, preset=preset, scale=scale, clamp=clamp, prefix=prefix, scorer=name)
+    result["per_sample"] = {"clip_score": result["per_sample"]}
     if reference_features is None:
         reference_features = reference_features_of(references, reference_captions, scorer, prefix)
     if reference_features is not None:
         found = metrics.ref_clip_score(text, own, reference_features, prefix=prefix, scorer=name)
-        result |= {"ref_clip_score": found["ref_clip_score"], "ref_per_sample": found["per_sample"]}
+        result["ref_clip_score"] = found["ref_clip_score"]
+        result["per_sample"]["ref_clip_score"] = found["per_sample"]
         result["signature"] += " + " + found["signature"]
     return result | truncation(predictions, scorer, prefix)
 
@@ -77,8 +79,8 @@ reference. Presets name the conventions of papers: `hessel` (2.5), `smile` (250)
     scale (`float`), clamp (`bool`), prefix (`str`): Override the preset's.
 """,
     returns="""\
-    clip_score (`float`, higher is better), per_sample; ref_clip_score and ref_per_sample where there are reference
-    captions; num_truncated and truncated_share, captions that the scorer truncates; signature.
+    clip_score (`float`, higher is better); ref_clip_score where there are reference captions; per_sample, a list of each;
+    num_truncated and truncated_share, captions that the scorer truncates; signature.
 """,
     examples="""\
     >>> import evaluate

@@ -70,8 +70,8 @@ evaluate with a scorer that did not train the captioner.
     block_size (`int`): Captions ranked at once.
 """,
     returns="""\
-    recall_at_1, recall_at_5, recall_at_10 (`float` in [0, 1], higher is better), each with `_ci` (low, high) and
-    `_per_sample`; mean_rank, median_rank; ranks (1 is best) with captions and groups, the caption and the image or bag
+    recall_at_1, recall_at_5, recall_at_10 (`float` in [0, 1], higher is better), each with `_ci` (low, high);
+    per_sample, a list of each recall; mean_rank, median_rank; ranks (1 is best) with captions and groups, the caption and the image or bag
     of each; num_captions, pool_size, num_duplicate_images; num_truncated and truncated_share, captions that the scorer
     truncates; signature.
 """,

@@ -255,7 +255,7 @@ def test_sources_read_lists_of_files(tmp_path, scenes):
     (tmp_path / "c.csv").write_text("file_name,caption\na.png,'=sum\n")
     assert read_captions_for(found, tmp_path / "c.csv") == [["=sum"]]
     (tmp_path / "c.csv").write_text("x,caption\n1,2\n")
-    with pytest.raises(ValueError, match="has the columns"):
+    with pytest.raises(ValueError, match="image_id"):
         read_captions_for(found, tmp_path / "c.csv")
     write_rows(tmp_path / "other.jsonl", [{"image_id": "z", "caption": "a"}])
     with pytest.raises(ValueError, match="None of the 1 captions"):

@@ -29,10 +29,14 @@ def first_captions(scenes):
 
 def agree(found, expected, leave=("signature",)):
     """The module has every key of the pure function, with the same numbers as plain Python."""
-    for key, value in expected.items():
-        if key not in leave:
-            mine = found[key]
-            assert_close(np.asarray(mine, dtype=float), value, dtype="float32", magnitude=1, msg=key, equal_nan=True)
+    numbers = {key: (found[key], value) for key, value in expected.items() if key not in (*leave, "per_sample")}
+    if "per_sample" in expected and "per_sample" not in leave:
+        (single, *_), values = expected, expected["per_sample"]
+        values = values if isinstance(values, dict) else {single: values}
+        assert set(found["per_sample"]) == set(values)
+        numbers |= {f"{key} per sample": (found["per_sample"][key], value) for key, value in values.items()}
+    for key, (mine, value) in numbers.items():
+        assert_close(np.asarray(mine, dtype=float), value, dtype="float32", magnitude=1, msg=key, equal_nan=True)
     assert json.loads(json.dumps(found, allow_nan=False)) == found, "not plain JSON"
     assert "hf_captionrl:" in found["signature"]
 
@@ -174,7 +178,8 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     ):
         found = metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
         assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
-        assert_close(found["ref_per_sample"], expected["per_sample"], dtype="float32")
+        assert_close(found["per_sample"]["ref_clip_score"], expected["per_sample"], dtype="float32")
+        assert len(found["per_sample"]["clip_score"]) == len(captions)
     several = metric.compute(
         predictions=captions[:3], references=[4, 4, 0], images=images, scorer=held_out_scorer, prefix=""
     )
@@ -186,8 +191,7 @@ def test_diversity_nlg_and_perplexity_are_the_functions(evaluate, scenes):
     train = ["a pig", "a plant"]
     found = evaluate.load("caption_diversity").compute(predictions=groups, training_captions=train, min_frequency=2)
     expected = metrics.caption_diversity(groups, training_captions=train, min_frequency=2)
-    agree(found, expected, leave=("signature", "per_image"))
-    assert found["per_image"]["mbleu_4"] == pytest.approx(expected["per_image"]["mbleu_4"].tolist())
+    agree(found, expected)
     flat = [caption for group in groups for caption in group]
     ids = [i for i, group in enumerate(groups) for _ in group]
     assert evaluate.load("caption_diversity").compute(predictions=flat, image_ids=ids) == evaluate.load(
@@ -198,7 +202,9 @@ def test_diversity_nlg_and_perplexity_are_the_functions(evaluate, scenes):
     found = evaluate.load("caption_nlg").compute(predictions=captions, references=others)
     for name in ("bleu", "rouge_l", "cider", "cider_d"):
         single = getattr(metrics, name)(captions, others)
-        assert found["per_sample"][name] == pytest.approx(single.pop("per_sample"), rel=1e-9)
+        values = single.pop("per_sample")
+        for key, scores in (values if isinstance(values, dict) else {name: values}).items():
+            assert found["per_sample"][key] == pytest.approx(scores, rel=1e-9)
         assert single.pop("signature") in found["signature"].split(" + ")
         for key, value in single.items():
             assert found[key] == pytest.approx(value, rel=1e-12)
@@ -216,7 +222,7 @@ def test_diversity_nlg_and_perplexity_are_the_functions(evaluate, scenes):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     expected = metrics.caption_perplexity([*captions, "pig"], model, tokenizer)
     agree(found, expected, leave=("signature", "per_sample"))
-    for mine, theirs in zip(found["per_sample"], expected["per_sample"], strict=True):
+    for mine, theirs in zip(found["per_sample"]["perplexity"], expected["per_sample"], strict=True):
         assert mine is None if math.isnan(theirs) else mine == pytest.approx(theirs, rel=1e-5)
     again = evaluate.load("caption_perplexity").compute(predictions=captions, model=model, tokenizer=tokenizer)
     assert again["perplexity"] == pytest.approx(metrics.caption_perplexity(captions, model, tokenizer)["perplexity"])
@@ -304,6 +310,20 @@ def test_batches_and_single_rows_add_up(evaluate, scenes, held_out_scorer):
     metric.add_batch(predictions=captions[:2], references=images[:2])
     with pytest.raises(ValueError, match="references are a string each in this batch, but were an image each before"):
         metric.add_batch(predictions=captions[:2])
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_values_of_single_samples_are_called_per_sample_in_every_module(evaluate, name):
+    from hf_captionrl.metrics.evaluate_modules.metric import load_metric
+
+    for case in load_metric(name).cases:
+        found = evaluate.load(name).compute(**{key: value for key, value in case.items() if key != "result"})
+        assert isinstance(found["per_sample"], dict)
+        assert found["per_sample"]
+        assert not [key for key in found if key.endswith("_per_sample") or key == "per_image"]
+        # The mean of a number that is one of single samples is the number.
+        for key in {"clip_score", "cider_d", "recall_at_1", "div_1", "f"} & set(found) & set(found["per_sample"]):
+            assert np.mean(found["per_sample"][key]) == pytest.approx(found[key])
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))

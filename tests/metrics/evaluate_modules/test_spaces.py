@@ -223,15 +223,28 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
     # METEOR takes seconds to start, and other tests run it.
     monkeypatch.setattr(suites, "meteor", no_java)
     lines = [line for block in blocks(PAGE, "bash") for line in block.splitlines() if line.startswith("captionrl ")]
-    assert len(lines) == 3
+    assert len(lines) == 4
+    for name in ("a.json", "b.json", "refs.json"):
+        Path(name).write_text(
+            json.dumps(
+                {"1": ["a dog"], "2": ["a cat", "one cat"]} if name == "refs.json" else {"1": "a dog", "2": "a cat"}
+            )
+        )
     for line in lines:
         # A tenth of the images, enough for blocks of 100.
         short = line.replace("--max_images 105", "--max_images 12")
         build_parser().parse_args(shlex.split(line)[1:])
         assert main(shlex.split(short)[1:]) == 0, capsys.readouterr().err
-    for name in ("comparison.json", "comparison.md", "lengths.png", "trade_off.png"):
+    for name in (
+        "comparison.json",
+        "comparison.md",
+        "comparison.csv",
+        "comparison.tex",
+        "lengths.png",
+        "trade_off.png",
+    ):
         assert (tmp_path / "outputs" / "evaluate" / name).is_file()
-        assert name in PAGE.read_text(encoding="utf-8")
+        assert name.removeprefix("comparison") in PAGE.read_text(encoding="utf-8")
     assert main(["caption", "no/such/model", "--output", "x.jsonl"]) != 0
 
 
