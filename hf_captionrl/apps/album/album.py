@@ -361,7 +361,7 @@ class AlbumSteps:
 
     def album(self, diagnose_only: bool) -> Album:
         """The captions and what is wrong with them."""
-        album = self._diagnosed() if diagnose_only else self._chosen()
+        album = self._existing() if diagnose_only else self._chosen()
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
@@ -375,25 +375,32 @@ class AlbumSteps:
         for row, leader in self.leader_of.items():
             old[leader] += [text for text in self.existing[row] if text.strip()]
         old = [list(dict.fromkeys(mine)) for mine in old]
-        candidates = [mine or [""] for mine in old]
+        kept = [settings.prefer_existing and bool(mine) for mine in old]
         if work.writes_captions:
-            candidates = self._candidates(old)
+            candidates = self._candidates(old, kept)
+        else:
+            candidates = [(mine[:1] if keep else mine) or [""] for mine, keep in zip(old, kept, strict=True)]
         facts: list[GroupFacts] = []
         if settings.drop_shared or settings.trigger:
             facts = self._shared(self.rows, self._unedited(candidates, old))
-            # Without the phrases that their group shares, and with the trigger.
-            phrases = {
-                fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
-                for fact in facts
-                if settings.drop_shared
-            }
-            for leader, row in enumerate(self.rows):
-                removed = phrases.get(self.groups[row], ())
-                texts = [
-                    drop_shared(t, removed, trigger=settings.trigger) if t.strip() else t for t in candidates[leader]
-                ]
-                candidates[leader] = list(dict.fromkeys(texts))
-        captions, choice = self._distinct([shortened(mine, settings) for mine in candidates], old, settings)
+        edited = self._editing(facts)
+        candidates = [
+            list(dict.fromkeys(edited(row, text) for text in mine))
+            for row, mine in zip(self.rows, candidates, strict=True)
+        ]
+        candidates = [mine if keep else shortened(mine, settings) for mine, keep in zip(candidates, kept, strict=True)]
+        captions, choice = self._distinct(candidates, old, settings)
+        if any(kept):
+            # Copies have their own captions, if there are any.
+            texts = [(row, first_text(self.existing[row])) for row in self.leader_of]
+            return self._judged(
+                [
+                    (row, captions[self.leader_of[row]].caption if text is None else edited(row, text), text)
+                    for row, text in texts
+                ],
+                choice,
+                facts,
+            )
         fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
         images = []
         for row in range(len(work.images)):
@@ -402,8 +409,28 @@ class AlbumSteps:
             images.append(self._image(row, **chosen))
         return self._album(images, choice, facts)
 
-    def _candidates(self, old: list[list[str]]) -> list[list[str]]:
-        """Generated candidates of each leader, then existing captions; an empty text if there is none."""
+    def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
+        """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
+        settings = self.settings
+        phrases = {
+            fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
+            for fact in facts
+            if settings.drop_shared
+        }
+
+        def edited(row: int, text: str) -> str:
+            shared = phrases.get(self.groups[row], ())
+            if not text.strip() or (not shared and settings.trigger is None):
+                return text
+            return drop_shared(text, shared, trigger=settings.trigger)
+
+        return edited
+
+    def _candidates(self, old: list[list[str]], kept: list[bool]) -> list[list[str]]:
+        """Generated candidates of each leader, then existing captions; an empty text if there is none.
+
+        Leaders in `kept` have only their first existing caption.
+        """
         settings, work = self.settings, self.work
         # The leaders most similar to each, as many as the decoding needs.
         similar: list[list[int]] = [[] for _ in self.rows]
@@ -411,13 +438,17 @@ class AlbumSteps:
         if k > 0 and (settings.decoding == "rsa" or settings.contrastive):
             near = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
             similar = near.tolist()
-        others = [[self.rows[at] for at in mine] for mine in similar] if settings.decoding == "rsa" else None
-        generated = [one["captions"] for one in work.compute("candidates", self.rows, others)]
-        candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
-        if settings.contrastive:
+        asked = [at for at, keep in enumerate(kept) if not keep]
+        rows = [self.rows[at] for at in asked]
+        others = [[self.rows[other] for other in similar[at]] for at in asked] if settings.decoding == "rsa" else None
+        candidates = [mine[:1] for mine in old]
+        for at, new in zip(asked, work.compute("candidates", rows, others) if rows else (), strict=True):
+            candidates[at] = list(dict.fromkeys([*new["captions"], *old[at]])) or [""]
+        if settings.contrastive and rows:
             texts = self._unedited(candidates, old)
-            answers = work.compute("answers", self.rows, [[texts[other] for other in mine] for mine in similar])
-            candidates = [list(dict.fromkeys([*a, *b["captions"]])) for a, b in zip(candidates, answers, strict=True)]
+            answers = work.compute("answers", rows, [[texts[other] for other in similar[at]] for at in asked])
+            for at, answer in zip(asked, answers, strict=True):
+                candidates[at] = list(dict.fromkeys([*candidates[at], *answer["captions"]]))
         return candidates
 
     def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
@@ -459,23 +490,38 @@ class AlbumSteps:
         texts = spoken(captions)
         return lambda rows: self.work.scorer.text_features([texts[row] for row in rows.tolist()])
 
-    def _diagnosed(self) -> Album:
-        """Compare every existing caption, also those of copies."""
+    def _existing(self) -> Album:
+        """Every existing caption, also those of copies; shared phrases are removed, and the trigger is added, if asked for."""
         texts = [(row, text) for row in self.leader_of for text in self.existing[row] if text.strip()]
-        texts.sort(key=lambda one: self.leader_of[one[0]])
-        leaders = [self.leader_of[row] for row, _ in texts]
+        facts: list[GroupFacts] = []
+        if self.settings.drop_shared or self.settings.trigger:
+            firsts = dict(reversed(texts))
+            facts = self._shared(list(firsts), list(firsts.values()))
+        edited = self._editing(facts)
+        return self._judged([(row, edited(row, text), text) for row, text in texts], shared=facts)
+
+    def _judged(
+        self,
+        texts: list[tuple[int, str, str | None]],
+        choice: Choice | None = None,
+        shared: Sequence[GroupFacts] = (),
+    ) -> Album:
+        """Compare captions of rows with the images; each is (row, caption, caption before it was edited)."""
+        texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
+        leaders = [self.leader_of[row] for row, *_ in texts]
         starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        found = confusions_of(self._features([text for _, text in texts]), starts, self.features, self.neighbours)
+        found = confusions_of(self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours)
         holders: dict[str, set[int]] = {}
-        for leader, (_, text) in zip(leaders, texts, strict=True):
+        for leader, (_, text, _) in zip(leaders, texts, strict=True):
             holders.setdefault(same_text(text), set()).add(leader)
-        fits = meets_constraints([[text] for _, text in texts], [[] for _ in texts], self.settings)
+        flat = [[text] for _, text, _ in texts]
+        fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
         described: dict[int, list[AlbumImage]] = {}
-        for (row, text), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
+        for (row, text, old), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
             one = self._image(
                 row,
                 caption=text,
-                old=text,
+                old=old,
                 rank=1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
                 is_distinct=len(holders[same_text(text)]) == 1,
@@ -487,7 +533,7 @@ class AlbumSteps:
         for row in range(len(self.work.images)):
             first, *further = described.get(row) or [self._image(row)]
             images.append(replace(first, further=tuple(further)))
-        return self._album(images)
+        return self._album(images, choice, shared)
 
     def _album(
         self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
@@ -504,8 +550,13 @@ class AlbumSteps:
             confused_with=tuple(self.rows[other] for other in confused_with),
             copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
             unreadable=self.unreadable.get(row),
-            **{"old": next(iter(self.existing[row]), None), **facts},
+            **{"old": first_text(self.existing[row]), **facts},
         )
+
+
+def first_text(captions: Sequence[str]) -> str | None:
+    """The first caption that is not blank; None without one."""
+    return next((text for text in captions if text.strip()), None)
 
 
 # --- What is wrong with a caption ------------------------------------------------------------------------------------
