@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from hf_captionrl.apps.album.assignment import (
     AlbumCaption,
@@ -47,6 +48,7 @@ from hf_captionrl.utils.io import atomic_write_text, write_jsonl
 from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
+_SHOWN = 50  # captions in a notebook
 _COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number".split()
 
 # --- The result ------------------------------------------------------------------------------------------------------
@@ -195,6 +197,18 @@ class Album:
         writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rows())
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
+    def _repr_html_(self) -> str:
+        """A table of the first captions, for notebooks."""
+        row = Markup("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>")
+        shown = [
+            row.format(one.image_id, one.caption, one.rank or "", ", ".join(one.problems))
+            for _, one in self.entries()[:_SHOWN]
+        ]
+        left = len(self.entries()) - len(shown)
+        more = Markup("<p>{} more; write all of them with to_csv or to_jsonl.</p>").format(left) if left else ""
+        head = f"<tr><th>image</th><th>caption</th><th>rank of {self.num_compared}</th><th>problems</th></tr>"
+        return whole_text(f"<table><thead>{head}</thead><tbody>{''.join(shown)}</tbody></table>{more}")
+
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write one JSON object per caption."""
         return write_jsonl(path, self.rows())
@@ -329,7 +343,8 @@ class AlbumSteps:
     """All steps of [`describe_album`]: the images, their copies and neighbours, and the choice or diagnosis of captions."""
 
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
-        self.work, self.settings, self.existing, self.groups = work, work.settings, existing, groups
+        self.work, self.settings, self.groups = work, work.settings, groups
+        self.existing = [[whole_text(text) for text in mine] for mine in existing]
         found = dict(enumerate(work.compute("images", range(len(work.images)))))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
@@ -552,6 +567,11 @@ class AlbumSteps:
             unreadable=self.unreadable.get(row),
             **{"old": first_text(self.existing[row]), **facts},
         )
+
+
+def whole_text(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair, such as that of a broken emoji, which no tokenizer reads."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def first_text(captions: Sequence[str]) -> str | None:

@@ -589,6 +589,7 @@ def test_commands_of_the_guides_write_their_files(tmp_path, monkeypatch, scenes,
     names = [f"{number}.png" for number in range(3)]
     write_images(scenes, names)
     write_rows("old.jsonl", [{"image_id": name, "caption": "a pig"} for name in names])
+    write_table("captions.csv", {name: "edited" for name in names})
     words = [STAND_INS.get(word, word) for word in shlex.split(command)]
     assert words[:2] == ["captionrl", "album"]
     scorer = [] if "--adapt" in words else ["--scorer", "scenes:siglip-held-out"]
@@ -598,7 +599,8 @@ def test_commands_of_the_guides_write_their_files(tmp_path, monkeypatch, scenes,
     named = words[words.index("--output") + 1 :] if "--output" in words else ["album.jsonl"]
     assert all(Path(name).stat().st_size for name in named if "." in name)
     if "--sidecars" in words:
-        assert all(Path(f"photos/{n}.txt").read_text().startswith("ohwx dog") for n in range(3))
+        texts = [Path(f"photos/{n}.txt").read_text() for n in range(3)]
+        assert texts == ["edited\n"] * 3 if "--captions" in words else all("ohwx dog" in text for text in texts)
 
 
 def test_guides_of_three_jobs_are_there():
