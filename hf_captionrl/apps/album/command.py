@@ -467,6 +467,10 @@ def content_digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+Entry = str | dict[str, str]
+"""The digest of a file, or its digest and the text of the person behind it."""
+
+
 class OwnFiles:
     """The record beside the first output of what this command has written.
 
@@ -479,8 +483,10 @@ class OwnFiles:
     def __init__(self, first: Path) -> None:
         self.folder = os.path.abspath(first.parent)
         self.record, self.old = first.with_suffix(".files.json"), first.with_suffix(".old.jsonl")
-        self._written: dict[str, list[Any]] = {}  # by name; two entries if a run was killed while it replaced the file
-        self._others: list[dict[str, list[Any]]] = []
+        self._written: dict[
+            str, list[Entry]
+        ] = {}  # by name; two entries if a run was killed while it replaced the file
+        self._others: list[dict[str, list[Entry]]] = []
         for path in sorted({self.record, *Path(self.folder).glob("*.files.json")}):
             if path.is_file():
                 with contextlib.suppress(ValueError, AttributeError):  # a file of somebody else
@@ -495,7 +501,7 @@ class OwnFiles:
         """A file's name in the record, relative to the first output."""
         return Path(os.path.relpath(os.path.abspath(path), self.folder)).as_posix()
 
-    def entry(self, path: Path) -> str | dict[str, str] | None:
+    def entry(self, path: Path) -> Entry | None:
         """What the records say of a file as it is; None if this command did not write it."""
         content, name = read_regular(path), self.name_of(path)
         if content is None:
@@ -519,7 +525,7 @@ class OwnFiles:
         is left alone, so that a repeated command changes nothing.
         """
         persons = persons or {}
-        lines, new = self._old_lines(), dict(self._written)
+        lines, new = _whole_lines(self.old), dict(self._written)
         contents = {path: content for path, content in contents.items() if read_regular(path) != content}
         for path, content in contents.items():
             entry, before, name = self.entry(path), read_regular(path), self.name_of(path)
@@ -541,13 +547,18 @@ class OwnFiles:
         write_json(self.record, new)
 
     def old_texts(self) -> dict[str, str]:
-        """The earliest text of each replaced file, by `name_of`."""
-        entries = map(json.loads, reversed(self._old_lines()))
-        return {entry["file"]: entry.get("text", "") for entry in entries}
+        """The earliest text of each replaced file, by `name_of`; also of files that other outputs of the folder replaced."""
+        found: dict[str, str] = {}
+        for path in [*sorted(Path(self.folder).glob("*.old.jsonl")), self.old]:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a file of somebody else
+                entries = map(json.loads, reversed(_whole_lines(path)))
+                found |= {entry["file"]: entry.get("text", "") for entry in entries}
+        return found
 
-    def _old_lines(self) -> list[bytes]:
-        # Only a line feed ends a line: texts may contain other separators.
-        return self.old.read_bytes().split(b"\n")[:-1] if self.old.is_file() else []
+
+def _whole_lines(path: Path) -> list[bytes]:
+    # Only a line feed ends a line: texts may contain other separators.
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
 
 
 class _Reservation(LineFile):

@@ -589,7 +589,7 @@ def test_commands_of_the_guides_write_their_files(tmp_path, monkeypatch, scenes,
     names = [f"{number}.png" for number in range(3)]
     write_images(scenes, names)
     write_rows("old.jsonl", [{"image_id": name, "caption": "a pig"} for name in names])
-    write_table("captions.csv", {name: "edited" for name in names})
+    write_table("captions.csv", dict.fromkeys(names, "edited"))
     words = [STAND_INS.get(word, word) for word in shlex.split(command)]
     assert words[:2] == ["captionrl", "album"]
     scorer = [] if "--adapt" in words else ["--scorer", "scenes:siglip-held-out"]
