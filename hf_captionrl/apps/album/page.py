@@ -206,6 +206,11 @@ _POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-
 """A browser may load only what this server sends. gradio's scripts are inline and compile templates, which needs the two
 unsafe entries."""
 
+_OF_GRADIO = """#frame .grid-wrap { overflow-y: auto !important; }
+body:not(.dark) [role=tab][aria-selected=true] { color: var(--primary-700) !important; }
+"""
+"""Changes of gradio's style: a frame that scrolls, and tabs with enough contrast."""
+
 _INTRO = """# Which image does the caption mean?
 
 Pick an album of similar images, or put your images into the frame (arrow: upload, cross: empty it): they start a new album.
@@ -240,8 +245,8 @@ class AlbumDemo:
         shown = []
         for number, image in enumerate(self.albums[name], start=1):
             key, stem = (str(id(image)), "image") if isinstance(image, Image.Image) else (str(image), Path(image).stem)
-            file = f"{self._prefix}{len(self._files)}-{stem}.png"
-            path = self._files.setdefault(key, os.path.join(self._own_folder(), file))
+            file = self._files.setdefault(key, f"{self._prefix}{len(self._files)}-{stem}.png")
+            path = os.path.join(self._own_folder(), file)
             if not os.path.isfile(path):
                 try:
                     open_image(image).save(path, compress_level=1)
@@ -288,7 +293,7 @@ class AlbumDemo:
 
     def _own_folder(self) -> str:
         """Folder of the files that the page shows and offers; deleted with the page."""
-        if self._folder is None:
+        if self._folder is None or not os.path.isdir(self._folder.name):
             folder = os.environ.get("GRADIO_TEMP_DIR") or None  # gradio's folder
             self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
         return self._folder.name
@@ -309,7 +314,10 @@ class AlbumDemo:
         Opens one image at a time, to keep memory low.
         """
         self._check_number(images)
-        usable, small, facts, notes = [], [], [], []
+        usable: list[Any] = []
+        small: list[Image.Image] = []
+        facts: list[SceneFacts | None] = []
+        notes: list[str] = []
         for number, image in enumerate(images, start=1):
             try:
                 opened = open_image(image)
@@ -456,8 +464,8 @@ def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], objec
                     # System fonts; gradio's themes load others from the network.
                     theme=gradio.themes.Default(
                         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
-                    ),
-                    css=album_style() + "#frame .grid-wrap { overflow-y: auto !important; }",
+                    ).set(button_primary_background_fill_hover="*primary_700"),
+                    css=album_style() + _OF_GRADIO,
                     app_kwargs={"middleware": [Middleware(_OnlyFromHere, hosts=hosts)]},
                 )
             except OSError as error:

@@ -8,6 +8,7 @@
   let kept = true;
   let visible = [];
   let limit = step;
+  let pressed = false;
 
   function load() {
     if (!kept) return; // what is in memory is newer
@@ -117,7 +118,7 @@
   // The texts of a card; its other elements stay, so that a click that ends an edit still arrives.
   function fill(made, owners) {
     const card = data.cards[Number(made.dataset.key)];
-    const [place, old, facts] = [...made.children].slice(-3);
+    const [place, old, shown] = [...made.children].slice(-3);
     if (!place.querySelector("textarea")) {
       const caption = button(textOf(card) || "(no caption)", "caption", () => edit(made));
       caption.dir = "auto";
@@ -129,7 +130,7 @@
     old.hidden = !was;
     old.dir = "auto";
     old.replaceChildren(...(was ? [element("del", card.old_caption)] : []));
-    facts.replaceChildren();
+    const facts = element("p");
     if (card.unreadable) facts.append(element("span", `unreadable: ${card.unreadable}`, "wrong"));
     else if (edits.has(card.key)) facts.append("edited; the rank is not known ");
     else if (card.rank !== null) facts.append(element("span", `rank ${card.rank} of ${data.compared} `, card.rank === 1 ? "first" : "wrong"));
@@ -141,6 +142,7 @@
     }
     if (card.copy_of !== null) facts.append("copy of ", ...names([card.copy_of]));
     else if (card.confused_with.length && !edits.has(card.key)) facts.append("also fits ", ...names(card.confused_with));
+    if (shown.textContent !== facts.textContent) shown.replaceChildren(...facts.childNodes);
   }
 
   function count() {
@@ -224,29 +226,37 @@
     box.value = textOf(card);
     box.setAttribute("aria-label", `Caption of ${card.image_id}`);
     const editor = element("div", undefined, "editor");
+    const before = box.value;
     let open = true;
+    let stored = false;
+    function store(value) {
+      load(); // what another tab has edited stays
+      const text = value.split(/\s+/).join(" ").trim();
+      if (text === card.caption) edits.delete(card.key);
+      else edits.set(card.key, text);
+      save();
+      stored = true;
+    }
     function end(accepts, focuses) {
       if (!open) return; // the end takes the focus away, which ends again
       open = false;
-      load(); // what another tab has edited stays
-      if (accepts) {
-        const text = box.value.split(/\s+/).join(" ").trim();
-        if (text === card.caption) edits.delete(card.key);
-        else edits.set(card.key, text);
-        save();
-      }
+      if (accepts) store(box.value);
+      else if (stored) store(before);
+      else load();
       place.replaceChildren();
       refresh();
       if (focuses) made.focus();
     }
-    const buttons = [button("Save", "", () => end(true, true)), button("Discard", "", () => end(false, true))];
-    // Without this, some browsers take the focus from the box, which saves, before the button is pressed.
-    for (const one of buttons) one.addEventListener("pointerdown", (event) => event.preventDefault());
-    editor.append(box, ...buttons);
+    editor.append(box, button("Save", "", () => end(true, true)), button("Discard", "", () => end(false, true)));
     place.replaceChildren(editor);
     box.focus();
     editor.addEventListener("focusout", (event) => {
-      if (!editor.contains(event.relatedTarget) && document.hasFocus()) end(true, false);
+      if (!open || editor.contains(event.relatedTarget) || !document.hasFocus()) return;
+      store(box.value);
+      // The editor stays until the press is over: what was pressed must not move before it is clicked.
+      const close = () => setTimeout(() => editor.contains(document.activeElement) || end(true, false));
+      if (pressed) document.addEventListener("pointerup", close, { once: true });
+      else close();
     });
     box.addEventListener("keydown", (event) => {
       event.stopPropagation();
@@ -289,6 +299,8 @@
       limit = step;
       show();
     });
+  document.addEventListener("pointerdown", () => (pressed = true), true);
+  for (const name of ["pointerup", "pointercancel"]) document.addEventListener(name, () => (pressed = false), true);
   document.addEventListener("keydown", (event) => {
     if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if ($("large").open) {
