@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,11 @@ class Album:
     choice: Choice | None = field(default=None, repr=False)
     shared: list[GroupFacts] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+
+    @property
+    def compares_images(self) -> bool:
+        """Whether captions were compared with images."""
+        return any(one.rank is not None for _, one in self.entries()) or not any(self.captions)
 
     @property
     def captions(self) -> list[str]:
@@ -306,6 +312,11 @@ class AlbumWork:
         """Whether there is a captioner."""
         return self.captioner is not None
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether captions are compared with images; if not, no image is opened, and there are no ranks and copies."""
+        return True
+
     def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
         """The results of a step for some rows of the album, batch by batch.
 
@@ -344,7 +355,13 @@ class AlbumSteps:
 
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
         self.work, self.settings, self.groups = work, work.settings, groups
+        self.leader_of: dict[int, int]  # leader of each readable image, as a number below L
         self.existing = [[whole_text(text) for text in mine] for mine in existing]
+        if not work.compares_images:
+            self.rows = list(range(len(work.images)))
+            self.leader_of = {row: row for row in self.rows}
+            self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
+            return
         found = dict(enumerate(work.compute("images", range(len(work.images)))))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
@@ -360,8 +377,7 @@ class AlbumSteps:
         lead = copy_leaders(images.keys, images.pictures, images.features, near, threshold)
         leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
         self.rows = [images.rows[at] for at in leaders.tolist()]  # album rows of the leaders
-        # Leader of each readable image, as a number below L.
-        self.leader_of: dict[int, int] = dict(zip(images.rows, leader_of.tolist(), strict=True))
+        self.leader_of = dict(zip(images.rows, leader_of.tolist(), strict=True))
         first = torch.from_numpy(leaders)
         self.features = images.features[first]  # (L, D)
         self.neighbours = None
@@ -380,7 +396,7 @@ class AlbumSteps:
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
-        diagnose(album, self.work.scorer)
+        diagnose(album, self.work.scorer if self.work.compares_images else None)
         return album
 
     def _chosen(self) -> Album:
@@ -525,19 +541,24 @@ class AlbumSteps:
         texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
         leaders = [self.leader_of[row] for row, *_ in texts]
         starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        found = confusions_of(self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours)
+        found: Any = repeat(None)
+        if self.work.compares_images:
+            found = confusions_of(
+                self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours
+            )
         holders: dict[str, set[int]] = {}
         for leader, (_, text, _) in zip(leaders, texts, strict=True):
             holders.setdefault(same_text(text), set()).add(leader)
         flat = [[text] for _, text, _ in texts]
         fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
         described: dict[int, list[AlbumImage]] = {}
-        for (row, text, old), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
+        for (row, text, old), compared, good in zip(texts, found, fits.tolist(), strict=False):
+            confused, margin = compared or ((), None)
             one = self._image(
                 row,
                 caption=text,
                 old=old,
-                rank=1 + len(confused),
+                rank=None if compared is None else 1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
                 is_distinct=len(holders[same_text(text)]) == 1,
                 confused_with=confused,
@@ -554,6 +575,8 @@ class AlbumSteps:
         self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
     ) -> Album:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
+        if not self.work.compares_images:
+            number = 1  # no caption was compared with another image
         return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
     def _image(self, row: int, *, caption: str = "", confused_with: Sequence[int] = (), **facts: Any) -> AlbumImage:
@@ -593,11 +616,13 @@ PROBLEMS = {
 """Problems of captions; a caption may have several."""
 
 
-def diagnose(album: Album, scorer: Scorer) -> None:
+def diagnose(album: Album, scorer: Scorer | None) -> None:
     """Set `problems` of every caption whose image can be read."""
     texts = [one.caption for _, one in album.entries()]
     count = getattr(scorer, "count_tokens", None)
-    if count is None:
+    if scorer is None:
+        is_truncated = [False] * len(texts)
+    elif count is None:
         is_truncated = [scorer.count_truncated([text]) > 0 for text in texts]
     else:
         is_truncated = [number > scorer.max_text_tokens for number in count(texts)]

@@ -218,6 +218,12 @@ class KeptWork(AlbumWork):
     image_ids = property(lambda self: self.source.image_ids)  # type: ignore[assignment]
     writes_captions = property(lambda self: self.options.model is not None)  # type: ignore[assignment]
 
+    @property
+    def compares_images(self) -> bool:
+        # To write the texts of a person into files takes no model.
+        options = self.options
+        return options.scorer is not None or options.model is not None or not options.sidecars
+
     @cached_property
     def source(self) -> AlbumSource:
         return load_source(self.options, sidecars=False)
@@ -707,9 +713,14 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
             f"first among {album.num_compared:,}; copies are left out."
         )
+    if not album.compares_images:
+        lines[1] = (
+            f"{summary['distinct']:.1%} of the images have a distinct caption. Use --scorer to compare them with the images."
+        )
     cosine = f"(cosine of at least {album.copy_threshold:.3f})"
     copies = f"{summary['copies']:,} images are copies {cosine} and share captions."
-    lines.append(copies if summary["copies"] else f"No images are copies {cosine}.")
+    if album.compares_images:
+        lines.append(copies if summary["copies"] else f"No images are copies {cosine}.")
     if summary["problems"]:
         problems = ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items())
         lines.append(f"Problems: {problems}.")

@@ -99,6 +99,7 @@ def write_report(
         sort_keys=False,
         title=title,
         summary=album.summary(),
+        compares_images=album.compares_images,
         groups=[fact for fact in album.shared if fact.shared],
         problems=PROBLEMS,
         left_out=max(0, len(album.images) - max_images),

@@ -209,6 +209,26 @@ def test_edited_captions_reach_the_text_files_without_a_captioner(photos, capsys
     assert {row["image_id"]: row["old_caption"] for row in rows_of("first.jsonl")}["b.png"] == "two pink pigs"
 
 
+def test_text_files_are_written_without_any_model(photos, capsys, monkeypatch):
+    for name in ("load_captioner", "load_scorer"):
+        monkeypatch.setattr(command, name, None)
+    write_table("captions.csv", {"a.png": "two cows", "sub/c.png": "two cows", "sub/copy.png": "a calf"})
+    command_line = ["album", "photos", "--captions", "captions.csv", "--sidecars", "--output", "o.jsonl", "o.html"]
+    assert main([*command_line, "--trigger", "ohwx"]) == 0
+    said = capsys.readouterr().out
+    assert "Use --scorer to compare them with the images." in said
+    assert "rank" not in said
+    assert {name: text for name, text in texts_of(photos).items() if name != "b.txt"} == {
+        "a.txt": "ohwx, two cows\n",
+        "c.txt": "ohwx, two cows\n",
+        "copy.txt": "ohwx, a calf\n",
+    }
+    rows = {row["image_id"]: row for row in rows_of("o.jsonl")}
+    assert (rows["a.png"]["rank"], rows["a.png"]["problems"]) == (None, ["duplicate"])
+    assert "rank their image" not in Path("o.html").read_text(encoding="utf-8")
+    assert not Path("o.shards").exists()
+
+
 def test_trigger_and_shared_phrases_of_existing_captions_alone(photos, capsys):
     old = {
         "a": "a photo of a dog on grass",
