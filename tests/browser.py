@@ -19,6 +19,33 @@ _FLAGS = (
 ).split()
 NOWHERE_ELSE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
 """Every other host, by name or address, is unknown to the browser."""
+# Ratios of WCAG 2.2, success criterion 1.4.3; a colour is drawn to read it, because browsers write colours in several ways.
+_CONTRAST = """(() => {
+  const context = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d', {willReadFrequently: true});
+  const read = (color) => {
+    context.clearRect(0, 0, 1, 1); context.fillStyle = color; context.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data; return [r, g, b, a / 255];
+  };
+  const over = ([r, g, b, a], below) => [...[r, g, b].map((v, i) => v * a + below[i] * (1 - a)), 1];
+  const back = (e) => {
+    if (!e) return matchMedia('(prefers-color-scheme: dark)').matches ? [18, 18, 18, 1] : [255, 255, 255, 1];
+    const own = read(getComputedStyle(e).backgroundColor);
+    return own[3] === 1 ? own : over(own, back(e.parentElement));
+  };
+  const light = (rgb) => rgb.slice(0, 3).map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const opacity = (e) => e ? getComputedStyle(e).opacity * opacity(e.parentElement) : 1;
+  const shown = [...document.querySelectorAll('body *')].filter((e) => e.checkVisibility({visibilityProperty: true})
+    && [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) && !e.closest(':disabled'));
+  return shown.map((e) => {
+    const style = getComputedStyle(e), ground = back(e), color = read(style.color);
+    color[3] *= opacity(e);
+    const [a, b] = [light(over(color, ground)), light(ground)].sort((x, y) => y - x);
+    const size = parseFloat(style.fontSize), large = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+    return {text: e.textContent.trim().slice(0, 40), ratio: (a + 0.05) / (b + 0.05), needed: large ? 3 : 4.5};
+  });
+})()"""
+
 _CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9}
 _TIMEOUT_S = 60
 
@@ -146,19 +173,43 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", **key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
-    def click(self, selector):
-        """Click on the middle of an element."""
-        box = self.evaluate(
+    def _middle(self, selector):
+        return self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); "
             "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
-        place = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+
+    def click(self, selector):
+        """Click on the middle of an element."""
+        x, y = self._middle(selector)
+        place = {"x": x, "y": y, "button": "left", "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type="mousePressed", **place)
         self.call("Input.dispatchMouseEvent", type="mouseReleased", **place)
 
     def scheme(self, name):
         """Prefer `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def phone(self):
+        """Show the page as a phone of 390 by 844 pixels does."""
+        self.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+
+    def tap(self, selector):
+        """Touch the middle of an element."""
+        x, y = self._middle(selector)
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
+    def pale(self, schemes=("light", "dark")):
+        """Texts of the page whose contrast is below that of WCAG, level AA; refuses a page without texts."""
+        found = []
+        for name in schemes:
+            self.scheme(name)
+            texts = self.evaluate(_CONTRAST)
+            assert len(texts) > 5, "the page shows texts"
+            found += [(name, one) for one in texts if one["ratio"] < one["needed"]]
+        return found
 
     def screenshot(self, path):
         """Write what the window shows as PNG."""

@@ -24,7 +24,7 @@ from hf_captionrl.utils.parts import MANIFEST, read_shards
 _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
 _ID_COLUMNS = ("image_id", "file_name", "filename", "image", "path", "id")
 
-FORMULA = re.compile(r"'*[=+\-@\t\r]")
+FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 """Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
 
 

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-_LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -37,7 +37,7 @@ class OwnHosts:
         host = _name_and_port(f"//{hosts[0]}")
         if host is None:
             return False
-        is_own = host[0] in _LOCAL or host[0] in self.more or (self.any_address and _is_address(host[0]))
+        is_own = host[0] in LOCAL_NAMES or host[0] in self.more or (self.any_address and _is_address(host[0]))
         return is_own and all(self._is_own_origin(origin, host) for origin in origins)
 
     def _is_own_origin(self, origin: str, host: tuple[str, int | None]) -> bool:
@@ -46,7 +46,9 @@ class OwnHosts:
         if found is None:
             return False
         default = _PORTS[scheme]
-        return found[0] in self.more or (found[0], found[1] or default) == (host[0], host[1] or default)
+        # A name behind a proxy has another port than the one that the server listens at.
+        is_given = found[0] in self.more and found[1] in (None, default)
+        return is_given or (found[0], found[1] or default) == (host[0], host[1] or default)
 
 
 def _name_and_port(address: str) -> tuple[str, int | None] | None:

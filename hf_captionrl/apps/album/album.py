@@ -12,11 +12,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from markupsafe import Markup
 
 from hf_captionrl.apps.album.assignment import (
     AlbumCaption,
@@ -48,6 +50,7 @@ from hf_captionrl.utils.io import atomic_write_text, write_jsonl
 from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
+_SHOWN = 50  # captions in a notebook
 _COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number".split()
 
 # --- The result ------------------------------------------------------------------------------------------------------
@@ -106,6 +109,11 @@ class Album:
     choice: Choice | None = field(default=None, repr=False)
     shared: list[GroupFacts] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+
+    @property
+    def compares_images(self) -> bool:
+        """Whether captions were compared with images."""
+        return any(one.rank is not None for _, one in self.entries()) or not any(self.captions)
 
     @property
     def captions(self) -> list[str]:
@@ -195,6 +203,18 @@ class Album:
         writer.writeheader()
         writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rows())
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
+
+    def _repr_html_(self) -> str:
+        """A table of the first captions, for notebooks."""
+        row = Markup("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>")
+        shown = [
+            row.format(one.image_id, one.caption, one.rank or "", ", ".join(one.problems))
+            for _, one in self.entries()[:_SHOWN]
+        ]
+        left = len(self.entries()) - len(shown)
+        more = Markup("<p>{} more; write all of them with to_csv or to_jsonl.</p>").format(left) if left else ""
+        head = f"<tr><th>image</th><th>caption</th><th>rank of {self.num_compared}</th><th>problems</th></tr>"
+        return whole_text(f"<table><thead>{head}</thead><tbody>{''.join(shown)}</tbody></table>{more}")
 
     def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
         """Write one JSON object per caption."""
@@ -293,6 +313,11 @@ class AlbumWork:
         """Whether there is a captioner."""
         return self.captioner is not None
 
+    @property
+    def compares_images(self) -> bool:
+        """Whether captions are compared with images; if not, no image is opened, and there are no ranks and copies."""
+        return True
+
     def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
         """The results of a step for some rows of the album, batch by batch.
 
@@ -330,7 +355,14 @@ class AlbumSteps:
     """All steps of [`describe_album`]: the images, their copies and neighbours, and the choice or diagnosis of captions."""
 
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
-        self.work, self.settings, self.existing, self.groups = work, work.settings, existing, groups
+        self.work, self.settings, self.groups = work, work.settings, groups
+        self.leader_of: dict[int, int]  # leader of each readable image, as a number below L
+        self.existing = [[whole_text(text) for text in mine] for mine in existing]
+        if not work.compares_images:
+            self.rows = list(range(len(work.images)))
+            self.leader_of = {row: row for row in self.rows}
+            self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
+            return
         found = dict(enumerate(work.compute("images", range(len(work.images)))))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
@@ -346,8 +378,7 @@ class AlbumSteps:
         lead = copy_leaders(images.keys, images.pictures, images.features, near, threshold)
         leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
         self.rows = [images.rows[at] for at in leaders.tolist()]  # album rows of the leaders
-        # Leader of each readable image, as a number below L.
-        self.leader_of: dict[int, int] = dict(zip(images.rows, leader_of.tolist(), strict=True))
+        self.leader_of = dict(zip(images.rows, leader_of.tolist(), strict=True))
         first = torch.from_numpy(leaders)
         self.features = images.features[first]  # (L, D)
         self.neighbours = None
@@ -362,11 +393,11 @@ class AlbumSteps:
 
     def album(self, diagnose_only: bool) -> Album:
         """The captions and what is wrong with them."""
-        album = self._diagnosed() if diagnose_only else self._chosen()
+        album = self._existing() if diagnose_only else self._chosen()
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
-        diagnose(album, self.work.scorer)
+        diagnose(album, self.work.scorer if self.work.compares_images else None)
         return album
 
     def _chosen(self) -> Album:
@@ -376,25 +407,32 @@ class AlbumSteps:
         for row, leader in self.leader_of.items():
             old[leader] += [text for text in self.existing[row] if text.strip()]
         old = [list(dict.fromkeys(mine)) for mine in old]
-        candidates = [mine or [""] for mine in old]
+        kept = [settings.prefer_existing and bool(mine) for mine in old]
         if work.writes_captions:
-            candidates = self._candidates(old)
+            candidates = self._candidates(old, kept)
+        else:
+            candidates = [(mine[:1] if keep else mine) or [""] for mine, keep in zip(old, kept, strict=True)]
         facts: list[GroupFacts] = []
         if settings.drop_shared or settings.trigger:
             facts = self._shared(self.rows, self._unedited(candidates, old))
-            # Without the phrases that their group shares, and with the trigger.
-            phrases = {
-                fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
-                for fact in facts
-                if settings.drop_shared
-            }
-            for leader, row in enumerate(self.rows):
-                removed = phrases.get(self.groups[row], ())
-                texts = [
-                    drop_shared(t, removed, trigger=settings.trigger) if t.strip() else t for t in candidates[leader]
-                ]
-                candidates[leader] = list(dict.fromkeys(texts))
-        captions, choice = self._distinct([shortened(mine, settings) for mine in candidates], old, settings)
+        edited = self._editing(facts)
+        candidates = [
+            list(dict.fromkeys(edited(row, text) for text in mine))
+            for row, mine in zip(self.rows, candidates, strict=True)
+        ]
+        candidates = [mine if keep else shortened(mine, settings) for mine, keep in zip(candidates, kept, strict=True)]
+        captions, choice = self._distinct(candidates, old, settings)
+        if any(kept):
+            # Copies have their own captions, if there are any.
+            texts = [(row, first_text(self.existing[row])) for row in self.leader_of]
+            return self._judged(
+                [
+                    (row, captions[self.leader_of[row]].caption if text is None else edited(row, text), text)
+                    for row, text in texts
+                ],
+                choice,
+                facts,
+            )
         fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
         images = []
         for row in range(len(work.images)):
@@ -403,8 +441,28 @@ class AlbumSteps:
             images.append(self._image(row, **chosen))
         return self._album(images, choice, facts)
 
-    def _candidates(self, old: list[list[str]]) -> list[list[str]]:
-        """Generated candidates of each leader, then existing captions; an empty text if there is none."""
+    def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
+        """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
+        settings = self.settings
+        phrases = {
+            fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
+            for fact in facts
+            if settings.drop_shared
+        }
+
+        def edited(row: int, text: str) -> str:
+            shared = phrases.get(self.groups[row], ())
+            if not text.strip() or (not shared and settings.trigger is None):
+                return text
+            return drop_shared(text, shared, trigger=settings.trigger)
+
+        return edited
+
+    def _candidates(self, old: list[list[str]], kept: list[bool]) -> list[list[str]]:
+        """Generated candidates of each leader, then existing captions; an empty text if there is none.
+
+        Leaders in `kept` have only their first existing caption.
+        """
         settings, work = self.settings, self.work
         # The leaders most similar to each, as many as the decoding needs.
         similar: list[list[int]] = [[] for _ in self.rows]
@@ -412,13 +470,17 @@ class AlbumSteps:
         if k > 0 and (settings.decoding == "rsa" or settings.contrastive):
             near = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
             similar = near.tolist()
-        others = [[self.rows[at] for at in mine] for mine in similar] if settings.decoding == "rsa" else None
-        generated = [one["captions"] for one in work.compute("candidates", self.rows, others)]
-        candidates = [list(dict.fromkeys([*new, *mine])) or [""] for new, mine in zip(generated, old, strict=True)]
-        if settings.contrastive:
+        asked = [at for at, keep in enumerate(kept) if not keep]
+        rows = [self.rows[at] for at in asked]
+        others = [[self.rows[other] for other in similar[at]] for at in asked] if settings.decoding == "rsa" else None
+        candidates = [mine[:1] for mine in old]
+        for at, new in zip(asked, work.compute("candidates", rows, others) if rows else (), strict=True):
+            candidates[at] = list(dict.fromkeys([*new["captions"], *old[at]])) or [""]
+        if settings.contrastive and rows:
             texts = self._unedited(candidates, old)
-            answers = work.compute("answers", self.rows, [[texts[other] for other in mine] for mine in similar])
-            candidates = [list(dict.fromkeys([*a, *b["captions"]])) for a, b in zip(candidates, answers, strict=True)]
+            answers = work.compute("answers", rows, [[texts[other] for other in similar[at]] for at in asked])
+            for at, answer in zip(asked, answers, strict=True):
+                candidates[at] = list(dict.fromkeys([*candidates[at], *answer["captions"]]))
         return candidates
 
     def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
@@ -460,24 +522,44 @@ class AlbumSteps:
         texts = spoken(captions)
         return lambda rows: self.work.scorer.text_features([texts[row] for row in rows.tolist()])
 
-    def _diagnosed(self) -> Album:
-        """Compare every existing caption, also those of copies."""
+    def _existing(self) -> Album:
+        """Every existing caption, also those of copies; shared phrases are removed, and the trigger is added, if asked for."""
         texts = [(row, text) for row in self.leader_of for text in self.existing[row] if text.strip()]
-        texts.sort(key=lambda one: self.leader_of[one[0]])
-        leaders = [self.leader_of[row] for row, _ in texts]
+        facts: list[GroupFacts] = []
+        if self.settings.drop_shared or self.settings.trigger:
+            firsts = dict(reversed(texts))
+            facts = self._shared(list(firsts), list(firsts.values()))
+        edited = self._editing(facts)
+        return self._judged([(row, edited(row, text), text) for row, text in texts], shared=facts)
+
+    def _judged(
+        self,
+        texts: list[tuple[int, str, str | None]],
+        choice: Choice | None = None,
+        shared: Sequence[GroupFacts] = (),
+    ) -> Album:
+        """Compare captions of rows with the images; each is (row, caption, caption before it was edited)."""
+        texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
+        leaders = [self.leader_of[row] for row, *_ in texts]
         starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        found = confusions_of(self._features([text for _, text in texts]), starts, self.features, self.neighbours)
+        found: Any = repeat(None)
+        if self.work.compares_images:
+            found = confusions_of(
+                self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours
+            )
         holders: dict[str, set[int]] = {}
-        for leader, (_, text) in zip(leaders, texts, strict=True):
+        for leader, (_, text, _) in zip(leaders, texts, strict=True):
             holders.setdefault(same_text(text), set()).add(leader)
-        fits = meets_constraints([[text] for _, text in texts], [[] for _ in texts], self.settings)
+        flat = [[text] for _, text, _ in texts]
+        fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
         described: dict[int, list[AlbumImage]] = {}
-        for (row, text), (confused, margin), good in zip(texts, found, fits.tolist(), strict=True):
+        for (row, text, old), compared, good in zip(texts, found, fits.tolist(), strict=False):
+            confused, margin = compared or ((), None)
             one = self._image(
                 row,
                 caption=text,
-                old=text,
-                rank=1 + len(confused),
+                old=old,
+                rank=None if compared is None else 1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
                 is_distinct=len(holders[same_text(text)]) == 1,
                 confused_with=confused,
@@ -488,12 +570,14 @@ class AlbumSteps:
         for row in range(len(self.work.images)):
             first, *further = described.get(row) or [self._image(row)]
             images.append(replace(first, further=tuple(further)))
-        return self._album(images)
+        return self._album(images, choice, shared)
 
     def _album(
         self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
     ) -> Album:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
+        if not self.work.compares_images:
+            number = 1  # no caption was compared with another image
         return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
     def _image(self, row: int, *, caption: str = "", confused_with: Sequence[int] = (), **facts: Any) -> AlbumImage:
@@ -505,8 +589,18 @@ class AlbumSteps:
             confused_with=tuple(self.rows[other] for other in confused_with),
             copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
             unreadable=self.unreadable.get(row),
-            **{"old": next(iter(self.existing[row]), None), **facts},
+            **{"old": first_text(self.existing[row]), **facts},
         )
+
+
+def whole_text(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair, such as that of a broken emoji, which no tokenizer reads."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def first_text(captions: Sequence[str]) -> str | None:
+    """The first caption that is not blank; None without one."""
+    return next((text for text in captions if text.strip()), None)
 
 
 # --- What is wrong with a caption ------------------------------------------------------------------------------------
@@ -523,11 +617,13 @@ PROBLEMS = {
 """Problems of captions; a caption may have several."""
 
 
-def diagnose(album: Album, scorer: Scorer) -> None:
+def diagnose(album: Album, scorer: Scorer | None) -> None:
     """Set `problems` of every caption whose image can be read."""
     texts = [one.caption for _, one in album.entries()]
     count = getattr(scorer, "count_tokens", None)
-    if count is None:
+    if scorer is None:
+        is_truncated = [False] * len(texts)
+    elif count is None:
         is_truncated = [scorer.count_truncated([text]) > 0 for text in texts]
     else:
         is_truncated = [number > scorer.max_text_tokens for number in count(texts)]

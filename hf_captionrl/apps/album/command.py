@@ -19,6 +19,7 @@ import json
 import os
 import posixpath
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -30,7 +31,7 @@ import numpy as np
 import torch
 import tqdm
 
-from hf_captionrl.apps.album.album import STAGES, Album, AlbumSteps, AlbumWork, describe_album
+from hf_captionrl.apps.album.album import STAGES, Album, AlbumSteps, AlbumWork, describe_album, first_text
 from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, duration
 from hf_captionrl.apps.album.page import write_report
@@ -41,7 +42,9 @@ from hf_captionrl.apps.album.sources import (
     opened_chunks,
     read_captions_for,
     read_images,
+    read_regular,
     sidecar_of,
+    sidecar_text,
 )
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
@@ -52,7 +55,6 @@ from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fing
 from hf_captionrl.utils.io import (
     LineFile,
     atomic_write_bytes,
-    atomic_write_text,
     installed_versions,
     json_digest,
     to_plain,
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
 
 def run(options: AlbumOptions) -> None:
     check_options(options)
-    source = load_source(options, sidecars=options.sidecar_captions)
+    source = load_source(options, sidecars=options.sidecar_captions and options.captions is None)
     if options.captions is not None:
         source.captions = read_captions_for(source, options.captions)
     if options.model is None and not any(source.captions):
@@ -103,7 +105,7 @@ def run(options: AlbumOptions) -> None:
         start = time.monotonic()
         with Progress(len(source.images)) as progress:
             album, facts = describe_source(options, source, progress)
-            summary = {**album.summary(), "outputs": files.write(album, progress)}
+            summary = {**album.summary(), **files.write(album, progress)}
     summary |= {"seconds": round(time.monotonic() - start, 1), **facts}
     summary["unreadable_images"] = [i.image_id for i in album.images if i.unreadable is not None][:20]
     print(json.dumps(summary) if options.json else summary_text(summary, album))
@@ -136,9 +138,8 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(
             f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
         )
-    needs = [name for name in ("adapt", "sidecars", "drop_shared", "trigger") if getattr(options, name)]
-    if options.model is None and needs:
-        raise ValueError(f"--{needs[0]} changes captions, but without --model they are only diagnosed. Use --model.")
+    if options.model is None and options.adapt is not None:
+        raise ValueError("--adapt finetunes a captioner, and there is none. Use --model.")
 
 
 class Progress(contextlib.ExitStack):
@@ -165,7 +166,9 @@ def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
     metadata = Path(options.images) / "metadata.jsonl"
     is_own = bool(options.output) and metadata.is_file() and OwnFiles(options.output[0]).is_ours(metadata)
     settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
-    source = load_album_source(options.images, sidecars=sidecars, ignore_metadata=is_own, **settings)
+    source = load_album_source(
+        options.images, sidecars=sidecars, ignore_metadata=is_own, extension=options.caption_extension, **settings
+    )
     return source if options.max_images is None else source.first(options.max_images)
 
 
@@ -215,6 +218,12 @@ class KeptWork(AlbumWork):
     image_ids = property(lambda self: self.source.image_ids)  # type: ignore[assignment]
     writes_captions = property(lambda self: self.options.model is not None)  # type: ignore[assignment]
 
+    @property
+    def compares_images(self) -> bool:
+        # To write the texts of a person into files takes no model.
+        options = self.options
+        return options.scorer is not None or options.model is not None or not options.sidecars
+
     @cached_property
     def source(self) -> AlbumSource:
         return load_source(self.options, sidecars=False)
@@ -240,7 +249,9 @@ class KeptWork(AlbumWork):
         names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
         settings = {
             "images": images,
-            "adapter": None if self.adapter is None else file_digest(self.adapter / "adapter_model.safetensors"),
+            "adapter": None
+            if self.adapter is None
+            else content_digest((self.adapter / "adapter_model.safetensors").read_bytes()),
             **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
         }
         return to_plain(settings)  # type: ignore[no-any-return]
@@ -457,71 +468,103 @@ def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
 # --- Files: written atomically, and never over a file of somebody else -----------------------------------------------
 
 
-def file_digest(path: Path) -> str:
+def content_digest(content: bytes) -> str:
     """Digest of the content of a file."""
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+Entry = str | dict[str, str]
+"""The digest of a file, or its digest and the text of the person behind it."""
 
 
 class OwnFiles:
     """The record beside the first output of what this command has written.
 
-    `NAME.files.json` has the digest of each file that was written, None while it is being written. A file with another content was
-    not written by this command: it is replaced only after its content has been appended to `NAME.old.jsonl`.
+    `NAME.files.json` has the digest of each file that was written; that of a person's text, which a run without --model or with
+    --prefer_existing has written, stands beside the text itself: `{"digest": ..., "text": ...}`. A file with another content was
+    not written by this command: it is replaced only after its content has been appended to `NAME.old.jsonl`. The records of
+    other outputs in the same folder count, too.
     """
 
     def __init__(self, first: Path) -> None:
         self.folder = os.path.abspath(first.parent)
         self.record, self.old = first.with_suffix(".files.json"), first.with_suffix(".old.jsonl")
-        self._digests: dict[str, str | None] = {}
-        if self.record.is_file():
-            self._digests = json.loads(self.record.read_text(encoding="utf-8"))
+        self._written: dict[
+            str, list[Entry]
+        ] = {}  # by name; two entries if a run was killed while it replaced the file
+        self._others: list[dict[str, list[Entry]]] = []
+        for path in sorted({self.record, *Path(self.folder).glob("*.files.json")}):
+            if path.is_file():
+                with contextlib.suppress(ValueError, AttributeError):  # a file of somebody else
+                    entries = json.loads(path.read_text(encoding="utf-8")).items()
+                    found = {name: entry if isinstance(entry, list) else [entry] for name, entry in entries}
+                    if os.path.abspath(path) == os.path.abspath(self.record):
+                        self._written = found
+                    else:
+                        self._others.append(found)
 
     def name_of(self, path: Path) -> str:
         """A file's name in the record, relative to the first output."""
         return Path(os.path.relpath(os.path.abspath(path), self.folder)).as_posix()
 
+    def entry(self, path: Path) -> Entry | None:
+        """What the records say of a file as it is; None if this command did not write it."""
+        content, name = read_regular(path), self.name_of(path)
+        if content is None:
+            return None
+        entries = (entry for record in (self._written, *self._others) for entry in record.get(name, ()))
+        digest = content_digest(content)
+        return next((e for e in entries if (e["digest"] if isinstance(e, dict) else e) == digest), None)
+
     def is_ours(self, path: Path) -> bool:
         """Whether this command wrote the file as it is."""
-        name = self.name_of(path)
-        return name in self._digests and self._digests[name] in (None, file_digest(path))
+        return self.entry(path) is not None
 
     def foreign(self, paths: Sequence[Path]) -> list[Path]:
         """The files that exist and were not written by this command."""
-        return [path for path in paths if path.exists() and not self.is_ours(path)]
+        return [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
 
-    @contextlib.contextmanager
-    def writing(self, paths: Sequence[Path]) -> Iterator[None]:
-        """Keep the contents of files that this command did not write, and record what the block writes, also if it fails."""
-        lines = self._old_lines()
-        for path in self.foreign(paths):
-            content = path.read_bytes()
-            try:
-                kept = {"text": content.decode("utf-8")}
-            except UnicodeDecodeError:
-                kept = {"base64": base64.b64encode(content).decode()}
-            lines.append(json.dumps({"file": self.name_of(path), **kept}, ensure_ascii=False).encode())
+    def write(self, contents: dict[Path, bytes], persons: dict[Path, str] | None = None) -> None:
+        """Write files, each atomically, and record them; `persons` are texts of persons behind some contents.
+
+        Contents that this command did not write, and texts of persons that others replace, are kept. A file that has its content
+        is left alone, so that a repeated command changes nothing.
+        """
+        persons = persons or {}
+        lines, new = _whole_lines(self.old), dict(self._written)
+        contents = {path: content for path, content in contents.items() if read_regular(path) != content}
+        for path, content in contents.items():
+            entry, before, name = self.entry(path), read_regular(path), self.name_of(path)
+            if before is not None and (entry is None or (isinstance(entry, dict) and path not in persons)):
+                try:
+                    kept = {"text": before.decode("utf-8")}
+                except UnicodeDecodeError:
+                    kept = {"base64": base64.b64encode(before).decode()}
+                lines.append(json.dumps({"file": name, **kept}, ensure_ascii=False).encode())
+            digest = content_digest(content)
+            new[name] = [{"digest": digest, "text": persons[path]}] if path in persons else [digest]
         if lines:
             atomic_write_bytes(self.old, b"\n".join([*lines, b""]))
-        self._digests |= {self.name_of(path): None for path in paths}
-        write_json(self.record, self._digests)
-        try:
-            yield
-        finally:
-            # A file that is edited before the command is repeated must not count as written by it.
-            for path in paths:
-                self._digests.pop(self.name_of(path))
-                if path.is_file():
-                    self._digests[self.name_of(path)] = file_digest(path)
-            write_json(self.record, self._digests)
+        # If the command is killed now, each file has its old content or its new one.
+        write_json(self.record, {name: [*entries, *self._written.get(name, ())] for name, entries in new.items()})
+        for path, content in contents.items():
+            atomic_write_bytes(path, content)
+        self._written = new
+        write_json(self.record, new)
 
     def old_texts(self) -> dict[str, str]:
-        """The earliest text of each replaced file, by `name_of`."""
-        entries = map(json.loads, reversed(self._old_lines()))
-        return {entry["file"]: entry.get("text", "") for entry in entries}
+        """The earliest text of each replaced file, by `name_of`; also of files that other outputs of the folder replaced."""
+        found: dict[str, str] = {}
+        for path in [*sorted(Path(self.folder).glob("*.old.jsonl")), self.old]:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a file of somebody else
+                entries = map(json.loads, reversed(_whole_lines(path)))
+                found |= {entry["file"]: entry.get("text", "") for entry in entries}
+        return found
 
-    def _old_lines(self) -> list[bytes]:
-        # Only a line feed ends a line: texts may contain other separators.
-        return self.old.read_bytes().split(b"\n")[:-1] if self.old.is_file() else []
+
+def _whole_lines(path: Path) -> list[bytes]:
+    # Only a line feed ends a line: texts may contain other separators.
+    return path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
 
 
 class _Reservation(LineFile):
@@ -535,9 +578,8 @@ class AlbumFiles:
 
     def __init__(self, options: AlbumOptions, source: AlbumSource) -> None:
         self.options, self.source, self.own = options, source, OwnFiles(options.output[0])
-        self.targets = list(options.output)
         if options.sidecars:
-            self.targets += sidecar_paths(source)
+            sidecar_paths(source, options.caption_extension)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -559,8 +601,8 @@ class AlbumFiles:
             yield
 
     def check(self) -> None:
-        """Refuse to replace files that this command did not write."""
-        foreign = [] if self.options.overwrite else self.own.foreign(self.targets)
+        """Refuse to replace outputs that this command did not write."""
+        foreign = [] if self.options.overwrite else self.own.foreign(self.options.output)
         if foreign:
             raise ValueError(
                 f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
@@ -568,30 +610,37 @@ class AlbumFiles:
             )
 
     def restore_captions(self) -> None:
-        """Replace captions that this command wrote by those that existed before."""
+        """Replace captions that this command wrote by the texts of persons behind them.
+
+        Without --model, captions of a captioner are existing captions like others.
+        """
         captions, old = self.source.captions, self.own.old_texts()
-        metadata = Path(self.options.images) / "metadata.jsonl"
-        if metadata.is_file() and self.own.is_ours(metadata):
-            captions = [[] for _ in captions]
         for row, image in enumerate(self.source.paths):
-            sidecar = None if image is None else sidecar_of(image)
-            if sidecar is None or not sidecar.is_file() or not self.own.is_ours(sidecar):
+            sidecar = None if image is None else sidecar_of(image, self.options.caption_extension)
+            if (
+                sidecar is None
+                or (entry := self.own.entry(sidecar)) is None
+                or captions[row] != [sidecar_text(sidecar)]
+            ):
                 continue
-            if captions[row] == [sidecar.read_text(encoding="utf-8").strip()]:
+            if isinstance(entry, dict):
+                captions[row] = [entry["text"]]
+            elif self.options.model is not None:
                 before = old.get(self.own.name_of(sidecar), "").strip()
                 captions[row] = [before] if before else []
-        self.source.captions = captions
 
-    def write(self, album: Album, progress: Callable[[str, int], Any]) -> list[str]:
-        """Write the outputs, each atomically; returns their names."""
+    def write(self, album: Album, progress: Callable[[str, int], Any]) -> dict[str, Any]:
+        """Write the outputs, each atomically; returns their names, and the text files that were kept."""
         options, source = self.options, self.source
-        with self.own.writing(self.targets):
-            for path in options.output:
+        contents: dict[Path, bytes] = {}
+        with tempfile.TemporaryDirectory(prefix="captionrl-album-") as folder:
+            for number, path in enumerate(options.output):
+                made = Path(folder, f"{number}{path.suffix}")
                 if path.name == "metadata.jsonl":
-                    write_jsonl(path, self._metadata(album, path))
+                    write_jsonl(made, self._metadata(album, path))
                 elif path.suffix.lower() == ".html":
                     write_report(
-                        path,
+                        made,
                         album,
                         source.images,
                         title=Path(options.images).name or "Album",
@@ -599,18 +648,30 @@ class AlbumFiles:
                         progress=lambda number: progress("writing the page", number),
                     )
                 else:
-                    (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
-            written = [str(path) for path in options.output]
-            if options.sidecars:
-                texts = [
-                    (sidecar_of(str(p)), c + "\n") for p, c in zip(source.paths, album.captions, strict=True) if c
-                ]
-                for target, text in texts:
-                    # A file that has this content is left alone, so that a repeated command changes nothing.
-                    if not target.is_file() or target.read_text(encoding="utf-8", errors="replace") != text:
-                        atomic_write_text(target, text)
-                written.append(f"{len(texts)} text files")
-        return written
+                    (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(made)
+                contents[path] = made.read_bytes()
+        written = [str(path) for path in options.output]
+        persons: dict[Path, str] = {}
+        kept: list[str] = []
+        number = 0
+        for row, (file, image) in enumerate(zip(source.paths if options.sidecars else (), album.images, strict=False)):
+            target = sidecar_of(str(file), options.caption_extension)
+            content = f"{image.caption}\n".encode() if image.caption else b""
+            is_given = first_text(source.captions[row]) is not None
+            is_cleared = bool(source.captions[row]) and not is_given and target.is_file()
+            if not content and not is_cleared:
+                continue
+            if is_cleared or (is_given and (options.model is None or options.prefer_existing)):
+                persons[target] = image.old or ""
+            before, entry = read_regular(target), self.own.entry(target)
+            may_replace = options.overwrite or (isinstance(entry, str) or (entry is not None and target in persons))
+            if before == content or not os.path.lexists(target) or (before is not None and may_replace):
+                contents[target] = content
+                number += 1
+            else:
+                kept.append(str(target))
+        self.own.write(contents, persons)
+        return {"outputs": written + [f"{number} text files"] * options.sidecars, "kept_text_files": kept}
 
     def _metadata(self, album: Album, path: Path) -> Iterator[dict[str, str]]:
         """Rows of the metadata of an image folder: `file_name`, relative to the file, and `text`."""
@@ -624,13 +685,13 @@ class AlbumFiles:
                 yield {"file_name": Path(name).as_posix(), "text": image.caption}
 
 
-def sidecar_paths(source: AlbumSource) -> list[Path]:
+def sidecar_paths(source: AlbumSource, extension: str = ".txt") -> list[Path]:
     """The text file beside each image; refuses images that are not files or would share a text file."""
     owner: dict[Path, str] = {}
     for image_id, file in zip(source.image_ids, source.paths, strict=True):
         if file is None:
             raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
-        target = sidecar_of(file)
+        target = sidecar_of(file, extension)
         if target in owner:
             raise ValueError(
                 f"{owner[target]!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
@@ -652,9 +713,14 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
             f"first among {album.num_compared:,}; copies are left out."
         )
+    if not album.compares_images:
+        lines[1] = (
+            f"{summary['distinct']:.1%} of the images have a distinct caption. Use --scorer to compare them with the images."
+        )
     cosine = f"(cosine of at least {album.copy_threshold:.3f})"
     copies = f"{summary['copies']:,} images are copies {cosine} and share captions."
-    lines.append(copies if summary["copies"] else f"No images are copies {cosine}.")
+    if album.compares_images:
+        lines.append(copies if summary["copies"] else f"No images are copies {cosine}.")
     if summary["problems"]:
         problems = ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items())
         lines.append(f"Problems: {problems}.")
@@ -667,6 +733,11 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
         lines.append(
             f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
             f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
+        )
+    if kept := summary.get("kept_text_files"):
+        lines.append(
+            f"{len(kept):,} text files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
+            f"{', ...' if len(kept) > 10 else ''}. Use --prefer_existing to use their captions, or --overwrite to replace them."
         )
     if summary["unreadable_images"]:
         lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")
@@ -686,6 +757,8 @@ def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     if earlier is not None and earlier["kept"]:
         work.adapter = adapter_folder(options).absolute()
     unread, undescribed = (number, number) if options.overwrite else _unfinished(work, to_train)
+    if options.prefer_existing:
+        undescribed = min(undescribed, sum(first_text(texts) is None for texts in source.captions))
     seconds = 0.0
     if unread or undescribed or to_train:
         reading, describing = seconds_per_image(work)  # the adapter does not change how long captioning takes
@@ -731,7 +804,8 @@ def seconds_per_image(work: KeptWork) -> tuple[float, float]:
     options, source = work.options, work.source
     chunks = opened_chunks(source.images, range(len(source.images)), options.batch_size, {})
     rows = list(islice((row for chunk, _ in chunks for row in chunk), options.batch_size))
-    images, captions = ChosenImages(source.images, rows), [source.captions[row] for row in rows]
+    images = ChosenImages(source.images, rows)
+    captions = [[] if options.prefer_existing else source.captions[row] for row in rows]
     captioner, scorer = work.captioner if work.writes_captions else None, work.scorer
     start = time.monotonic()
     read_images(images, scorer, batch_size=options.batch_size)

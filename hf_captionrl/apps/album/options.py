@@ -99,9 +99,14 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
         metavar="X",
         help="cosine from which two images may be copies (default: calibrated on the album; above 1: only equal pixels)",
     )
+    prefer_existing: bool = option(
+        False, help="keep the first existing caption of an image as it is, and caption only the other images"
+    )
     drop_shared: bool = option(False, help="remove phrases that all captions of a group share")
     trigger: str | None = option(
-        None, metavar="TEXT", help="text that replaces the first shared phrase, or precedes the caption"
+        None,
+        metavar="TEXT",
+        help="text that takes the place of the first phrase that --drop_shared removes, or precedes the caption",
     )
     shared_share: Annotated[float, Range(above=0, at_most=1)] = option(
         0.9, metavar="X", help="share of a group's captions that contain a shared phrase"
@@ -113,11 +118,11 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions)
     """Caption the images of a set so that each caption distinguishes its image from the others.
 
     Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
-    images together. Without --model, existing captions are diagnosed: which are duplicates, generic or ambiguous.
+    images together. Without --model, existing captions are kept and diagnosed: which are duplicates, generic or ambiguous.
 
     Outputs are written when all captions are chosen. Candidates and features are kept in the Parquet shards of NAME.shards, and
     the same command skips finished shards, also after a crash. With --processes or --engine, several processes write them.
-    Images are never changed, and text files beside them are only replaced with --overwrite.
+    Images are never changed. Text files beside them that this command did not write are kept and named; --overwrite replaces them.
     """
 
     examples: ClassVar[str] = """
@@ -125,6 +130,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions)
           captionrl album photos --model Salesforce/blip-image-captioning-base --output alt.csv --max_characters 125
           captionrl album photos --model MODEL --sidecars --trigger "ohwx dog" --drop_shared
           captionrl album photos --captions old.jsonl --output report.html
+          captionrl album photos --captions captions.csv --sidecars
           captionrl album photos --model MODEL --adapt 10m --output alt.jsonl report.html
           captionrl album photos --model MODEL --output alt.csv --processes 8
           captionrl album photos --model MODEL --output /shared/alt.csv --engine ray --address auto
@@ -137,24 +143,29 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions)
         "on the Hub",
     )
     model: str | None = option(
-        None, metavar="MODEL", help="captioner: a folder, a name on the Hub, or scenes:blip-mle; none only diagnoses"
+        None,
+        metavar="MODEL",
+        help="captioner: a folder, a name on the Hub, or scenes:blip-mle; without it, existing captions are used",
     )
     scorer: str | None = option(
         None,
         metavar="NAME",
         help="dual encoder that compares captions and images (default: scenes:siglip-held-out for embedded captioners, "
-        "scenes:clip-reward with --adapt, else openai/clip-vit-base-patch32)",
+        "scenes:clip-reward with --adapt, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
-        None, metavar="FILE", help="existing captions: .jsonl or .csv (default: those of the data, and .txt files)"
+        None,
+        metavar="FILE",
+        help="existing captions: .jsonl or .csv, such as an export of the page (default: those of the data, and text files)",
     )
-    sidecar_captions: bool = option(True, help="read the .txt file beside an image as an existing caption")
+    sidecar_captions: bool = option(True, help="read the text file beside an image as an existing caption")
+    caption_extension: Literal[".txt", ".caption"] = option(".txt", help="extension of text files beside images")
     output: list[Path] = option(
         [Path("album.jsonl")],
         metavar="FILE",
         help=".jsonl, .csv, .html, or metadata.jsonl of an image folder; several allowed",
     )
-    sidecars: bool = option(False, help="also write each caption into a .txt file beside its image")
+    sidecars: bool = option(False, help="also write each caption into a text file beside its image")
     overwrite: bool = option(False, help="start again, and replace outputs and text files beside images")
     dry_run: bool = option(False, help="print what would be written and how long it would take; write nothing")
     adapt: str | None = option(

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,10 +36,11 @@ from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.pages import embedded_image, html_templates, render_html
 from hf_captionrl.hub.spaces import EMBEDDED_CAPTIONERS, demo_scorer
 from hf_captionrl.metrics.suites import spoken
-from hf_captionrl.retrieval import Scorer, load_scorer
+from hf_captionrl.retrieval import Scorer, image_hash, load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
+from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.utils.io import atomic_write_text
-from hf_captionrl.utils.local_server import OwnHosts
+from hf_captionrl.utils.local_server import LOCAL_NAMES, OwnHosts
 from hf_captionrl.utils.model_files import model_path
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -46,7 +48,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 _REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable".split()
 # Longest sides of images: in the report, in the demo, of a wrong find there.
-_REPORT_SIDE, _SIDE, _SMALL_SIDE = 192, 256, 72
+_REPORT_SIDE, _SIDE, _SMALL_SIDE = 512, 256, 72
 
 
 def _small(image: Image.Image, side: int) -> Image.Image:
@@ -97,7 +99,8 @@ def write_report(
         sort_keys=False,
         title=title,
         summary=album.summary(),
-        groups=album.shared if any(fact.shared for fact in album.shared) else [],
+        compares_images=album.compares_images,
+        groups=[fact for fact in album.shared if fact.shared],
         problems=PROBLEMS,
         left_out=max(0, len(album.images) - max_images),
         data=data,
@@ -137,22 +140,53 @@ def album_style() -> str:
     return (TEMPLATES / "demo.css").read_text(encoding="utf-8")
 
 
-def render_comparison(images: Sequence[Image.Image], findings: Mapping[str, Sequence[Finding]]) -> str:
-    """Captions of several captioners side by side, each with its rank and the image that it finds."""
+SceneFacts = Mapping[str, Any]
+"""The facts of a scene of the embedded world."""
+
+
+def false_claims(captions: Sequence[str], facts: Sequence[SceneFacts | None]) -> list[list[str] | None]:
+    """The false claims of captions, each of another image; None for an image whose facts are not known."""
+    return [
+        None if known is None else [mark.claim.text for mark in mark_caption(text, known) if mark.verdict != "right"]
+        for text, known in zip(captions, facts, strict=True)
+    ]
+
+
+def render_comparison(
+    images: Sequence[Image.Image],
+    findings: Mapping[str, Sequence[Finding]],
+    *,
+    facts: Sequence[SceneFacts | None] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Captions of several captioners side by side, each with its rank, the image that it finds, and false claims if facts are
+    known; `notes` stand above them."""
+    facts = facts or [None] * len(images)
     columns = [
-        {"name": name, "found": sum(finding.rank == 1 for finding in mine), "findings": mine}
+        {
+            "name": name,
+            "found": sum(finding.rank == 1 for finding in mine),
+            "findings": mine,
+            "wrong": false_claims([finding.caption for finding in mine], facts),
+        }
         for name, mine in findings.items()
     ]
-    return _render(
-        "comparison", images, columns=columns, small=[embedded_image(_small(image, _SMALL_SIDE)) for image in images]
-    )
+    small = [embedded_image(_small(image, _SMALL_SIDE)) for image in images]
+    return _render("comparison", images, notes, columns=columns, small=small)
 
 
-def render_album(images: Sequence[Image.Image], album: Album) -> str:
-    """One caption per image, its copies, and the images that it also fits."""
+def render_album(
+    images: Sequence[Image.Image],
+    album: Album,
+    *,
+    facts: Sequence[SceneFacts | None] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """One caption per image, its copies, the images that it also fits, and false claims if facts are known."""
     copies = [spoken_list(rows) for rows in album.copies]
     fits = [spoken_list(image.confused_with) for image in album.images]
-    return _render("album", images, album=album, summary=album.summary(), copies=copies, fits=fits)
+    wrong = false_claims(album.captions, facts or [None] * len(images))
+    return _render("album", images, notes, album=album, summary=album.summary(), copies=copies, fits=fits, wrong=wrong)
 
 
 def spoken_list(rows: Sequence[int]) -> str:
@@ -161,9 +195,10 @@ def spoken_list(rows: Sequence[int]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _render(view: str, images: Sequence[Image.Image], **values: Any) -> str:
+def _render(view: str, images: Sequence[Image.Image], notes: Sequence[str], **values: Any) -> str:
     template = html_templates(TEMPLATES).get_template("demo.html.j2")
-    return template.render(view=view, images=[embedded_image(_small(image, _SIDE)) for image in images], **values)
+    shown = [embedded_image(_small(image, _SIDE)) for image in images]
+    return template.render(view=view, images=shown, notes=notes, **values)
 
 
 # --- The page of `captionrl demo`: albums, captioners side by side, and one caption per image. The only user of gradio ---
@@ -172,10 +207,15 @@ _POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-
 """A browser may load only what this server sends. gradio's scripts are inline and compile templates, which needs the two
 unsafe entries."""
 
+_OF_GRADIO = """#frame .grid-wrap { overflow-y: auto !important; }
+body:not(.dark) [role=tab][aria-selected=true] { color: var(--primary-700) !important; }
+"""
+"""Changes of gradio's style: a frame that scrolls, and tabs with enough contrast."""
+
 _INTRO = """# Which image does the caption mean?
 
-Pick an album of similar images, or put your images into the frame (arrow: upload, cross: empty it). Each caption searches the album for its image. Only a
-caption that says what makes this image different finds it."""
+Pick an album of similar images, or put your images into the frame (arrow: upload, cross: empty it): they start a new album.
+Each caption searches the album for its image. Only a caption that says what makes this image different finds it."""
 
 
 class AlbumDemo:
@@ -187,7 +227,11 @@ class AlbumDemo:
         scorer: Scorer,
         albums: Mapping[str, Sequence[Any]],
         options: DemoOptions | None = None,
+        facts: Mapping[str, SceneFacts] | None = None,
     ) -> None:
+        self.facts = facts or {}  # by the hash of the pixels
+        # Names of the files of albums begin so; those of uploads do not.
+        self._prefix = f"album-{secrets.token_hex(4)}-"
         self.captioners, self.scorer, self.albums = dict(captioners), scorer, dict(albums)
         self.options = options or DemoOptions()
         for name, images in albums.items():
@@ -201,43 +245,56 @@ class AlbumDemo:
             raise ValueError(f"There is no album {name!r}. Use one of the list.")
         shown = []
         for number, image in enumerate(self.albums[name], start=1):
-            if isinstance(image, Image.Image):
-                shown.append(image)
-                continue
-            path = self._files.setdefault(str(image), os.path.join(self._own_folder(), f"{len(self._files)}.png"))
+            key, stem = (str(id(image)), "image") if isinstance(image, Image.Image) else (str(image), Path(image).stem)
+            file = self._files.setdefault(key, f"{self._prefix}{len(self._files)}-{stem}.png")
+            path = os.path.join(self._own_folder(), file)
             if not os.path.isfile(path):
-                _open(image, number).save(path, compress_level=1)
+                try:
+                    open_image(image).save(path, compress_level=1)
+                except ImageError as error:
+                    raise ValueError(
+                        f"{self.name_of(image, number)} cannot be used. Remedy: {error.remedy}."
+                    ) from None
             shown.append(path)
         return shown
 
+    def uploads(self, images: Sequence[str]) -> list[str]:
+        """The images of a frame that are in no album of the list."""
+        return [image for image in images if not Path(image).name.startswith(self._prefix)]
+
+    def name_of(self, image: Any, number: int) -> str:
+        """The name of a file as people know it, else the number of an image; never a folder."""
+        name = Path(image).name if isinstance(image, str | os.PathLike) else f"Image {number}"
+        return name.removeprefix(self._prefix).partition("-")[2] if name.startswith(self._prefix) else name
+
     def compare(self, images: Sequence[Any]) -> str:
-        small = self._thumbnails(images)
+        images, small, facts, notes = self._usable(images)
         settings = {"num_beams": self.options.num_beams, "max_new_tokens": self.options.max_new_tokens}
-        return render_comparison(small, compare_captioners(self.captioners, self.scorer, images, **settings))
+        found = compare_captioners(self.captioners, self.scorer, images, **settings)
+        return render_comparison(small, found, facts=facts, notes=notes)
 
     def distinct(self, images: Sequence[Any], name: str) -> tuple[str, str]:
         """One caption for each image, as different as the candidates allow: the page, and the path of a table."""
         if name not in self.captioners:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
-        small = self._thumbnails(images)
-        names = [
-            Path(image).name if isinstance(image, str | os.PathLike) else str(n) for n, image in enumerate(images, 1)
-        ]
+        images, small, facts, notes = self._usable(images)
+        names = [self.name_of(image, n) for n, image in enumerate(images, 1)]
+        times = Counter(names)
         album = describe_album(
             images,
             self.captioners[name],
             self.scorer,
-            image_ids=[name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)],
+            image_ids=[name if times[name] == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)],
             num_beams=self.options.num_candidates,
             max_new_tokens=self.options.max_new_tokens,
         )
         # A new name, because another request may still be reading the last table.
         table = album.to_csv(Path(self._own_folder()) / f"captions-{secrets.token_hex(4)}.csv")
-        return render_album(small, album), str(table)
+        return render_album(small, album, facts=facts, notes=notes), str(table)
 
     def _own_folder(self) -> str:
         """Folder of the files that the page shows and offers; deleted with the page."""
-        if self._folder is None:
+        if self._folder is None or not os.path.isdir(self._folder.name):
             folder = os.environ.get("GRADIO_TEMP_DIR") or None  # gradio's folder
             self._folder = tempfile.TemporaryDirectory(prefix="captionrl-album-", dir=folder)
         return self._folder.name
@@ -250,17 +307,31 @@ class AlbumDemo:
                 "--max_images."
             )
 
-    def _thumbnails(self, images: Sequence[Any]) -> list[Image.Image]:
-        """Opens one image at a time, to keep memory low."""
+    def _usable(
+        self, images: Sequence[Any]
+    ) -> tuple[list[Any], list[Image.Image], list[SceneFacts | None], list[str]]:
+        """The images that can be read, thumbnails and known facts of them, and what is wrong with the others.
+
+        Opens one image at a time, to keep memory low.
+        """
         self._check_number(images)
-        return [_small(_open(image, number), _SIDE) for number, image in enumerate(images, start=1)]
-
-
-def _open(image: Any, number: int) -> Image.Image:
-    try:
-        return open_image(image)
-    except ImageError as error:  # its text contains a local path
-        raise ValueError(f"Image {number} cannot be used. Remedy: {error.remedy}.") from None
+        usable: list[Any] = []
+        small: list[Image.Image] = []
+        facts: list[SceneFacts | None] = []
+        notes: list[str] = []
+        for number, image in enumerate(images, start=1):
+            try:
+                opened = open_image(image)
+            except ImageError as error:  # its text contains a local path
+                notes.append(f"{self.name_of(image, number)} cannot be used. Remedy: {error.remedy}.")
+                continue
+            usable.append(image)
+            small.append(_small(opened, _SIDE))
+            facts.append(self.facts.get(image_hash(opened)) if self.facts else None)
+            del opened
+        if not usable:
+            raise ValueError(" ".join(notes))
+        return usable, small, facts, notes
 
 
 def build_page(demo: AlbumDemo) -> Any:
@@ -278,6 +349,10 @@ def build_page(demo: AlbumDemo) -> Any:
     def pick(name: str) -> Any:
         # Empty the results of the previous album.
         return shown(demo.album, name), "", "", gradio.update(visible=False)
+
+    def upload(frame: Any) -> Any:
+        # Uploads start a new album; later ones are added to it.
+        return demo.uploads(files(frame)), None, "", "", gradio.update(visible=False)
 
     def compare(frame: Any) -> Any:
         return shown(demo.compare, files(frame))
@@ -320,6 +395,7 @@ def build_page(demo: AlbumDemo) -> Any:
             table = gradio.DownloadButton("Export as CSV", visible=False, elem_id="export-button")
             album = gradio.HTML(apply_default_css=False, elem_id="album")
         picker.input(pick, picker, [frame, compared, album, table], api_name="pick", **turn)
+        frame.upload(upload, frame, [frame, picker, compared, album, table], api_name="upload", **turn)
         button.click(compare, frame, compared, api_name="compare", **turn)
         album_button.click(distinct, [frame, who], [album, table], api_name="distinct", **turn)
     return page
@@ -357,7 +433,8 @@ class _OnlyFromHere:
 
 
 def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
-    return OwnHosts([host, *allow_hosts], any_address=host not in ("127.0.0.1", "localhost", "::1"))
+    # The addresses of this machine are known, and are accepted with the port of the request only.
+    return OwnHosts([*allow_hosts, *([] if host in LOCAL_NAMES else [host])], any_address=host not in LOCAL_NAMES)
 
 
 def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], object] = print) -> None:
@@ -388,8 +465,8 @@ def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], objec
                     # System fonts; gradio's themes load others from the network.
                     theme=gradio.themes.Default(
                         font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"], primary_hue="blue"
-                    ),
-                    css=album_style() + "#frame .grid-wrap { overflow-y: auto !important; }",
+                    ).set(button_primary_background_fill_hover="*primary_700"),
+                    css=album_style() + _OF_GRADIO,
                     app_kwargs={"middleware": [Middleware(_OnlyFromHere, hosts=hosts)]},
                 )
             except OSError as error:
@@ -409,6 +486,11 @@ def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], objec
 
 _EMBEDDED_IMAGES = 45
 """Three albums each of 3, 5 and 7 look-alikes."""
+
+
+def embedded_rows() -> Any:
+    """Scenes of the embedded world, with their facts."""
+    return load_scenes(num_train=0, num_validation=0, num_test=_EMBEDDED_IMAGES)["test"]
 
 
 def named_models(given: Sequence[str] | None) -> dict[str, str]:
@@ -431,7 +513,7 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
     """Albums by name, from a folder or from the embedded world."""
     found: dict[str, list[Any]] = {}
     if folder is None:
-        rows = load_scenes(num_train=0, num_validation=0, num_test=_EMBEDDED_IMAGES)["test"]
+        rows = embedded_rows()
         for size in BAG_SIZES:
             for number, bag in enumerate(bags(list(rows["bag_id"]), size), start=1):
                 found[f"{size} similar images ({number})"] = [rows[row]["image"] for row in bag]
@@ -460,7 +542,8 @@ def load_demo(options: DemoOptions) -> AlbumDemo:
     device = default_device(options.device)
     captioners = {name: load_captioner(model_path(model), device=device) for name, model in names.items()}
     scorer = load_scorer(model_path(options.scorer or demo_scorer(names)), device=device)
-    return AlbumDemo(captioners, scorer, albums, options)
+    rows = embedded_rows() if options.images is None else ()
+    return AlbumDemo(captioners, scorer, albums, options, {image_hash(row["image"]): row["facts"] for row in rows})
 
 
 def serve_demo(options: DemoOptions) -> None:

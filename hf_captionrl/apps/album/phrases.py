@@ -29,13 +29,14 @@ logger = logging.getLogger(__name__)
 DETERMINERS = frozenset("a an the this that these those its my your our his her their some one".split())
 """Words that need a noun."""
 JOINTS = frozenset(
-    "and or of is are was were has have with in on at to by from near for while as that which who".split()
+    "and or of is are was were has have with in on at to by from near for while as that which who above below behind beside "
+    "between over under into onto against through inside among".split()
 )
 """Words that join what follows them to what precedes them."""
-FUNCTION_WORDS = (
-    DETERMINERS | JOINTS | frozenset("be there it there's it's being over under into up down very".split())
-)
+FUNCTION_WORDS = DETERMINERS | JOINTS | frozenset("be there it there's it's being up down very".split())
 """English words without content."""
+
+_SENTENCE = DETERMINERS | frozenset("and is are was were has have there".split())  # no tag contains them
 
 # Frequent words of other languages in Latin script that English captions do not contain.
 _OTHER_LANGUAGES = frozenset(
@@ -78,6 +79,13 @@ def is_english(words: Sequence[Word]) -> bool:
     if known & _OTHER_LANGUAGES:
         return False
     return all(word.isascii() for word in known) or bool(known & {"the", "of", "with", "and"})
+
+
+def split_tags(text: str) -> list[str]:
+    """The tags of a list such as "1girl, red hair, looking at viewer"; empty for a sentence."""
+    tags = [tag.strip() for tag in text.split(",") if tag.strip()]
+    are_short = all(len(words := tag.casefold().split()) <= 4 and _SENTENCE.isdisjoint(words) for tag in tags)
+    return tags if len(tags) > 2 and are_short else []
 
 
 # --- Scripts of captions, and languages by py3langid if it is installed (extra `[language]`); it needs no network ----
@@ -207,7 +215,7 @@ def meets_constraints(
     languages: Sequence[Collection[str]] = [[options.language]] * len(candidates)
     if is_auto:
         languages = [()] * len(old) if identifier is None else identifier.languages_of(old)
-    own = ((text.removeprefix(trigger or ""), row) for row, mine in enumerate(candidates) for text in mine)
+    own = ((text.replace(trigger or "", "", 1), row) for row, mine in enumerate(candidates) for text in mine)
     return good & _mask(
         (not is_auto or not scripts[row] or script_of(text) in scripts[row])
         and not (identifier is not None and identifier.is_foreign(text, languages[row]))
@@ -280,8 +288,10 @@ def shared_phrases(
     frequent = {word for word, count in words.items() if count >= needed}
     counts: Counter[tuple[str, ...]] = Counter()
     for text, chunks in zip(captions, noun_chunks or [()] * len(captions), strict=True):
-        phrases = _phrases(_words(text), frequent)
-        for chunk in map(_words, chunks):
+        tags = split_tags(text)
+        found = map(_folded, tags)
+        phrases = {tag for tag in found if frequent.issuperset(tag)} if tags else _phrases(_words(text), frequent)
+        for chunk in map(_words, () if tags else chunks):
             if any(map(is_content, chunk)):  # no pronouns
                 phrases |= {tuple(chunk), tuple(chunk[chunk[0] in DETERMINERS :])}
         counts.update(phrases)
@@ -315,6 +325,7 @@ def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: fl
             facts = [
                 {" ".join(t.text for t in c if t.pos_ not in ("DET", "PRON")) for c in one} - {""} for one in parsed
             ]
+        facts = [set(split_tags(text)) or words for text, words in zip(mine, facts, strict=True)]
         shared = shared_phrases(mine, min_share=min_share, noun_chunks=chunks)
         known = {word for phrase in shared for word in _words(phrase)}
         counts = Counter(fact for one in facts for fact in one if not set(fact.split()) <= known)
@@ -339,8 +350,7 @@ _NEVER_FIRST = frozenset("and or of is are was were has have that which who whil
 _PREDICATES = frozenset("is are was were has have that which who".split())
 _EXPLETIVES = frozenset("there there's it it's".split())
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
-_SINGULAR = frozenset("a an one this that".split())
-_MOST_ADJECTIVES = 2
+_TRIGGER = "CaptionrlTrigger"  # a noun in place of the trigger, in which no phrase is found
 _VERBS = frozenset(
     "sits stands lies lays runs walks plays looks sleeps rests holds wears rides jumps eats carries leans poses swims flies "
     "watches waits plays chases catches drinks hangs faces stares sniffs sat stood ran lay".split()
@@ -353,32 +363,41 @@ _NOT_VERBS = frozenset(
 def drop_shared(caption: str, phrases: Sequence[str], *, trigger: str | None = None) -> str:
     """The caption without shared phrases, or with a trigger in place of the first of them.
 
-    A phrase is found as whole words. What remains is repaired only where something was removed: no article without a noun,
-    no joining word at an end, no doubled comma, "a" or "an" as the next word needs it. A caption that is nothing but shared
-    phrases becomes the trigger; without a trigger it stays as it is.
+    A phrase is removed whole or not at all: in English, a noun stays if an adjective would be left without it. What remains is
+    repaired only where something was removed: no article without a noun, no joining word at an end, no doubled comma, "a" or
+    "an" as the next word needs it. A caption that is nothing but shared phrases becomes the trigger; without a trigger it stays
+    as it is. Of tags separated by commas, whole tags are removed, and the trigger is the first tag. A trigger that the caption
+    contains is not added again.
 
     Example:
-        >>> drop_shared("a photo of a small dog on a red sofa", ["a photo", "dog"], trigger="ohwx dog")
-        'ohwx dog, small on a red sofa'
+        >>> drop_shared("a photo of a dog on a red sofa", ["a photo", "dog"], trigger="ohwx dog")
+        'ohwx dog on a red sofa'
+        >>> drop_shared("a photo of a small dog on a red sofa", ["a photo", "dog"])
+        'a small dog on a red sofa'
     """
+    if trigger and trigger in caption:
+        return drop_shared(caption.replace(trigger, _TRIGGER), phrases).replace(_TRIGGER, trigger)
+    if tags := split_tags(caption):
+        shared = set(map(_folded, phrases))
+        kept = [tag for tag in tags if _folded(tag) not in shared]
+        rest = caption if kept == tags else ", ".join(kept)
+        return (rest or caption) if trigger is None else ", ".join(filter(None, [trigger, rest]))
     words = caption_words(caption)
     gone = _found(words, phrases)
-    first = gone.index(True) if True in gone else len(words)
+    if trigger is not None:
+        if (place := _place(words, list(gone))) is None:
+            rest = drop_shared(caption, phrases).strip() if caption.strip() else ""
+            return ", ".join(filter(None, [trigger, rest]))
+        start, end, joint = place
+        text = caption[: words[start].start] + _TRIGGER + joint + caption[words[end].end :]
+        return drop_shared(text, phrases).replace(_TRIGGER, trigger)
     article: dict[int, str] = {}
     if is_english(words):
+        _keep_parts(words, gone)
         _drop_stranded(words, gone)
         _drop_at_ends(words, gone)
         article = _articles_at_seams(words, gone)
-    rest = _without(caption, words, gone, article)
-    if trigger is None:
-        return rest or caption
-    if not rest:
-        return trigger
-    replaces = first < len(words) and not any(
-        not out and word.folded not in DETERMINERS for word, out in zip(words[:first], gone, strict=False)
-    )
-    joined = replaces and caption_words(rest)[0].folded in JOINTS
-    return f"{trigger} {rest}" if joined else f"{trigger}, {rest}"
+    return _without(caption, words, gone, article) or caption
 
 
 def without_loose_end(text: str) -> str:
@@ -424,37 +443,67 @@ def _is_verb(lower: Sequence[str], at: int) -> bool:
     return len(word) > 4 and word.endswith("ed") and not (at + 1 < len(lower) and is_content(lower[at + 1]))
 
 
+def _is_modified(lower: Sequence[str], start: int, end: int) -> bool:
+    """Whether a removed part would leave an adjective before it without its noun."""
+    if start == 0 or lower[start] in DETERMINERS or _precedes_noun(lower, end):
+        return False
+    before = start - 1
+    # "a sleeping dog", but not "a man walking dogs"
+    is_clause = _is_verb(lower, before) and (before == 0 or lower[before - 1] not in DETERMINERS)
+    return (is_content(lower[before]) or lower[before] == "very") and not is_clause
+
+
+def _precedes_noun(lower: Sequence[str], end: int) -> bool:
+    """Whether a removed part belongs to a noun after it, as "dog" in "a dog house"."""
+    return end + 1 < len(lower) and is_content(lower[end + 1]) and not _is_verb(lower, end + 1)
+
+
+def _keep_parts(words: Sequence[Word], gone: list[bool]) -> None:
+    """Keep nouns whose adjectives would be left, before them or after "is"."""
+    lower = [word.folded for word in words]
+    for start, end in list(_runs(gone)):
+        is_subject = end + 1 < len(lower) and lower[end + 1] in ("is", "are", "was", "were")
+        if _is_modified(lower, start, end) or (is_subject and _precedes_noun(lower, end + 1)):
+            gone[start : end + 1] = [False] * (end + 1 - start)
+
+
+def _place(words: Sequence[Word], gone: list[bool]) -> tuple[int, int, str] | None:
+    """First and last word of the part that a trigger replaces, and the punctuation after it; None if there is no such part.
+
+    It is the first removed part that no noun follows, with its article and with the parts that only joining words separate
+    from it. In "a photo of a small dog", it is "a photo of".
+    """
+    lower, english = [word.folded for word in words], is_english(words)
+    runs = list(_runs(gone))
+    if english:
+        runs = [r for r in runs if not _is_modified(lower, *r) and not _precedes_noun(lower, r[1])]
+    if not runs:
+        return None
+    (start, end), *others = runs
+    if not english:
+        return start, end, ""
+    start -= start > 0 and lower[start - 1] in DETERMINERS
+    for other, last in others:
+        if not all(word in JOINTS | DETERMINERS for word in lower[end + 1 : other]):
+            break
+        end = last
+    is_of = end + 1 < len(lower) and lower[end + 1] == "of"
+    return start, end + is_of, "," * is_of
+
+
 def _drop_stranded(words: Sequence[Word], gone: list[bool]) -> None:
     """Remove determiners that have lost their noun, and joining words that have lost what follows them."""
     lower = [word.folded for word in words]
     for start, end in list(_runs(gone)):
-        if end + 1 < len(lower) and is_content(lower[end + 1]) and not _is_verb(lower, end + 1):
+        if _precedes_noun(lower, end):
             continue  # a determiner before the phrase belongs to this noun now
         joint = start - 1
-        if lower[start] not in DETERMINERS:  # else the phrase was removed with its determiner
-            at = _determiner_of(lower, gone, start, end)
-            if at is not None:
-                gone[at] = True
-                joint = at - 1 if at == joint else -1
+        if joint >= 0 and lower[start] not in DETERMINERS and lower[joint] in DETERMINERS:
+            gone[joint] = True
+            joint -= 1
         while joint >= 0 and not gone[joint] and lower[joint] in JOINTS:
             gone[joint] = True
             joint -= 1
-
-
-def _determiner_of(lower: Sequence[str], gone: Sequence[bool], start: int, end: int) -> int | None:
-    """The determiner of a removed noun, before at most two adjectives."""
-    at, adjectives = start - 1, 0
-    while at >= 0 and not gone[at] and (is_content(lower[at]) or (lower[at] in ("and", "very") and adjectives)):
-        adjectives += lower[at] not in ("and", "very")
-        # "a sleeping dog", but not "a man walking dogs"
-        is_clause = _is_verb(lower, at) and (at == 0 or lower[at - 1] not in DETERMINERS)
-        if adjectives > _MOST_ADJECTIVES or is_clause:
-            return None
-        at -= 1
-    if at < 0 or gone[at] or lower[at] not in DETERMINERS:
-        return None
-    is_plural = lower[end].endswith("s") and not lower[end].endswith(("ss", "us", "is"))
-    return None if is_plural and lower[at] in _SINGULAR else at
 
 
 def _drop_at_ends(words: Sequence[Word], gone: list[bool]) -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import codecs
 import io
+import logging
 import os
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hf_captionrl.apps.album.phrases import split_tags
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
 from hf_captionrl.data.columns import caption_lists, undecoded
@@ -27,6 +31,9 @@ from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
+
+logger = logging.getLogger(__name__)
+
 
 # --- Images and existing captions: a folder, a list of files, a data set ---------------------------------------------
 
@@ -48,7 +55,7 @@ class AlbumSource:
         if number == 0:
             raise ValueError("The album has no images. Use at least one.")
         if len(set(self.image_ids)) < number:
-            twice = next(i for n, i in enumerate(self.image_ids) if i in self.image_ids[:n])
+            twice = Counter(self.image_ids).most_common(1)[0][0]
             raise ValueError(f"Two images are called {twice!r}. Use different image ids.")
 
     def first(self, number: int) -> AlbumSource:
@@ -76,20 +83,46 @@ class AlbumSource:
         return found
 
 
-def sidecar_of(path: str) -> Path:
+EXTENSIONS = (".txt", ".caption")
+"""Extensions of text files beside images."""
+
+
+def sidecar_of(path: str, extension: str = ".txt") -> Path:
     """The text file beside an image."""
-    return Path(path).with_suffix(".txt")
+    return Path(path).with_suffix(extension)
+
+
+def read_regular(path: Path) -> bytes | None:
+    """The content of a file; None if it does not exist, or is a link, a pipe or a device, which is never opened."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        # The file may have been exchanged since.
+        flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+        with open(os.open(path, sum(flags)), "rb") as file:
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except FileNotFoundError:
+        return None
+
+
+def sidecar_text(path: Path) -> str:
+    """The caption of a text file, empty if there is none. Lines are joined by spaces, and lines of tags by commas."""
+    text = (read_regular(path) or b"").decode("utf-8-sig")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    tags = ", ".join(line.rstrip(" ,") for line in lines)
+    return tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)
 
 
 def load_album_source(
-    name: Any, *, sidecars: bool = True, ignore_metadata: bool = False, **source: Any
+    name: Any, *, sidecars: bool = True, extension: str = ".txt", ignore_metadata: bool = False, **source: Any
 ) -> AlbumSource:
     """Find the images of an album.
 
     `name` is a folder, searched with its subfolders; a list of files (`.txt`, one path per line, relative to the list, or
     separated by NUL as `find -print0` writes them); a table (`.jsonl`, `.csv`, `.parquet`) with image paths; `scenes`; a data
-    set on the Hub or in memory. With `sidecars`, the `.txt` file beside an image is the caption of an image without any; with
-    `ignore_metadata`, all images of a folder are taken, whatever its metadata name. `source` are options of [`load_captions`].
+    set on the Hub or in memory. With `sidecars`, the text file beside an image, which ends in `extension`, is the caption of an
+    image without any; with `ignore_metadata`, all images of a folder are taken, whatever its metadata name. `source` are options
+    of [`load_captions`].
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
     if path is not None and path.suffix.lower() == ".txt" and path.is_file():
@@ -101,17 +134,26 @@ def load_album_source(
         if path is not None and path.is_dir() and all(found.is_dir() for found in path.rglob("*")):
             raise ValueError(f"The folder {str(path)!r} contains no files. Use a folder that contains images.")
         found = _data_set(name, path, source)
+    unread: dict[str, list[Path]] = {}
     for row, image in enumerate(found.paths if sidecars else ()):
         if image is None or found.captions[row]:
             continue
+        path = sidecar_of(image, extension)
         try:
-            text = " ".join(sidecar_of(image).read_text(encoding="utf-8-sig").split())
-        except FileNotFoundError:
+            text = sidecar_text(path)
+        except UnicodeDecodeError:
+            unread.setdefault("not UTF-8. Convert them", []).append(path)
             continue
-        except UnicodeDecodeError as error:
-            remedy = "Convert it, or use --no-sidecar_captions."
-            raise ValueError(f"{sidecar_of(image)} is not UTF-8 ({error}). {remedy}") from None
         found.captions[row] = [text] if text else []
+        if os.path.lexists(path) and read_regular(path) is None:
+            unread.setdefault("links, or no regular files. Replace them by regular files", []).append(path)
+        for other in set(EXTENSIONS) - {extension} if not os.path.lexists(path) else ():
+            if (path := sidecar_of(image, other)).is_file():
+                unread.setdefault(f"{other} files. Use --caption_extension {other} to read them", []).append(path)
+    for reason, paths in unread.items():
+        logger.warning(
+            "%d text files beside images are not read, such as %s: they are %s.", len(paths), paths[0], reason
+        )
     return found
 
 
@@ -158,7 +200,9 @@ def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list
             f"None of the {len(captions)} captions of {path} belongs to an image of the album: it has ids such as "
             f"{next(iter(captions), None)!r}, and the album such as {source.image_ids[0]!r}. Check the folder and the file."
         )
-    return [captions.get(image_id, []) for image_id in source.image_ids]
+    # Only an image whose captions are all empty keeps an empty one: somebody has removed its caption.
+    filled = {key: [text for text in texts if text.strip()] or texts[:1] for key, texts in captions.items()}
+    return [filled.get(image_id, []) for image_id in source.image_ids]
 
 
 # --- Facts of the images, each opened once ---------------------------------------------------------------------------

@@ -348,7 +348,7 @@ def test_shared_phrases_with_a_required_word_stay(scorer, images):
 def test_texts_that_become_equal_are_not_distinct_captions(scorer, images):
     texts = [["a dog", "a red dog"], ["the dog", "a blue dog"], ["dog", "a green dog"]]
     found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="x", drop_shared=True)
-    assert sorted(found.captions) == ["x, blue", "x, green", "x, red"]
+    assert sorted(found.captions) == ["x, a blue dog", "x, a green dog", "x, a red dog"]
 
 
 def test_trigger_in_another_script_does_not_count_as_a_script(scorer, images):
@@ -391,3 +391,19 @@ def test_script_of_existing_captions_is_kept(scorer, images):
     assert script_of("猫 is猫猫") == "CJK"
     assert script_of("is 猫") == "LATIN"
     assert script_of("\ue000 2") is None
+
+
+def test_notebooks_show_a_table_of_escaped_captions():
+    images = [AlbumImage(f"{n}.png", f"<b>{n}", rank=n + 1, problems=("generic", "missing")) for n in range(60)]
+    html = Album(images, 60, 1.0)._repr_html_()
+    assert html.count("<tr>") == 51
+    assert "<td>3.png</td><td>&lt;b&gt;3</td><td>4</td><td>generic, missing</td>" in html
+    assert "10 more" in html
+    assert "more" not in Album(images[:50], 60, 1.0)._repr_html_()
+
+
+def test_half_of_an_emoji_stops_no_album(scorer, images, tmp_path):
+    found = describe_album(images, None, scorer, captions=["a \ud83d dog", "b", "c"], image_ids=["a\udc80", "b", "c"])
+    assert found.captions == ["a ? dog", "b", "c"]
+    found._repr_html_().encode("utf-8")
+    assert "a ? dog" in found.to_csv(tmp_path / "o.csv").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 import shlex
 import weakref
@@ -112,13 +113,14 @@ def test_text_files_of_a_folder_have_one_writer(photos, capsys):
 
 def test_sidecars_are_not_overwritten(photos, capsys):
     arguments = [*MODEL, "--sidecars", "--drop_shared", "--trigger", "ohwx thing"]
-    assert album(*arguments) == 2
-    error = capsys.readouterr().err
-    assert "b.txt" in error
-    assert "--overwrite" in error
+    assert album(*arguments) == 0
+    said = capsys.readouterr().out
+    assert "kept: photos/b.txt. Use --prefer_existing" in said
+    assert "--overwrite" in said
     assert (photos / "b.txt").read_text() == "two pigs\n"
-    assert sorted(p.name for p in photos.glob("**/*.txt")) == ["b.txt"]
-    assert album(*arguments, "--overwrite") == 0
+    assert len([*photos.glob("**/*.txt")]) == 5, "the other images have text files"
+    assert album(*arguments, "--overwrite", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["kept_text_files"] == []
     files = {p.name: p.read_text() for p in photos.glob("**/*.txt")}
     assert set(files) == {"a.txt", "b.txt", "c.txt", "copy.txt", HOSTILE.replace(".png", ".txt")}
     assert all(text.startswith("ohwx thing") for text in files.values())
@@ -137,9 +139,10 @@ def test_files_of_others_are_never_replaced_unasked_and_never_lost(photos, capsy
     # Text files and outputs that a later command adds are checked, too.
     (photos / "a.txt").write_text("by hand\n")
     Path("mine.csv").write_text("my table\n")
-    for more in (["--sidecars"], []):
-        assert album(*MODEL, "--output", "o.jsonl", *([] if more else ["mine.csv"]), *more) == 2
-        assert "files exist that this command did not write" in capsys.readouterr().err
+    assert album(*MODEL, "--output", "o.jsonl", "mine.csv") == 2
+    assert "files exist that this command did not write" in capsys.readouterr().err
+    assert album(*MODEL, "--output", "o.jsonl", "--sidecars", "--forbid", "hand", "--forbid", "pigs") == 0
+    assert "kept: photos/a.txt, photos/b.txt." in capsys.readouterr().out
     assert ((photos / "a.txt").read_text(), Path("mine.csv").read_text()) == ("by hand\n", "my table\n")
     # Captions of a file do not hide what stands in the text files.
     write_rows("given.jsonl", [{"image_id": "a.png", "caption": "given"}])
@@ -152,8 +155,185 @@ def test_files_of_others_are_never_replaced_unasked_and_never_lost(photos, capsy
         assert len(lines) == 3
     # A text file that was edited since is someone's again.
     (photos / "a.txt").write_text("edited\n")
-    assert album(*MODEL, "--output", "o.jsonl", "mine.csv", "--sidecars", "--captions", "given.jsonl") == 2
-    assert "'photos/a.txt'" in capsys.readouterr().err
+    assert album(*MODEL, "--output", "o.jsonl", "mine.csv", "--sidecars", "--captions", "given.jsonl") == 0
+    assert "kept: photos/a.txt." in capsys.readouterr().out
+    assert (photos / "a.txt").read_text() == "edited\n"
+
+
+def texts_of(folder, extension=".txt"):
+    """The content of each text file, by its name."""
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.glob(f"**/*{extension}")}
+
+
+def write_table(path, captions):
+    """A table as the page exports it."""
+    with open(path, "w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file).writerows([("image_id", "caption"), *captions.items()])
+
+
+def test_edited_captions_reach_the_text_files_without_a_captioner(photos, capsys, monkeypatch):
+    assert album(*MODEL, "--sidecars", "--output", "first.jsonl") == 0
+    made = texts_of(photos)
+    (photos / "c.txt").write_text("of nobody\n")  # no image has this text file
+    capsys.readouterr()
+    monkeypatch.setattr(command, "load_captioner", None)
+    edited = {"a.png": "two sheep", "b.png": "two pink pigs", "sub/c.png": "", "sub/copy.png": "a person's, of a copy"}
+    write_table("captions.csv", edited)
+    arguments = ["--captions", "captions.csv", "--sidecars"]
+    assert album(*arguments, "--json") == 0
+    # Of another output's run, text files are known; the one that was written by hand is kept and named.
+    assert json.loads(capsys.readouterr().out)["kept_text_files"] == ["photos/b.txt"]
+    after = texts_of(photos)
+    assert (after["a.txt"], after["copy.txt"], after["b.txt"]) == (
+        "two sheep\n",
+        "a person's, of a copy\n",
+        "two pigs\n",
+    )
+    assert (photos / "sub" / "c.txt").read_text() == "", "its caption was removed"
+    hostile = HOSTILE.replace(".png", ".txt")
+    assert after[hostile] == made[hostile], "not in the table"
+    # Edited again, and asked to replace what was written by hand.
+    write_table("captions.csv", edited | {"a.png": "two white sheep"})
+    assert album(*arguments) == 0
+    assert texts_of(photos)["a.txt"] == "two white sheep\n"
+    assert album(*arguments, "--overwrite") == 0
+    assert texts_of(photos)["b.txt"] == "two pink pigs\n"
+    assert rows_of("album.old.jsonl") == [{"file": "photos/b.txt", "text": "two pigs\n"}]
+    monkeypatch.undo()
+    monkeypatch.chdir(photos.parent)
+    # A captioner replaces no text of a person, and reads it as an existing caption.
+    assert album(*MODEL, "--sidecars", "--output", "first.jsonl", "--json") == 0
+    assert "photos/a.txt" in json.loads(capsys.readouterr().out.splitlines()[-1])["kept_text_files"]
+    assert texts_of(photos)["b.txt"] == "two pink pigs\n"
+    assert texts_of(photos)["a.txt"] == "two white sheep\n"
+    assert {row["image_id"]: row["old_caption"] for row in rows_of("first.jsonl")}["b.png"] == "two pink pigs"
+
+
+def test_text_files_are_written_without_any_model(photos, capsys, monkeypatch):
+    for name in ("load_captioner", "load_scorer"):
+        monkeypatch.setattr(command, name, None)
+    write_table("captions.csv", {"a.png": "two cows", "sub/c.png": "two cows", "sub/copy.png": "a calf"})
+    command_line = ["album", "photos", "--captions", "captions.csv", "--sidecars", "--output", "o.jsonl", "o.html"]
+    assert main([*command_line, "--trigger", "ohwx"]) == 0
+    said = capsys.readouterr().out
+    assert "Use --scorer to compare them with the images." in said
+    assert "rank" not in said
+    assert {name: text for name, text in texts_of(photos).items() if name != "b.txt"} == {
+        "a.txt": "ohwx, two cows\n",
+        "c.txt": "ohwx, two cows\n",
+        "copy.txt": "ohwx, a calf\n",
+    }
+    rows = {row["image_id"]: row for row in rows_of("o.jsonl")}
+    assert (rows["a.png"]["rank"], rows["a.png"]["problems"]) == (None, ["duplicate"])
+    assert "rank their image" not in Path("o.html").read_text(encoding="utf-8")
+    assert not Path("o.shards").exists()
+
+
+def test_trigger_and_shared_phrases_of_existing_captions_alone(photos, capsys):
+    old = {
+        "a": "a photo of a dog on grass",
+        "b": "a photo of a dog with a ball",
+        "sub/c": "a photo of a dog, asleep",
+        "sub/copy": "",
+    }
+    for name, text in old.items():
+        (photos / f"{name}.txt").write_text(text)
+    arguments = ["--sidecars", "--drop_shared", "--trigger", "ohwx", "--group_by", "album", "--shared_share", "0.6"]
+    assert album(*arguments) == 0
+    assert "kept: " in capsys.readouterr().out, "unless --overwrite is given"
+    for more in (["--overwrite"], [], ["--captions", "album.old.csv"]):
+        if more and more[0] == "--captions":  # the same captions from a table
+            write_table("album.old.csv", {f"{name}.png": text for name, text in old.items()})
+        assert album(*arguments, *more) == 0
+        found = texts_of(photos)
+        assert [found[f"{n}.txt"] for n in "abc"] == ["ohwx on grass\n", "ohwx with a ball\n", "ohwx, asleep\n"]
+        rows = {row["image_id"]: row for row in rows_of("album.jsonl")}
+        assert rows["a.png"]["old_caption"] == old["a"]
+        assert rows["a.png"]["rank"] is not None
+    # Another trigger replaces it.
+    arguments[3] = "sks"
+    assert album(*arguments) == 0
+    assert texts_of(photos)["c.txt"] == "sks, asleep\n"
+
+
+def test_text_of_persons_is_preferred_and_the_rest_is_captioned(photos, monkeypatch, capsys):
+    captioned, real = [], steps.generate_candidates
+    monkeypatch.setattr(
+        steps, "generate_candidates", lambda c, i, rows, *rest: captioned.extend(rows) or real(c, i, rows, *rest)
+    )
+    texts = {"b.png": "two pigs " * 9 + "there", "sub/copy.png": "a text of the copy"}
+    for name, text in texts.items():
+        (photos / name).with_suffix(".txt").write_text(text + "\n")
+    before = contents(photos, "**/*.txt")
+    arguments = [*MODEL, "--prefer_existing", "--sidecars", "--max_characters", "30"]
+    for _ in range(2):
+        assert album(*arguments, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["kept_text_files"] == []
+        rows = {row["image_id"]: row for row in rows_of("album.jsonl")}
+        assert {name: rows[name]["caption"] for name in texts} == texts, "whole, also that of a copy"
+        assert "constraint" in rows["b.png"]["problems"]
+        assert rows["sub/c.png"]["caption"]
+        assert rows["sub/c.png"]["old_caption"] is None
+        assert {name: found for name, found in contents(photos, "**/*.txt").items() if name in before} == before
+    ids = [row["image_id"] for row in rows_of("album.jsonl")]
+    assert sorted(ids[row] for row in captioned) == sorted(["sub/c.png", HOSTILE]), "a.png has the caption of its copy"
+    # Without the option, they stay the text of a person.
+    assert album(*MODEL, "--sidecars", "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)["kept_text_files"]) >= {"photos/b.txt"}
+
+
+def test_caption_files_and_files_of_tags(photos, capsys, caplog):
+    (photos / "b.txt").unlink()
+    tags = {"a": "1girl, solo, red hair", "b": "solo\n1girl\nblue hair,\n", "sub/c": "1girl, solo, hat"}
+    for name, text in tags.items():
+        (photos / f"{name}.caption").write_text(text)
+    assert album() == 2, "no caption is read"
+    assert "3 text files" in caplog.text
+    assert "Use --caption_extension .caption" in caplog.text
+    arguments = ["--caption_extension", ".caption", "--sidecars", "--overwrite", "--group_by", "album"]
+    assert album(*arguments, "--drop_shared", "--trigger", "ohwx girl") == 0
+    assert texts_of(photos, ".caption") == {
+        "a.caption": "ohwx girl, red hair\n",
+        "b.caption": "ohwx girl, blue hair\n",
+        "c.caption": "ohwx girl, hat\n",
+    }
+    assert texts_of(photos) == {}
+
+
+def test_links_and_pipes_are_no_text_files(photos, tmp_path, capsys, caplog):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the password")
+    (photos / "a.txt").symlink_to(secret)
+    os.mkfifo(photos / "sub" / "c.txt")  # reading it would wait forever
+    (photos / "sub" / "copy.txt").write_bytes("caf\xe9".encode("latin-1"))
+    assert album(*MODEL, "--sidecars", "--overwrite", "--output", "o.csv", "--json") == 0
+    assert sorted(json.loads(capsys.readouterr().out)["kept_text_files"]) == ["photos/a.txt", "photos/sub/c.txt"]
+    assert "photos/a.txt: they are links" in caplog.text
+    assert "photos/sub/copy.txt: they are not UTF-8" in caplog.text
+    for name in ("o.csv", "o.old.jsonl"):
+        assert "password" not in Path(name).read_text(encoding="utf-8")
+    assert ((photos / "a.txt").is_symlink(), secret.read_text()) == (True, "the password")
+
+
+def test_what_is_written_after_a_kill_is_not_the_command_s(tmp_path, monkeypatch):
+    first, one, two = tmp_path / "o.jsonl", tmp_path / "1.txt", tmp_path / "2.txt"
+    OwnFiles(first).write({one: b"old", two: b"old"})
+    real = command.atomic_write_bytes
+
+    def killed(path, content):
+        if path == two:
+            raise KeyboardInterrupt
+        return real(path, content)
+
+    monkeypatch.setattr(command, "atomic_write_bytes", killed)
+    with pytest.raises(KeyboardInterrupt):
+        OwnFiles(first).write({one: b"new", two: b"new"})
+    assert OwnFiles(first).foreign([one, two]) == [], "the old content or the new one"
+    two.write_bytes(b"by hand")
+    assert OwnFiles(first).foreign([one, two]) == [two]
+    # A file that only looks like a record.
+    (tmp_path / "x.files.json").write_text("[1]")
+    assert OwnFiles(first).foreign([one, two]) == [two]
 
 
 def test_diagnosis_needs_no_captioner(photos, capsys):
@@ -172,7 +352,7 @@ def test_diagnosis_needs_no_captioner(photos, capsys):
         (["--output", "o.csv", "o.csv"], "--output"),
         (["--output", "photos/dir.csv"], "--output"),
         (["--output", "mine.csv"], "--overwrite"),
-        (["--sidecars"], "--model"),
+        (["--adapt", "10m"], "--model"),
         (["--adapt", "soon"], "duration"),
         (["--captions", "nothing.jsonl"], "nothing.jsonl"),
         (["--temperature", "0"], "temperature"),
@@ -309,8 +489,7 @@ def test_earlier_texts_of_replaced_files_are_kept(tmp_path):
 
     def write(path):
         kept = OwnFiles(first)
-        with kept.writing([path]):
-            path.write_text("new", encoding="utf-8")
+        kept.write({path: b"new"})
         return kept
 
     kept = write(one)
@@ -430,6 +609,7 @@ def test_commands_of_the_guides_write_their_files(tmp_path, monkeypatch, scenes,
     names = [f"{number}.png" for number in range(3)]
     write_images(scenes, names)
     write_rows("old.jsonl", [{"image_id": name, "caption": "a pig"} for name in names])
+    write_table("captions.csv", dict.fromkeys(names, "edited"))
     words = [STAND_INS.get(word, word) for word in shlex.split(command)]
     assert words[:2] == ["captionrl", "album"]
     scorer = [] if "--adapt" in words else ["--scorer", "scenes:siglip-held-out"]
@@ -439,7 +619,8 @@ def test_commands_of_the_guides_write_their_files(tmp_path, monkeypatch, scenes,
     named = words[words.index("--output") + 1 :] if "--output" in words else ["album.jsonl"]
     assert all(Path(name).stat().st_size for name in named if "." in name)
     if "--sidecars" in words:
-        assert all(Path(f"photos/{n}.txt").read_text().startswith("ohwx dog") for n in range(3))
+        texts = [Path(f"photos/{n}.txt").read_text() for n in range(3)]
+        assert texts == ["edited\n"] * 3 if "--captions" in words else all("ohwx dog" in text for text in texts)
 
 
 def test_guides_of_three_jobs_are_there():

@@ -21,6 +21,7 @@ from hf_captionrl.hub import PushError
 from hf_captionrl.hub.push import check_card
 from hf_captionrl.hub.spaces import push_demo, write_demo_space
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.truth_checker import check
 from hf_captionrl.utils.model_files import model_path
 from tests.apps.album.conftest import write_images
 from tests.apps.album.demo_server import TAB, compare, open_demo, pick, running_demo, wait_for_images
@@ -47,13 +48,19 @@ def scorer():
 
 
 def second_bag(rows):
-    """The images behind '3 similar images (2)'."""
-    ids = rows["bag_id"][:]
-    return [rows[i]["image"] for i, bag in enumerate(ids) if bag == "001"][:3]
+    """The rows behind '3 similar images (2)'."""
+    return [row for row in rows if row["bag_id"] == "001"][:3]
 
 
-def plain(models, scorer, images):
+def false(caption, facts):
+    """What the page says of a caption's claims."""
+    wrong = [claim.text for claim in check(caption, facts).wrong]
+    return f"false: {', '.join(wrong)}" if wrong else "no false claim"
+
+
+def plain(models, scorer, rows):
     """Rows of the page's table: captions by the pipeline, ranks and finds by a loop; a tie counts against the caption."""
+    images = [row["image"] for row in rows]
     features = scorer.image_features(images)
     columns = []
     for name, model in models.items():
@@ -64,6 +71,7 @@ def plain(models, scorer, images):
             rank = sum(score >= scores[own] for score in scores)
             best = own if rank == 1 else max((i for i in range(len(images)) if i != own), key=scores.__getitem__)
             said = "finds its image" if best == own else f"finds image {best + 1}"
+            said += f" {false(caption, rows[own]['facts'])}"
             found.append([name, caption, rank, best, f"rank {rank} of {len(images)} {said}"])
         columns.append(found)
     return [column[row] for row in range(len(images)) for column in columns]
@@ -72,7 +80,8 @@ def plain(models, scorer, images):
 @pytest.mark.slow  # a server and a browser
 @needs_chromium
 def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
-    images = second_bag(rows)
+    bag = second_bag(rows)
+    images = [row["image"] for row in bag]
     arguments = [f"--model={name}={model}" for name, model in MODELS.items()]
     (tmp_path / "temporary").mkdir()
     with running_demo(*arguments, temporary=tmp_path / "temporary") as url, Browser(1200, 1000) as page:
@@ -80,13 +89,23 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         pick(page, "3 similar images (2)", 3)
         compare(page, 3 * len(MODELS))
         shown = page.evaluate(CELLS)
-        wanted = plain(MODELS, scorer, images)
+        wanted = plain(MODELS, scorer, bag)
         assert shown == wanted
         # The negative control: the other album would not do.
-        assert shown != plain(MODELS, scorer, [rows[i]["image"] for i in range(3)])
+        assert shown != plain(MODELS, scorer, [rows[i] for i in range(3)])
+        # A caption that finds its image and is false is not green.
+        greens = page.evaluate(
+            "[...document.querySelectorAll('#compared td')].map((e) => !!e.querySelector('.first'))"
+        )
+        assert greens == [rank == 1 and "no false claim" in said for _, _, rank, _, said in wanted]
+        assert page.pale(["light"]) == []
         heads = page.evaluate("[...document.querySelectorAll('#compared thead th')].map((e) => e.innerText)")
-        found = {name: sum(row[2] == 1 for row in wanted if row[0] == name) for name in MODELS}
-        assert [" ".join(head.split()) for head in heads[1:]] == [f"{n} finds {k} of 3" for n, k in found.items()]
+        said = [
+            f"{name} finds {sum(row[2] == 1 for row in wanted if row[0] == name)} of 3; "
+            f"{sum('false: ' in row[4] for row in wanted if row[0] == name)} of 3 false"
+            for name in MODELS
+        ]
+        assert [" ".join(head.split()) for head in heads[1:]] == said
         assert page.evaluate("document.querySelectorAll('marquee').length") == 0
         assert page.evaluate("document.title") == "captionrl demo"
 
@@ -102,14 +121,32 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         assert distinct > 1
         assert f"{distinct} of 3 images have" in page.evaluate("document.querySelector('#album').innerText")
 
-        # An uploaded image beside them.
-        rows[8]["image"].save(tmp_path / "own.png")
+        # Uploads start a new album; more are added to it. A file that cannot be read is named, and the others are used.
+        own = [rows[8], rows[9]]
+        own[0]["image"].save(tmp_path / "own.png")
+        own[1]["image"].save(tmp_path / "two.png")
+        (tmp_path / "broken.png").write_bytes(b"no image")
         page.evaluate(TAB.format("Side by side"))
-        node = page.call("Runtime.evaluate", expression="document.querySelector('#frame input[type=file]')")
-        page.call("DOM.setFileInputFiles", files=[str(tmp_path / "own.png")], objectId=node["result"]["objectId"])
-        wait_for_images(page, 4)
-        compare(page, 4 * len(MODELS))
-        assert page.evaluate(CELLS) == plain(MODELS, scorer, [*images, rows[8]["image"]])
+        for names, shown in ((["own.png"], 1), (["two.png", "broken.png"], 3)):
+            before = page.evaluate("[...document.querySelectorAll('#frame img')].map((e) => e.src)") * (shown == 1)
+            node = page.call("Runtime.evaluate", expression="document.querySelector('#frame input[type=file]')")
+            files = [str(tmp_path / name) for name in names]
+            page.call("DOM.setFileInputFiles", files=files, objectId=node["result"]["objectId"])
+            wait_for_images(page, shown, before)
+        assert page.evaluate("document.querySelector('#picker input').value") == ""
+        compare(page, 2 * len(MODELS))
+        assert page.evaluate(CELLS) == plain(MODELS, scorer, own)
+        note = page.evaluate("document.querySelector('#compared [role=status]').innerText")
+        assert note.startswith("broken.png cannot be used.")
+        assert note.endswith("The other images are used.")
+
+        # On a phone, the table scrolls, and not the page.
+        page.phone()
+        place = "document.querySelector('#compared .frame')"
+        assert page.evaluate(f"{place}.scrollWidth > {place}.clientWidth && {place}.clientWidth > 250")
+        page.evaluate(f"{place}.scrollLeft = 999")
+        edges = "document.querySelector('#compared td:last-child').getBoundingClientRect().right"
+        assert page.evaluate(f"{edges} <= innerWidth && document.documentElement.scrollWidth <= innerWidth")
 
         assert list((tmp_path / "temporary").glob("captionrl-demo-*/*/own.png"))
         events = [event["params"] for event in page.events if event.get("method") == "Network.requestWillBeSent"]
@@ -156,10 +193,17 @@ def test_unusable_uploads_are_refused(small, tmp_path):
     (tmp_path / "secret-folder").mkdir()
     bad = tmp_path / "secret-folder" / "no.png"
     bad.write_text("<script>")
-    with pytest.raises(ValueError, match="Image 1") as failure:
+    with pytest.raises(ValueError, match=r"^no\.png cannot be used") as failure:
         small.compare([str(bad)])
     assert "secret-folder" not in str(failure.value)
     bag = small.album("bag")
+    shown = small.compare([bag[0], str(bad)])
+    assert shown.count("<td") == 1, "the other image is used"
+    assert "no.png cannot be used." in shown
+    assert "secret-folder" not in shown
+    _, table = small.distinct([str(bad), bag[1]], "MLE")
+    assert Path(table).read_text(encoding="utf-8-sig").splitlines()[1].startswith("image.png,")
+    assert small.uploads([bag[0], str(bad)]) == [str(bad)]
     for call, name in (
         (lambda: small.compare([]), "frame"),
         (lambda: small.distinct(bag * 2, "MLE"), "max_images"),
@@ -236,7 +280,7 @@ def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatc
 def test_embedded_albums(rows):
     albums = albums_of(None)
     assert [len(images) for images in albums.values()] == [3] * 6 + [5] * 6 + [7] * 6
-    assert albums["3 similar images (2)"] == second_bag(rows)
+    assert albums["3 similar images (2)"] == [row["image"] for row in second_bag(rows)]
 
 
 def test_missing_gradio_gives_one_error_line(monkeypatch, capsys):

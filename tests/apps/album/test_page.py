@@ -1,5 +1,6 @@
 """The album's HTML: every caption with its rank and find, and hostile texts stay text."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -19,6 +20,8 @@ from hf_captionrl.apps.album.page import (
 )
 from hf_captionrl.apps.album.phrases import GroupFacts
 from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes.truth_checker import check
 from tests.browser import CHROMIUM, Browser
 from tests.evaluation.test_pages import HOSTILE
 
@@ -68,6 +71,26 @@ def test_comparison_shows_ranks_and_found_images():
     assert "a pig rank 2 of 2 finds image 2" in text
     # Two images, and the one that was found instead of another.
     assert len(parts.sources) == 3
+
+
+def test_false_captions_are_not_green_where_facts_are_known():
+    rows = load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
+    true = rows[0]["captions"][0]
+    assert not check(true, rows[0]["facts"]).wrong
+    other = next(text for text in rows["captions"][1:] if check(text[0], rows[0]["facts"]).wrong)[0]
+    facts = [rows[0]["facts"], rows[0]["facts"], None]
+    found = [Finding(text, 1, row) for row, text in enumerate((true, other, other))]
+    shown = render_comparison(images(3), {"MLE": found}, facts=facts, notes=["<b>.png cannot be used."])
+    album = Album([AlbumImage(str(n), one.caption, rank=1, margin=0.1) for n, one in enumerate(found)], 3, 1.0)
+    cards = render_album(images(3), album, facts=facts)
+    for html in (shown, cards):
+        assert re.findall(r'class="rank (\w+)"', html) == ["first", "far", "first"]
+        assert html.count("no false claim") == 1
+        for claim in check(other, rows[0]["facts"]).wrong:
+            assert html.count(claim.text) >= 1
+    assert "finds 3 of 3; 1 of 2 false" in Parts(shown).text
+    assert "&lt;b&gt;.png cannot be used. The other images are used." in shown
+    assert "false" not in render_comparison(images(3), {"MLE": found})
 
 
 def test_album_names_copies_and_confusions():
@@ -202,7 +225,10 @@ def exported(page, kind):
     return page.evaluate("window.text")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+
+
+@needs_chromium
 def test_export_has_all_captions_of_a_large_album(tmp_path):
     number = 2500
     images = [AlbumImage(f"{n}.png", f"a pig {n}", rank=1, is_distinct=True) for n in range(number)]
@@ -233,7 +259,118 @@ def test_export_has_all_captions_of_a_large_album(tmp_path):
         assert sum(map(len, texts)) == 2502
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@needs_chromium
+def test_show_more_ends(tmp_path):
+    album = Album([AlbumImage(f"{n}.png", f"a pig {n}") for n in range(130)], 130, 1.0)
+    path = write_report(tmp_path / "page.html", album, pictures(1) * 130)
+    with Browser() as page:
+        page.open(path.as_uri())
+        for shown, text in ((60, "Show 60 more of 70"), (120, "Show 10 more of 10")):
+            assert page.evaluate("document.querySelectorAll('article').length") == shown
+            assert page.evaluate("document.querySelector('#more').innerText") == text
+            page.click("#more")
+        assert page.evaluate("document.querySelectorAll('article').length") == 130
+        assert page.evaluate("document.querySelector('#more').checkVisibility()") is False
+
+
+IN_VIEW = """(() => { const b = document.querySelector('article img').getBoundingClientRect();
+    return b.height > 100 && b.top >= 0 && b.bottom <= innerHeight; })()"""
+
+
+@needs_chromium
+def test_first_photograph_is_in_view_and_all_texts_have_contrast(tmp_path):
+    photographs = [Image.new("RGB", (1200, 900), (n, 90, 40)) for n in range(4)]
+    shared = [GroupFacts(f"folder {n}", 3, ("a pig",), (("red", 2),)) for n in range(51)]
+    path = write_report(tmp_path / "page.html", replace(made(), shared=shared), photographs, title="A long name " * 4)
+    with Browser(1280, 900) as page:
+        page.open(path.as_uri())
+        assert page.evaluate(IN_VIEW)
+        for box in ("details", "details + details"):
+            page.click(f"{box} > summary")
+        assert not page.evaluate(IN_VIEW), "51 groups are opened: the negative control"
+        start_editing(page)
+        assert page.pale() == []
+        page.phone()
+        page.open(path.as_uri())
+        assert page.evaluate(IN_VIEW)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert page.pale() == []
+        page.evaluate("document.querySelector('.id').style.color = '#999'")
+        assert len(page.pale(["light"])) == 1, "the negative control"
+
+
+@needs_chromium
+@pytest.mark.parametrize("pointer", ["mouse", "finger"])
+def test_editing_and_enlarging_without_keys(tmp_path, pointer):
+    photographs = [Image.new("RGB", (1200, 900), (n, 90, 40)) for n in range(4)]
+    path = write_report(tmp_path / "page.html", made(), photographs)
+    with Browser() as page:
+        if pointer == "finger":
+            page.phone()
+        press = page.tap if pointer == "finger" else page.click
+        page.open(path.as_uri())
+        card = "article[data-key='{}'] ".format
+        press(card(0) + ".caption")
+        page.evaluate("document.querySelector('textarea').value = 'two cows'")
+        press(card(0) + ".editor button")
+        assert page.evaluate(f'document.querySelector("{card(0)} .caption").innerText') == "two cows"
+        # The second button discards.
+        press(card(0) + ".caption")
+        page.evaluate("document.querySelector('textarea').value = 'gone'")
+        press(card(0) + ".editor button + button")
+        # Another caption is pressed while one is edited: the first is saved, the second is edited.
+        press(card(0) + ".caption")
+        page.evaluate("document.querySelector('textarea').style.height = '400px'")  # what follows moves when it closes
+        press(card(3) + ".caption")
+        page.wait(
+            f'document.querySelectorAll("textarea").length === 1 && document.querySelector("{card(3)} textarea")'
+        )
+        page.evaluate("document.querySelector('textarea').value = 'Two cows.'")
+        press(card(1) + ".caption")
+        page.wait(
+            f'document.querySelectorAll("textarea").length === 1 && document.querySelector("{card(1)} textarea")'
+        )
+        rows = [json.loads(line) for line in exported(page, "jsonl").splitlines()]
+        assert [row["caption"] for row in rows] == ["two cows", "=a pig", "", "Two cows."]
+        # The page names the images with the same text, and shows them enlarged.
+        facts = page.evaluate(f'document.querySelector("{card(0)} .rank").innerText')
+        assert facts == "edited; the rank is not known duplicate of 3.png"
+        press(card(0) + ".rank .link")
+        assert page.evaluate("document.querySelector('dialog[open] .id').innerText") == "3.png"
+        assert page.evaluate("document.querySelector('dialog .words').innerText") == "Two cows."
+        press("#close")
+        press(card(0) + ".picture")
+        sizes = page.evaluate(
+            "[...document.querySelectorAll('dialog img, article img')].map((e) => [e.clientWidth, e.naturalWidth])"
+        )
+        (small, _), *_, (large, natural) = sizes
+        assert large > 1.2 * small if pointer == "mouse" else large >= small
+        assert natural == 512
+        press("#next")
+        assert page.evaluate("document.querySelector('dialog .id').innerText") == "1.png"
+        press("#close")
+        assert page.evaluate("document.querySelector('dialog').open") is False
+        assert page.problems() == []
+
+
+@needs_chromium
+def test_exported_formulas_are_quoted(tmp_path):
+    texts = ["\n=1", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x", "plain"]
+    album = Album([AlbumImage(f"{n}.png", text) for n, text in enumerate(texts)], 6, 1.0)
+    path = write_report(tmp_path / "page.html", album, pictures(1) * 6)
+    with Browser() as page:
+        page.open(path.as_uri())
+        (tmp_path / "o.csv").write_bytes(exported(page, "csv").encode("utf-8"))
+    cells = [row["caption"] for row in csv.DictReader((tmp_path / "o.csv").open(encoding="utf-8-sig", newline=""))]
+    assert cells == [*("'" + text for text in texts[:5]), "plain"]
+    album.to_csv(tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", encoding="utf-8-sig", newline="") as file:
+        assert [row["caption"] for row in csv.DictReader(file)] == cells
+    source = AlbumSource([f"{n}.png" for n in range(6)], [f"{n}.png" for n in range(6)])
+    assert read_captions_for(source, tmp_path / "o.csv") == [[text] for text in texts]
+
+
+@needs_chromium
 def test_editing_with_keys(tmp_path):
     path = write_report(tmp_path / "page.html", made(), pictures())
     with Browser() as page:

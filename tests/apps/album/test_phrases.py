@@ -170,14 +170,19 @@ def test_noun_chunks_of_spacy_are_shared_phrases():
 @pytest.mark.parametrize(
     ("caption", "dropped", "triggered"),
     [
-        (DOGS[0], "brown on a red sofa", "ohwx dog, brown on a red sofa"),
+        (DOGS[0], "a brown dog on a red sofa", "ohwx dog, a brown dog on a red sofa"),
         (DOGS[1], "on the grass, running", "ohwx dog on the grass, running"),
         (DOGS[2], "with a ball", "ohwx dog with a ball"),
-        (DOGS[3], "sleeping", "ohwx dog, sleeping"),
+        (DOGS[3], "a sleeping dog", "ohwx dog, a sleeping dog"),
         ("a dog", "a dog", "ohwx dog"),
-        ("a man and a dog", "a man", "ohwx dog, a man"),
-        ("a man with a dog, smiling", "a man, smiling", "ohwx dog, a man, smiling"),
-        ("a dog is sitting in a dog orange car", "sitting in an orange car", "ohwx dog, sitting in an orange car"),
+        ("a man and a dog", "a man", "a man and ohwx dog"),
+        ("a man with a dog, smiling", "a man, smiling", "a man with ohwx dog, smiling"),
+        ("a man with a brown dog", "a man with a brown dog", "ohwx dog, a man with a brown dog"),
+        ("a dog is sitting in a dog orange car", "sitting in an orange car", "ohwx dog is sitting in an orange car"),
+        ("a dog is white", "a dog is white", "ohwx dog is white"),
+        ("there is a dog on the sofa", "on the sofa", "there is ohwx dog on the sofa"),
+        ("a dog house", "a house", "ohwx dog, a house"),
+        ("a photo, a dog", "a photo, a dog", "ohwx dog"),
         ("two pigs on a lawn", "two pigs on a lawn", "ohwx dog, two pigs on a lawn"),
         ("a hotdog stand", "a hotdog stand", "ohwx dog, a hotdog stand"),
         ("", "", "ohwx dog"),
@@ -242,8 +247,13 @@ def test_caption_without_a_shared_phrase_does_not_change(caption):
         ("a man holding a ball on a hill", "a ball", "a man holding on a hill"),
         ("a man looking up at a dog", "dog", "a man looking up"),
         ("there is a dog on the sofa", "dog", "on the sofa"),
-        ("a very cute dog on a sofa", "dog", "very cute on a sofa"),
-        ("two cats; one dog is white", "dog", "two cats; white"),
+        ("a very cute dog on a sofa", "dog", "a very cute dog on a sofa"),
+        ("two cats; one dog is white", "dog", "two cats; one dog is white"),
+        ("two cats; one dog is sleeping", "dog", "two cats; sleeping"),
+        ("a sheep above a cow on white grass", "grass", "a sheep above a cow on white grass"),
+        ("three large cars above a cow", "cow", "three large cars"),
+        ("a cat behind a table, sleeping", "table", "a cat, sleeping"),
+        ("a black and white dog, running", "dog", "a black and white dog, running"),
         ("a man, a dog and a cat", "a dog", "a man, and a cat"),
         ("my dog, Rex, at 10:15 p.m.", "dog", "Rex, at 10:15 p.m."),
         ("a cat that is red on a sofa", "red", "a cat on a sofa"),
@@ -252,6 +262,26 @@ def test_caption_without_a_shared_phrase_does_not_change(caption):
 )
 def test_only_the_seams_are_repaired(caption, phrase, dropped):
     assert drop_shared(caption, [phrase]) == dropped
+
+
+TAGS = [
+    "1girl, solo, red hair, looking at viewer",
+    "1girl, blue hair, looking at viewer, solo",
+    "1girl, solo, hair, hat",
+]
+
+
+def test_tags_are_shared_and_removed_whole():
+    assert shared_phrases(TAGS) == ("1girl", "solo"), "no part of a tag, such as hair"
+    (found,) = group_facts(TAGS, [""] * 3)
+    assert dict(found.varying)["looking at viewer"] == 2
+    assert drop_shared(TAGS[0], found.shared) == "red hair, looking at viewer"
+    assert drop_shared(TAGS[1], found.shared, trigger="ohwx girl") == "ohwx girl, blue hair, looking at viewer"
+    assert drop_shared("1girl,solo,  red_hair_(x), :d", ["hair"]) == "1girl,solo,  red_hair_(x), :d", "unchanged"
+    assert drop_shared("1girl, solo, solo", found.shared, trigger="ohwx girl") == "ohwx girl"
+    assert drop_shared("1girl, solo, solo", found.shared) == "1girl, solo, solo"
+    # A sentence with commas is none.
+    assert drop_shared("a dog, sitting, and a cat", ["dog"]) == "sitting, and a cat"
 
 
 def test_truncated_text_has_no_loose_end():

@@ -2,6 +2,7 @@
 
 import io
 import os
+import time
 from pathlib import Path
 
 import datasets
@@ -316,3 +317,11 @@ def test_stamps_tell_images_of_one_name_apart(tmp_path, monkeypatch, scenes):
     counted.clear()
     assert source.stamps(counted.append)[1:] == [f"8-{os.stat('x.png').st_mtime_ns}", "unreadable"]
     assert counted == [1]
+
+
+def test_one_repeated_id_among_many_is_found_at_once():
+    ids = [str(n) for n in range(200_000)]
+    start = time.process_time()
+    with pytest.raises(ValueError, match="Two images are called '199998'"):
+        AlbumSource(ids, [*ids[:-1], "199998"])
+    assert time.process_time() - start < 5, "a search per id takes minutes"
