@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
 
 from hf_captionrl.apps.convert.options import ConvertOptions
@@ -187,7 +188,18 @@ def _write_checkpoint(
         like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
     safe = folder.parent / "tensors.safetensors"
     _unpickle(place, safe, report)
-    write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+    try:
+        write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+    except (
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # a tensor is missing, or has no such dimension
+        raise ValueError(
+            f"{place.name} does not have the tensors of a {report.kind} ({type(error).__name__}: {' '.join(str(error).split())[:100]}). "
+            "Use a checkpoint as it was released."
+        ) from error
     if like is not None and report.kind != "ClipCap captioner":
         report.copied = _copy(like, folder)
     if not (folder / "tokenizer_config.json").is_file():
@@ -275,6 +287,11 @@ def _copy(place: Path, folder: Path) -> list[str]:
     copied = []
     for path in sorted({path for pattern in _COPIED for path in place.glob(pattern)}):
         if path.is_file() and not path.name.endswith(".index.json") and not (folder / path.name).exists():
+            # The files of the Hub's cache are links to its blobs.
+            if not any(path.resolve().is_relative_to(Path(top).resolve()) for top in (place, HF_HUB_CACHE)):
+                raise ValueError(
+                    f"{path.name} in {place} is a link to a place outside the folder. Replace it with the file."
+                )
             shutil.copyfile(path, folder / path.name)
             copied.append(path.name)
     return copied

@@ -44,8 +44,8 @@ def head_count(width: int, given: int | None = None) -> int:
 
 def side(count: int, what: str) -> int:
     """Side of a square grid with `count` positions."""
-    root = math.isqrt(count)
-    if root * root != count:
+    root = math.isqrt(max(count, 0))
+    if root < 1 or root * root != count:
         raise ValueError(f"{what} ({count}) are not a square. Use a checkpoint as it was released.")
     return root
 

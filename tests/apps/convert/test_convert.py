@@ -261,6 +261,15 @@ def test_compressed_archives_raise(tmp_path):
         convert(tmp_path / "v.bin", tmp_path / "v.safetensors")
 
 
+def test_links_out_of_the_folder_are_not_copied(tmp_path):
+    pickled(tmp_path / "old", tiny_captioner("blip"))
+    (tmp_path / "private").write_text("secret")
+    (tmp_path / "old" / "README.md").symlink_to(tmp_path / "private")
+    with pytest.raises(ValueError, match=r"README\.md .* is a link"):
+        convert(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_narrower_dtype_in_the_configuration_is_said(tmp_path):
     pickled(tmp_path / "old", tiny_captioner("blip"))
     path = tmp_path / "old" / "config.json"

@@ -215,6 +215,19 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
         torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 0, 0, 0), ()])
+@pytest.mark.parametrize(
+    "name", ["visual.conv1.weight", "token_embedding.weight", "visual.positional_embedding", "visual.proj"]
+)
+def test_tensors_without_numbers_raise(name, shape, tmp_path):
+    state = original_clip(make_clip()[0])
+    torch.save(state | {name: torch.zeros(shape)}, tmp_path / "clip.pth")
+    with pytest.raises(ValueError, match=r"CLIP|width|square|release") as error:
+        convert(tmp_path / "clip.pth", tmp_path / "new")
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.pth"]
+
+
 def test_configuration_names_the_widest_dtype(tmp_path):
     """OpenAI's code stores matrices in 16 bits, the rest in 32; loading must round none of them."""
     model, processor = make_clip()
