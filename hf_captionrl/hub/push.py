@@ -112,7 +112,7 @@ def check_card(text: str) -> Mapping[str, Any]:
         )
     try:
         metadata = yaml.safe_load(parts[1])
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(
             f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
         ) from None
