@@ -279,7 +279,7 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
     compiled, eager = head.leaves(), head.leaves()
     loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled)
     expected = step(*eager)
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     for mine, other in zip(gradients(loss, compiled), gradients(expected, eager), strict=True):
         assert_close(mine, other)
 
