@@ -40,7 +40,7 @@ from hf_captionrl.captioners.head_tap import (
 )
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
-from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
 
 if TYPE_CHECKING:
@@ -600,6 +600,7 @@ class Captioner:
                 raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
             if not caption.strip():
                 raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
+            check_unicode(caption, f"Caption {row}")
         before, max_length = self.prompt_ids(), min(max_length, self.max_text_tokens)
         if len(before) >= max_length:
             raise ValueError(

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from hf_captionrl.utils.io import json_digest
-from hf_captionrl.utils.model_files import check_complete, load_pretrained, model_path
+from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
 
 RETRY_TEMPERATURE = 0.7
 """Temperature of later attempts, because greedy decoding repeats a bad answer."""
@@ -418,6 +418,7 @@ class TransformersBackend(LocalBackend):
         import transformers
 
         path = model_path(model)
+        check_text_files(path, revision)
         self._processor: Any = getattr(transformers, self.processor_class).from_pretrained(
             path, revision=revision, trust_remote_code=False
         )

@@ -55,6 +55,12 @@ _COCO_NAME = re.compile(r"(?:.*_)?0*(\d+)(?:\.[A-Za-z]+)?")
 _FRAME = re.compile(r"img(\d+)\.jpe?g", re.IGNORECASE)
 
 
+def _image_below(root: Path, name: str, where: Path) -> Path:
+    """The file of an image that a benchmark names, which must be below its folder."""
+    refuse_outside([str(root / name)], root, str(where))
+    return _existing(root / name, "the folder with the images")
+
+
 def _existing(path: str | Path, what: str) -> Path:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
@@ -272,6 +278,7 @@ def _set_images(root: Path, name: str) -> list[Path]:
     numbered = {int(match.group(1)): path for path in folder.iterdir() if (match := _FRAME.fullmatch(path.name))}
     if len(numbered) != IMAGECODE_SET_SIZE:
         raise ValueError(f"{folder} holds {len(numbered)} images img<number>.jpg, and a set has 10. Unpack it again.")
+    refuse_outside(map(str, numbered.values()), root, str(folder))
     return [numbered[number] for number in sorted(numbered)]
 
 
@@ -387,7 +394,7 @@ def load_winoground(folder: str | Path) -> list[ImagePair]:
     path = _existing(root / "examples.jsonl", "the folder with Winoground's examples.jsonl")
 
     def image(name: str) -> Path:
-        return _existing(root / "images" / f"{name.removesuffix('.png')}.png", "the folder with the images")
+        return _image_below(root / "images", f"{name.removesuffix('.png')}.png", path)
 
     with _as_published(path, "Winoground's examples.jsonl"):
         return [
@@ -420,7 +427,7 @@ def load_mmvp(folder: str | Path) -> list[ImagePair]:
             raise ValueError(f"{path}: questions {a[0]} and {b[0]} are of different types. Use the published file.")
 
     def image(row: list[str]) -> Path:
-        return _existing(places[0] / row[1] / f"{row[0]}.jpg", "the folder with the images")
+        return _image_below(places[0], f"{row[1]}/{row[0]}.jpg", path)
 
     return [ImagePair((image(a), image(b)), (a[2], b[2]), a[1]) for a, b in pairs]
 

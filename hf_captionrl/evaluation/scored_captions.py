@@ -1,7 +1,7 @@
 """Scores of captions by a scorer and a language model, computed once for all tables, in blocks: in this process, or on shards.
 
 Because of rounding, features and losses depend on the batch, and batches depend on all captions of a call. Both ways therefore
-process the same blocks of captions, and their numbers are bit-identical.
+process the same blocks of captions, and on one machine their numbers are bit-identical.
 
 Legend: N captions of a source, one per image; B of them in a block; M images of a pool, D features.
 """

@@ -40,22 +40,21 @@ _DRIVE = r"(?<![\w/])[A-Za-z]:(?:\\{1,2}|/(?!/))\w|(?<![\w\\])\\{2,4}[\w.-]+\\{1
 _PATH_IN_PROSE = re.compile(rf"(?<![\w/:.~)\]}}$-])/(?:[\w@+~.-]|\\_)+/[\w@+~.-]|(?<![\w~])~\w*/[\w.]|{_DRIVE}")
 _HOME = re.compile(rf"(?<![\w/:.])/(?:home|Users|root)/[\w.]|{_DRIVE}")
 # Prefixes of the keys of services: Hugging Face, OpenAI-like endpoints, GitHub, GitLab, AWS, Google, Slack, Stripe, ...
+# Every part is bounded or starts only once per word, so that the time is linear.
 _TOKEN = re.compile(
-    r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b|(?<![A-Za-z0-9])sk-(?=[\w-]*?\w{16})(?=[\w-]*\d)[\w-]{20,}"
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b|(?<![A-Za-z0-9])sk-(?=[\w-]{0,99}?\w{16})(?=[\w-]{0,99}\d)[\w-]{20,}"
     r"|\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_\w{20,}|\bgl[a-z]{2,6}-[\w-]{20,}|\bA(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}\b"
     r"|\bAIza[\w-]{35}\b|\bya29\.[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}\b"
     r"|\bnpm_[A-Za-z0-9]{36}\b|\bpypi-[\w-]{40,}|\bdckr_pat_[\w-]{20,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bATATT3[\w=-]{20,}"
     r"|\b(?:gsk|r8|xai|nvapi|pplx|tgp_v1|dop_v1|wandb_v1|lin_api|ntn|sntrys|tvly|pat)[_-][\w-]{24,}"
-    r"|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r"|(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}|\bAccountKey=[A-Za-z0-9+/]{86}=="
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|.*)",
     re.DOTALL,
 )
-# A run of backticks is closed by one of the same length.
-_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$|(?<!`)(`+)(?!`)[^\n]+?(?<!`)\2(?!`)", re.MULTILINE | re.DOTALL)
 # On one line, without spaces next to the dollars: "from $5 to $6" is not a formula.
 _FORMULA = re.compile(r"\$\$.*?\$\$|\$(?!\s)[^$\n]+(?<!\s)\$(?!\d)", re.DOTALL)
-_HTML = re.compile(r"(?<!\\)<(?!https?://)(?:[A-Za-z][^>\n]*|/[^>\n]*|!--)>?")
-_TAG = re.compile(r"(?<!\\)<(?!https?://)[A-Za-z/!][^<>$\n]*>")
+# Also what CommonMark shows as text, because other renderers complete it: an unclosed tag.
+_HTML = re.compile(r"<(?:[A-Za-z]|/|!--|\?)[^>\n]*>?")
 
 
 def check_name(value: str, name: str = "repo_id") -> None:
@@ -71,7 +70,8 @@ def check_name(value: str, name: str = "repo_id") -> None:
 
 def check_secret(name: str, text: str, token: str | None = None) -> None:
     """Raise if a text contains an access token or a private key."""
-    if _TOKEN.search(text) or (token and token in text):
+    # In JSON, Python and YAML, a line break before a key is a backslash and a letter.
+    if _TOKEN.search(re.sub(r"\\[nrtbf]", " ", text)) or (token and token in text):
         raise ValueError(
             f"{name} contains an access token or a private key. Remove it, and revoke it if anyone has seen it."
         )
@@ -112,23 +112,23 @@ def check_card(text: str) -> Mapping[str, Any]:
         )
     try:
         metadata = yaml.safe_load(parts[1])
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(
             f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
         ) from None
     if not isinstance(metadata, dict) or not metadata.get("license"):
         raise ValueError("The card has no licence. Add `license:` to its metadata.")
     # Check what a browser would execute or follow: not code, which is shown verbatim, and not formulas.
-    prose = _CODE.sub("", parts[2])
-    body = _FORMULA.sub("", prose)
-    if not body.strip():
+    card = _parsed(parts[2])
+    if not _FORMULA.sub("", card.text).strip():
         raise ValueError("The card is empty. Write it with `captionrl card`.")
-    if found := _PLACEHOLDER.search(body):
+    if found := _PLACEHOLDER.search("\n".join([_FORMULA.sub("", card.text), *card.targets])):
         raise ValueError(f"The card contains {found.group(0)!r}, a placeholder. Replace it, or remove the sentence.")
     # Complete tags are rejected in formulas too, because not all renderers support formulas.
-    if found := _HTML.search(body) or _TAG.search(prose):
-        raise ValueError(f"The card contains HTML, {found.group(0)[:60]!r}. Use Markdown, or escape the '<'.")
-    for target in _link_targets(parts[2]):
+    unescaped = _HTML.search(_FORMULA.sub("", card.unescaped))
+    if html_parts := card.html or ([unescaped.group(0)] if unescaped else []):
+        raise ValueError(f"The card contains HTML, {html_parts[0][:60]!r}. Use Markdown, or escape the '<'.")
+    for target in card.targets:
         scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", target)
         # A link without a scheme is relative to the folder.
         if _MACHINE_PATH.search(target) or (scheme and scheme[1].lower() not in ("http", "https", "mailto")):
@@ -136,28 +136,54 @@ def check_card(text: str) -> Mapping[str, Any]:
                 f"The card links to {target[:60]!r}, which is outside its folder. Put the file into the folder, or use a "
                 "URL that begins with https://."
             )
-    if found := _PATH_IN_PROSE.search(body) or _HOME.search(text):
+    if found := _PATH_IN_PROSE.search(_FORMULA.sub("", card.text)) or _HOME.search(text):
         part = found.string[found.start() : found.start() + 60].split()[0]
         raise ValueError(f"The card contains {part!r}, a local path. Use the name of the file, or a relative path.")
     return metadata
 
 
-def _link_targets(markdown: str) -> Iterator[str]:
-    """Targets of links and images, as a browser reads them: entities, escapes and spaces are resolved."""
+class _Parsed(NamedTuple):
+    """Markdown as a browser reads it, without code."""
+
+    text: str
+    unescaped: str  # the text without the characters that were escaped
+    html: list[str]
+    targets: list[str]  # of links and images: entities, escapes and spaces are resolved
+
+
+def _parsed(markdown: str) -> _Parsed:
     from markdown_it import MarkdownIt
 
-    parser: Any = MarkdownIt("commonmark").enable("table")
+    # Beyond the maximum of nesting, the parser would leave text out. `text_join` would hide what was escaped.
+    parser: Any = MarkdownIt("commonmark", {"maxNesting": 10**6}).enable("table").disable("text_join")
     # By default, dangerous links are rendered as text, but other renderers do not do this.
     parser.validateLink = lambda url: True
     parser.normalizeLink = lambda url: url
     references: dict[str, Any] = {}
-    inline = [child for token in parser.parse(markdown, references) for child in token.children or []]
-    targets = [child.attrs.get("href") or child.attrs.get("src") or "" for child in inline]
-    targets += [reference["href"] for reference in references.get("references", {}).values()]
+    try:
+        blocks = parser.parse(markdown, references)
+    except RecursionError:
+        raise ValueError("The card is nested too deeply. Use fewer levels of quotes, lists and brackets.") from None
+    found = _Parsed("", "", [token.content for token in blocks if token.type == "html_block"], [])
+    text, unescaped, targets = [], [], [reference["href"] for reference in references.get("references", {}).values()]
+    for block in blocks:
+        rest = list(reversed(block.children or []))
+        while rest:
+            token = rest.pop()
+            rest += reversed(token.children or [])  # of an image: its description
+            targets.append(token.attrs.get("href") or token.attrs.get("src") or "")
+            if token.type == "html_inline":
+                found.html.append(token.content)
+            content = {"text": token.content, "text_special": token.content, "code_inline": " "}.get(token.type, "")
+            text.append(content or "\n" * token.type.endswith("break"))
+            unescaped.append(text[-1] if token.type != "text_special" else "")
+        text.append("\n\n")
+        unescaped.append("\n\n")
     for target in filter(None, targets):
         # Browsers ignore spaces and control characters within a scheme.
         resolved = html.unescape(unquote(str(target)))
-        yield re.sub(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\ufeff]", "", resolved)
+        found.targets.append(re.sub(r"[\x00-\x20\x7f-\xa0\u200b-\u200f\u2028-\u202e\ufeff]", "", resolved))
+    return found._replace(text="".join(text), unescaped="".join(unescaped))
 
 
 # --- The training manifest: versions, command, data and configuration of a published model, without local paths ------
@@ -254,8 +280,7 @@ _NEVER = (
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of an image processor."""
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
-_MAX_SCANNED = 64 * 2**20
-_BINARY = (".safetensors", ".parquet", ".png")
+_BLOCK, _OVERLAP = 2**24, 2**12
 
 
 class Contents(NamedTuple):
@@ -299,12 +324,56 @@ def folder_contents(
             raise ValueError(
                 f"{name} in {folder} is a link to a place outside the folder. Replace it with the file, or remove it."
             )
-        if path.suffix not in _BINARY and path.stat().st_size < _MAX_SCANNED:
-            check_secret(name, path.read_text(encoding="utf-8", errors="replace"), token)
+        check_secret("The name of a file", name, token)
+        for text in _texts(path):
+            check_secret(name, text, token)
         if path.suffix == ".parquet":
             _check_image_paths(name, path)
     _check_complete(folder, repo_type, published)
     return Contents(published, left_out)
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """The decoded text of a file: also metadata of weights and pictures, cells of tables, and UTF-16."""
+    kind = path.suffix.lower()
+    with open(path, "rb") as file:
+        if kind == ".safetensors":
+            yield file.read(min(int.from_bytes(file.read(8), "little"), 10**8)).decode(errors="replace")
+            return
+        block, rest = file.read(_BLOCK), b""
+        while block:
+            # Without zeros, ASCII characters in UTF-16 and UTF-32 are those in UTF-8.
+            text = rest + block.replace(b"\0", b"")
+            yield text.decode(errors="replace")
+            block, rest = file.read(_BLOCK), text[-_OVERLAP:]
+    if kind == ".png":
+        from PIL import Image
+
+        # A damaged picture has no other text than its bytes.
+        with contextlib.suppress(OSError, SyntaxError, ValueError), Image.open(path) as image:
+            image.load()  # text may follow the pixels
+            yield "\n".join(_strings(image.info))
+    elif kind == ".parquet":
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path) as table:
+            columns = [table.schema.column(i) for i in range(len(table.schema.names))]
+            metadata = b"\n".join(part for pair in (table.metadata.metadata or {}).items() for part in pair)
+            yield "\n".join([metadata.decode(errors="replace"), *(column.path for column in columns)])
+            texts = [column.path for column in columns if str(column.logical_type) in ("String", "JSON", "Enum")]
+            for batch in table.iter_batches(columns=texts):
+                yield "\n".join(_strings(batch.to_pylist()))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in nested lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from _strings([*value.keys(), *value.values()])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
 
 
 def _has_public_images(folder: Path) -> bool:
@@ -521,6 +590,7 @@ def push_folder(
         # In a header, such a token would fail with a message that contains it.
         raise ValueError("The token contains a space, a line break or another invalid character. Copy it again.")
     sent = token or get_token()
+    check_secret("commit_message", commit_message, sent)
     contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
     state = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
     state |= {"commit_message": commit_message, "merged": merged, "marker": marker, "gallery": gallery}

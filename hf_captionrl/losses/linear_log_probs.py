@@ -115,7 +115,7 @@ def check_head_inputs(
     hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, softcap: float | None
 ) -> None:
     """Raises if shapes disagree, `softcap` is not positive, or a label is outside the vocabulary."""
-    fits = hidden.dim() == 3 and weight.dim() == 2 and hidden.size(-1) == weight.size(-1)
+    fits = hidden.dim() == 3 and weight.dim() == 2 and hidden.size(-1) == weight.size(-1) > 0
     if not fits or labels.shape != hidden.shape[:2] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)}, labels {tuple(labels.shape)} and bias "

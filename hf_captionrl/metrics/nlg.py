@@ -6,6 +6,7 @@ Legend: N captions, R pairs of a caption and a reference.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from hf_captionrl.metrics.caption_checks import check_captions, check_groups, ch
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.tokenize import encode_captions, ptb_tokenize
+from hf_captionrl.utils.io import check_unicode
+from hf_captionrl.utils.model_files import check_text_files
 
 _MAX_BETA = 1e6  # from here on only recall counts
 
@@ -180,6 +183,7 @@ def load_pair_model(name: str) -> PairModel:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
+        check_text_files(name)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_pretrained(
             name, use_safetensors=True, dtype=torch.float32, trust_remote_code=False
@@ -200,6 +204,8 @@ def _best(
         raise ValueError(f"{len(texts)} captions and {len(groups)} groups of references. Pass one group per caption.")
     model, tokenizer = load_pair_model(named) if isinstance(named, str) else named
     name = named if isinstance(named, str) else Path(model.name_or_path).name
+    for text in [*texts, *itertools.chain.from_iterable(groups)]:
+        check_unicode(text, f"The caption {text!a}")
     pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
     score, found = score_of(model), []
     with torch.no_grad():

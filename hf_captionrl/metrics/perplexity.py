@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions
+from hf_captionrl.utils.io import check_unicode
 
 
 def caption_perplexity(
@@ -80,7 +81,8 @@ def caption_losses(
     if start == [None]:
         raise ValueError("bos='prepend' needs a tokenizer with bos_token. Set it, or use bos='tokenizer'.")
     ids = []
-    for text in texts:
+    for i, text in enumerate(texts):
+        check_unicode(text, f"captions[{i}]")
         own = list(tokenizer(text)["input_ids"])
         ids.append(own if own[:1] == start else start + own)
     truncated = sum(limit is not None and len(row) > limit for row in ids)

@@ -325,7 +325,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
             bags, scores = table["image_ids"].to_pylist(), table["similarity"].to_pylist()
         named = [[str(i) for i in bag] for bag in bags]
         file = BagFile(named, list(map(float, scores)), head["signature"], head["features"], head["kind"])
-    except (KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise ValueError(f"{path} is not a bag file ({type(error).__name__}: {error}). {_REMEDY}") from error
     _check_bag_file(file, str(path))
     _check_signature(file.signature, signature, str(path))

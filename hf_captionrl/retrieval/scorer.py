@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.feature_cache import model_fingerprint
 from hf_captionrl.retrieval.ranking import unit_length
+from hf_captionrl.utils.io import check_unicode
 from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
     check_complete,
@@ -234,6 +235,7 @@ def _check_captions(captions: Sequence[str]) -> list[str]:
     for i, caption in enumerate(captions):
         if not isinstance(caption, str):
             raise ValueError(f"captions[{i}] is {caption!r} ({type(caption).__name__}). Pass strings.")
+        check_unicode(caption, f"captions[{i}]")
     return captions
 
 
@@ -334,7 +336,7 @@ class OpenClipScorer(DualEncoder):
         inner = getattr(self.tokenizer, "tokenizer", None)
         ends = {getattr(inner, "eos_token_id", None), getattr(inner, "sep_token_id", None)}
         ends.add(getattr(inner, "pad_token_id", 0))
-        room = max(len(caption.encode("utf-8", "surrogatepass")) for caption in captions) + 8
+        room = max(len(caption.encode()) for caption in captions) + 8
         rows = self.tokenizer(captions, context_length=max(room, self.max_text_tokens + 1)).tolist()
         return [next((i for i, token in enumerate(row) if i and token in ends), len(row) - 1) + 1 for row in rows]
 

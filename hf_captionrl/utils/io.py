@@ -60,6 +60,17 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
 
+def check_unicode(text: str, name: str) -> None:
+    """Raise if a text has half of a surrogate pair, which tokenizers and tables cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} contains {text[error.start : error.end]!a}, half of a surrogate pair, at position {error.start}. Use "
+            "text.encode(errors='replace').decode()."
+        ) from None
+
+
 def refuse_file(output: Path) -> None:
     """Refuse a file as the folder of `--output`."""
     if output.exists() and not output.is_dir():

@@ -11,9 +11,12 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,15 +111,123 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def check_json_files(name: str, revision: str | None = None, files: Iterable[str] = JSON_FILES) -> None:
-    """Raise if one of the files is not a JSON object."""
+    """Raise if one of the files is not a JSON object, or gives a part of the model an impossible size."""
     for path in filter(None, (find_file(name, file, revision) for file in files)):
-        read_object(path)
+        _check_sizes(shown(path), read_object(path))
+
+
+# Zero divides deep inside a model, or gives one without layers; an image of 2**14 x 2**14 pixels needs 0.8 GiB.
+_SIZES = {
+    **dict.fromkeys(("height", "width", "patch_size", "merge_size", "temporal_patch_size", "image_size"), 2**14),
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers"), 2**20),
+}
+
+
+def _check_sizes(where: str, content: dict[str, Any]) -> None:
+    rest = [content]
+    while rest:
+        for key, value in rest.pop().items():
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, dict):
+                    rest.append(number)
+                elif key in _SIZES and isinstance(number, int) and not 1 <= number <= _SIZES[key]:
+                    raise ValueError(
+                        f"{key} in {where} is {number}, but must be from 1 to {_SIZES[key]}. Use an intact copy of the checkpoint."
+                    )
 
 
 def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool:
     """Whether one of the files refers to custom code (`auto_map`)."""
     paths = (find_file(name, file, revision) for file in files)
     return any('"auto_map"' in Path(path).read_text(encoding="utf-8") for path in paths if path is not None)
+
+
+# --- Tokenizers and chat templates, which are small programs: a few lines of them can fill the memory, or never end -------
+
+_MAX_GROWTH = 1000
+_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json", "processor_config.json")
+# With the environment of transformers. Errors of a template are left to it; only its size and its time are measured here.
+_RENDER = """
+import json, re, sys
+try:
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+except (ImportError, ValueError, OSError):
+    pass
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+def fail(message):
+    raise ValueError(message)
+text = re.sub(r"{%-?\\s*(end)?generation\\s*-?%}", "", sys.stdin.buffer.read().decode())
+environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+environment.filters["tojson"] = lambda value, **settings: json.dumps(value)
+environment.globals.update(raise_exception=fail, strftime_now=lambda form: "2025-01-01")
+for content in ("a photo", [{"type": "image"}, {"type": "text", "text": "a photo"}]):
+    turns = [{"role": role, "content": content} for role in ("system", "user", "assistant", "user")]
+    for messages in (turns, turns[1:]):
+        given = {"messages": messages, "add_generation_prompt": True, "tools": None, "bos_token": "", "eos_token": ""}
+        try:
+            written = 0
+            for part in environment.from_string(text).generate(**given):
+                if (written := written + len(part)) > 2**20:
+                    sys.exit(3)
+        except MemoryError:
+            sys.exit(3)
+        except Exception:
+            pass
+"""
+
+
+def check_text_files(name: str, revision: str | None = None) -> None:
+    """Raise if the tokenizer or the chat template of a checkpoint needs far more time or memory than its text."""
+    if path := find_file(name, "tokenizer.json", revision):
+        content = read_object(path)
+        try:
+            growth = _growth([content.get("normalizer"), content.get("pre_tokenizer")])
+        except RecursionError:
+            growth = math.inf
+        if growth > _MAX_GROWTH:
+            raise ValueError(
+                f"The normalizer in {shown(path)} makes a text up to {growth:.3g} times as long, but at most {_MAX_GROWTH} is "
+                "accepted. Use an intact copy of the checkpoint."
+            )
+    for path in filter(None, (find_file(name, file, revision) for file in _TEMPLATE_FILES)):
+        plain = path.endswith(".jinja")
+        found = Path(path).read_text(encoding="utf-8") if plain else read_object(path).get("chat_template")
+        named = (
+            [part.get("template") for part in found if isinstance(part, dict)] if isinstance(found, list) else [found]
+        )
+        for template in named:
+            if isinstance(template, str) and template and not _renders(template):
+                raise ValueError(
+                    f"The chat template in {shown(path)} needs more than 10 s, 1 GiB or 1 MiB of text for four messages. Use an "
+                    "intact copy of the checkpoint."
+                )
+
+
+def _growth(part: Any) -> float:
+    """How many times longer the normalizers of a tokenizer can make a text."""
+    if isinstance(part, list):
+        return math.prod(map(_growth, part))
+    if not isinstance(part, dict):
+        return 1.0
+    content = part.get("content") if part.get("type") == "Replace" else None
+    # A table of sentencepiece has few characters in place of one, but a damaged one may have many.
+    own = max(1, len(content)) if isinstance(content, str) else 32 if part.get("type") == "Precompiled" else 1
+    return own * _growth([value for value in part.values() if isinstance(value, dict | list)])
+
+
+@functools.lru_cache(maxsize=64)
+def _renders(template: str) -> bool:
+    """Whether a conversation is rendered within limits, in a process of its own."""
+    try:
+        command = [sys.executable, "-I", "-c", _RENDER]
+        done = subprocess.run(
+            command, input=template.encode(errors="replace"), capture_output=True, timeout=20, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode != 3 and done.returncode >= 0  # negative: ended by a signal of the limits
 
 
 # --- Weights in safetensors, on the requested revision or in a pull request on the Hub -------------------------------
@@ -381,6 +492,7 @@ def check_checkpoint(
         checked = check_checkpoint(base, None, config, adapters=(*adapters, name))
         return {"config": checked["config"], "revision": revision}
     check_json_files(name, revision, ("config.json", "generation_config.json"))
+    check_text_files(name, revision)
     config = read_config(name, revision) if config is None else config
     weights = find_weights(name, revision)
     config._commit_hash = extract_commit_hash(weights.path, None)
@@ -429,7 +541,15 @@ def load_pretrained(
             f"{name!r} has model type {checked['config'].model_type!r}, which {loader.__name__} does not support. Use a model of "
             "another type."
         ) from error
-    except (RuntimeError, TypeError, AttributeError, KeyError, ImportError) as error:
+    except (
+        RuntimeError,
+        TypeError,
+        AttributeError,
+        LookupError,
+        ArithmeticError,
+        AssertionError,
+        ImportError,
+    ) as error:
         said = " ".join(str(error).split())[:300]
         if "out of memory" in said:
             raise

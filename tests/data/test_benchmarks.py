@@ -120,6 +120,15 @@ def test_imagecode_sets_need_ten_images_in_their_folder(tmp_path):
         load_imagecode(outside, root)
 
 
+def test_imagecode_images_that_lead_elsewhere_raise(tmp_path):
+    path, root = imagecode(tmp_path)
+    image = sorted(root.rglob("img*.jpg"))[0]
+    image.rename(tmp_path / "elsewhere.jpg")
+    image.symlink_to(tmp_path / "elsewhere.jpg")
+    with pytest.raises(ValueError, match="not below image_root"):
+        load_imagecode(path, root)
+
+
 # --- the hard pool ------------------------------------------------------------------------------------------------
 
 NAMES = ["val2014/COCO_val2014_000000391895.jpg", "COCO_val2014_000000060623", "522418"]

@@ -86,6 +86,19 @@ def test_mmvp_scores_equal_a_loop(mmvp, capsys):
         load_mmvp(mmvp)
 
 
+def test_pairs_name_only_images_of_their_folder(winoground, mmvp, tmp_path):
+    picture(tmp_path / "private.png", 1)
+    picture(tmp_path / "private.jpg", 1)
+    row = {"image_0": "../../private", "image_1": str(tmp_path / "private"), "caption_0": "a", "caption_1": "b"}
+    (winoground / "data" / "examples.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match="image_root"):
+        load_winoground(winoground)
+    for kind, name in (("..", "private"), (str(tmp_path), "private"), (".", "../private")):
+        (mmvp / "Questions.csv").write_text(f"Question ID,Type,Statement\n{name},{kind},a\n{name},{kind},b\n")
+        with pytest.raises(ValueError, match="image_root"):
+            load_mmvp(mmvp)
+
+
 def test_scores_of_pairs_by_hand():
     # right, ties, captions exchanged, only the images are told apart
     values = [[[2, 1], [1, 2]], [[1, 1], [1, 1]], [[1, 2], [2, 1]], [[3, 2], [4, 5]]]

@@ -1,8 +1,11 @@
 """Forbidden content of cards: links that execute code in any notation, local paths, and keys of any service."""
 
+import contextlib
+import json
 import re
 import secrets
 import string
+import time
 from dataclasses import replace
 
 import pytest
@@ -118,6 +121,7 @@ KEYS = {
     "Groq": lambda: f"gsk_{random_text(40)}",
     "Replicate": lambda: f"r8_{random_text(37)}",
     "NVIDIA": lambda: f"nvapi-{random_text(40)}",
+    "Azure": lambda: f"AccountKey={random_text(86)}==",
     "JWT": lambda: f"eyJ{random_text(20)}.eyJ{random_text(20)}.{random_text(20)}",
 }
 
@@ -128,6 +132,8 @@ def test_keys_of_any_service_are_found_and_redacted(service):
     with pytest.raises(ValueError, match="contains an access token or a private key") as refused:
         check_secret("results.json", f'{{"note": 1}} {key} and more')
     assert key not in str(refused.value)
+    with pytest.raises(ValueError, match="contains an access token"):
+        check_secret("results.json", json.dumps({"note": f"first line\n{key}"}))
     crossed = redact(f"before {key} after")
     assert "[removed]" in crossed
     assert crossed.startswith("before ")
@@ -152,6 +158,67 @@ def test_keys_of_any_service_are_found_and_redacted(service):
 def test_texts_without_a_key_are_accepted(text):
     check_secret("text", text)
     assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "unit", ["sk-", "sk-a_", "eyJ-", "eyJaaaaaaaaaaa.", "-----BEGIN A", "-----END ", "hf_", "ya29."]
+)
+def test_time_of_the_search_for_keys_is_linear(unit):
+    """A megabyte took hours when each start of a pattern read the rest of the text."""
+    texts = [unit * (length // len(unit)) for length in (10**4, 10**5)]
+    times = []
+    for text in texts:
+        start = time.process_time()
+        with contextlib.suppress(ValueError):
+            check_secret("text", text)
+        times.append(time.process_time() - start)
+    assert times[1] < 30 * times[0] + 0.1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "``` a`b\n<script>alert(1)</script>\n```",
+        "```\na\n``` x\n```\n<script>alert(1)</script>",
+        "~~~\na\n~~~ x\n~~~\n<script>alert(1)</script>",
+        "```\na\n ```\n<script>alert(1)</script>\n```",
+        "    ```\n<script>alert(1)</script>\n    ```",
+        "> ```\n<script>alert(1)</script>",
+        "`a\n\n<script>alert(1)</script>`",
+        "<?php echo 1 ?>",
+        "a <?php",
+        "<!DOCTYPE html>",
+        "<![CDATA[x]]>",
+        "![a <b>](x.png)",
+        "a <script",
+        ">" * 50 + " <script>alert(1)</script>",
+        "| a |\n|--|\n| <b> |",
+    ],
+)
+def test_html_is_found_as_a_browser_reads_it(text):
+    with pytest.raises(ValueError, match="HTML"):
+        check_card(CARD.format(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\na\n``` x\n<b>\n```",
+        "~~~ a`b\n<b>\n~~~",
+        "> ```\n> <b>\n> ```",
+        "    <b>",
+        "\\<b> and &lt;b&gt;",
+        "1 <2, <- 3",
+    ],
+)
+def test_code_and_escaped_characters_are_not_html(text):
+    assert check_card(CARD.format(text))["license"] == "mit"
+
+
+@pytest.mark.parametrize("text", [">" * 5000 + " a", "[" * 20000, "![" * 5000])
+def test_deeply_nested_cards_raise_in_one_line(text):
+    with pytest.raises(ValueError, match="nested too deeply"):
+        check_card(CARD.format(text))
 
 
 def test_model_cards_are_checked_when_they_are_rendered(tmp_path):

@@ -10,8 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import save_file
 
 from hf_captionrl import SmileConfig, SmileTrainer
 from hf_captionrl.captioners import load_captioner
@@ -129,6 +134,57 @@ def test_token_in_a_file_stops_the_push_and_is_not_printed(checkpoint, fake_hub,
     with pytest.raises(ValueError, match=f"{name} contains an access token") as error:
         push_folder(checkpoint, "smile", gallery=True)
     assert WRITE not in str(error.value)
+    assert fake_hub.calls == []
+
+
+def _text_of_a_picture(path, text, **how):
+    picture = PngInfo()
+    picture.add_itxt("Comment", text, **how)
+    Image.new("RGB", (2, 2)).save(path, pnginfo=picture)
+
+
+HIDING_PLACES = {
+    "utf16.txt": lambda path, text: path.write_text(text, encoding="utf-16"),
+    "utf32.txt": lambda path, text: path.write_text(text, encoding="utf-32-be"),
+    "lines.json": lambda path, text: path.write_text(json.dumps({"a": f"x\n{text}"})),
+    "metadata.safetensors": lambda path, text: save_file({"a": torch.ones(1)}, path, {"note": text}),
+    "name.safetensors": lambda path, text: save_file({text: torch.ones(1)}, path),
+    "text.png": lambda path, text: _text_of_a_picture(path, text),
+    "compressed.png": lambda path, text: _text_of_a_picture(path, text, zip=True),
+    "name.json": lambda path, text: path.with_name(f"{text}.json").write_text("{}"),
+    # At the border between two blocks of reading.
+    "long.txt": lambda path, text: path.write_text("a " * (2**23 - 10) + text + " a" * 20),
+}
+TABLES = {
+    "text": lambda text: {"a": ["x", text]},
+    "nested": lambda text: {"a": [{"b": [{"c": text}]}]},
+    "column": lambda text: {text: [1]},
+}
+
+
+@pytest.mark.parametrize("place", HIDING_PLACES)
+def test_token_is_found_in_every_kind_of_file(place, checkpoint, fake_hub):
+    HIDING_PLACES[place](checkpoint / place, WRITE)
+    with pytest.raises(ValueError, match="contains an access token") as error:
+        push_folder(checkpoint, "smile")
+    assert WRITE not in str(error.value)
+    assert fake_hub.calls == []
+
+
+@pytest.mark.parametrize("place", [*TABLES, "metadata"])
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_token_is_found_in_parquet(place, compression, tmp_path):
+    table = pa.table(TABLES[place](WRITE) if place in TABLES else {"a": [1]})
+    if place == "metadata":
+        table = table.replace_schema_metadata({"note": WRITE})
+    pq.write_table(table, tmp_path / "captions.parquet", compression=compression)
+    with pytest.raises(ValueError, match=r"captions\.parquet contains an access token"):
+        folder_contents(tmp_path, "dataset")
+
+
+def test_token_in_the_commit_message_stops_the_push(checkpoint, fake_hub):
+    with pytest.raises(ValueError, match="commit_message"):
+        push_folder(checkpoint, "smile", commit_message=f"with {WRITE}")
     assert fake_hub.calls == []
 
 

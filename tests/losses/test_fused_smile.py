@@ -1,5 +1,6 @@
 """`fused_smile_loss` equals the reference in values and gradients, in any precision and compiled."""
 
+import os
 from typing import Any
 
 import pytest
@@ -279,12 +280,16 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
     compiled, eager = head.leaves(), head.leaves()
     loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled)
     expected = step(*eager)
-    torch.testing.assert_close(loss, expected)
+    assert_close(loss, expected)
     for mine, other in zip(gradients(loss, compiled), gradients(expected, eager), strict=True):
         assert_close(mine, other)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    os.environ.get("ATEN_CPU_CAPABILITY") == "default",
+    reason="torch's inductor then writes C++ with at::vec, which it does not declare",
+)
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}], ids=["smile", "mixture"])
 def test_compiles_with_the_default_backend(options):
     """Slow: runs a C++ compiler for half a minute."""

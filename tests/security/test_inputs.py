@@ -1,6 +1,7 @@
 """Files that are read or written: rows that name files elsewhere, decompression bombs, and secrets in outputs."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -20,7 +21,11 @@ from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.video import MAX_ANIMATION_PIXELS
 from hf_captionrl.metrics.columns import COLUMNS
+from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
+from hf_captionrl.metrics.evaluate_modules.load import class_name
+from hf_captionrl.metrics.perplexity import caption_perplexity
 from hf_captionrl.metrics.table import write_results
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from tests.data.films import film
 from tests.data.photos import make_folder, png
@@ -378,6 +383,40 @@ def test_a_run_leaves_none(tmp_path, monkeypatch, capfd):
     assert leaks(tmp_path) == []
     said = capfd.readouterr()
     assert not has((said.out + said.err).encode(), SECRETS)
+
+
+# --- Half of a surrogate pair, which JSON can hold, but tokenizers and tables cannot ---------------------------------
+
+
+BROKEN = "a \ud83d dog"
+
+
+def _metric(name):
+    return getattr(importlib.import_module(f"hf_captionrl.metrics.evaluate_modules.{name}"), class_name(name))()
+
+
+def _perplexity():
+    model, tokenizer = load_language_model("scenes:gpt2-perplexity")
+    return caption_perplexity([BROKEN], model, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: tiny_captioner("blip").encode_captions(["fine", BROKEN]),
+        lambda: load_scorer("scenes:clip-reward").text_features(["fine", BROKEN]),
+        lambda: load_scorer("scenes:clip-reward").count_tokens([BROKEN]),
+        lambda: _metric("caption_diversity").compute(predictions=[["fine", BROKEN]]),
+        lambda: _metric("caption_nlg").compute(predictions=["a dog"], references=[["fine", BROKEN]]),
+        _perplexity,
+    ],
+    ids=["captioner", "scorer", "count", "metric", "references", "perplexity"],
+)
+def test_half_of_a_surrogate_pair_raises_in_one_line(use):
+    with pytest.raises(ValueError, match=r"ud83d.*position 2") as error:
+        use()
+    str(error.value).encode()  # can be printed
+    assert "\n" not in str(error.value)
 
 
 def test_the_search_finds_one(tmp_path):

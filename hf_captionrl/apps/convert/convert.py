@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle  # for the name of its error # nosec B403
 import re
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
 
 from hf_captionrl.apps.convert.options import ConvertOptions
@@ -28,21 +28,19 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read the tensors of a pickle without executing its code; also returns the names of other values."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use the name of a checkpoint's weights.")
-    is_zip = zipfile.is_zipfile(path)
-    if is_zip:
-        with zipfile.ZipFile(path) as archive:
-            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-                raise ValueError(
-                    f"{path.name} is a TorchScript archive, which contains code. Use a file with only its state dict. For OpenAI's "
-                    "CLIP use its model on the Hub (openai/clip-vit-base-patch32) or 'open_clip:ViT-B-32@openai'."
-                )
+    is_zip = _is_archive(path)
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError) as error:
+        wrong = _archive_fault(path) if is_zip else ""
+        loaded = None if wrong else torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except (
+        Exception
+    ) as error:  # damaged bytes raise any of a dozen types, in zipfile, torch and the restricted unpickler
         raise ValueError(
-            f"{path.name} is not a plain file of tensors, and other pickles can execute code. Use a file with only the "
-            "state dict, torch.save(model.state_dict(), ...)."
+            f"{path.name} is not a plain file of tensors ({type(error).__name__}), and other pickles can execute code. Use an "
+            "intact file with only the state dict, torch.save(model.state_dict(), ...)."
         ) from error
+    if wrong:
+        raise ValueError(f"{path.name} {wrong}")
     others: list[str] = []
     for key in ("state_dict", "model", "model_state_dict", "module"):  # of published training code
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
@@ -51,14 +49,42 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], list[str]]:
     if not isinstance(loaded, dict) or not loaded:
         raise ValueError(f"{path.name} has no state dict. Use a file of torch.save(model.state_dict(), ...).")
     for name, value in loaded.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and value.device.type == "cpu"
+        if not isinstance(name, str) or not plain or value.is_quantized:
             raise ValueError(
                 f"{path.name} contains {name!r}, a {type(value).__name__}, among its tensors. Use a file with only the state "
                 "dict, torch.save(model.state_dict(), ...)."
             )
+    # A tensor may repeat its bytes (stride 0), and tensors may share them: a small file can describe terabytes.
+    if (claimed := sum(value.nbytes for value in loaded.values())) > 16 * path.stat().st_size:
+        raise ValueError(
+            f"{path.name} has {path.stat().st_size:,} bytes, but describes tensors of {claimed:,}. Use a file of tensors that "
+            "were copied (tensor.clone()) before torch.save."
+        )
     if all(name.startswith("module.") for name in loaded):  # of DistributedDataParallel
         loaded = {name.removeprefix("module."): value for name, value in loaded.items()}
     return dict(loaded), others
+
+
+def _is_archive(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == b"PK\x03\x04"  # as torch.load decides
+
+
+def _archive_fault(path: Path) -> str:
+    """What is wrong with an archive, or nothing. torch does not compare the checksums."""
+    with zipfile.ZipFile(path) as archive:
+        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+            return (
+                "is a TorchScript archive, which contains code. Use a file with only its state dict. For OpenAI's CLIP use its "
+                "model on the Hub (openai/clip-vit-base-patch32) or 'open_clip:ViT-B-32@openai'."
+            )
+        if packed := [part.filename for part in archive.infolist() if part.compress_type != zipfile.ZIP_STORED]:
+            return (
+                f"contains {packed[0]} in compressed form, which torch.save does not write. Use a file of torch.save."
+            )
+        damaged = archive.testzip()
+        return f"is damaged: {damaged} differs from its checksum. Use an intact copy." if damaged else ""
 
 
 def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
@@ -67,12 +93,22 @@ def _unpickle(place: Path, output: Path, report: Report) -> list[str]:
     seen: set[int] = set()
     whole = {}
     for name, value in state.items():
+        numbers = value.float() if value.is_floating_point() and value.element_size() == 1 else value  # fp8
+        if not torch.isfinite(numbers).all():
+            raise ValueError(
+                f"{place.name} has NaN or infinite numbers in {name}. Use an intact copy of the checkpoint."
+            )
         memory = value.untyped_storage()
         fresh = memory.data_ptr() not in seen and value.is_contiguous() and memory.nbytes() == value.nbytes
         whole[name] = value.detach() if fresh else value.detach().clone().contiguous()
         seen.add(memory.data_ptr())
     save_file(whole, output, metadata={"format": "pt"})
     report.read.append(FileRecord.of(place))
+    report.dtypes = sorted({*report.dtypes, *(str(value.dtype).removeprefix("torch.") for value in whole.values())})
+    if not _is_archive(place):
+        report.notes.append(
+            f"{place.name} has no checksums (a file of torch before 1.6), so damage is not detected. Compare its SHA-256."
+        )
     if others:
         report.notes.append(f"{place.name}: omitted {', '.join(others)}, which are not weights.")
     return list(whole)
@@ -152,7 +188,18 @@ def _write_checkpoint(
         like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
     safe = folder.parent / "tensors.safetensors"
     _unpickle(place, safe, report)
-    write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+    try:
+        write_published(load_file(safe), folder, report, like=like, image_size=image_size, clipcap=clipcap)
+    except (
+        LookupError,
+        ArithmeticError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # a tensor is missing, or has no such dimension
+        raise ValueError(
+            f"{place.name} does not have the tensors of a {report.kind} ({type(error).__name__}: {' '.join(str(error).split())[:100]}). "
+            "Use a checkpoint as it was released."
+        ) from error
     if like is not None and report.kind != "ClipCap captioner":
         report.copied = _copy(like, folder)
     if not (folder / "tokenizer_config.json").is_file():
@@ -204,6 +251,13 @@ def _write_folder(place: Path, folder: Path, report: Report, with_code: bool) ->
         raise ValueError(
             f"{report.source!r} has no {source}; it has {others}. Use the path of the file with its weights."
         )
+    config = read_object(place / "config.json") if report.kind == "transformers model" else {}
+    named = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+    stored = [getattr(torch, dtype) for dtype in report.dtypes]
+    if isinstance(named, torch.dtype) and any(d.is_floating_point and d.itemsize > named.itemsize for d in stored):
+        report.notes.append(
+            f"config.json names {named}, to which loading rounds the weights. Use --dtype to keep them."
+        )
     report.copied = _copy(place, folder)
 
 
@@ -233,6 +287,11 @@ def _copy(place: Path, folder: Path) -> list[str]:
     copied = []
     for path in sorted({path for pattern in _COPIED for path in place.glob(pattern)}):
         if path.is_file() and not path.name.endswith(".index.json") and not (folder / path.name).exists():
+            # The files of the Hub's cache are links to its blobs.
+            if not any(path.resolve().is_relative_to(Path(top).resolve()) for top in (place, HF_HUB_CACHE)):
+                raise ValueError(
+                    f"{path.name} in {place} is a link to a place outside the folder. Replace it with the file."
+                )
             shutil.copyfile(path, folder / path.name)
             copied.append(path.name)
     return copied

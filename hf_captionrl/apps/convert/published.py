@@ -44,8 +44,8 @@ def head_count(width: int, given: int | None = None) -> int:
 
 def side(count: int, what: str) -> int:
     """Side of a square grid with `count` positions."""
-    root = math.isqrt(count)
-    if root * root != count:
+    root = math.isqrt(max(count, 0))
+    if root < 1 or root * root != count:
         raise ValueError(f"{what} ({count}) are not a square. Use a checkpoint as it was released.")
     return root
 
@@ -89,6 +89,7 @@ class Report:
     output: str
     read: list[FileRecord] = field(default_factory=list)
     written: list[FileRecord] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)  # of the tensors that were read
     copied: list[str] = field(default_factory=list)  # names of other files
     notes: list[str] = field(default_factory=list)
 
@@ -96,6 +97,7 @@ class Report:
         """The report as text."""
         lines = [f"read   {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.read]
         lines += [f"wrote  {f.name}  {f.bytes:,} bytes  sha256 {f.sha256}" for f in self.written]
+        lines += [f"dtypes {', '.join(self.dtypes)}"] if self.dtypes else []
         lines += [f"copied {', '.join(self.copied)}"] if self.copied else []
         return [*lines, *self.notes, f"{self.output}: {self.kind}."]
 
@@ -462,7 +464,9 @@ def _config_of(like: Path | None, model_type: str) -> Any:
 
 def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path) -> None:
     """Write weights and configuration, if the weights fit the model class."""
-    config.dtype = next(iter(state.values())).dtype
+    # The widest, because loading rounds to it: OpenAI's code stores some tensors in 16 bits and others in 32.
+    floats = (value.dtype for value in state.values() if value.is_floating_point())
+    config.dtype = max(floats, key=lambda dtype: dtype.itemsize)
     with torch.device("meta"):
         wrong = misfits(state, model_class(config).state_dict())
     if wrong:

@@ -272,8 +272,8 @@ class LocalJudge(Judge):
     @classmethod
     def from_pretrained(cls, name: str, **kwargs: Any) -> LocalJudge:
         """Load it."""
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        return cls(load_language_model(name), tokenizer, name=Path(name).name, **kwargs)
+        model = load_language_model(name)  # first, because it checks the tokenizer's files
+        return cls(model, AutoTokenizer.from_pretrained(name, trust_remote_code=False), name=Path(name).name, **kwargs)
 
     def ask(self, prompt: str) -> str:
         has_template = bool(self._tokenizer.chat_template)

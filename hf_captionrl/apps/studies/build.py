@@ -200,6 +200,7 @@ SCALE_TEXTS: dict[str, tuple[str, str]] = {
     "fluency": ("Fluency", "Is it well-formed and natural?"),
 }
 RATING_SCALES = tuple(SCALE_TEXTS)  # of SMILE
+_MAX_FILE = 2**26
 SCORE_WORDS = ("terrible", "poor", "fair", "good", "excellent")  # ratings from 1 to 5 (SMILE, Table 2)
 SCORES = len(SCORE_WORDS)
 
@@ -219,6 +220,9 @@ class Answers:
 
 
 def _json(path: Path, format: str, what: str) -> dict[str, Any]:
+    # Files of strangers: reading a FIFO would never end.
+    if not path.is_file() or path.stat().st_size > _MAX_FILE:
+        raise ValueError(f"{what}not a regular file of at most {_MAX_FILE} bytes")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -280,7 +284,7 @@ def read_answers(path: str | os.PathLike[str], key: Mapping[str, Any]) -> Answer
             raise ValueError(f"answer {number} is not to a question of {part} that is still open: {answer!r:.60}")
         numbers = given if isinstance(given, list) else []
         fair = len(numbers) == size and all(type(n) is int and 1 <= n <= highest for n in numbers)
-        if not fair or type(ms) is not int or ms < 0:
+        if not fair or type(ms) is not int or not 0 <= ms < 2**53:
             raise ValueError(f"answer {number} needs {size} whole numbers from 1 to {highest}, and ms: {answer!r:.90}")
         values[question], milliseconds[question] = tuple(numbers), ms
     if value.get("checksum") != answers_checksum(value):
@@ -447,6 +451,10 @@ def _write(
             )
         # Delete only pages of that study: the folder may hold other files.
         for part in before["parts"].keys() - parts.keys():
+            if Path(part).name != part:
+                raise ValueError(
+                    f"{output / KEY_FILE} has a part {part!r}, which is not the name of a page. Use another --output."
+                )
             (pages / f"{part}.html").unlink(missing_ok=True)
     row_of = {str(image_id): row for row, image_id in enumerate(dataset["image_id"][:])}
     # The key first, so that there are never pages that cannot be scored.

@@ -77,7 +77,7 @@ def _json(line: bytes) -> Any:
     """The parsed line, or the line if it is not JSON."""
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return line
 
 

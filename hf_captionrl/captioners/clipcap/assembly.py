@@ -11,7 +11,13 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPVisio
 from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
 from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
-from hf_captionrl.utils.model_files import load_language_model, load_pretrained, model_path, read_config
+from hf_captionrl.utils.model_files import (
+    check_text_files,
+    load_language_model,
+    load_pretrained,
+    model_path,
+    read_config,
+)
 
 
 def _tower(name: str) -> Any:
@@ -36,6 +42,7 @@ def assemble(
     vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
     text_config = read_config(language_model)
+    check_text_files(language_model)
     processor = ClipCapProcessor(
         AutoImageProcessor.from_pretrained(vision_model, trust_remote_code=False),
         AutoTokenizer.from_pretrained(language_model, trust_remote_code=False),

@@ -22,7 +22,7 @@ from PIL import Image
 
 from hf_captionrl.metrics.columns import Column
 from hf_captionrl.metrics.evaluate_modules.load import MODULES
-from hf_captionrl.utils.io import to_plain
+from hf_captionrl.utils.io import check_unicode, to_plain
 
 _Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
@@ -152,6 +152,8 @@ def _plain(row: Any, where: str) -> Any:
             return open_image(row)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
+    if isinstance(row, str):
+        check_unicode(row, where)
     if isinstance(row, list | tuple):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(row)]
     return row

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zipfile
 
 import pytest
 import torch
@@ -190,3 +191,89 @@ def test_unreachable_name_raises(tmp_path, capsys):
     for name in ("no-one/nothing", "./nowhere"):
         assert main(["convert", name, str(tmp_path / "new")]) == 2
         assert f"'{name}'" in capsys.readouterr().err
+
+
+STATE = {"a": torch.arange(35.0).view(5, 7), "b": torch.ones(9, dtype=torch.float16), "ids": torch.arange(9)}
+
+
+def test_flipped_bits_never_change_weights_silently(tmp_path):
+    """One bit of each 23rd byte; bits that hold no weights may be accepted."""
+    torch.save(STATE, tmp_path / "w.bin")
+    intact, refused = (tmp_path / "w.bin").read_bytes(), 0
+    places = range(0, len(intact), 23)
+    for place in places:
+        damaged = bytearray(intact)
+        damaged[place] ^= 1 << place % 8
+        (tmp_path / "w.bin").write_bytes(damaged)
+        (tmp_path / "w.safetensors").unlink(missing_ok=True)
+        try:
+            convert(tmp_path / "w.bin", tmp_path / "w.safetensors")
+        except ValueError:
+            refused += 1
+            continue
+        found = load_file(tmp_path / "w.safetensors")
+        assert found.keys() == STATE.keys()
+        assert all(torch.equal(found[name], STATE[name]) for name in STATE)
+    assert len(places) / 2 < refused < len(places)
+
+
+def test_files_without_checksums_are_named(tmp_path):
+    torch.save(STATE, tmp_path / "w.bin", _use_new_zipfile_serialization=False)
+    report = convert(tmp_path / "w.bin", tmp_path / "w.safetensors")
+    assert any("no checksums" in note and "w.bin" in note for note in report.notes)
+    torch.save(STATE, tmp_path / "v.bin")
+    report = convert(tmp_path / "v.bin", tmp_path / "v.safetensors")
+    assert not report.notes
+    assert report.dtypes == ["float16", "float32", "int64"]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.tensor([1.0, float("nan")]), "infinite numbers in a"),
+        (torch.tensor([float("inf")]).to(torch.bfloat16), "infinite numbers in a"),
+        (torch.tensor([float("nan")]).to(torch.float8_e4m3fn), "infinite numbers in a"),
+        (torch.zeros(1).expand(10**10), "40,000,000,000"),
+        (torch.empty(3, device="meta"), "'a'"),
+    ],
+    ids=["NaN", "infinite", "fp8", "expanded", "meta"],
+)
+def test_unusable_tensors_raise(value, said, tmp_path, capsys):
+    torch.save({"a": value}, tmp_path / "w.bin")
+    assert main(["convert", str(tmp_path / "w.bin"), str(tmp_path / "w.safetensors")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["w.bin"]
+
+
+def test_compressed_archives_raise(tmp_path):
+    """A megabyte of such a file may decode to a gigabyte."""
+    torch.save({"a": torch.zeros(10**6)}, tmp_path / "w.bin")
+    with (
+        zipfile.ZipFile(tmp_path / "w.bin") as old,
+        zipfile.ZipFile(tmp_path / "v.bin", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    assert (tmp_path / "v.bin").stat().st_size < 10**4
+    with pytest.raises(ValueError, match=r"v\.bin contains .* compressed"):
+        convert(tmp_path / "v.bin", tmp_path / "v.safetensors")
+
+
+def test_links_out_of_the_folder_are_not_copied(tmp_path):
+    pickled(tmp_path / "old", tiny_captioner("blip"))
+    (tmp_path / "private").write_text("secret")
+    (tmp_path / "old" / "README.md").symlink_to(tmp_path / "private")
+    with pytest.raises(ValueError, match=r"README\.md .* is a link"):
+        convert(tmp_path / "old", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_narrower_dtype_in_the_configuration_is_said(tmp_path):
+    pickled(tmp_path / "old", tiny_captioner("blip"))
+    path = tmp_path / "old" / "config.json"
+    for dtype, count in (("float16", 1), ("float32", 0)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": dtype}))
+        report = convert(tmp_path / "old", tmp_path / dtype)
+        assert sum("config.json names torch.float16" in note for note in report.notes) == count

@@ -215,6 +215,31 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
         torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 0, 0, 0), ()])
+@pytest.mark.parametrize(
+    "name", ["visual.conv1.weight", "token_embedding.weight", "visual.positional_embedding", "visual.proj"]
+)
+def test_tensors_without_numbers_raise(name, shape, tmp_path):
+    state = original_clip(make_clip()[0])
+    torch.save(state | {name: torch.zeros(shape)}, tmp_path / "clip.pth")
+    with pytest.raises(ValueError, match=r"CLIP|width|square|release") as error:
+        convert(tmp_path / "clip.pth", tmp_path / "new")
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["clip.pth"]
+
+
+def test_configuration_names_the_widest_dtype(tmp_path):
+    """OpenAI's code stores matrices in 16 bits, the rest in 32; loading must round none of them."""
+    model, processor = make_clip()
+    state = original_clip(model)
+    like = saved(model, processor, tmp_path / "like")
+    state = {n: v.half() if v.is_floating_point() and v.ndim == 2 else v for n, v in state.items()}
+    for first in ("visual.proj", "visual.class_embedding"):
+        torch.save({first: state[first], **state}, tmp_path / "clip.pth")
+        convert(tmp_path / "clip.pth", tmp_path / first, config=like)
+        assert json.loads((tmp_path / first / "config.json").read_text())["dtype"] == "float32"
+
+
 def test_resnet_and_other_checkpoints_raise(tmp_path):
     torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
     with pytest.raises(ValueError, match=r"vision tower is a ResNet.*open_clip:RN50@openai"):

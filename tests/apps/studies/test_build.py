@@ -219,6 +219,7 @@ def test_which_answers_count(tmp_path):
         {"answers": [{"question": "FIRST", "values": [True], "ms": 1}]},
         {"answers": [{"question": "FIRST", "values": [1, 2], "ms": 1}]},
         {"answers": [{"question": "FIRST", "values": [1], "ms": -1}]},
+        {"answers": [{"question": "FIRST", "values": [1], "ms": 10**400}]},
         {"answers": [{"question": "FIRST", "values": [1], "ms": 1}] * 2},
         {"checksum": "00000000"},
     ],

@@ -1,6 +1,7 @@
 """`captionrl study` on the embedded world: building, scoring, bad arguments, and the commands of docs/studies.md."""
 
 import json
+import os
 import random
 import re
 import shlex
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.apps.studies.build import read_key
+from hf_captionrl.apps.studies.build import read_key, study_fingerprint
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
 from hf_captionrl.retrieval import load_scorer
@@ -102,6 +103,14 @@ def test_rebuild_is_identical_and_another_study_is_refused(files, cache, retriev
     assert build("rating", files, tmp_path / "b", "--num_images", 3, "--num_raters", 2, "--overwrite") == 0
     left = sorted(path.name for path in (tmp_path / "b").rglob("*.*"))
     assert left == ["key.json", "mine.html", "rater-1.html", "rater-2.html"]
+    # Nothing outside the folder is deleted, whatever the key of a study from elsewhere names.
+    key = read_key(tmp_path / "b")
+    key["parts"] = {"../../other": next(iter(key["parts"].values()))}
+    (tmp_path / "b" / "key.json").write_text(json.dumps(key | {"fingerprint": study_fingerprint(key)}))
+    (tmp_path / "other.html").write_text("not ours")
+    assert build("rating", files, tmp_path / "b", "--num_images", 3, "--overwrite") == 2
+    assert "'../../other'" in capsys.readouterr().err
+    assert (tmp_path / "other.html").is_file()
     # A file that is not a key is never overwritten.
     (tmp_path / "b" / "key.json").write_text("my house key")
     assert build("rating", files, tmp_path / "b", "--num_images", 3, "--overwrite") == 2
@@ -120,10 +129,13 @@ def test_scores_of_a_study_leave_out_broken_answers(retrieval, tmp_path, capsys)
             answer(retrieval, part, f"p{number}", able, folder / f"{part}-{number}.json")
     answer(retrieval, "block-1", "asleep", lambda q: [1], folder / "asleep.json")
     (folder / "torn.json").write_text('{"format": ')
+    (folder / "nested.json").write_text("[" * 10**5)
+    os.mkfifo(folder / "endless.json")  # opening it would wait for a writer
     out = tmp_path / "out"
     assert main(["study", "score", str(retrieval), str(folder), "--output_dir", str(out), "--json"]) == 0
     said = capsys.readouterr()
-    assert "torn.json does not count: not JSON" in said.err
+    for name, reason in (("torn", "not JSON"), ("nested", "not JSON"), ("endless", "not a regular file")):
+        assert f"{name}.json does not count: {reason}" in said.err
     result = json.loads(said.out)
     assert json.loads((out / "results.json").read_text()) == result
     rows = {row["name"]: row for row in result["rows"]}

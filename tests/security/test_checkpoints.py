@@ -1,0 +1,149 @@
+"""Checkpoints that would fill the memory, never end, or divide by zero: one-line errors before they are used."""
+
+import json
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.utils.model_files import check_json_files, check_text_files, model_path
+from tests.tiny import tiny_captioner
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "blip"
+    tiny_captioner("blip").save_pretrained(folder)
+    return folder
+
+
+def changed(source, folder, file, change):
+    """A copy of a checkpoint with another content of one JSON file."""
+    shutil.copytree(source, folder)
+    content = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+    return folder
+
+
+BOMBS = {
+    "repeated": "{{ 'a' * 10**10 }}",
+    "doubled": "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "padded": "{{ '%10000000000d' % 1 }}",
+    "long": "{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}",
+    "never": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "recursive": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+}
+SLOW = ("never", "recursive")
+
+
+@pytest.mark.parametrize("bomb", [pytest.param(b, marks=pytest.mark.slow) if b in SLOW else b for b in BOMBS])
+def test_chat_templates_that_explode_raise(bomb, tmp_path):
+    (tmp_path / "chat_template.jinja").write_text(BOMBS[bomb])
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=r"chat_template\.jinja") as error:
+        check_text_files(str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert time.monotonic() - start < 60
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "processor_config.json", "chat_template.json"])
+def test_chat_templates_are_found_in_every_file(file, saved, tmp_path):
+    for number, template in enumerate((BOMBS["repeated"], [{"name": "default", "template": BOMBS["repeated"]}])):
+        folder = changed(saved, tmp_path / str(number), file, lambda c, t=template: c.update(chat_template=t))
+        with pytest.raises(ValueError, match=file.replace(".", r"\.")):
+            load_captioner(folder)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        "{% for m in messages %}{% generation %}{{ m.content | tojson }}{% endgeneration %}{% endfor %}",
+        "{{ raise_exception('no system role') }}",
+        "{{ 'unclosed'",
+        "{{ messages[9].content.unknown }}",
+    ],
+)
+def test_other_chat_templates_are_accepted(template, tmp_path):
+    """What is wrong with them is said by transformers, when they are used."""
+    (tmp_path / "chat_template.jinja").write_text(template)
+    check_text_files(str(tmp_path))
+    assert (tmp_path / "chat_template.jinja").read_text() == template
+
+
+def replaced(*contents):
+    steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": content} for content in contents]
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def test_normalizers_that_explode_raise(saved, tmp_path):
+    """Twelve steps of ten characters make a terabyte of one letter."""
+    bomb = lambda content: content.update(normalizer=replaced(*["a" * 10] * 12))  # noqa: E731
+    with pytest.raises(ValueError, match=r"tokenizer\.json.*1e\+12"):
+        load_captioner(changed(saved, tmp_path / "captioner", "tokenizer.json", bomb))
+    source = model_path("scenes:clip-reward")
+    with pytest.raises(ValueError, match=r"tokenizer\.json.*1e\+12"):
+        load_scorer(str(changed(source, tmp_path / "scorer", "tokenizer.json", bomb)))
+    folder = changed(saved, tmp_path / "usual", "tokenizer.json", lambda c: c.update(normalizer=replaced("b", "cc")))
+    assert load_captioner(folder).tokenizer("a").input_ids
+
+
+def nested(depth):
+    found = {}
+    for _ in range(depth):
+        found = {"type": "Sequence", "normalizers": [found]}
+    return found
+
+
+def test_nesting_of_normalizers_raises(saved, tmp_path):
+    folder = changed(saved, tmp_path / "deep", "tokenizer.json", lambda c: c.update(normalizer=nested(400)))
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        check_text_files(str(folder))
+
+
+SIZES = ["patch_size", "image_size", "hidden_size", "num_attention_heads", "num_hidden_layers"]
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**12])
+@pytest.mark.parametrize("key", SIZES)
+def test_impossible_sizes_raise_in_one_line(key, size, saved, tmp_path):
+    folder = changed(saved, tmp_path / "model", "config.json", lambda c: c["vision_config"].update({key: size}))
+    with pytest.raises(ValueError, match=rf"^{key} in .* is {size},") as error:
+        load_captioner(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "key"),
+    [
+        ("preprocessor_config.json", {"patch_size": 0}, "patch_size"),
+        ("preprocessor_config.json", {"size": {"height": 0, "width": 8}}, "height"),
+        ("processor_config.json", {"image_processor": {"merge_size": 0}}, "merge_size"),
+        ("processor_config.json", {"image_processor": {"size": {"height": 8, "width": 10**6}}}, "width"),
+        ("config.json", {"image_size": [8, 0]}, "image_size"),
+        ("config.json", {"parts": [{"patch_size": 0}]}, "patch_size"),
+    ],
+)
+def test_impossible_sizes_are_found_in_every_file(file, content, key, tmp_path):
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"{key} in .*{file}"):
+        check_json_files(str(tmp_path))
+
+
+@pytest.mark.parametrize("which", ["one", "all"])
+@pytest.mark.parametrize("shape", [(0,), (0, 4), ()])
+def test_tensors_without_numbers_raise_in_one_line(which, shape, saved, tmp_path):
+    folder = shutil.copytree(saved, tmp_path / "model")
+    state = load_file(folder / "model.safetensors")
+    names = [max(state, key=lambda name: state[name].numel())] if which == "one" else list(state)
+    save_file(
+        {**state, **{name: torch.zeros(shape) for name in names}}, folder / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match="model") as error:
+        load_captioner(folder)
+    assert "\n" not in str(error.value)
