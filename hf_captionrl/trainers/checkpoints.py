@@ -31,7 +31,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 
-from hf_captionrl.data import ImageError
 from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.features import source_key
 from hf_captionrl.data.options import ids_digest
@@ -85,16 +84,18 @@ def data_digest(data: Any) -> str | None:
         ids = None
     else:  # to read it might draw random numbers
         return None
-    rows = [_comparable(data[row]) for row in range(0, len(data), max(1, len(data) // _PROBES))]
+    rows: list[Any] = []
+    for row in range(0, len(data), max(1, len(data) // _PROBES)):
+        try:
+            rows.append(_comparable(data[row]))
+        except Exception as error:  # of a decoder; if training needs the column, it says more
+            rows.append(type(error).__name__)
     return json_digest([ids, rows])
 
 
 def _comparable(value: Any) -> Any:
     if isinstance(value, Image.Image) or (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
-        try:
-            return source_key(value)
-        except (ImageError, OSError) as error:
-            return type(error).__name__
+        return source_key(value)
     if isinstance(value, dict):
         return {str(name): _comparable(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -107,7 +108,8 @@ def _comparable(value: Any) -> Any:
 def run_configuration(trainer: Any) -> dict[str, Any]:
     """Trainer, model, data, an optimizer that was passed, and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
-    optimizer = trainer.optimizer if trainer.has_own_optimizer else None
+    # After a training, the optimizer is in a wrapper of accelerate.
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer) if trainer.has_own_optimizer else None
     ours = [cls for cls in type(args).__mro__ if cls.__module__.startswith("hf_captionrl.")]
     declared = {name for cls in ours for name in inspect.get_annotations(cls)}
     declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -129,11 +131,11 @@ def set_aside(folder: Path, resumed: str | None) -> None:
 
     Otherwise `save_total_limit` and a later resume could not tell them from those of this run.
     """
-    last = 0
-    if resumed is not None and Path(resumed).resolve().parent == folder.resolve():
-        last = int(Path(resumed).name.rpartition("-")[2])
-    numbered = [path for path in folder.glob("checkpoint-*") if path.is_dir() and path.name[11:].isdecimal()]
-    if others := [path for path in numbered if int(path.name[11:]) > last]:
+    steps = {path: int(path.name[11:]) for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    last = max(
+        (step for path, step in steps.items() if resumed is not None and os.path.samefile(path, resumed)), default=0
+    )
+    if others := [path for path, step in steps.items() if step > last and path.is_dir()]:
         place = next(p for n in itertools.count(1) if not (p := folder / f"earlier-{n}").exists())
         place.mkdir()
         for path in others:

@@ -144,7 +144,9 @@ def test_another_optimizer_does_not_resume(tmp_path, other):
     toy(tmp_path, optimizer=mine, lr_scheduler_type="linear", kill_at=None, max_steps=2).train()
     with pytest.raises(ValueError, match="another run: its optimizer is"):
         toy(tmp_path, optimizer=other).train(resume_from_checkpoint=True)
-    toy(tmp_path, optimizer=mine).train(resume_from_checkpoint=True)
+    again = toy(tmp_path, optimizer=mine)
+    for _ in range(2):
+        again.train(resume_from_checkpoint=True)
 
 
 def test_the_digest_of_data_is_of_their_content(tmp_path):
@@ -282,6 +284,11 @@ def test_a_moved_checkpoint_resumes(tmp_path):
     resumed = toy(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
     assert not different(bits(resumed), bits(alone))
+    (tmp_path / "copy").rename(tmp_path / "resumed" / "kept")
+    again = toy(tmp_path / "resumed")
+    again.train(resume_from_checkpoint=str(tmp_path / "resumed" / "kept"))
+    assert not different(bits(again), bits(alone))
+    assert names(tmp_path / "resumed") == names(tmp_path / "resumed" / "earlier-1") == ["checkpoint-6"]
 
 
 def test_every_trainer_saves_and_resumes_in_this_way():
