@@ -102,8 +102,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
 class LineFile:
     """A file of lines with one writing process at a time; a context manager.
 
-    A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`. A file that is still empty
-    when it is closed is removed, so that a run that fails leaves none.
+    A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`.
 
     The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
     it locks, and its release in a forked worker would also release the lock of the parent.
@@ -113,6 +112,8 @@ class LineFile:
     """The remedy in the error if another process is writing the file."""
     shared = False
     """Whether other processes may hold the lock, too, if they share it."""
+    keeps_empty = True
+    """Whether a file that is empty when it is closed stays; otherwise a run that fails leaves none."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = refuse_device(path)
@@ -175,7 +176,7 @@ class LineFile:
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""
-        if not self.shared and self._is_there() and not os.fstat(self._file).st_size:
+        if not (self.keeps_empty or self.shared) and self._is_there() and not os.fstat(self._file).st_size:
             with contextlib.suppress(OSError):
                 self.path.unlink()  # a process that has opened it in between opens it again
         os.close(self._file)
@@ -192,6 +193,8 @@ class FolderLock(LineFile):
 
     The lock ends with the process, also if the process is killed. Several processes may have it if all of them share it.
     """
+
+    keeps_empty = False
 
     def __init__(self, folder: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.folder, self.shared = Path(folder), shared
