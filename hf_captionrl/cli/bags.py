@@ -29,7 +29,6 @@ EXACT_ROWS = 200_000
 
 _SAMPLE = 256
 _ROWS_PER_SHARD = 4096
-_FEATURES, _INDEX = "features.npy", "index.faiss"
 
 
 def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tensor, str]:
@@ -60,10 +59,15 @@ def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tenso
 
 
 class NeighbourStage(Stage):
-    """Neighbours of shards, most similar first. `folder` holds the features of all images, and the compressed index if any."""
+    """Neighbours of shards, most similar first. `folder` holds the features of all images, and the compressed index if any.
 
-    def __init__(self, folder: Path, top: int, is_exact: bool) -> None:
-        self.folder, self.top, self.is_exact = folder.absolute(), top, is_exact
+    Their names have the `digest` of the features, so that those of an earlier run with other features are not used.
+    """
+
+    def __init__(self, folder: Path, top: int, is_exact: bool, digest: str = "") -> None:
+        self.top, self.is_exact = top, is_exact
+        self.features = folder.absolute() / f"features-{digest}.npy"
+        self.index = folder.absolute() / f"index-{digest}.faiss"
         self.needs_gpu = is_exact  # faiss searches the compressed index on the CPU
 
     def load(self) -> None:
@@ -72,10 +76,10 @@ class NeighbourStage(Stage):
 
         from hf_captionrl.retrieval.neighbours import CompressedIndex, rank_rows
 
-        features = np.load(self.folder / _FEATURES, mmap_mode="r")
+        features = np.load(self.features, mmap_mode="r")
         self._search: Callable[[range, int], tuple[Tensor, Tensor]]
         if not self.is_exact:
-            self._search = CompressedIndex(self.folder / _INDEX, features).search
+            self._search = CompressedIndex(self.index, features).search
             return
         unit = torch.from_numpy(np.asarray(features).copy()).to("cuda" if torch.cuda.is_available() else "cpu")
         self._search = lambda rows, k: rank_rows(unit, k, rows=list(rows))
@@ -106,23 +110,21 @@ def neighbours_on_shards(
     unit = normalised(features).cpu().contiguous()
     is_exact = not approximate and len(unit) <= EXACT_ROWS
     digest = hashlib.blake2b(unit.numpy(), digest_size=16).hexdigest()
-    shards = ShardFolder(
-        folder,
-        settings | {"rows": digest, "top": top, "exact": is_exact},
-        num_rows=len(unit),
-        rows_per_shard=options.rows_per_shard or _ROWS_PER_SHARD,
-    )
-    if not (folder / _FEATURES).is_file():
-        buffer = io.BytesIO()
-        np.save(buffer, unit.numpy())
-        atomic_write_bytes(folder / _FEATURES, buffer.getvalue())
-    if not is_exact and not (folder / _INDEX).is_file():
-        build_compressed_index(unit.numpy(), folder / _INDEX)
-    run_stage(NeighbourStage(folder, top, is_exact), shards, options)
+    made_from = settings | {"rows": digest, "top": top, "exact": is_exact}
+    per_shard = options.rows_per_shard or _ROWS_PER_SHARD
+    stage = NeighbourStage(folder, top, is_exact, digest)
     indices = torch.empty(len(unit), top, dtype=torch.long)
     similarities = torch.empty(len(unit), top)
-    for number, row in enumerate(read_shards(folder)):
-        indices[number], similarities[number] = torch.tensor(row["neighbours"]), torch.tensor(row["similarities"])
+    with ShardFolder(folder, made_from, num_rows=len(unit), rows_per_shard=per_shard) as shards:
+        if not stage.features.is_file():
+            buffer = io.BytesIO()
+            np.save(buffer, unit.numpy())
+            atomic_write_bytes(stage.features, buffer.getvalue())
+        if not is_exact and not stage.index.is_file():
+            build_compressed_index(unit.numpy(), stage.index)
+        run_stage(stage, shards, options)
+        for number, row in enumerate(read_shards(folder)):
+            indices[number], similarities[number] = torch.tensor(row["neighbours"]), torch.tensor(row["similarities"])
     if is_exact:
         return indices, similarities, None
     sample = torch.randperm(len(unit), generator=torch.Generator().manual_seed(0))[:_SAMPLE]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from hf_captionrl.cli.features import ImageStage, run_on_images
+from hf_captionrl.cli.features import UNREADABLE, ImageStage, image_contents, run_on_images, stop_if_unreadable
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -36,7 +36,7 @@ from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.data import ImageReader
+    from hf_captionrl.data import ImageReader, QuarantineReport
 
 
 @dataclass
@@ -78,9 +78,10 @@ class CaptionOptions(
     """Caption every image of a folder or data set that the captioner was not trained on. The data need no captions.
 
     Each line of the output is {"image_id", "caption"}, plus "captions" if --num_return_sequences asks for several. Images
-    that cannot be read are counted, and listed in NAME.quarantine.jsonl. Each batch is on disk as soon as it is written:
-    after a crash or `kill -9` the same command resumes. NAME.run.json keeps the settings; a file is never resumed with
-    other settings.
+    that cannot be read are counted, and listed in NAME.quarantine.jsonl; the others are captioned, and if more than
+    --max_bad_fraction cannot be read, the exit code is 2. Each batch is on disk as soon as it is written: after a crash or
+    `kill -9` the same command resumes. NAME.run.json keeps the settings and what tells whether an image has changed; a file
+    is never resumed with other settings or changed images.
 
     With --processes or --engine the output is a folder of Parquet shards, which the other commands read like a file.
     """
@@ -106,7 +107,8 @@ class CaptionOptions(
     output: Path | None = option(
         None,
         metavar="FILE",
-        help="file to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, or captions)",
+        help="file of JSON Lines (.jsonl) to write, or to resume; a folder with --processes or --engine (default: "
+        "captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
 
@@ -185,7 +187,6 @@ class BatchCaptioner:
             split.dataset,
             split=split.split,
             quarantine_path=quarantine_path,
-            max_bad_fraction=options.max_bad_fraction,
         )
 
     def made_by(self) -> dict[str, Any]:
@@ -266,18 +267,23 @@ def write_captions(arguments: CaptionOptions) -> None:
     if arguments.uses_shards:
         output = arguments.output or Path("captions")
         listed = output / "quarantine.jsonl"
-        summary = run_on_images(
+        summary, report = run_on_images(
             arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
         )
     else:
         output = arguments.output or Path("captions.jsonl")
         listed = output.with_suffix(".quarantine.jsonl")
-        summary = _write_lines(arguments, output, listed)
-    if (trained := summary.pop("trained_on", [])) and arguments.uses_shards:
+        summary, report = _write_lines(arguments, output, listed)
+    trained = summary.pop("trained_on", [])
+    if trained and arguments.uses_shards:
         write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
-    if arguments.json:
-        print(json.dumps(summary | {"trained_on": len(trained)}))
-        return
+    print(
+        json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
+    )
+    stop_if_unreadable(arguments, report)
+
+
+def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) -> str:
     text = f"{summary['output']}: captions of {summary['images']:,} of {summary['of']:,} images"
     if summary["resumed"]:
         text += f", {summary['resumed']:,} of them from an earlier run"
@@ -287,17 +293,28 @@ def write_captions(arguments: CaptionOptions) -> None:
         named = ", ".join(f"{entry['image_id']!r} ({entry['reason']})" for entry in bad[:5])
         more = ", ..." if len(bad) > 5 else ""
         text += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
-    print(text + ".")
+    return text + "."
+
+
+_BEGIN = b'{"image_id": '
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 class CaptionWriter(LineFile):
     """Appends captions to a file that one process writes at a time; use it as a context manager.
 
-    `done` has the captions of each image id in the existing file, `torn` the bytes of an incomplete last line. The file does not
-    change before [`start`].
+    `done` has the captions of each image id in the existing file, `torn` is an incomplete last line. The file does not change
+    before [`start`].
     """
 
     busy = "Wait until it ends, or use another --output."
+    keeps_empty = False
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -308,13 +325,23 @@ class CaptionWriter(LineFile):
         from hf_captionrl.evaluation.caption_files import parse_captions
 
         data = b"" if self._overwrite else data
-        self._whole = data.rfind(b"\n") + 1
-        self.done = parse_captions(data[: self._whole], self.path) if self._whole else {}
-        self.torn = len(data) - self._whole
+        end = data.rfind(b"\n") + 1
+        self.torn = data[end:]
+        self._lacks_end = _is_json(self.torn)  # a line that an editor saved without a line feed
+        if self._lacks_end or not self.torn.strip():
+            end, self.torn = len(data), b""
+        elif not self.torn.startswith(_BEGIN[: len(self.torn)]):
+            raise ValueError(
+                f"{self.path}: the last line, {self.torn[:60]!r}, is no line of captions. Correct or remove it, or use another --output."
+            )
+        self._whole = end
+        self.done = parse_captions(data[:end], self.path) if end else {}
 
     def start(self) -> None:
         """Truncate the file to its complete lines; call this once, before [`append`]."""
         self.truncate(self._whole)
+        if self._lacks_end:
+            self.append_bytes(b"\n")
 
     def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
         """Append images; they are on disk when this returns."""
@@ -328,11 +355,16 @@ class CaptionWriter(LineFile):
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
 
 
-def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[str, Any]:
+def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
     """Write or resume one file of lines, in this process; returns the summary. Unreadable images are `listed`."""
     if output.is_dir():
         raise ValueError(
             f"--output {str(output)!r} is a folder. Use a file, such as captions.jsonl, or --processes to write shards."
+        )
+    if output.suffix != ".jsonl":
+        raise ValueError(
+            f"--output {str(output)!r} must end in .jsonl, because the captions are JSON Lines. Use "
+            f"{str(output.with_suffix('.jsonl') if output.name else 'captions.jsonl')!r}."
         )
     from tqdm import tqdm
 
@@ -354,15 +386,29 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
                 f"The output holds captions, but the file of their settings, {str(record)!r}, is missing. Use --overwrite to "
                 "start again, or another --output."
             )
-        if writer.done:
-            refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), settings)
-        if writer.torn:
-            print(f"{output}: truncated {writer.torn} bytes of an incomplete last line.", file=sys.stderr)
-        writer.start()
-        if not writer.done:
-            known = {"trained_on": split.trained} if split.trained else {}
-            write_json(record, {"settings": settings, "versions": installed_versions(), **known})
         ids, size = captioner.reader.ids, arguments.batch_size
+        contents = dict(zip(ids, image_contents(split.dataset), strict=True))
+        made = {"settings": settings, "versions": installed_versions(), "images": contents}
+        if split.trained:
+            made["trained_on"] = split.trained
+        if writer.done:
+            earlier = json.loads(record.read_text(encoding="utf-8"))
+            refuse_other_settings(earlier.get("settings", {}), settings)
+            known = earlier.get("images", {})
+            # An image that an earlier run captioned keeps its caption even if it is unreadable now.
+            same = {i for i in ids if contents[i] in (known.get(i, contents[i]), UNREADABLE)}
+            changed = [i for i in ids if i in writer.done and i not in same]
+            if changed:
+                raise ValueError(
+                    f"{len(changed)} images are not those that {output} has captions of, such as {changed[0]!r}. Remove their "
+                    "lines to caption them again, or use --overwrite to start again."
+                )
+            made = earlier | {"images": known | contents | {i: known[i] for i in writer.done if i in known}}
+        if writer.torn:
+            text = writer.torn.decode(errors="replace")
+            print(f"{output}: removed an incomplete last line: {text}", file=sys.stderr)
+        writer.start()
+        write_json(record, made)
         before = sum(image_id in writer.done for image_id in ids)
         # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
         with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
@@ -381,9 +427,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
             report.write()
         else:
             listed.unlink(missing_ok=True)
-        # An image that an earlier run captioned keeps its caption even if it is unreadable now.
         captioned = len(ids) - sum(entry.image_id not in writer.done for entry in report.entries)
-    return {
+    summary = {
         "output": str(output),
         "split": arguments.split,
         "images": captioned,
@@ -393,3 +438,4 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> dict[
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
         "trained_on": split.trained,
     }
+    return summary, report

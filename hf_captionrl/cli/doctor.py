@@ -78,6 +78,7 @@ def _optional_modules() -> list[Finding]:
     without = {
         "faiss": "bags of millions of images: pip install 'hf-captionrl[faiss]'",
         "ray": "--engine ray, for several machines: pip install 'hf-captionrl[ray]'",
+        "pillow_heif": "HEIC photographs: pip install 'hf-captionrl[heic]'",
         "av": "videos other than GIF, WebP and PNG: pip install 'hf-captionrl[video]'",
         "spacy": "captions shortened to subject and verb: pip install 'hf-captionrl[analysis]'",
         "py3langid": "captionrl album --language: pip install 'hf-captionrl[language]'",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import itertools
 import json
 from abc import abstractmethod
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from hf_captionrl.data import ImageReader
+    from hf_captionrl.data import ImageReader, QuarantineReport
     from hf_captionrl.retrieval import FeatureCache
 
 
@@ -108,11 +109,14 @@ def run_on_images(
     make_stage: Callable[[str], ImageStage],
     *,
     require_captions: bool = False,
-) -> dict[str, Any]:
-    """Run a stage on the images that the options name; returns the summary. `settings` is called after the split is chosen."""
+) -> tuple[dict[str, Any], QuarantineReport]:
+    """Run a stage on the images that the options name; returns the summary, and the images that cannot be read.
+
+    `settings` is called after the split is chosen.
+    """
     from tqdm import tqdm
 
-    from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry, stop_if_too_many
+    from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry
 
     arguments.check_engine()
     per_shard = rows_per_shard(arguments)
@@ -122,31 +126,28 @@ def run_on_images(
         )
     split = load_split(arguments, quarantine_path=None, require_captions=require_captions)
     ids, number = ids_digest(split.dataset), len(split.dataset)
-    made_from = {"images": ids, "batch_size": arguments.batch_size}
+    content = hashlib.blake2b(digest_size=16)
+    for text in image_contents(split.dataset, getattr(arguments, "cache_dir", None)):
+        content.update(text.encode())
+    made_from = {"images": ids, "content of the images": content.hexdigest(), "batch_size": arguments.batch_size}
     if require_captions:
         made_from["references"] = ids_digest(split.dataset, "captions")
-    shards = ShardFolder(
-        output,
-        {**settings(), **made_from},
-        num_rows=number,
-        rows_per_shard=per_shard,
-        overwrite=arguments.overwrite,
-    )
-    before = number - sum(len(shards.rows(shard)) for shard in shards.unfinished())
-    with tqdm(total=number, initial=before, unit=" images", disable=None) as progress:
-        done = run_stage(make_stage(ids), shards, arguments, progress=progress.update)
+    sizes = {"num_rows": number, "rows_per_shard": per_shard}
     entries = []
-    if done["manifest"] is not None:  # else another launched process is the last
-        entries = [
-            quarantine_entry(row, found["image_id"], split.split, "image", found["reason"], found["detail"], "row")
-            for row, found in enumerate(read_shards(output, ["image_id", "reason", "detail"]))
-            if found["reason"] is not None
-        ]
+    with ShardFolder(output, {**settings(), **made_from}, **sizes, overwrite=arguments.overwrite) as shards:
+        before = number - sum(len(shards.rows(shard)) for shard in shards.unfinished())
+        with tqdm(total=number, initial=before, unit=" images", disable=None) as progress:
+            done = run_stage(make_stage(ids), shards, arguments, progress=progress.update)
+        if done["manifest"] is not None:  # else another launched process is the last
+            entries = [
+                quarantine_entry(row, found["image_id"], split.split, "image", found["reason"], found["detail"], "row")
+                for row, found in enumerate(read_shards(output, ["image_id", "reason", "detail"]))
+                if found["reason"] is not None
+            ]
     report = QuarantineReport({split.split: number}, tuple(entries), output / "quarantine.jsonl")
     if entries:
         report.write()
-        stop_if_too_many(report, split.split, arguments.max_bad_fraction)
-    return {
+    summary = {
         "output": str(output),
         "split": arguments.split,
         "images": number - len(entries),
@@ -158,6 +159,26 @@ def run_on_images(
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in entries],
         **({"trained_on": split.trained} if split.trained else {}),
     }
+    return summary, report
+
+
+UNREADABLE = "0" * 16
+
+
+def image_contents(dataset: Any, cache_dir: str | None = None) -> Iterator[str]:
+    """Hash of the bytes of each image; [`UNREADABLE`] for all that cannot be read. Files that were hashed before are not read."""
+    from hf_captionrl.data.features import source_keys
+
+    keys = source_keys(dataset, cache_dir, progress="Hashing files", skip_unreadable=True)
+    return (key.removeprefix("file ")[: len(UNREADABLE)] for key in keys)
+
+
+def stop_if_unreadable(arguments: DatasetOptions, report: QuarantineReport) -> None:
+    """After the work: an error if more images than `--max_bad_fraction` cannot be read."""
+    from hf_captionrl.data.quarantine import stop_if_too_many
+
+    for split in report.rows:
+        stop_if_too_many(report, split, arguments.max_bad_fraction)
 
 
 # --- Shards with one row per image that fill a cache: the code shared by `captionrl features` and `captionrl pixels` ---
@@ -285,7 +306,7 @@ class FeatureStage(ImageStage):
         self._cache = FeatureCache.for_scorer(self._scorer, self.options.cache_dir)
         self._hashes = file_hashes(self.options.cache_dir)
         self._captions = split.dataset["captions"] if self.options.features == "multimodal" else None
-        return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
+        return ImageReader(split.dataset, split=split.split)
 
     def made_by(self) -> dict[str, Any]:
         return {"scorer": self._scorer.signature}
@@ -319,7 +340,7 @@ class FeatureStage(ImageStage):
 
 def write_features(arguments: FeaturesOptions) -> None:
     """Write the features."""
-    summary = run_on_images(
+    summary, report = run_on_images(
         arguments,
         arguments.output,
         lambda: source_settings(arguments) | {"scorer": arguments.scorer, "features": arguments.features},
@@ -333,6 +354,7 @@ def write_features(arguments: FeaturesOptions) -> None:
         cache = FeatureCache.for_scorer(similarity_scorer(arguments), arguments.cache_dir)
         summary["cached"] = fill_cache(cache, arguments.output, "image")
     print_summary(arguments, summary, "features")
+    stop_if_unreadable(arguments, report)
 
 
 # --- `captionrl pixels`: images as a vision tower reads them, in Parquet shards and in the pixel cache ---------------
@@ -391,7 +413,7 @@ class PixelStage(ImageStage):
         self._pixels = row_reader(self._processor, self.options.form)
         self._cache = pixel_rows(self._processor.signature, self.options.form, self.options.cache_dir)
         self._hashes = file_hashes(self.options.cache_dir)
-        return ImageReader(split.dataset, split=split.split, max_bad_fraction=self.options.max_bad_fraction)
+        return ImageReader(split.dataset, split=split.split)
 
     def made_by(self) -> dict[str, Any]:
         shape = self._processor.shape if self.options.form == "uint8" else [-1]
@@ -418,7 +440,7 @@ class PixelStage(ImageStage):
 def write_pixels(arguments: PixelsOptions) -> None:
     """Write the pixels."""
     settings = {"model": arguments.model, "revision": arguments.revision, "form": arguments.form}
-    summary = run_on_images(
+    summary, report = run_on_images(
         arguments,
         arguments.output,
         lambda: source_settings(arguments) | settings,
@@ -431,3 +453,4 @@ def write_pixels(arguments: PixelsOptions) -> None:
         cache = pixel_rows(made_by["processor"], arguments.form, arguments.cache_dir)
         summary["cached"] = fill_cache(cache, arguments.output, "pixels", made_by["shape"])
     print_summary(arguments, summary, "pixels")
+    stop_if_unreadable(arguments, report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import os
 import re
@@ -36,8 +37,8 @@ def is_address(path: str) -> bool:
     return _ADDRESS.match(path) is not None
 
 
-def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
-    """Refuse rows that name files elsewhere: a list of images from others must not show or publish other files.
+def outside(paths: Iterable[str | None], root: str | Path | None) -> Iterator[tuple[int, str]]:
+    """Rows that name files elsewhere, and those names: a list of images from others must not show or publish other files.
 
     Links are resolved as they are now. The root may be a link, and a path may be absolute, as long as it leads below the
     root or into the caches of `datasets` and the Hub.
@@ -53,11 +54,17 @@ def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: 
         is_plain = name not in ("", ".", "..") and not os.path.islink(path)
         target = os.path.join(real_folder(folder), name) if is_plain else os.path.realpath(path)
         if not target.startswith(tops):
-            below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
-            raise ValueError(
-                f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the "
-                "folder that holds the files themselves."
-            )
+            yield row, path
+
+
+def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
+    """Refuse rows that name files elsewhere: see [`outside`]."""
+    for row, path in outside(paths, root):
+        below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
+        raise ValueError(
+            f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the "
+            "folder that holds the files themselves."
+        )
 
 
 def paths_without_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -92,7 +99,10 @@ IMAGE_REMEDIES: dict[str, str] = {
 }
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF")
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "TGA", "JPEG2000", "AVIF", "HEIF")
+HEIC_SUFFIXES = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
+"""Suffixes of photographs of phones, which need the extra `[heic]`."""
+HEIC_REMEDY = "Run `pip install 'hf-captionrl[heic]'` to read HEIC files"
 _TRUNCATED = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
 # JPEG's decoder can skip fine detail; it still reads the whole stream, so truncated files are still found.
 _DRAFT_SIDE = 32
@@ -116,7 +126,9 @@ class ImageError(ValueError):
 
 @functools.cache
 def image_formats() -> tuple[str, ...]:
-    """The formats that `open_image` accepts."""
+    """The formats that `open_image` accepts; HEIC if pillow-heif is installed."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
@@ -171,7 +183,9 @@ def opened_image(value: Any, max_pixels: int, kind: str = "image") -> Iterator[I
         raise ImageError("image_too_large", f"{name} does not fit into memory") from None
     except UnidentifiedImageError:
         formats = ", ".join(image_formats())
-        raise ImageError("image_unreadable", f"{name} is not in a known format ({formats})") from None
+        is_heic = os.path.splitext(name.rstrip("'\""))[1].lower() in HEIC_SUFFIXES and "HEIF" not in image_formats()
+        hint = f". {HEIC_REMEDY}" if is_heic else ""
+        raise ImageError("image_unreadable", f"{name} is not in a known format ({formats}){hint}") from None
     except Exception as error:
         # Decoders raise many kinds of errors on malicious files: struct.error, SyntaxError, IndexError, zlib.error, ...
         text = f"{type(error).__name__}: {error}"

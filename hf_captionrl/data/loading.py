@@ -41,7 +41,7 @@ from hf_captionrl.data.columns import (
     undecoded,
     with_split,
 )
-from hf_captionrl.data.images import image_formats
+from hf_captionrl.data.images import HEIC_REMEDY, HEIC_SUFFIXES, image_formats, outside
 from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.retrieval.feature_cache import RowLookup
 
@@ -75,19 +75,23 @@ class FolderListing:
     def describe_others(self) -> str:
         order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
         kinds = [f"{number} {kind or 'without a suffix'}" for kind, number in order[:5]] + ["..."] * (len(order) > 5)
-        return f"{sum(self.others.values())} other files ({', '.join(kinds)})" if kinds else "no other files"
+        text = f"{sum(self.others.values())} other files ({', '.join(kinds)})" if kinds else "no other files"
+        return text + (f"; {HEIC_REMEDY}" if HEIC_SUFFIXES & self.others.keys() else "")
 
     def report(self, where: str, read: Iterable[str] = ()) -> None:
         """Log what is not used; `read` are the metadata files that are read."""
         if unread := [path for path in self.metadata if path not in read]:
             logger.warning("%s: %s is not read. Set data_dir to its folder to use it.", where, " and ".join(unread))
-        for reason, names in self.left_out.items():
-            logger.warning("%s: %d %s, such as %s.", where, len(names), reason, names[0])
+        for text in self.describe_left_out():
+            logger.warning("%s: %s.", where, text)
+
+    def describe_left_out(self) -> list[str]:
+        return [f"{len(names)} {reason}, such as {names[0]}" for reason, names in self.left_out.items()]
 
     def report_others(self, where: str) -> None:
         """Log how many files are not images, where every image of the folder is used."""
         if self.others:
-            logger.warning("%s: %s are not images and are not used.", where, self.describe_others())
+            logger.warning("%s: files that are not images are not used: %s.", where, self.describe_others())
 
 
 def list_images(folder: Path) -> FolderListing:
@@ -114,7 +118,7 @@ def list_images(folder: Path) -> FolderListing:
                 left_out["names are not UTF-8 (rename them)"].append(ascii(path))
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(path + "/")
-            elif entry.is_symlink() and entry.is_dir():
+            elif entry.is_symlink() and os.path.isdir(entry.path):  # entry.is_dir() raises in a loop of links
                 left_out["links to folders are not followed"].append(repr(path))
             elif entry.name in METADATA_FILES:
                 found.metadata.append(path)
@@ -179,11 +183,14 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
     """All images of a folder without metadata; they have no captions."""
     content = sorted(child.name for child in folder.iterdir())[:10] or "nothing"
     where = f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}"
+    leading_out = {row for row, _ in outside((str(folder / path) for path in listing.images), root or folder)}
+    if leading_out:
+        reason = "links lead out of the folder and are not followed (set image_root to a folder that holds their files, too)"
+        listing.left_out[reason] = [repr(listing.images[row]) for row in sorted(leading_out)]
+        listing.images = [path for row, path in enumerate(listing.images) if row not in leading_out]
     if not listing.images:
-        raise ValueError(
-            f"{where} and no images; it has {content}, {listing.describe_others()}. Set data_dir to a folder of "
-            "images."
-        )
+        has = "; ".join([f"it has {content}, {listing.describe_others()}", *listing.describe_left_out()])
+        raise ValueError(f"{where} and no images; {has}. Set data_dir to a folder of images.")
     if require_captions:
         raise ValueError(
             f"{where}, nor train/, validation/, test/ with one, so its {len(listing.images)} images have no "

@@ -331,13 +331,11 @@ class ImageReader:
         *,
         split: str,
         quarantine_path: str | Path | None = None,
-        max_bad_fraction: float = 0.05,
     ) -> None:
         self.ids = id_column(ds)
         self._images = undecoded(ds.with_format(None)).select_columns("image")
         self._split = split
         self._path = None if quarantine_path is None else Path(quarantine_path)
-        self._max_bad_fraction = max_bad_fraction
         self._entries: dict[int, QuarantineEntry] = {}
 
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
@@ -347,8 +345,7 @@ class ImageReader:
     def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
         """The results of a function of the undecoded images of several rows, by row in the order of `rows`.
 
-        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`). Too
-        many of them raise `QuarantineError`; the list is written before.
+        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`).
         """
         found = {}
         for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):
@@ -358,12 +355,6 @@ class ImageReader:
             self._entries[row] = quarantine_entry(
                 row, self.ids[row], self._split, "image", result.reason, result.detail, "row"
             )
-            report = self.report()
-            try:
-                stop_if_too_many(report, self._split, self._max_bad_fraction)
-            except QuarantineError:
-                report.write()
-                raise
         return found
 
     def report(self) -> QuarantineReport:

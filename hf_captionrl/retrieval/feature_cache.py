@@ -226,7 +226,7 @@ class _RowStore:
 
     def __init__(self, directory: Path, identity: dict[str, Any]) -> None:
         self.directory, self.identity = directory, identity
-        self.timeout_s = 300.0  # behind other writers
+        self.timeout_s = 30.0  # behind other writers, whose writes are small; one of them may be suspended
         self._file: Path | None = None  # whose first `_number` keys are in `_parts`
         self._number = 0
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # sorted digests, and their rows
@@ -336,7 +336,8 @@ def _hash(row: bytes) -> bytes:
 
 def _write(path: Path, rows: np.ndarray, offset: int) -> None:
     """Write rows at an offset, and wait until they are on the disk."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    # A file that was deleted in between must not come back with zeros for its rows.
+    descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT), 0o666)
     try:
         left = memoryview(np.ascontiguousarray(rows)).cast("B")
         while left:  # a nearly full disk may accept only a part
@@ -381,6 +382,7 @@ class FeatureView:
         if index.size == 0 and index.dtype != bool:  # NumPy converts an empty list to floats
             index = index.astype(np.intp)
         rows: Any = self.rows[index]
+        self._check_size()
         if self.extra is None:
             return self.mapped[rows]  # type: ignore[index]
         out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
@@ -389,7 +391,15 @@ class FeatureView:
             out[rows >= 0] = self.mapped[rows[rows >= 0]]
         return out
 
+    def _check_size(self) -> None:
+        """Refuse a file that was truncated since: a signal would end the process when it reads what is missing."""
+        if isinstance(self.mapped, np.memmap) and self.mapped._mmap.size() < self.mapped.nbytes:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{self.mapped.filename} was truncated while it was in use. Use the same command again: what is missing is computed."
+            )
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        self._check_size()
         first = int(self.rows[0]) if len(self) else 0
         if self.mapped is not None and np.array_equal(self.rows, np.arange(first, first + len(self))) and first >= 0:
             everything = self.mapped[first : first + len(self)]  # in the order of the file, so no copy is needed

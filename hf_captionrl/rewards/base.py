@@ -259,6 +259,9 @@ _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass."""
 
 
+_STARTING = threading.Lock()  # functools.cache may call a function twice at the same time
+
+
 @functools.cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
     """One loop for the whole run, to which a client may be bound. A forked process starts another: threads do not survive.
@@ -276,7 +279,11 @@ def _run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
     async def together() -> list[Any]:
         return list(await asyncio.gather(*awaitables))
 
-    return asyncio.run_coroutine_threadsafe(together(), _loop(os.getpid())).result() if awaitables else []
+    if not awaitables:
+        return []
+    with _STARTING:
+        loop = _loop(os.getpid())
+    return asyncio.run_coroutine_threadsafe(together(), loop).result()
 
 
 class Repeated(Sequence[Any]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import itertools
 import json
 import logging
 import os
@@ -23,8 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import datasets
 import torch
 from accelerate.utils import gather_object
+from PIL import Image
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
@@ -32,10 +35,12 @@ from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 from transformers.utils import is_torch_bf16_gpu_available
 
-from hf_captionrl.data.features import training_images, write_training_images
+from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.features import source_key, training_images, write_training_images
+from hf_captionrl.data.options import ids_digest
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
-from hf_captionrl.utils.io import FolderLock, to_plain, write_json
+from hf_captionrl.utils.io import FolderLock, json_digest, plain_config, to_plain, write_json
 from hf_captionrl.utils.model_files import (
     check_checkpoint,
     check_index,
@@ -61,8 +66,9 @@ PARTIAL = ".partial"
 _PICKLED_WEIGHTS = re.compile(r"(pytorch|adapter)_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
 # Arguments of transformers and TRL that make another run of it ...
 _INHERITED = (
-    "seed data_seed learning_rate lr_scheduler_type optim weight_decay num_generations beta temperature".split()
-)
+    "seed data_seed learning_rate lr_scheduler_type warmup_steps optim optim_args adam_beta1 adam_beta2 adam_epsilon weight_decay "
+    "max_grad_norm label_smoothing_factor num_generations beta temperature"
+).split()
 # ... and our own that do not: how it is cached, evaluated, logged and guarded.
 _FREE = set(
     "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
@@ -76,9 +82,44 @@ def _base_model(trainer: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
+_PROBES = 64
+
+
+def data_digest(data: Any) -> str | None:
+    """Digest of the ids of training data and of some of their rows, with the bytes of the images; None for streams and the like."""
+    if isinstance(data, datasets.Dataset):
+        data = undecoded(data.with_format(None)) if "image" in data.column_names else data.with_format(None)
+        ids = ids_digest(data) if "image_id" in data.column_names else None
+    elif isinstance(data, list | tuple):
+        ids = None
+    else:  # to read it might draw random numbers
+        return None
+    rows: list[Any] = []
+    for row in range(0, len(data), max(1, len(data) // _PROBES)):
+        try:
+            rows.append(_comparable(data[row]))
+        except Exception as error:  # of a decoder; if training needs the column, it says more
+            rows.append(type(error).__name__)
+    return json_digest([ids, rows])
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, Image.Image) or (isinstance(value, dict) and value.keys() == {"bytes", "path"}):
+        return source_key(value)
+    if isinstance(value, dict):
+        return {str(name): _comparable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_comparable(each) for each in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
+
+
 def run_configuration(trainer: Any) -> dict[str, Any]:
-    """Trainer, model, number of rows and the arguments that decide what a run computes."""
+    """Trainer, model, data, an optimizer that was passed, and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
+    # After a training, the optimizer is in a wrapper of accelerate.
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer) if trainer.has_own_optimizer else None
     ours = [cls for cls in type(args).__mro__ if cls.__module__.startswith("hf_captionrl.")]
     declared = {name for cls in ours for name in inspect.get_annotations(cls)}
     declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -87,8 +128,28 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
         "trainer": type(trainer).__name__,
         "model": public_name(getattr(_base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
+        "training_data": data_digest(getattr(trainer, "_train_source", data)),
+        "optimizer": optimizer and [type(optimizer).__name__, plain_config(optimizer.defaults)],
         **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
     }
+
+
+def set_aside(folder: Path, resumed: str | None) -> None:
+    """Move checkpoints of other runs, and those after the one that this run resumes from, to `earlier-N` in the same folder.
+
+    Otherwise `save_total_limit` and a later resume could not tell them from those of this run.
+    """
+    steps = {path: int(path.name[11:]) for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    last = max(
+        (step for path, step in steps.items() if resumed is not None and os.path.samefile(path, resumed)), default=0
+    )
+    if others := [path for path, step in steps.items() if step > last and path.is_dir()]:
+        place = next(p for n in itertools.count(1) if not (p := folder / f"earlier-{n}").exists())
+        place.mkdir()
+        for path in others:
+            path.rename(place / path.name)
+        text = "%d checkpoints of an earlier start are moved to %s. Remove them if you do not need them; resume_from_checkpoint=True "
+        logger.warning(text + "continues the last run in a folder.", len(others), place)
 
 
 def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
@@ -113,7 +174,8 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
         )
     path = Path(found) / CONFIGURATION_FILE
     if path.exists():  # checkpoints of a plain Trainer have none
-        saved, mine = json.loads(path.read_text(encoding="utf-8")), run_configuration(trainer)
+        # As in the file: tuples are lists.
+        saved, mine = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(trainer.configuration))
         for name in sorted({*saved, *mine}):
             if saved.get(name) != mine.get(name):
                 raise ValueError(
@@ -397,6 +459,9 @@ class ExactResumeTrainer(CheckedPush):
     config_class: ClassVar[type[Any]]
     method_name: ClassVar[str]
     """Names the output folder of a run without a configuration."""
+    has_own_optimizer: bool | None = None  # whether the caller passed an optimizer
+    configuration: dict[str, Any] | None = None
+    """[`run_configuration`] at the start of the training."""
     _loading: str | None = None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -428,14 +493,20 @@ class ExactResumeTrainer(CheckedPush):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
 
-        `resume_from_checkpoint` is a checkpoint, or True for the newest one in `args.output_dir`.
+        `resume_from_checkpoint` is a checkpoint, or True for the newest one in `args.output_dir`. Checkpoints of other runs in that
+        folder are moved into a folder `earlier-N`.
         """
+        if self.has_own_optimizer is None:  # the Trainer keeps the optimizer that it makes
+            self.has_own_optimizer = self.optimizer is not None  # type: ignore[has-type]
         with contextlib.ExitStack() as stack:
 
             def begin() -> str | None:
                 stack.enter_context(FolderLock(self.args.output_dir))
                 shutil.rmtree(Path(self.args.output_dir) / PARTIAL, ignore_errors=True)
-                return checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
+                self.configuration = run_configuration(self)
+                found = checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
+                set_aside(Path(self._get_output_dir(trial=kwargs.get("trial"))), found)
+                return found
 
             checkpoint = on_main_process(self.accelerator, begin)
             if self.args.save_on_signal:
@@ -525,7 +596,7 @@ class ExactResumeTrainer(CheckedPush):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
-            write_json(partial / CONFIGURATION_FILE, run_configuration(self))
+            write_json(partial / CONFIGURATION_FILE, self.configuration or run_configuration(self))
             _flush(*partial.rglob("*"), partial)
             if folder.exists():  # of an earlier start
                 folder.rename(written / "replaced")
@@ -536,7 +607,6 @@ class ExactResumeTrainer(CheckedPush):
                 output_dir=str(run),
                 save_total_limit=self.args.save_total_limit,
                 best_model_checkpoint=self.state.best_model_checkpoint,
-                use_mtime=True,
             )
         self.accelerator.wait_for_everyone()
 

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Self
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file that is written part by part, and atomically: it replaces the old file when the block ends without an error."""
-    path = Path(path)
+    path = refuse_device(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
     temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
@@ -69,6 +69,14 @@ def check_unicode(text: str, name: str) -> None:
             f"{name} contains {text[error.start : error.end]!a}, half of a surrogate pair, at position {error.start}. Use "
             "text.encode(errors='replace').decode()."
         ) from None
+
+
+def refuse_device(path: str | os.PathLike[str]) -> Path:
+    """Refuse a device, a pipe or a socket as a file to write: a rename would replace it, and a pipe cannot be resumed."""
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{str(path)!r} is a device or a pipe, which cannot be an output. Use the name of a file.")
+    return path
 
 
 def refuse_file(output: Path) -> None:
@@ -113,15 +121,19 @@ class LineFile:
 
     busy = "Let it finish first."
     """The remedy in the error if another process is writing the file."""
+    shared = False
+    """Whether other processes may hold the lock, too, if they share it."""
+    keeps_empty = True
+    """Whether a file that is empty when it is closed stays; otherwise a run that fails leaves none."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = refuse_device(path)
         while not self._is_open():
             pass
         try:
             self._begin(self.path.read_bytes())
         except BaseException:
-            os.close(self._file)
+            self.close()
             raise
 
     def _is_open(self) -> bool:
@@ -130,11 +142,14 @@ class LineFile:
         is_same = False
         try:
             self._lock()
-            is_same = self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path))
+            is_same = self._is_there()
         finally:
             if not is_same:
                 os.close(self._file)
         return is_same
+
+    def _is_there(self) -> bool:
+        return self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path))
 
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""
@@ -145,7 +160,7 @@ class LineFile:
         except ImportError:  # Windows has no such lock: users must avoid two writers of one file
             return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
 
@@ -172,6 +187,9 @@ class LineFile:
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""
+        if not (self.keeps_empty or self.shared) and self._is_there() and not os.fstat(self._file).st_size:
+            with contextlib.suppress(OSError):
+                self.path.unlink()  # a process that has opened it in between opens it again
         os.close(self._file)
 
     def __enter__(self) -> Self:
@@ -184,11 +202,13 @@ class LineFile:
 class FolderLock(LineFile):
     """Reserves a folder, created if missing, for one process and checks that it is writable; a context manager.
 
-    The lock ends with the process, also if the process is killed.
+    The lock ends with the process, also if the process is killed. Several processes may have it if all of them share it.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    keeps_empty = False
+
+    def __init__(self, folder: str | os.PathLike[str], *, shared: bool = False) -> None:
+        self.folder, self.shared = Path(folder), shared
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             super().__init__(self.folder / ".run.lock")
@@ -200,7 +220,7 @@ class FolderLock(LineFile):
                 raise
         except OSError as error:
             raise type(error)(
-                f"Nothing can be written to {str(folder)!r} ({error.strerror}). Make room there, or choose another output_dir."
+                f"Nothing can be written to {str(folder)!r} ({error.strerror}). Make room there, or use another output folder."
             ) from None
 
     def _lock(self) -> None:
@@ -208,7 +228,7 @@ class FolderLock(LineFile):
             super()._lock()
         except ValueError:
             raise ValueError(
-                f"Another run is writing to {str(self.folder)!r}. Let it finish first, or choose another output_dir."
+                f"Another run is writing to {str(self.folder)!r}. Let it finish first, or use another output folder."
             ) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
@@ -227,7 +247,8 @@ _LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 def _forget_locks() -> None:
     """In a forked process, such as a data loading worker: the lock must not outlive the parent."""
     for lock in list(_LOCKS):
-        lock.close()
+        os.close(lock._file)
+    _LOCKS.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -4,25 +4,28 @@ folder/manifest.json                  settings and their digest; when all parts 
 folder/part-00000-of-00012.parquet    rows 0 to rows_per_shard - 1 of the source; complete if the file exists
 
 A part (shard) is written to a temporary name and renamed, so a killed process leaves complete parts only. The files alone show
-which parts are finished. No process writes a file that another one reads from, and two processes that write the same part
-write the same rows.
+which parts are finished. A command locks the folder, and each part names its place and the settings of its run, so parts of two
+runs are never mixed. The processes of one launch share the lock: two that write the same part write the same rows.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
 import json
 import os
+import re
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from hf_captionrl.utils.io import atomic_file, json_digest, refuse_file, to_plain, write_json
+from hf_captionrl.utils.io import FolderLock, atomic_file, json_digest, refuse_file, to_plain, write_json
 from hf_captionrl.utils.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
-_MADE_BY = b"made_by"
+_PART = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
+_MADE_BY, _PLACE = b"made_by", b"place"
 _REMEDY = "Use --overwrite to start again, or another --output."
 
 
@@ -66,10 +70,20 @@ def read_shard(path: str | os.PathLike[str], columns: Sequence[str] | None = Non
     return _read_parquet(Path(path), read)
 
 
-def _read_footer(path: Path) -> tuple[int, dict[str, Any]]:
+def _read_footer(path: Path, place: Sequence[Any]) -> tuple[int, dict[str, Any]]:
     """Number of rows of a part, and the [`Stage.made_by`] that it contains."""
     schema, rows = _read_parquet(path, lambda file: (file.schema_arrow, file.metadata.num_rows))
-    return rows, json.loads((schema.metadata or {}).get(_MADE_BY, b"{}"))
+    _check_place(path, schema, place)
+    return rows, json.loads(schema.metadata[_MADE_BY])
+
+
+def _check_place(path: Path, schema: pa.Schema, place: Sequence[Any]) -> None:
+    """Refuse the part of another run, or of another place: `place` is the digest of the settings and the number of the part."""
+    if json.loads((schema.metadata or {}).get(_PLACE, b"null")) != list(place):
+        raise ValueError(
+            f"{path} is of another run or another place, or was written by an older version. Remove the file and use the same "
+            "command again."
+        )
 
 
 # --- A folder of parts -----------------------------------------------------------------------------------------------
@@ -92,8 +106,8 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], rem
 class ShardFolder:
     """The parts of one result: `rows_per_shard` of `num_rows` rows of the source each.
 
-    The manifest is written or compared when the object is made: a folder with other `settings` is refused. `overwrite` discards
-    existing parts.
+    The manifest is written or compared when the object is made: a folder with parts of other `settings` is refused. `overwrite`
+    discards existing parts. As a context manager, which may be nested, it keeps other commands out of the folder.
     """
 
     def __init__(
@@ -113,27 +127,64 @@ class ShardFolder:
         number = -(-num_rows // rows_per_shard)
         self.names = [f"part-{shard:05d}-of-{number:05d}.parquet" for shard in range(number)]
         self._settings = to_plain({**settings, "num_rows": num_rows, "rows_per_shard": rows_per_shard})
-        path = self.folder / MANIFEST
+        self._digest = json_digest(self._settings, size=16)
+        self._locks: list[FolderLock | None] = []  # one for each `with`; only the outermost locks
         if overwrite and launched()[1] > 1:
             raise ValueError(
                 f"Launched processes start at different times, so none can discard the shards of {str(folder)!r}. Remove the folder "
                 "instead of using --overwrite."
             )
-        if overwrite:
-            for old in (path, *self.folder.glob("part-*.parquet")):
-                old.unlink(missing_ok=True)
-        if path.is_file():
-            refuse_other_settings(read_manifest(self.folder)["settings"], self._settings)
-        elif any(self.folder.glob("part-*.parquet")):
+        with self._locked():
+            if overwrite:
+                for name in (MANIFEST, *self._found()):
+                    (self.folder / name).unlink(missing_ok=True)
+            self._prepare()
+
+    def _locked(self) -> FolderLock:
+        return FolderLock(self.folder, shared=launched()[1] > 1)
+
+    def _prepare(self) -> None:
+        """Write the manifest, or refuse parts with other settings."""
+        has_manifest = (self.folder / MANIFEST).is_file()
+        settings = read_manifest(self.folder)["settings"] if has_manifest else {}  # refuses a file of something else
+        if not self._found():  # nothing, or a run that ended before its first part
+            self._write_manifest()
+        elif not has_manifest:
             raise ValueError(
                 f"{str(self.folder)!r} has shards, but {MANIFEST} with their settings is missing. {_REMEDY}"
             )
         else:
-            self._write_manifest()
+            refuse_other_settings(settings, self._settings)
+
+    def __enter__(self) -> Self:
+        self._locks.append(None if self._locks else self._locked())
+        try:
+            self._prepare()  # another command may have had the folder since
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if lock := self._locks.pop():
+            if any(error) and not lock.shared and not self._found():  # a run that failed leaves nothing
+                (self.folder / MANIFEST).unlink(missing_ok=True)
+            lock.close()
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()  # if it is empty
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_locks": []}  # the process that sends it to workers keeps the lock
 
     def _write_manifest(self, **more: Any) -> None:
-        digest = json_digest(self._settings, size=16)
-        write_json(self.folder / MANIFEST, {"format": 1, "digest": digest, "settings": self._settings, **more})
+        write_json(self.folder / MANIFEST, {"format": 1, "digest": self._digest, "settings": self._settings, **more})
+
+    def _found(self) -> set[str]:
+        """Names of parts, also of other runs."""
+        return {path.name for path in self.folder.glob("part-*.parquet") if _PART.fullmatch(path.name)}
+
+    def _footer(self, shard: int) -> tuple[int, dict[str, Any]]:
+        return _read_footer(self.folder / self.names[shard], (self._digest, shard))
 
     def rows(self, shard: int) -> range:
         """Rows of the source that a part covers."""
@@ -148,14 +199,14 @@ class ShardFolder:
 
     def unfinished(self) -> list[int]:
         """Parts that are missing, ascending."""
-        found = {path.name for path in self.folder.glob("part-*.parquet")}
+        found = self._found()
         return [shard for shard, name in enumerate(self.names) if name not in found]
 
     def check_made_by(self, made_by: Mapping[str, Any]) -> None:
         """Raise ValueError if another stage, such as a model that was trained further, wrote the first finished part."""
         done = set(range(len(self.names))).difference(self.unfinished())
         if done:
-            refuse_other_settings(_read_footer(self.folder / self.names[min(done)])[1], to_plain(dict(made_by)))
+            refuse_other_settings(self._footer(min(done))[1], to_plain(dict(made_by)))
 
     def write(
         self, shard: int, rows: Sequence[Mapping[str, Any]], schema: pa.Schema, made_by: Mapping[str, Any]
@@ -164,7 +215,8 @@ class ShardFolder:
         import pyarrow as pa
         import pyarrow.parquet
 
-        described = schema.with_metadata({_MADE_BY: json.dumps(to_plain(dict(made_by)))})
+        facts = {_MADE_BY: json.dumps(to_plain(dict(made_by))), _PLACE: json.dumps([self._digest, shard])}
+        described = schema.with_metadata(facts)
         with atomic_file(self.folder / self.names[shard]) as file:
             table = pa.Table.from_pylist(list(rows), schema=described)
             pyarrow.parquet.write_table(table, file, write_page_checksum=True)
@@ -176,7 +228,7 @@ class ShardFolder:
                 f"{len(missing)} of {len(self.names)} shards are unfinished, such as {self.names[missing[0]]}. Use the same "
                 "command again."
             )
-        footers = [_read_footer(self.folder / name) for name in self.names]
+        footers = [self._footer(shard) for shard in range(len(self.names))]
         made_by = footers[0][1]
         for _, other in footers:
             refuse_other_settings(made_by, other)
@@ -205,11 +257,10 @@ def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
     manifest = read_manifest(folder)
     if "shards" not in manifest:
         raise ValueError(f"{str(folder)!r} is unfinished. Use the same command again to resume.")
-    for shard in manifest["shards"]:
+    for number, shard in enumerate(manifest["shards"]):
         path = folder / shard["file"]
         table = read_shard(path, columns)
-        if table.num_rows != shard["rows"]:  # the file of another folder
-            raise ValueError(f"{path} has {table.num_rows} rows, but {MANIFEST} says {shard['rows']}. {_REMEDY}")
+        _check_place(path, table.schema, (manifest["digest"], number))
         yield table
 
 
@@ -325,18 +376,19 @@ def run_stage(
     """
     options = options or EngineOptions()
     options.check_engine()
-    todo = shards.unfinished()
-    summary: dict[str, Any] = {"shards": len(shards.names), "resumed": len(shards.names) - len(todo)}
     world = launched()[1]
     if world > 1 and options.uses_shards and (options.engine == "ray" or (options.processes or 1) > 1):
         raise ValueError(
             f"{world} processes were launched, and each would start more. Use either `accelerate launch`, or "
             "--processes or --engine ray."
         )
-    for shard in _finished(stage, shards, [shard for shard in todo if shards.is_mine(shard)], options):
-        if progress is not None:
-            progress(len(shards.rows(shard)))
-    summary["manifest"] = shards.finish() if world == 1 or not shards.unfinished() else None
+    with shards:
+        todo = shards.unfinished()
+        summary: dict[str, Any] = {"shards": len(shards.names), "resumed": len(shards.names) - len(todo)}
+        for shard in _finished(stage, shards, [shard for shard in todo if shards.is_mine(shard)], options):
+            if progress is not None:
+                progress(len(shards.rows(shard)))
+        summary["manifest"] = shards.finish() if world == 1 or not shards.unfinished() else None
     return summary
 
 
@@ -416,8 +468,18 @@ def in_workers(
 _actor: Actor | None = None
 
 
+def _exit_with_parent() -> None:
+    """End this process when its parent ends; a killed parent cannot end it, and it would keep its models in memory."""
+    from multiprocessing import parent_process
+
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _start_worker(actor: Actor, gpu: str | None, processes: int) -> None:
     global _actor
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     # The thread pools of a process then know that it is one of several on its machine, as under torchrun.
     os.environ["LOCAL_WORLD_SIZE"] = str(processes)
     if gpu is not None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import re
+import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hf_captionrl.utils.io import say
 from hf_captionrl.utils.parts import Actor, Submit, in_workers
 
 if TYPE_CHECKING:
     from hf_captionrl.utils.options import EngineOptions
+
+
+_ANSWER_S = 10.0
 
 
 class RayActor:
@@ -36,9 +42,14 @@ def connect(ray: Any, address: str | None) -> bool:
     if address is None:
         settings["include_dashboard"] = False
     try:
+        if place := re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address or ""):
+            # Ray itself tries for minutes, and then ends the process.
+            socket.create_connection((place[1], int(place[2])), _ANSWER_S).close()
+        if address is not None:
+            say(f"captionrl: connecting to the Ray cluster at {address} ...")
         # None would join a cluster that runs on this machine, or the one that RAY_ADDRESS names.
         ray.init(address=address or "local", **settings)
-    except ConnectionError as error:
+    except (OSError, OverflowError) as error:
         raise ValueError(
             f"--address {address!r}: no Ray cluster answers ({error}). Start one with `ray start --head`, or leave --address out."
         ) from error

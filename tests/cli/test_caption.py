@@ -123,6 +123,26 @@ def test_failed_start_keeps_the_existing_file(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_failed_start_leaves_no_file(tmp_path):
+    assert main(["caption", str(tmp_path / "no-model"), "--output", str(tmp_path / "x.jsonl")]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["x.csv", "x", "x.json", "/dev/null", "/dev/stdout"])
+def test_outputs_that_are_not_json_lines_are_refused(tmp_path, capsys, name):
+    assert caption(tmp_path / name) == 2
+    assert "--output" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_output(tmp_path, capsys):
+    os.mkfifo(tmp_path / "x.jsonl")
+    assert caption(tmp_path / "x.jsonl") == 2
+    assert "x.jsonl" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -255,9 +275,11 @@ def test_unreadable_images_are_counted_and_listed(album, tmp_path, capsys):
     (album / "empty.png").touch()
     output = tmp_path / "x.jsonl"
     assert caption_caption_folder(output, album, "--batch_size", "2") == 2
-    assert "max_bad_fraction" in capsys.readouterr().err
-    assert len(output.with_suffix(".quarantine.jsonl").read_text().splitlines()) >= 1
-    # The same command with a larger share continues.
+    said = capsys.readouterr()
+    assert "max_bad_fraction" in said.err
+    assert "captions of 8 of 11 images" in said.out  # the others are captioned
+    assert len(output.with_suffix(".quarantine.jsonl").read_text().splitlines()) == 3
+    captions = output.read_bytes()
     more = ["--max_bad_fraction", "0.5", "--batch_size", "2"]
     assert caption_caption_folder(output, album, *more) == 0
     said = capsys.readouterr().out
@@ -268,6 +290,7 @@ def test_unreadable_images_are_counted_and_listed(album, tmp_path, capsys):
     listed = [json.loads(line) for line in output.with_suffix(".quarantine.jsonl").read_text().splitlines()]
     assert [entry["image_id"] for entry in listed] == ["broken.jpg", "cut.jpg", "empty.png"]
     assert len(read_caption_file(output).captions) == 8
+    assert output.read_bytes() == captions
     assert caption_caption_folder(output, album, *more, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["images"], summary["of"], summary["written"], summary["resumed"]) == (8, 11, 0, 8)
@@ -287,7 +310,7 @@ def test_folder_without_images_gives_one_error_line(tmp_path, capsys):
     assert "1 .heic" in capsys.readouterr().err
     (folder / "b.png").symlink_to(tmp_path / "secret.png")
     assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "is not below image_root" in capsys.readouterr().err
+    assert "1 links lead out of the folder" in capsys.readouterr().err
     (folder / "b.png").unlink()
     (folder / "c.png").write_bytes(b"x")
     assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 2
@@ -324,6 +347,46 @@ def test_file_is_not_resumed_for_another_folder_with_equal_names(tmp_path, capsy
     assert caption_caption_folder(tmp_path / "c.jsonl", tmp_path / "101") == 2
     assert "source" in capsys.readouterr().err
     assert caption_caption_folder(tmp_path / "c.jsonl", tmp_path / "100") == 0
+
+
+def test_replaced_images_do_not_keep_their_captions(tmp_path, capsys):
+    for number in range(3):
+        photograph(tmp_path / "photos" / f"{number}.png", shade=number * 80)
+    output = tmp_path / "c.jsonl"
+    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    whole = output.read_text().splitlines(keepends=True)
+    os.utime(tmp_path / "photos" / "0.png", (1e9, 1e9))  # copied again
+    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    photograph(tmp_path / "photos" / "1.png", shade=200)
+    capsys.readouterr()
+    assert caption_caption_folder(output, tmp_path / "photos") == 2
+    assert "1 images are not those that" in (said := capsys.readouterr().err)
+    assert "'1.png'" in said
+    assert output.read_text() == "".join(whole)
+    output.write_text(whole[0] + whole[2])
+    for _ in range(2):
+        assert caption_caption_folder(output, tmp_path / "photos") == 0
+    assert list(read_caption_file(output).captions) == ["0.png", "2.png", "1.png"]
+
+
+def test_lines_that_a_person_wrote_after_a_kill_are_kept(tmp_path, capsys):
+    for number in range(3):
+        photograph(tmp_path / "photos" / f"{number}.png", shade=number * 80)
+    output = tmp_path / "c.jsonl"
+    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    first = output.read_text().splitlines(keepends=True)[0]
+    for text in ("my notes", '{"image_id": "1.png", "caption": "mine"}'):  # saved without a line feed
+        output.write_text(first + text)
+        code = caption_caption_folder(output, tmp_path / "photos")
+        assert output.read_text().startswith(first + text)
+        assert code == (2 if text == "my notes" else 0)
+    assert "'my notes'" in capsys.readouterr().err.replace('b"', "'").replace("b'", "'")
+    assert read_caption_file(output).captions["1.png"] == ["mine"]
+    assert len(read_caption_file(output).captions) == 3
+    output.write_text(first + '{"image_id": "1.png", "capt')  # what a kill leaves
+    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    assert '"capt' in capsys.readouterr().err  # shown before it is removed
+    assert len(read_caption_file(output).captions) == 3
 
 
 def test_other_files_in_the_folder_do_not_hide_images(tmp_path, capsys):

@@ -31,7 +31,6 @@ from hf_captionrl.data import (
 from hf_captionrl.data import features as module
 from hf_captionrl.data.features import file_hashes, source_key, source_keys
 from hf_captionrl.data.images import in_threads
-from hf_captionrl.data.quarantine import QuarantineError
 from hf_captionrl.data.video import VIDEO_FRAMES, video_hash
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.films import COLOURS, make_tgif, middles
@@ -379,10 +378,10 @@ def paths(tmp_path):
     return found
 
 
-def reader(paths, **more):
+def reader(paths):
     columns = {"image_id": [path.stem for path in paths], "image": [*map(str, paths)]}
     dataset = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
-    return dataset, ImageReader(dataset, split="all", **{"max_bad_fraction": 0.5, **more})
+    return dataset, ImageReader(dataset, split="all")
 
 
 def together(number):
@@ -404,10 +403,6 @@ def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, mo
         assert np.array_equal(np.asarray(image), np.asarray(open_image(str(paths[row]))))
     monkeypatch.undo()
     assert [(entry.row, entry.reason) for entry in several.report().entries] == [(3, "image_unreadable")]
-    for path in paths[4:]:
-        path.write_bytes(b"no image")
-    with pytest.raises(QuarantineError, match="5 of 8"):
-        reader(paths)[1].open_all(range(8))
 
 
 def test_other_errors_of_a_thread_are_raised(paths):

@@ -6,6 +6,8 @@ import os
 import pickle
 import random
 import struct
+import sys
+import types
 import zlib
 
 import numpy as np
@@ -15,7 +17,15 @@ from PIL import Image
 
 from hf_captionrl.data import ImageError, load_captions, open_image
 from hf_captionrl.data import images as decoding
-from hf_captionrl.data.images import IMAGE_REMEDIES, decode_image, is_address, verify_image
+from hf_captionrl.data.images import (
+    HEIC_SUFFIXES,
+    IMAGE_REMEDIES,
+    decode_image,
+    image_formats,
+    is_address,
+    verify_image,
+)
+from hf_captionrl.data.loading import image_suffixes, list_images
 from tests.data.photos import make_folder, photograph, png
 from tests.tolerances import within
 
@@ -348,3 +358,51 @@ def test_a_jpeg_that_is_too_large_is_refused(monkeypatch):
     with pytest.raises(ImageError) as error:
         decode_image(PLAIN["4:2:0"])
     assert error.value.reason == "image_too_large"
+
+
+@pytest.fixture
+def without_heic(monkeypatch):
+    """Pillow without pillow-heif; what a test registers is removed."""
+    for place in (Image.OPEN, Image.EXTENSION):
+        for name in [name for name in place if name == "HEIF" or name in HEIC_SUFFIXES]:
+            monkeypatch.delitem(place, name)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for cached in (image_formats, image_suffixes):
+        cached.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    Image.OPEN.pop("HEIF", None)
+    Image.EXTENSION.pop(".heic", None)
+    for cached in (image_formats, image_suffixes):
+        cached.cache_clear()
+
+
+def heic(path):
+    """A stand-in for a photograph of a phone: a BMP behind the first bytes of a HEIC file."""
+    data = io.BytesIO()
+    Image.new("RGB", (8, 6), (9, 90, 200)).save(data, "BMP")
+    path.write_bytes(b"ftypheic" + data.getvalue())
+    return path
+
+
+def test_heic_files_without_pillow_heif_name_the_extra(tmp_path, without_heic):
+    path = heic(tmp_path / "a.heic")
+    with pytest.raises(ImageError, match=r"a\.heic' is not in a known format .*hf-captionrl\[heic\]"):
+        open_image(path)
+    assert "hf-captionrl[heic]" in list_images(tmp_path).describe_others()
+
+
+def test_heic_files_are_read_with_pillow_heif(tmp_path, without_heic):
+    from PIL import BmpImagePlugin
+
+    def register():
+        def opened(file, name):
+            return BmpImagePlugin.BmpImageFile(io.BytesIO(file.read()[8:]))
+
+        Image.register_open("HEIF", opened, lambda prefix: prefix.startswith(b"ftypheic"))
+        Image.register_extension("HEIF", ".heic")
+
+    without_heic.setitem(sys.modules, "pillow_heif", types.SimpleNamespace(register_heif_opener=register))
+    path = heic(tmp_path / "a.HEIC")
+    assert open_image(path).getpixel((0, 0)) == (9, 90, 200)
+    assert list_images(tmp_path).images == ["a.HEIC"]

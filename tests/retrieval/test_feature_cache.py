@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import sqlite3
 import time
@@ -415,6 +416,48 @@ def test_deleted_and_replaced_files_never_give_other_rows(tmp_path, damage):
     np.testing.assert_array_equal(np.asarray(again), truth(KEYS[::-1]))
     np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
     np.testing.assert_array_equal(np.asarray(make(tmp_path).get_or_compute(KEYS, must_not_compute)), truth(KEYS))
+
+
+def test_a_cache_that_is_deleted_and_refilled_while_open_never_gives_other_rows(tmp_path):
+    cache = make(tmp_path)
+    view = cache.get_or_compute(KEYS, Compute(KEYS))
+    sent = pickle.dumps(view)
+    shutil.rmtree(cache.directory)
+    assert ended(forked(lambda: make(tmp_path).get_or_compute(KEYS[::-1], Compute(KEYS[::-1])))) == 0
+    np.testing.assert_array_equal(np.asarray(cache.get(KEYS)), truth(KEYS))
+    np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
+    with pytest.raises(FileNotFoundError):  # in a worker that starts now
+        pickle.loads(sent)
+
+
+def test_a_file_of_rows_that_is_deleted_during_a_write_does_not_come_back_with_zeros(tmp_path, monkeypatch):
+    cache, write = make(tmp_path), features_module._write
+    cache.put(["zeros"], np.zeros((1, 16), np.float32))
+
+    def deleted(path, rows, offset):
+        path.unlink()
+        write(path, rows, offset)
+
+    monkeypatch.setattr(features_module, "_write", deleted)
+    with pytest.warns(UserWarning, match="kept in memory"):
+        cache.put(KEYS, truth(KEYS))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(np.asarray(cache.get(KEYS)), truth(KEYS))
+    assert make(tmp_path).missing(KEYS) == list(range(60))
+
+
+def test_a_file_that_is_truncated_while_it_is_mapped_is_an_error_and_no_signal(tmp_path):
+    def read():
+        cache = make(tmp_path)
+        view = cache.get_or_compute(KEYS, Compute(KEYS), batch_size=60)
+        (rows,) = cache.directory.glob("rows-*.bin")
+        os.truncate(rows, 64)
+        for look in (lambda: view[59], lambda: view[[0, 59]], lambda: np.asarray(view), lambda: view.tensor()):
+            with pytest.raises(ValueError, match=rf"{rows.name} was truncated"):
+                look()
+        np.testing.assert_array_equal(np.asarray(cache.get_or_compute(KEYS, Compute(KEYS))), truth(KEYS))
+
+    assert ended(forked(read)) == 0  # a signal would end the process
 
 
 def test_damaged_index_is_reported(tmp_path):

@@ -3,6 +3,8 @@
 import asyncio
 import functools
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
 from hf_captionrl.rewards import CompletionReward, LengthPenalty, WeightedRewards, resolve_rewards
+from hf_captionrl.rewards import base as rewards_base
 
 
 def of_completions_and_columns(completions, length, **kwargs):
@@ -298,3 +301,26 @@ def test_functions_log_metrics_and_columns(context):
     assert context.extra == {"words": [2, 3, 2, 1]}
     with pytest.raises(ValueError, match="1 values for 4 captions"):
         context.log_extra("words", [1])
+
+
+def test_threads_share_one_loop(monkeypatch):
+    made, new_event_loop, start = [], asyncio.new_event_loop, threading.Barrier(4)
+
+    def slow():
+        made.append(new_event_loop())
+        time.sleep(0.2)
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "new_event_loop", slow)
+    rewards_base._loop.cache_clear()
+
+    async def value(number):
+        return number
+
+    def run(number):
+        start.wait(timeout=20)
+        return rewards_base._run_together([value(number)])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == [[0], [1], [2], [3]]
+    assert len(made) == 1

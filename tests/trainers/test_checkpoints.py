@@ -3,11 +3,14 @@
 import errno
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -22,6 +25,7 @@ from hf_captionrl.trainers.checkpoints import (
     PARTIAL,
     SELECTION_FILE,
     ExactResumeTrainer,
+    data_digest,
     first_non_finite,
     has_checkpoint,
 )
@@ -80,18 +84,102 @@ def test_a_save_that_is_interrupted_leaves_no_checkpoint(tmp_path, error):
     assert not (tmp_path / "killed" / PARTIAL).exists()
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced_as_a_whole(tmp_path):
-    toy(tmp_path).train()
+def test_checkpoints_of_an_earlier_start_are_not_mixed_with_those_of_a_new_one(tmp_path, caplog):
+    foreign = toy(tmp_path)
+    foreign.train()
     (tmp_path / "checkpoint-4" / "old").touch()
     with pytest.raises(KilledError):
-        toy(tmp_path, kill_at=5, data=1).train()
-    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-    assert not (tmp_path / "checkpoint-4" / "old").exists()
-    assert (tmp_path / "checkpoint-4" / "rng_state.pth").exists()
+        toy(tmp_path, kill_at=5, data=1, save_total_limit=1, callbacks=[SameTime(tmp_path)]).train()
+    assert names(tmp_path) == ["checkpoint-4"]
+    assert names(tmp_path / "earlier-1") == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert (tmp_path / "earlier-1" / "checkpoint-4" / "old").exists()
+    assert f"3 checkpoints of an earlier start are moved to {tmp_path / 'earlier-1'}" in caplog.text
+    alone = toy(tmp_path / "alone", data=1)
+    alone.train()
+    resumed = toy(tmp_path, data=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert not different(bits(resumed), bits(alone))
+    assert different(bits(resumed), bits(foreign))
+    assert not (tmp_path / "earlier-2").exists()
+
+
+class SameTime(TrainerCallback):
+    """Gives all checkpoints one time, as a file system with a coarse clock does."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_save(self, args, state, control, **kwargs):
+        for path in self.folder.rglob("checkpoint-*"):
+            os.utime(path, (1e9, 1e9))
+
+
+def test_of_ten_checkpoints_of_one_time_the_last_is_kept(tmp_path):
+    toy(tmp_path, max_steps=11, save_steps=1, save_total_limit=2, callbacks=[SameTime(tmp_path)]).train()
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-11"]
+
+
+def test_a_run_that_resumes_from_an_earlier_checkpoint_does_not_keep_the_later_ones(tmp_path):
+    toy(tmp_path).train()
+    again = toy(tmp_path, kill_at=5)
+    with pytest.raises(KilledError):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
+    assert names(tmp_path / "earlier-1") == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_other_data_of_as_many_rows_do_not_resume(tmp_path):
+    toy(tmp_path, max_steps=2).train()
+    with pytest.raises(ValueError, match="another run: its training_data is"):
+        toy(tmp_path, data=1).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("other", [None, torch.optim.Adagrad, lambda weights: torch.optim.SGD(weights, lr=0.5)])
+def test_another_optimizer_does_not_resume(tmp_path, other):
+    def mine(weights):
+        return torch.optim.SGD(weights, lr=0.1)
+
+    alone = toy(tmp_path / "alone", optimizer=mine)
+    alone.train()
+    toy(tmp_path, optimizer=mine, lr_scheduler_type="linear", kill_at=None, max_steps=2).train()
+    with pytest.raises(ValueError, match="another run: its optimizer is"):
+        toy(tmp_path, optimizer=other).train(resume_from_checkpoint=True)
+    again = toy(tmp_path, optimizer=mine)
+    for _ in range(2):
+        again.train(resume_from_checkpoint=True)
+
+
+def test_the_digest_of_data_is_of_their_content(tmp_path):
+    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (8, 8), (number * 80, 0, 0)).save(path)
+    columns = {"image": paths, "image_id": ["a", "b", "c"], "captions": [["one"], ["two"], ["three"]]}
+
+    def digest(**changed):
+        rows = datasets.Dataset.from_dict(columns | changed)
+        return data_digest(rows.cast_column("image", datasets.Image()))
+
+    first = digest()
+    os.utime(paths[0], (1e9, 1e9))
+    assert digest() == first
+    assert digest(image_id=["a", "b", "d"]) != first
+    assert digest(captions=[["one"], ["two"], ["four"]]) != first
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(paths[1])
+    assert digest() != first
+    assert data_digest(iter(paths)) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("learning_rate", 0.01), ("seed", 7), ("lr_scheduler_type", "cosine"), ("weight_decay", 0.5)]
+    ("name", "value"),
+    [
+        ("learning_rate", 0.01),
+        ("seed", 7),
+        ("lr_scheduler_type", "cosine"),
+        ("weight_decay", 0.5),
+        ("adam_beta1", 0.5),
+        ("optim", "sgd"),
+        ("max_grad_norm", 9.0),
+    ],
 )
 def test_a_run_of_another_configuration_does_not_resume(tmp_path, name, value):
     toy(tmp_path, max_steps=2).train()
@@ -196,6 +284,11 @@ def test_a_moved_checkpoint_resumes(tmp_path):
     resumed = toy(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
     assert not different(bits(resumed), bits(alone))
+    (tmp_path / "copy").rename(tmp_path / "resumed" / "kept")
+    again = toy(tmp_path / "resumed")
+    again.train(resume_from_checkpoint=str(tmp_path / "resumed" / "kept"))
+    assert not different(bits(again), bits(alone))
+    assert names(tmp_path / "resumed") == names(tmp_path / "resumed" / "earlier-1") == ["checkpoint-6"]
 
 
 def test_every_trainer_saves_and_resumes_in_this_way():

@@ -49,7 +49,15 @@ class ToyConfig(ExactResumeArguments, TrainingArguments):
     """Its arguments."""
 
 
-def toy(folder: Path, *, kill_at: int | None = None, data: int = 0, callbacks: Any = (), **settings: Any) -> Any:
+def toy(
+    folder: Path,
+    *,
+    kill_at: int | None = None,
+    data: int = 0,
+    callbacks: Any = (),
+    optimizer: Any = None,
+    **settings: Any,
+) -> Any:
     """A trainer of 6 steps with a checkpoint every 2 steps; another `data` gives different data, and so another run."""
     drawn = torch.Generator().manual_seed(data)
     rows = [{"x": torch.randn(3, generator=drawn), "labels": torch.randn((), generator=drawn)} for _ in range(24)]
@@ -66,4 +74,7 @@ def toy(folder: Path, *, kill_at: int | None = None, data: int = 0, callbacks: A
     }
     kills = [] if kill_at is None else [KillAt(kill_at)]
     config = ToyConfig(str(folder), **{**common, **settings})
-    return ToyTrainer(Linear(), config, train_dataset=rows, eval_dataset=rows[:4], callbacks=[*kills, *callbacks])
+    model = Linear()
+    sets = {"train_dataset": rows, "eval_dataset": rows[:4]}
+    own = (None if optimizer is None else optimizer(model.parameters()), None)
+    return ToyTrainer(model, config, **sets, callbacks=[*kills, *callbacks], optimizers=own)

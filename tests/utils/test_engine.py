@@ -2,6 +2,11 @@
 
 import json
 import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -115,6 +120,124 @@ def test_other_settings_are_refused(tmp_path, notes, change, message):
         shards(tmp_path, **change)
     fresh = shards(tmp_path, **change, overwrite=True)
     assert len(fresh.unfinished()) == len(fresh.names)
+
+
+def start_waiting(tmp_path, notes, settings, processes):
+    """Another command that has finished some parts and is in the middle of one; its id and those of its workers."""
+    code = (
+        "from pathlib import Path; from hf_captionrl.utils.options import EngineOptions\n"
+        "from hf_captionrl.utils.parts import ShardFolder, run_stage; from tests.utils.toy import Waits\n"
+        "if __name__ == '__main__':\n"
+        f"    shards = ShardFolder({str(tmp_path / 'out')!r}, {settings!r}, num_rows={ROWS}, rows_per_shard={PER_SHARD})\n"
+        f"    run_stage(Waits(Path({str(notes)!r})), shards, EngineOptions(processes={processes}))\n"
+    )
+    path = tmp_path / "waits.py"
+    path.write_text(code)
+    command = subprocess.Popen(
+        [sys.executable, str(path)], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    until(lambda: pids(notes, "waiting") and len(list((tmp_path / "out").glob("part-*"))) >= 2)
+    return command
+
+
+def until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("settings", [{"model": "m"}, {"model": "n"}])
+def test_a_folder_that_another_command_writes_is_refused(tmp_path, notes, settings):
+    other = start_waiting(tmp_path, notes, {"model": "m"}, 1)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").glob("[!.]*")}
+    try:
+        for overwrite in (False, True):
+            with pytest.raises(ValueError, match="Another run is writing to"):
+                shards(tmp_path, settings, overwrite=overwrite)
+        assert {path: path.read_bytes() for path in (tmp_path / "out").glob("[!.]*")} == before
+    finally:
+        other.kill()
+        other.wait()
+    run_stage(Squares(notes), shards(tmp_path))  # the lock ends with the process
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+
+
+def test_a_folder_that_another_command_took_over_is_refused(tmp_path, notes):
+    mine = shards(tmp_path)
+    run_stage(Squares(notes), shards(tmp_path, {"model": "n"}))  # no part was there
+    with pytest.raises(ValueError, match="model 'n'"):
+        run_stage(Squares(notes), mine)
+
+
+def test_workers_end_with_a_killed_parent(tmp_path, notes):
+    other = start_waiting(tmp_path, notes, {"model": "m"}, 2)
+    workers = pids(notes, "loaded")
+    assert len(workers) == 2
+    assert other.pid not in workers
+    assert all(map(is_alive, workers))
+    other.kill()
+    other.wait()
+    until(lambda: not any(map(is_alive, workers)), 10)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 0), (2, 2)])
+def test_parts_of_another_place_or_run_are_refused(tmp_path, notes, one, other):
+    """Exchanged, doubled, and of a run with other settings; all of 5 rows."""
+    run_stage(Squares(notes), shards(tmp_path))
+    run_stage(Squares(notes), ShardFolder(tmp_path / "b", {"model": "n"}, num_rows=ROWS, rows_per_shard=PER_SHARD))
+    out, place = tmp_path / "out", f"part-0000{other}-of-00005.parquet"
+    whole = (out / place).read_bytes()
+    shutil.copy((tmp_path / "b" if one == other else out) / f"part-0000{one}-of-00005.parquet", out / place)
+    for read in (lambda: list(read_shards(out)), lambda: run_stage(Squares(notes), shards(tmp_path))):
+        with pytest.raises(ValueError, match=rf"{place} is of another run or another place"):
+            read()
+    (out / place).unlink()
+    run_stage(Squares(notes), shards(tmp_path))
+    assert (out / place).read_bytes() == whole
+
+
+def test_files_with_similar_names_are_left_alone(tmp_path, notes):
+    (tmp_path / "out").mkdir()
+    theirs = [tmp_path / "out" / f"part-{name}" for name in ("0.parquet", "00000-of-00005.parquet.json", "a.parquet")]
+    for path in theirs:
+        path.write_text("mine")
+    for _ in range(2):
+        run_stage(Squares(notes), shards(tmp_path, overwrite=True))
+        assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+    assert all(path.read_text() == "mine" for path in theirs)
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_run_without_a_part_may_be_repeated_with_other_settings(tmp_path, notes):
+    shards(tmp_path, {"model": "misspelled"})
+    run_stage(Squares(notes), shards(tmp_path))
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+
+
+def test_a_run_that_fails_before_its_first_part_leaves_nothing(tmp_path, notes):
+    stage = shards(tmp_path)
+    with pytest.raises(ValueError, match="Row 0 is bad"):
+        run_stage(Squares(notes, fail_at=0), stage)
+    assert not (tmp_path / "out").exists()
+    run_stage(Squares(notes), stage)
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
+
+
+def test_a_manifest_of_something_else_is_not_replaced(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(ValueError, match="is not a manifest"):
+        shards(tmp_path)
+    assert "a web page" in (tmp_path / "out/manifest.json").read_text()
 
 
 def test_other_weights_are_refused(tmp_path, notes):
@@ -277,6 +400,13 @@ def test_address_without_a_cluster_is_refused():
 
     with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
         connect(Ray(), "auto")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"127.0.0.1:{server.getsockname()[1]}"
+    for address in (nobody, f"ray://{nobody}"):
+        started = time.monotonic()
+        with pytest.raises(ValueError, match=rf"--address '{address}': no Ray cluster answers"):
+            connect(Ray(), address)
+        assert time.monotonic() - started < 20
     ray = Ray()
     assert connect(ray, None)
     assert ray.address == "local"  # not the cluster that runs on this machine or that RAY_ADDRESS names

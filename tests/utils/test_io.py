@@ -246,9 +246,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     folder = tmp_path / "new" / "run"
     number = forked(lambda: FolderLock(folder))
     try:
-        with pytest.raises(
-            ValueError, match=rf"^Another run is writing to '{folder}'\. Let it finish first, or choose"
-        ):
+        with pytest.raises(ValueError, match=rf"^Another run is writing to '{folder}'\. Let it finish first, or use"):
             FolderLock(folder)
         with FolderLock(tmp_path / "other"):
             pass
@@ -256,7 +254,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
         end(number)
     with FolderLock(folder), pytest.raises(ValueError, match="Another run"):
         FolderLock(folder)
-    assert [path.name for path in folder.iterdir()] == [".run.lock"]  # the probe is gone
+    assert not list(folder.iterdir())  # the probe and the lock are gone
 
 
 def test_a_worker_does_not_keep_the_lock_of_its_parent(tmp_path):
@@ -276,9 +274,33 @@ def test_a_worker_does_not_give_the_lock_away(tmp_path):
             FolderLock(tmp_path)
 
 
+@pytest.mark.timeout(20)
+def test_devices_and_pipes_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("/dev/null", tmp_path / "null")
+    for path in (tmp_path / "pipe", tmp_path / "null", "/dev/null"):
+        for write in (LineFile, lambda path: atomic_write_text(path, "text")):
+            with pytest.raises(ValueError, match="is a device or a pipe"):
+                write(path)
+    assert (tmp_path / "null").is_symlink()
+
+
+def test_processes_that_share_a_folder_keep_others_out(tmp_path):
+    number = forked(lambda: FolderLock(tmp_path, shared=True))
+    try:
+        with FolderLock(tmp_path, shared=True):
+            pass
+        with pytest.raises(ValueError, match="Another run"):
+            FolderLock(tmp_path)
+    finally:
+        end(number)
+    with FolderLock(tmp_path), pytest.raises(ValueError, match="Another run"):
+        FolderLock(tmp_path, shared=True)
+
+
 def test_a_path_that_is_not_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match=r"Nothing can be written to .*file.*choose another output_dir"):
+    with pytest.raises(OSError, match=r"Nothing can be written to .*file.*use another output folder"):
         FolderLock(tmp_path / "file")
 
 

@@ -53,6 +53,16 @@ class Squares(Stage):
         return found
 
 
+class Waits(Squares):
+    """Waits in one part until it is killed."""
+
+    def __call__(self, rows):
+        if rows.start == 10:
+            (self.folder / f"waiting-{os.getpid()}").touch()
+            signal.pause()
+        return super().__call__(rows)
+
+
 class NotesGpus(Squares):
     """Notes the GPUs that its process sees."""
 
