@@ -52,10 +52,12 @@ def versions(session: nox.Session, libraries: str) -> None:
         str(fixed),
         "--editable",
         ".",
+        "griffelib",
         "hypothesis",
         "num2words",
         "pytest",
         "pytest-timeout",
         "pytest-xdist",
+        "tensorboard",
     )
     session.run("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS, env={"PYTHONPATH": None})

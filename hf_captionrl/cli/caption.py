@@ -388,7 +388,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
             )
         ids, size = captioner.reader.ids, arguments.batch_size
         contents = dict(zip(ids, image_contents(split.dataset), strict=True))
-        made = {"settings": settings, "versions": installed_versions(), "images": contents}
+        made: dict[str, Any] = {"settings": settings, "versions": installed_versions(), "images": contents}
         if split.trained:
             made["trained_on"] = split.trained
         if writer.done:
