@@ -275,7 +275,7 @@ def write_captions(arguments: CaptionOptions) -> None:
         listed = output.with_suffix(".quarantine.jsonl")
         summary, report = _write_lines(arguments, output, listed)
     trained = summary.pop("trained_on", [])
-    if trained and arguments.uses_shards:
+    if arguments.uses_shards:
         write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
     print(
         json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)

@@ -176,7 +176,7 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
     if path.exists():  # checkpoints of a plain Trainer have none
         # As in the file: tuples are lists.
         saved, mine = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(trainer.configuration))
-        for name in sorted({*saved, *mine}):
+        for name in sorted(saved):  # earlier versions recorded fewer names
             if saved.get(name) != mine.get(name):
                 raise ValueError(
                     f"{found!r} is of another run: its {name} is {saved.get(name)!r}, and here it is {mine.get(name)!r}. "
@@ -463,6 +463,8 @@ class ExactResumeTrainer(CheckedPush):
     configuration: dict[str, Any] | None = None
     """[`run_configuration`] at the start of the training."""
     _loading: str | None = None
+    _resumed: str | None = None
+    _has_saved = False
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log on the main process; tensorboard's files are in the output folder also before training."""
@@ -505,7 +507,7 @@ class ExactResumeTrainer(CheckedPush):
                 shutil.rmtree(Path(self.args.output_dir) / PARTIAL, ignore_errors=True)
                 self.configuration = run_configuration(self)
                 found = checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
-                set_aside(Path(self._get_output_dir(trial=kwargs.get("trial"))), found)
+                self._resumed, self._has_saved = found, False
                 return found
 
             checkpoint = on_main_process(self.accelerator, begin)
@@ -598,6 +600,10 @@ class ExactResumeTrainer(CheckedPush):
             self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
             write_json(partial / CONFIGURATION_FILE, self.configuration or run_configuration(self))
             _flush(*partial.rglob("*"), partial)
+            if not self._has_saved:  # not before: a start that fails early must leave the earlier run as it is
+                run.mkdir(parents=True, exist_ok=True)
+                set_aside(run, self._resumed)
+                self._has_saved = True
             if folder.exists():  # of an earlier start
                 folder.rename(written / "replaced")
             partial.rename(folder)

@@ -425,10 +425,14 @@ def test_an_accepted_checkpoint_is_selected_although_a_collapsed_one_has_a_highe
     assert selection["guard"]["trips"] == []
     (refused,) = selection["guard"]["refused"]
     assert refused["step"] == 2
-    assert refused["reason"].startswith("In 12 evaluated captions the share of degenerate captions was 1, above")
+    assert refused["reason"].startswith(
+        "The captions have collapsed. In 12 evaluated captions the share of degenerate captions was 1, above"
+    )
     assert HACKED_COLLAPSED_RUNS in refused["reason"]
     assert "Selected checkpoint-3: eval_recall_at_1 = 0.4, the highest of 3 evaluations" in capsys.readouterr().out
-    assert selection_lines(selection)[1].startswith("Step 2: the guard refused the evaluation. In 12 evaluated")
+    assert selection_lines(selection)[1].startswith(
+        "Step 2: the guard refused the evaluation. The captions have collapsed. In 12"
+    )
     evaluations = {e["step"]: e for e in trainer.state.log_history if "eval_degenerate" in e}
     assert {step: e["eval_degenerate"] for step, e in evaluations.items()} == {1: 0.0, 2: 1.0, 3: 0.0, 4: 0.0}
     assert all(0 <= e["eval_clipped_ratio"] <= 1 for e in evaluations.values())

@@ -400,13 +400,16 @@ def describe_source(
         facts["adapt"] = adapt(options, source, work.scorer)
         work.adapter = adapter_folder(options).absolute() if facts["adapt"]["kept"] else None
     settings, record = work.kept_settings("candidates"), options.output[0].with_suffix(".run.json")
-    if options.overwrite:
+    if options.model is None:  # the record and the work of a model stay as they are
+        pass
+    elif options.overwrite:
         for step in STAGES:
             for manifest in work.folder.glob(f"{step}-*/{MANIFEST}"):
                 shutil.rmtree(manifest.parent)
     elif record.is_file():
         refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), settings)
-    write_json(record, {"settings": settings, "versions": installed_versions()})
+    if options.model is not None or not record.is_file():
+        write_json(record, {"settings": settings, "versions": installed_versions()})
     groups = [""] * len(source.image_ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in source.image_ids]

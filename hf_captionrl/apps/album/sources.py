@@ -193,8 +193,7 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
 
 def read_captions_for(source: AlbumSource, path: str | os.PathLike[str]) -> list[list[str]]:
     """Captions of a file, in any layout of [`read_caption_file`], for the images of an album; empty ones are left out."""
-    found = read_caption_file(path, is_repeatable=True).captions
-    captions = {image_id: [text for text in texts if text.strip()] for image_id, texts in found.items()}
+    captions = read_caption_file(path, is_repeatable=True).captions
     if captions.keys().isdisjoint(source.image_ids):
         raise ValueError(
             f"None of the {len(captions)} captions of {path} belongs to an image of the album: it has ids such as "

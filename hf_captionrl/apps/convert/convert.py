@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
 
 from hf_captionrl.apps.convert.options import ConvertOptions
@@ -287,8 +286,9 @@ def _copy(place: Path, folder: Path) -> list[str]:
     copied = []
     for path in sorted({path for pattern in _COPIED for path in place.glob(pattern)}):
         if path.is_file() and not path.name.endswith(".index.json") and not (folder / path.name).exists():
-            # The files of the Hub's cache are links to its blobs.
-            if not any(path.resolve().is_relative_to(Path(top).resolve()) for top in (place, HF_HUB_CACHE)):
+            # The files of the Hub's cache are links from snapshots/REVISION to blobs.
+            tops = [place, place.parents[1] / "blobs"] if place.parent.name == "snapshots" else [place]
+            if not any(path.resolve().is_relative_to(top.resolve()) for top in tops):
                 raise ValueError(
                     f"{path.name} in {place} is a link to a place outside the folder. Replace it with the file."
                 )
