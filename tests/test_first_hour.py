@@ -25,7 +25,7 @@ NOISE = re.compile(r"\bwarn|deprecat|traceback|pin_memory", re.IGNORECASE)
 
 
 def run(folder, *words):
-    """What a program that ended with 0 printed, without a line that nobody can act on."""
+    """What a program that ended with 0 printed, without warnings that a user cannot act on."""
     # As a user's shell has it, apart from the network
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFORMERS_", "PYTHONWARN"))}
     env |= {"PYTHONPATH": os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")]), "CUDA_VISIBLE_DEVICES": ""}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from hf_captionrl.cli.features import UNREADABLE, ImageStage, image_contents, run_on_images, stop_if_unreadable
+from hf_captionrl.cli.features import ImageStage, run_on_images, stop_if_unreadable
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -332,7 +332,7 @@ class CaptionWriter(LineFile):
             end, self.torn = len(data), b""
         elif not self.torn.startswith(_BEGIN[: len(self.torn)]):
             raise ValueError(
-                f"{self.path}: the last line, {self.torn[:60]!r}, is no line of captions. Correct or remove it, or use another --output."
+                f"{self.path}: the last line, {self.torn[:60]!r}, is not a line of captions. Correct or remove it, or use another --output."
             )
         self._whole = end
         self.done = parse_captions(data[:end], self.path) if end else {}
@@ -368,6 +368,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     from tqdm import tqdm
 
+    from hf_captionrl.data.features import UNREADABLE, image_hashes
     from hf_captionrl.utils.io import installed_versions
 
     record = output.with_suffix(".run.json")
@@ -387,7 +388,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 "start again, or another --output."
             )
         ids, size = captioner.reader.ids, arguments.batch_size
-        contents = dict(zip(ids, image_contents(split.dataset), strict=True))
+        contents = dict(zip(ids, image_hashes(split.dataset), strict=True))
         made: dict[str, Any] = {"settings": settings, "versions": installed_versions(), "images": contents}
         if split.trained:
             made["trained_on"] = split.trained

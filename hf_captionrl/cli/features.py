@@ -116,6 +116,7 @@ def run_on_images(
     """
     from tqdm import tqdm
 
+    from hf_captionrl.data.features import image_hashes
     from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry
 
     arguments.check_engine()
@@ -127,7 +128,7 @@ def run_on_images(
     split = load_split(arguments, quarantine_path=None, require_captions=require_captions)
     ids, number = ids_digest(split.dataset), len(split.dataset)
     content = hashlib.blake2b(digest_size=16)
-    for text in image_contents(split.dataset, getattr(arguments, "cache_dir", None)):
+    for text in image_hashes(split.dataset, getattr(arguments, "cache_dir", None)):
         content.update(text.encode())
     made_from = {"images": ids, "content of the images": content.hexdigest(), "batch_size": arguments.batch_size}
     if require_captions:
@@ -160,17 +161,6 @@ def run_on_images(
         **({"trained_on": split.trained} if split.trained else {}),
     }
     return summary, report
-
-
-UNREADABLE = "0" * 16
-
-
-def image_contents(dataset: Any, cache_dir: str | None = None) -> Iterator[str]:
-    """Hash of the bytes of each image; [`UNREADABLE`] for all that cannot be read. Files that were hashed before are not read."""
-    from hf_captionrl.data.features import source_keys
-
-    keys = source_keys(dataset, cache_dir, progress="Hashing files", skip_unreadable=True)
-    return (key.removeprefix("file ")[: len(UNREADABLE)] for key in keys)
 
 
 def stop_if_unreadable(arguments: DatasetOptions, report: QuarantineReport) -> None:

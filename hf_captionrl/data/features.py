@@ -146,16 +146,19 @@ def _file_hash(path: str) -> str:
 TRAINING_IMAGES_FILE = "training_images.json"
 """In the folder of a saved model; never published."""
 _DIGITS = 16  # of each hash; 113,000 images of COCO fill 2 MB
+UNREADABLE = "0" * _DIGITS
+"""The hash of images that cannot be read."""
 
 
 def image_hashes(dataset: datasets.Dataset, directory: str | os.PathLike | None = None) -> list[str]:
-    """Shortened hashes of the images' bytes; `directory` is the root of the feature caches."""
-    return [key.split()[-1][:_DIGITS] for key in source_keys(dataset, directory, skip_unreadable=True)]
+    """Shortened hashes of the images' bytes; `directory` is the root of the feature caches. Files that were hashed before are not read."""
+    keys = source_keys(dataset, directory, progress="Hashing files", skip_unreadable=True)
+    return [key.split()[-1][:_DIGITS] for key in keys]
 
 
 def write_training_images(folder: str | os.PathLike[str], hashes: Iterable[str]) -> None:
     """Record in a model's folder the images that it was trained on."""
-    listed = sorted({*hashes} - {"0" * _DIGITS})
+    listed = sorted({*hashes} - {UNREADABLE})
     write_json(Path(folder) / TRAINING_IMAGES_FILE, {"images": len(listed), "hashes": "".join(listed)})
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,11 @@ from typing import Any
 from hf_captionrl.data.columns import CAPTION_COLUMNS, TEXTS, in_arrow, parse_json, read_csv, read_text
 from hf_captionrl.data.loading import is_json_lines
 from hf_captionrl.evaluation.scored_captions import REFERENCES
+from hf_captionrl.utils.io import FORMULA
 from hf_captionrl.utils.parts import MANIFEST, read_shards
 
 _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
 _ID_COLUMNS = ("image_id", "file_name", "filename", "image", "path", "id")
-
-FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +130,14 @@ def _json(path: Path) -> _Rows:
         rows = ({"image_id": i, "captions": image["sentences"]} for i, image in zip(ids, images, strict=True))
         return ((f"{path}, image {n}", row) for n, row in enumerate(rows, start=1))
     if isinstance(value, Mapping) and not ("image_id" in value and set(CAPTION_COLUMNS) & set(value)):
+        for key, captions in value.items():
+            if (
+                isinstance(captions, list)
+                and captions
+                and isinstance(captions[0], Mapping)
+                and "image_id" in captions[0]
+            ):
+                raise ValueError(f"{path} has its rows under {key!r}. Use a file with the list alone.")
         rows = ({"image_id": key, "captions": captions} for key, captions in value.items())
         return ((f"{path}, image {row['image_id']!r}", row) for row in rows)
     entries = value if isinstance(value, list) else [value]

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_captionrl.metrics.columns import Column
-from hf_captionrl.utils.io import atomic_write_text, installed_versions, plain_config, write_json
+from hf_captionrl.utils.io import atomic_write_text, csv_cell, installed_versions, plain_config, write_json
 
 # --- The results table, printed and written as JSON and Markdown -----------------------------------------------------
 
@@ -404,7 +404,7 @@ def comparison_csv(sections: Sequence[Section]) -> str:
                 key = column.key
                 low, high = row.get(f"{key}_ci") or (None, None)
                 more = [row.get(f"{key}_{name}") for name in ("difference", "p_value", "reason")]
-                lines.writerow([*metric, row["name"], row[key], low, high, *more])
+                lines.writerow([*metric, csv_cell(row["name"]), row[key], low, high, *more])
     return buffer.getvalue()
 
 

@@ -128,7 +128,7 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
         "trainer": type(trainer).__name__,
         "model": public_name(getattr(_base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
-        "training_data": data_digest(getattr(trainer, "_train_source", data)),
+        "training_data": trainer.training_data,
         "optimizer": optimizer and [type(optimizer).__name__, plain_config(optimizer.defaults)],
         **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
     }
@@ -175,7 +175,7 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
     path = Path(found) / CONFIGURATION_FILE
     if path.exists():  # checkpoints of a plain Trainer have none
         # As in the file: tuples are lists.
-        saved, mine = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(trainer.configuration))
+        saved, mine = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(run_configuration(trainer)))
         for name in sorted(saved):  # earlier versions recorded fewer names
             if saved.get(name) != mine.get(name):
                 raise ValueError(
@@ -460,8 +460,8 @@ class ExactResumeTrainer(CheckedPush):
     method_name: ClassVar[str]
     """Names the output folder of a run without a configuration."""
     has_own_optimizer: bool | None = None  # whether the caller passed an optimizer
-    configuration: dict[str, Any] | None = None
-    """[`run_configuration`] at the start of the training."""
+    training_data: str | None = None
+    """[`data_digest`] at the start of the training."""
     _loading: str | None = None
     _resumed: str | None = None
     _has_saved = False
@@ -505,8 +505,19 @@ class ExactResumeTrainer(CheckedPush):
             def begin() -> str | None:
                 stack.enter_context(FolderLock(self.args.output_dir))
                 shutil.rmtree(Path(self.args.output_dir) / PARTIAL, ignore_errors=True)
-                self.configuration = run_configuration(self)
+                self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
                 found = checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
+                start = Path(getattr(_base_model(self), "name_or_path", None) or ".").resolve()
+                if (
+                    found is None
+                    and start.parent == Path(self.args.output_dir).resolve()
+                    and start.name.startswith("checkpoint-")
+                ):
+                    raise ValueError(
+                        f"The model is {start.name} in output_dir {self.args.output_dir!r}, which a new run would move away. Use another "
+                        "output_dir, or resume_from_checkpoint."
+                    )
+                self.training_image_hashes()  # may take minutes: not while a checkpoint is written
                 self._resumed, self._has_saved = found, False
                 return found
 
@@ -598,7 +609,7 @@ class ExactResumeTrainer(CheckedPush):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
-            write_json(partial / CONFIGURATION_FILE, self.configuration or run_configuration(self))
+            write_json(partial / CONFIGURATION_FILE, run_configuration(self))
             _flush(*partial.rglob("*"), partial)
             if not self._has_saved:  # not before: a start that fails early must leave the earlier run as it is
                 run.mkdir(parents=True, exist_ok=True)

@@ -71,6 +71,15 @@ def check_unicode(text: str, name: str) -> None:
         ) from None
 
 
+FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+"""Start of a cell that spreadsheets would evaluate, or would evaluate if apostrophes were removed from it."""
+
+
+def csv_cell(value: Any) -> Any:
+    """A cell of a CSV file; an apostrophe before formulas, which [`FORMULA`] recognises, keeps them text."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
 def refuse_device(path: str | os.PathLike[str]) -> Path:
     """Refuse a device, a pipe or a socket as a file to write: a rename would replace it, and a pipe cannot be resumed."""
     path = Path(path)

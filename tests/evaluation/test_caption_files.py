@@ -124,6 +124,7 @@ def test_captions_are_read_in_every_layout(tmp_path, name):
             '{"images": [], "annotations": [{"image_id": 1, "bbox": [1]}]}',
             "annotation 1: the caption of image 1",
         ),
+        ("x.json", '{"results": [{"image_id": 1, "caption": "a"}]}', "under 'results'"),
         ("x.json", "{oops", "not valid JSON"),
         ("x.json", "[" * 100_000, "not valid JSON"),
         ("x.parquet", "PAR1", "not a Parquet file"),

@@ -325,6 +325,8 @@ def test_csv_has_a_line_per_number():
     assert [rows[0][key] for key in ("value", "low", "high", "difference", "reason")] == ["0.5", "0.4", "0.6", "", ""]
     assert [rows[1][key] for key in ("value", "low", "difference", "p_value")] == ["0.7", "", "0.2", "0.01"]
     assert (rows[2]["value"], rows[2]["reason"]) == ("", "no truth")
+    named, *_ = csv.DictReader(io.StringIO(comparison_csv([section(row("=1+1", 0.5, None, r_difference=-0.1))])))
+    assert (named["captioner"], named["difference"]) == ("'=1+1", "-0.1")  # no formula, but a number
 
 
 def test_latex_has_a_table_per_section_with_escaped_cells():

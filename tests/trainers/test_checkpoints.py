@@ -103,6 +103,33 @@ def test_checkpoints_of_an_earlier_start_are_not_mixed_with_those_of_a_new_one(t
     assert not (tmp_path / "earlier-2").exists()
 
 
+def test_a_start_that_saves_nothing_leaves_the_earlier_run_as_it_is(tmp_path):
+    toy(tmp_path).train()
+    with pytest.raises(KilledError):
+        toy(tmp_path, kill_at=1, data=1).train()
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert not (tmp_path / "earlier-1").exists()
+
+
+def test_a_new_run_does_not_move_the_model_that_it_starts_from(tmp_path):
+    trainer = toy(tmp_path)
+    trainer.train()
+    trainer.model.name_or_path = str(tmp_path / "checkpoint-4")
+    with pytest.raises(ValueError, match="output_dir"):
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def test_a_checkpoint_that_recorded_fewer_arguments_resumes(tmp_path):
+    toy(tmp_path, max_steps=4).train()
+    path = tmp_path / "checkpoint-4" / CONFIGURATION_FILE
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({name: saved[name] for name in ("trainer", "rows", "seed", "learning_rate")}))
+    resumed = toy(tmp_path, max_steps=4)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 4
+
+
 class SameTime(TrainerCallback):
     """Gives all checkpoints one time, as a file system with a coarse clock does."""
 

@@ -283,7 +283,8 @@ def test_hyperparameter_search_trains_each_trial_from_the_start(kind, tmp_path, 
     given = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
     given |= {"model_init": lambda: tiny_captioner("blip")}
     if kind == "smile":
-        trainer = SmileTrainer(args=SmileConfig(str(tmp_path), **SMALL, data_seed=42), **given)
+        saving = {"save_strategy": "steps", "save_steps": 1}
+        trainer = SmileTrainer(args=SmileConfig(str(tmp_path), **{**SMALL, **saving}, data_seed=42), **given)
     else:
         config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
         trainer = SelfRetrievalTrainer(scorer=scorer, args=config, **given)
@@ -297,6 +298,9 @@ def test_hyperparameter_search_trains_each_trial_from_the_start(kind, tmp_path, 
     assert best.hyperparameters["learning_rate"] in (1.0, 0.1, 0.01)
     assert np.isfinite(best.objective)
     if kind == "smile":
+        for number in range(3):
+            folder = tmp_path / f"run-{number}" / f"checkpoint-{trainer.state.global_step}"
+            assert json.loads((folder / "run_configuration.json").read_text())["learning_rate"] == 10.0**-number
         alone = make(tmp_path / "alone", scenes, data_seed=42, **best.hyperparameters)
         alone.train()
         assert best.objective == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-6)

@@ -401,8 +401,8 @@ def test_address_without_a_cluster_is_refused():
     with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
         connect(Ray(), "auto")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        nobody = f"127.0.0.1:{server.getsockname()[1]}"
-    for address in (nobody, f"ray://{nobody}"):
+        unused = f"127.0.0.1:{server.getsockname()[1]}"
+    for address in (unused, f"ray://{unused}"):
         started = time.monotonic()
         with pytest.raises(ValueError, match=rf"--address '{address}': no Ray cluster answers"):
             connect(Ray(), address)

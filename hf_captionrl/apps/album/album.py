@@ -41,17 +41,16 @@ from hf_captionrl.apps.album.phrases import (
 )
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.evaluation.caption_files import FORMULA
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.utils.io import atomic_write_text, write_jsonl
+from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
 from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
 _SHOWN = 50  # captions in a notebook
-_COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number".split()
+_COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number unreadable".split()
 
 # --- The result ------------------------------------------------------------------------------------------------------
 
@@ -195,8 +194,7 @@ class Album:
         """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula."""
 
         def cell(value: Any) -> Any:
-            text = " | ".join(value) if isinstance(value, list) else value
-            return "'" + text if isinstance(text, str) and FORMULA.match(text) else text
+            return csv_cell(" | ".join(value) if isinstance(value, list) else value)
 
         buffer = io.StringIO(newline="")
         writer = csv.DictWriter(buffer, _COLUMNS, extrasaction="ignore")

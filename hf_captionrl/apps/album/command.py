@@ -70,6 +70,7 @@ from hf_captionrl.utils.parts import (
     launched,
     read_manifest,
     read_shard,
+    read_tables,
     refuse_other_settings,
     run_stage,
 )
@@ -323,9 +324,8 @@ BATCHES_PER_SHARD = 4
 
 
 def kept_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and values of the rows of a folder of parts."""
-    for file in sorted(folder.glob("part-*.parquet")):
-        table = read_shard(file)
+    """Names and values of the rows of a finished folder of parts."""
+    for table in read_tables(folder):
         for cells in zip(*table.columns, strict=True):
             one = {
                 name: cell.values.to_numpy() if name == "features" else cell.as_py()
@@ -740,7 +740,8 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
     if kept := summary.get("kept_text_files"):
         lines.append(
             f"{len(kept):,} text files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
-            f"{', ...' if len(kept) > 10 else ''}. Use --prefer_existing to use their captions, or --overwrite to replace them."
+            f"{', ...' if len(kept) > 10 else ''}. Use --prefer_existing without --captions to use their captions, or --overwrite to "
+            "replace them."
         )
     if summary["unreadable_images"]:
         lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")

@@ -347,6 +347,7 @@ _OPENING = "([{«“‘「『（【"
 _PAIRS = frozenset(["()", "[]", "{}", '""', "''", "«»", "“”", "‘’", "„“", "「」", "『』", "（）", "【】"])
 # At the start of a caption these join it to something that was removed; "on the grass" stands for itself.
 _NEVER_FIRST = frozenset("and or of is are was were has have that which who while as".split())
+_NUMBERS = frozenset("two three four five six seven eight nine ten several many".split())
 _PREDICATES = frozenset("is are was were has have that which who".split())
 _EXPLETIVES = frozenset("there there's it it's".split())
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
@@ -445,9 +446,13 @@ def _is_verb(lower: Sequence[str], at: int) -> bool:
 
 def _is_modified(lower: Sequence[str], start: int, end: int) -> bool:
     """Whether a removed part would leave an adjective before it without its noun."""
-    if start == 0 or lower[start] in DETERMINERS or _precedes_noun(lower, end):
+    if start == 0 or lower[start] in DETERMINERS:
         return False
     before = start - 1
+    if end > start and lower[before] in ("and", "or", ",") and before > 0 and is_content(lower[before - 1]):
+        return before == 1 or lower[before - 2] in DETERMINERS | _NUMBERS  # "a brown and" of "a brown and white dog"
+    if _precedes_noun(lower, end):
+        return False
     # "a sleeping dog", but not "a man walking dogs"
     is_clause = _is_verb(lower, before) and (before == 0 or lower[before - 1] not in DETERMINERS)
     return (is_content(lower[before]) or lower[before] == "very") and not is_clause

@@ -174,7 +174,7 @@ def write_table(path, captions):
 def test_edited_captions_reach_the_text_files_without_a_captioner(photos, capsys, monkeypatch):
     assert album(*MODEL, "--sidecars", "--output", "first.jsonl") == 0
     made = texts_of(photos)
-    (photos / "c.txt").write_text("of nobody\n")  # no image has this text file
+    (photos / "c.txt").write_text("orphaned\n")  # no image has this name
     capsys.readouterr()
     monkeypatch.setattr(command, "load_captioner", None)
     edited = {"a.png": "two sheep", "b.png": "two pink pigs", "sub/c.png": "", "sub/copy.png": "a person's, of a copy"}

@@ -210,6 +210,20 @@ def test_other_weights_are_refused(photos, monkeypatch, capsys, is_finished):
     assert contents("o.shards") == before
 
 
+def test_parts_of_another_place_are_refused_and_other_files_left_alone(photos, capsys):
+    assert album("o.jsonl", "--rows_per_shard", "2") == 0
+    first, second = sorted(Path("o.shards").glob("candidates-*/part-*"))[:2]
+    first.with_name("part-notes.parquet").write_text("mine")
+    assert album("o.jsonl", "--rows_per_shard", "2") == 0
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    capsys.readouterr()
+    assert album("o.jsonl", "--rows_per_shard", "2") == 2
+    assert first.name in capsys.readouterr().err
+    first.write_bytes(kept)
+    assert album("o.jsonl", "--rows_per_shard", "2") == 0
+
+
 def test_answers_are_asked_again_only_for_other_prompts(tmp_path, monkeypatch):
     model, processor = tiny_chat("llava")
     settings = {"num_beams": 2, "max_new_tokens": 4, "contrastive": True, "batch_size": 2}

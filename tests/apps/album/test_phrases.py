@@ -197,6 +197,23 @@ def test_dropping_leaves_correct_text(caption, dropped, triggered):
 @pytest.mark.parametrize(
     "caption",
     [
+        "a brown and white dog on grass",
+        "a black, white dog on a sofa",
+        "two brown or white dog beds",
+        "brown and white dog",
+    ],
+)
+def test_an_adjective_joined_to_a_phrase_keeps_it(caption):
+    assert drop_shared(caption, ["white dog"]) == caption
+    assert drop_shared(caption, ["white dog"], trigger="ohwx") == f"ohwx, {caption}"
+    assert (
+        drop_shared("a man smiles and white dogs run", ["white dogs"]) == "a man smiles and run"
+    )  # the control: no adjective
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
         "the clock shows 8:30 , not 8 : 31",
         "il y a un chien et un chat",
         "एक कुत्ता घास पर बैठा है।",
