@@ -60,7 +60,6 @@ def build(kind: str, folder: Path, batch: int, accumulation: int) -> Any:
         **PLAIN_SGD,
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": accumulation,
-        "dataloader_pin_memory": False,
         "report_to": "none",
         "feature_cache_dir": str(folder / "cache"),
     }

@@ -33,7 +33,6 @@ def two_steps(folder: Path) -> None:
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
-        dataloader_pin_memory=False,
     )
     trainer = SmileTrainer(
         tiny_captioner("git"), args, load_scenes(num_train=8, num_validation=1, num_test=0)["train"]

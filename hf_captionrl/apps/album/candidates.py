@@ -282,7 +282,6 @@ def adapt_to_album(
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
-            dataloader_pin_memory=torch.cuda.is_available(),
             freeze_vision_tower=True,
         ),
         train_dataset=datasets.Dataset.from_dict(table, types),
