@@ -23,7 +23,7 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
     references, and references of other images are left out, which a line on stderr says.
 
     With --processes or --engine, workers compute features of images and captions, ranks and perplexity on Parquet shards in
-    OUTPUT_DIR/shards. The numbers are equal, and the same command skips finished shards.
+    OUTPUT_DIR/shards. The numbers are equal to rounding, and the same command skips finished shards.
     """
 
     examples: ClassVar[str] = """

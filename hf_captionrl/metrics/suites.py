@@ -296,6 +296,7 @@ class SuiteRow:
         number, without = vocabulary_size(map(ptb_tokenize, self.texts), self.min_frequency)
         named = signature(metric="vocabulary_size", tok="ptb", frequency=f">={self.min_frequency}")
         self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=named)
+        self.numbers["vocabulary_size_ci"] = [max(bound, 0.0) for bound in self.numbers["vocabulary_size_ci"]]
 
     def set_diversity(self, keys: Sequence[str]) -> None:
         """Diversity of several captions per image."""

@@ -71,7 +71,18 @@ def test_tables_equal_those_without_engine_and_a_repeated_command_computes_nothi
         found = json.loads((tmp_path / folder / "comparison.json").read_text())
         return {name: value for name, value in found.items() if name != "config"}
 
-    assert result("shards") == result("one")
+    def compare(found, expected, where=""):
+        if isinstance(found, float):
+            assert found == close(expected, dtype="float32"), where
+        elif isinstance(found, dict | list):
+            assert len(found) == len(expected), where
+            pairs = found.items() if isinstance(found, dict) else enumerate(found)
+            for key, value in pairs:
+                compare(value, expected[key], f"{where}/{key}")
+        else:
+            assert found == expected, where
+
+    compare(result("shards"), result("one"))  # batches of another size may round differently
     assert (tmp_path / "shards/comparison.md").read_text() == (tmp_path / "one/comparison.md").read_text()
     assert result("one")["num_duplicate_images"] == 1
     images, captions = (next((tmp_path / "shards/shards").glob(f"{kind}-*")) for kind in ("images", "captions"))
@@ -81,7 +92,7 @@ def test_tables_equal_those_without_engine_and_a_repeated_command_computes_nothi
 
     monkeypatch.setattr(ScoreStage, "load", None)  # nothing is loaded
     assert evaluate(photos, tmp_path / "shards", *shards) == 0
-    assert result("shards") == result("one")
+    compare(result("shards"), result("one"))
 
 
 def captions_of(seed, number=2 * BLOCK + 1):

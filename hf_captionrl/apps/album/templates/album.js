@@ -84,7 +84,8 @@
   }
 
   function names(ids) {
-    const found = ids.slice(0, 5).map((id) => button(id, "link", () => enlarge(firstOf.get(id))));
+    const links = ids.slice(0, 5).map((id) => button(id, "link", () => enlarge(firstOf.get(id))));
+    const found = links.flatMap((link, at) => (at ? [", ", link] : [link]));
     return ids.length > 5 ? [...found, ` and ${ids.length - 5} more`] : found;
   }
 
