@@ -51,13 +51,11 @@ def versions(session: nox.Session, libraries: str) -> None:
         "--constraint",
         str(fixed),
         "--editable",
-        ".",
-        "griffelib",
+        ".[docs,tracking]",
         "hypothesis",
         "num2words",
         "pytest",
         "pytest-timeout",
         "pytest-xdist",
-        "tensorboard",
     )
     session.run("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS, env={"PYTHONPATH": None})
