@@ -575,15 +575,17 @@ class Captioner:
         return self.vision_tower.state_dict()
 
     def vision_signature(self) -> str:
-        """The model's name, `@`, and a hash of the vision tower's weights and of the image processor's settings."""
+        """The model's family, `@`, and a hash of the vision tower's weights and of the image processor's settings.
+
+        Captioners that were finetuned with a frozen tower share it, and so the cached features.
+        """
         digest = hashlib.blake2b(digest_size=12)
         for name, value in self.vision_state().items():
             value = value.full_tensor() if hasattr(value, "full_tensor") else value
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         digest.update(processor_settings(self.image_processor).encode())
-        name = os.path.basename(str(getattr(self.base_model, "name_or_path", "")).rstrip("/"))
-        return f"{name or self.family}@{digest.hexdigest()}"
+        return f"{self.family}@{digest.hexdigest()}"
 
     # Captions
 

@@ -67,6 +67,8 @@ class Command:
 # fmt: off
 COMMANDS: tuple[Command, ...] = (
     Command("train", "finetune a captioner by one of the methods", "cli.train:TrainOptions", "train"),
+    Command("assemble", "connect a vision tower and a language model to an untrained captioner",
+            "cli.assemble:AssembleOptions", "write_captioner"),
     Command("caption", "write captions of a data set, resumable", "cli.caption:CaptionOptions", "write_captions",
             is_resumable=True),
     Command("album", "caption a set of similar images with distinct captions, or diagnose existing ones",

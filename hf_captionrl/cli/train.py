@@ -30,6 +30,7 @@ METHODS = {
     "self-retrieval-clipcap": ("self_retrieval_clipcap.py", "self-retrieval for ClipCap, as in the papers"),
     "sle": ("sle_blip.py", "rewards CIDEr-D and differences between samples"),
     "mle-clipcap": ("mle_clipcap.py", "maximum likelihood for ClipCap, which self-retrieval starts from"),
+    "scorer": ("scorer.py", "an image-text scorer for your own domain, which rewards or evaluates captions"),
     "smile-video": ("smile_video.py", "SMILE on videos"),
     "smile-text": ("smile_llama_lora.py", "SMILE for text: a language model with LoRA on instructions"),
 }

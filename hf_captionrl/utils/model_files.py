@@ -565,6 +565,21 @@ def load_pretrained(
     return model, set(info["missing_keys"])
 
 
+def check_width(config: Any, name: str) -> None:
+    """Set `hidden_size` of a vision or text model's configuration to the width of its pooled output, if it has none."""
+    if not isinstance(getattr(config, "hidden_size", None), int):
+        sizes = [
+            *(getattr(config, "hidden_sizes", None) or []),
+            getattr(config, "hidden_dim", None),
+        ]  # ResNet, EfficientNet
+        widths = [size for size in sizes if isinstance(size, int)]
+        if not widths:
+            raise ValueError(
+                f"{name!r} ({config.model_type}) does not say its width (hidden_size). Use another model."
+            )
+        config.hidden_size = widths[-1]
+
+
 def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any) -> Any:
     """Load a causal language model in eval mode; raises if weights are missing."""
     from transformers import AutoModelForCausalLM

@@ -188,6 +188,7 @@ class DataArguments(SplitArguments):
         "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
         "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk.",
     )
+    data_root: str | None = documented(None, "Folder that dataset_name, data_dir and image_root are relative to.")
     train_captions: str | None = documented(
         None,
         "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
@@ -223,6 +224,14 @@ class DataArguments(SplitArguments):
 
     def __post_init__(self) -> None:
         check_values(self)
+        for name in ("dataset_name", "data_dir", "image_root") if self.data_root is not None else ():
+            given, path = getattr(self, name), os.path.join(str(self.data_root), getattr(self, name) or "")
+            if given and (name != "dataset_name" or "." in given):  # a name such as imagefolder is no path
+                if not os.path.exists(path):
+                    raise FileNotFoundError(
+                        f"data_root {self.data_root!r} has no {given!r} ({name}). Use the folder that has it."
+                    )
+                setattr(self, name, path)
         shares = (self.validation_share, self.test_share)
         if min(shares) < 0 or sum(shares) >= 1:
             raise ValueError(

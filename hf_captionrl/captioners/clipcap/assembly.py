@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor, AutoModel, AutoTokenizer, CLIPVisionModelWithProjection
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPVisionModelWithProjection,
+)
 
 from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
 from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.utils.model_files import (
     check_text_files,
+    check_width,
     load_language_model,
     load_pretrained,
     model_path,
@@ -31,6 +39,32 @@ def _tower(name: str) -> Any:
     return whole.vision_model if hasattr(config, "vision_config") else whole
 
 
+def _language_model(name: str) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a language model, and the model; a folder without config.json may hold one GGUF file."""
+    folder = Path(name)
+    quantized = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+    if not quantized:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False), load_language_model(name)
+    if len(quantized) > 1:
+        names = [file.name for file in quantized]
+        raise ValueError(f"The folder {name!r} holds {names}. Use a folder with one GGUF file, or with a config.json.")
+    file = quantized[0].name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, gguf_file=file, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, gguf_file=file, dtype=torch.float32, trust_remote_code=False
+        )
+    except ImportError as error:
+        raise ValueError(f"{file} is a GGUF file, which needs the library gguf. Use pip install gguf.") from error
+    except Exception as error:  # of the reader of GGUF, which has no class of its own
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"transformers cannot read {str(quantized[0])!r} ({said}). Use another export of the model."
+        ) from error
+    del model.config.quantization_config  # the weights are fp32 now
+    return tokenizer, model
+
+
 def assemble(
     vision_model: str | os.PathLike[str],
     language_model: str | os.PathLike[str],
@@ -41,12 +75,17 @@ def assemble(
     """Connect a vision tower and a language model with an untrained mapper."""
     vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
-    text_config = read_config(language_model)
+    check_width(tower.config, vision_model)
     check_text_files(language_model)
-    processor = ClipCapProcessor(
-        AutoImageProcessor.from_pretrained(vision_model, trust_remote_code=False),
-        AutoTokenizer.from_pretrained(language_model, trust_remote_code=False),
-    )
+    tokenizer, pretrained = _language_model(language_model)
+    for name in ("bos_token", "eos_token"):
+        if getattr(tokenizer, name) is None:
+            raise ValueError(
+                f"The tokenizer of {language_model!r} has no {name}, so captions have no start or end. Set {name} in its "
+                "tokenizer_config.json."
+            )
+    processor = ClipCapProcessor(AutoImageProcessor.from_pretrained(vision_model, trust_remote_code=False), tokenizer)
+    text_config = pretrained.config
     for part in (tower.config, text_config):
         part._name_or_path = ""  # do not save local paths with the model
         part.dtype = torch.float32  # a tower that is stored in 16 bits would not fit the mapper, which is trained
@@ -56,6 +95,5 @@ def assemble(
     model = ClipCapForConditionalGeneration(config).eval()
     model.vision_tower.encoder.load_state_dict(tower.state_dict())
     if not fresh_language_model:
-        pretrained = load_language_model(language_model)
         model.language_model.load_state_dict(pretrained.state_dict())
     return model, processor

@@ -1,0 +1,314 @@
+"""Train an image-text scorer for a domain: a pretrained vision tower and a pretrained text encoder, aligned by contrastive learning.
+
+Such a scorer rewards and evaluates captions where CLIP was not trained, or cannot be had. The vision tower is frozen, and its
+features are cached, so an epoch costs what the text encoder costs.
+
+Without arguments, on the embedded world (minutes on 2 CPU cores, no network):
+
+    accelerate launch recipes/scorer.py
+
+On photographs with captions:
+
+    captionrl train scorer --vision_model google/efficientnet-b0 --text_model sentence-transformers/all-MiniLM-L6-v2 \
+        --dataset_name imagefolder --data_dir photos --output_dir outputs/scorer
+
+Pass the folder `model/` that it writes as `--scorer` or `--scorer_name_or_path`. A scorer that rewards must not evaluate: train two,
+with other towers and seeds.
+
+Source: Radford et al. 2021, "Learning Transferable Visual Models From Natural Language Supervision", section 2.3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    Trainer,
+    TrainingArguments,
+    VisionTextDualEncoderConfig,
+    VisionTextDualEncoderModel,
+    VisionTextDualEncoderProcessor,
+    set_seed,
+)
+
+from hf_captionrl.apps.experiments.arguments import DataArguments, output_folder, parse_arguments
+from hf_captionrl.apps.experiments.data import describe_data, load_data
+from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume
+from hf_captionrl.data.features import cached_features
+from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.retrieval import FeatureCache, model_fingerprint
+from hf_captionrl.retrieval.ranking import ranks
+from hf_captionrl.trainers.checkpoints import has_checkpoint
+from hf_captionrl.utils.console import run_main
+from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
+from hf_captionrl.utils.model_files import check_width, load_pretrained, model_path
+from hf_captionrl.utils.options import Positive, Share, documented
+
+__all__ = ["main", "parse_args"]
+
+CONFIGS = Path(__file__).parent / "configs" / "scorer"
+KS = (1, 5, 10)
+
+# Legend: B captions and their images, D features of the vision tower, P dimensions of the shared space, T tokens.
+
+
+@dataclass
+class ScorerArguments:
+    """The parts of the scorer."""
+
+    vision_model: str = documented("google/efficientnet-b0", "Vision tower with a pooled output, kept frozen.")
+    text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text encoder, trained.")
+    projection_dim: Positive = documented(384, "Dimensions of the shared space.")
+    max_text_tokens: Positive = documented(40, "Longest caption in tokens.")
+    feature_dropout: Share = documented(0.4, "Dropout on the cached image features in training.")
+    joined_captions: bool = documented(
+        False, "Train on all captions of an image joined to one text, not on one at random."
+    )
+
+    def load(self) -> tuple[VisionTextDualEncoderModel, VisionTextDualEncoderProcessor]:
+        """The model, whose projections are untrained, and its processor."""
+        vision_name, text_name = model_path(self.vision_model), model_path(self.text_model)
+        vision, text = (load_pretrained(AutoModel, name, dtype=torch.float32)[0] for name in (vision_name, text_name))
+        vision, text = getattr(vision, "vision_model", vision), getattr(text, "text_model", text)
+        check_width(vision.config, vision_name)
+        check_width(text.config, text_name)
+        config = VisionTextDualEncoderConfig.from_vision_text_configs(
+            vision.config, text.config, projection_dim=self.projection_dim
+        )
+        model = VisionTextDualEncoderModel(config, vision_model=vision, text_model=text)
+        model.vision_model.requires_grad_(False)
+        with torch.no_grad():
+            if self.projection_dim == text.config.hidden_size:
+                model.text_projection.weight.copy_(torch.eye(self.projection_dim))
+            model.logit_scale.fill_(3.2)
+        processor = VisionTextDualEncoderProcessor(
+            AutoImageProcessor.from_pretrained(vision_name, trust_remote_code=False),
+            AutoTokenizer.from_pretrained(text_name, trust_remote_code=False),
+        )
+        return model, processor
+
+
+@dataclass
+class ScorerConfig(TrainingArguments):
+    """Training of the scorer."""
+
+    output_dir: str | None = output_folder("scorer")
+    projection_learning_rate: float = documented(2e-3, "Peak learning rate of the projections and the temperature.")
+    learning_rate: float = documented(1e-4, "Peak learning rate of the text encoder.")
+    num_train_epochs: float = documented(12, "Number of epochs; each sees one caption of every image.")
+    per_device_train_batch_size: int = documented(192, "Images per device and step, each with one caption.")
+    lr_scheduler_type: str = documented("cosine", "Learning rate schedule.")
+    warmup_steps: float = documented(0.1, "Share of the steps with a rising learning rate.")
+    weight_decay: float = documented(0.01, "Weight decay of the text encoder; the projections have ten times as much.")
+    eval_strategy: str = documented("epoch", "When to evaluate: 'no', 'steps' or 'epoch'.")
+    save_strategy: str = documented("epoch", "When to save: 'no', 'steps' or 'epoch'.")
+    save_total_limit: int | None = documented(1, "Number of checkpoints to keep, in addition to the best one.")
+    load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
+    metric_for_best_model: str | None = documented("recall_at_1", "Metric that selects the epoch.")
+    dataloader_drop_last: bool = documented(True, "Leave out the last, smaller batch of an epoch.")
+    dataloader_pin_memory: bool = documented(False, "Pinned memory speeds up only a GPU, and the batches are small.")
+    remove_unused_columns: bool = documented(False, "Must stay False: the collator needs all columns.")
+    feature_cache_dir: str | None = documented(None, "Folder of the caches. None: $CAPTIONRL_CACHE or under $HF_HOME.")
+
+
+class Pairs(torch.utils.data.Dataset[dict[str, Any]]):
+    """Image features and captions of a split."""
+
+    def __init__(self, features: Any, captions: Sequence[Sequence[str]]) -> None:
+        self.features, self.captions = features, captions
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"features": self.features.tensor(row).float(), "captions": list(self.captions[row])}
+
+
+class ScorerTrainer(Trainer):  # type: ignore[misc]
+    """Aligns captions with cached image features by the symmetric contrastive loss."""
+
+    def __init__(self, arguments: ScorerArguments, *args: Any, **kwargs: Any) -> None:
+        self.arguments = arguments
+        super().__init__(*args, data_collator=self._collate, **kwargs)
+
+    def _collate(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        # One caption of each image at random, from torch's generator, whose state checkpoints hold.
+        chosen = [
+            " ".join(item["captions"])
+            if self.arguments.joined_captions
+            else item["captions"][int(torch.randint(len(item["captions"]), ()))]
+            for item in items
+        ]
+        return {"features": torch.stack([item["features"] for item in items]), **self._tokens(chosen)}
+
+    def _tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
+        length = self.arguments.max_text_tokens * (5 if self.arguments.joined_captions else 1)
+        return dict(
+            self.processing_class.tokenizer(
+                list(captions), padding=True, truncation=True, max_length=length, return_tensors="pt"
+            )
+        )
+
+    def create_optimizer(self) -> torch.optim.Optimizer:
+        """AdamW with a larger rate and decay for the projections, which are untrained."""
+        if self.optimizer is None:
+            config, model = self.args, self.model
+            heads = [model.visual_projection.weight, model.text_projection.weight, model.logit_scale]
+            text = [p for p in model.text_model.parameters() if p.requires_grad]
+            groups = [
+                {"params": heads, "lr": config.projection_learning_rate, "weight_decay": 10 * config.weight_decay},
+                {"params": text, "lr": config.learning_rate, "weight_decay": config.weight_decay},
+            ]
+            self.optimizer = torch.optim.AdamW(groups)
+        return self.optimizer
+
+    def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
+        """The mean cross-entropy of finding the caption of each image and the image of each caption in the batch."""
+        features = F.dropout(inputs.pop("features"), self.arguments.feature_dropout, training=model.training)
+        images = F.normalize(model.visual_projection(features), dim=-1)  # (B, P)
+        texts = F.normalize(model.text_projection(model.text_model(**inputs)[1]), dim=-1)  # (B, P)
+        logits = images.float() @ texts.float().T * model.logit_scale.exp().clamp(max=100)  # (B, B)
+        own = torch.arange(len(logits), device=logits.device)
+        return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+
+    @torch.no_grad()
+    def caption_ranks(self, pairs: Pairs) -> tuple[Tensor, np.ndarray]:
+        """Rank of its image for every caption of a split, and the image of each caption."""
+        model = self.model.eval()
+        features = pairs.features.tensor().float().to(model.device)
+        images = F.normalize(model.visual_projection(features), dim=-1)
+        captions = [text for texts in pairs.captions for text in texts]
+        own = np.repeat(np.arange(len(pairs)), [len(texts) for texts in pairs.captions])
+        found = []
+        for start in range(0, len(captions), 128):
+            with self.compute_loss_context_manager():
+                tokens = self._prepare_inputs(self._tokens(captions[start : start + 128]))
+                found.append(F.normalize(model.text_projection(model.text_model(**tokens)[1]).float(), dim=-1))
+        return ranks(torch.cat(found), images, torch.from_numpy(own)), own
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Recall of the images by their captions among all images of the split."""
+        rank, _ = self.caption_ranks(self.eval_dataset if eval_dataset is None else eval_dataset)
+        metrics = {f"{metric_key_prefix}_recall_at_{k}": (rank <= k).float().mean().item() for k in KS}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
+    """Parse the command line."""
+    return parse_arguments(
+        (ScorerArguments, DataArguments, ScorerConfig), argv, default_config=CONFIGS / "scenes.yaml"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> Path:
+    """Run the recipe."""
+    return train(parse_args(argv))
+
+
+def card(arguments: tuple[Any, ...], results: dict[str, Any], description: str) -> str:
+    """The card of the scorer."""
+    parts, data, _ = arguments
+    vision, text, name = (
+        Path(n).name if Path(n).exists() else n for n in (parts.vision_model, parts.text_model, data.dataset_name)
+    )
+    rows = "\n".join(
+        f"| R@{k} | {results['recall'][str(k)]['value']:.3f} | [{results['recall'][str(k)]['low']:.3f}, {results['recall'][str(k)]['high']:.3f}] |"
+        for k in KS
+    )
+    return f"""---
+library_name: transformers
+tags: [image-text-retrieval, hf_captionrl]
+license: other
+---
+
+# Image-text scorer of {name}
+
+A `VisionTextDualEncoder` of {vision} (frozen) and {text}, aligned with the captions of {name}: {description}
+
+{results["captions"]:,} captions of the test split, each among {results["images"]:,} images (95 % intervals over images):
+
+| | | |
+|:--|--:|:--|
+{rows}
+
+```python
+from hf_captionrl import load_scorer
+
+scorer = load_scorer("outputs/scorer/model")
+```
+
+It knows only what its captions say. Do not evaluate captions with the scorer that rewarded them. Its licence is that of the data and
+of both parts.
+"""
+
+
+@alone_in_folder
+def train(arguments: tuple[Any, ...]) -> Path:
+    """Train the scorer, and measure it on the test split."""
+    parts, data_args, config = arguments
+    output_dir, resume = Path(config.output_dir), should_resume(config)
+    set_seed(config.seed)  # initialises the projections
+    model, processor = parts.load()
+    splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
+    vision = model.vision_model.eval().to(config.device)
+    settings = processor.image_processor.to_json_string()
+    cache = FeatureCache(
+        config.feature_cache_dir, model_id="vision_tower", revision=model_fingerprint(vision, settings), what="pooled"
+    )
+
+    @torch.no_grad()
+    def encode(images: list[Any]) -> Tensor:
+        pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
+        return vision(pixels.to(config.device)).pooler_output.flatten(1).cpu()
+
+    pairs = {name: Pairs(cached_features(cache, rows, encode), rows["captions"]) for name, rows in splits.items()}
+    with torch.no_grad():  # logits of unit scale at the start, whatever the scale of the features
+        scale = pairs["train"].features.tensor(slice(0, 1000)).float().square().mean().sqrt()
+        model.visual_projection.weight.normal_(0, 0.02 / max(float(scale), 1e-6))
+    config.output_dir = str(output_dir / "model")
+    trainer = ScorerTrainer(
+        parts,
+        model,
+        config,
+        train_dataset=pairs["train"],
+        eval_dataset=pairs["validation"],
+        processing_class=processor,
+    )
+    trainer.train(resume_from_checkpoint=resume and has_checkpoint(config.output_dir))
+    if not trainer.is_world_process_zero():
+        return output_dir / "results.json"
+    # Not trainer.save_model, which adds the arguments as a pickle.
+    for part in (trainer.accelerator.unwrap_model(trainer.model), processor):
+        part.save_pretrained(config.output_dir)
+    rank, own = trainer.caption_ranks(pairs["test"])
+    results: dict[str, Any] = {"captions": len(rank), "images": len(pairs["test"]), "recall": {}}
+    for k in KS:
+        hits = (rank <= k).double().numpy()
+        low, high = bootstrap_interval(hits, groups=own.tolist(), seed=config.seed)
+        results["recall"][str(k)] = {"value": float(hits.mean()), "low": low, "high": high}
+    description = describe_data(data_args, splits)
+    results |= {"seed": config.seed, "data": description, "versions": installed_versions()}
+    atomic_write_text(output_dir / "model" / "README.md", card(arguments, results, description))
+    path = write_json(output_dir / "results.json", results)
+    print(json.dumps(results["recall"]))
+    print(f"The scorer is in {output_dir / 'model'}.")
+    return path
+
+
+if __name__ == "__main__":
+    run_main(main)
