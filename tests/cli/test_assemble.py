@@ -69,21 +69,15 @@ def test_bad_parts_are_one_line(tower, tmp_path, capsys):
     full.mkdir()
     (full / "file").touch()
     broken = folder_with(tmp_path, "model.gguf", b"GGUF, but nothing more")
-    config = json.loads((tower / "config.json").read_text())
-    unsized = tmp_path / "unsized"
-    unsized.mkdir()
-    for file in tower.iterdir():
-        (unsized / file.name).write_bytes(file.read_bytes())
-    (unsized / "config.json").write_text(json.dumps(config | {"hidden_dim": None}))
     for vision, language, output, named in (
         (str(tower), LANGUAGE, str(full), "not empty"),
         (str(tower), broken, str(out), "gguf"),
         (str(tmp_path / "missing"), LANGUAGE, str(out), "missing"),
     ):
         assert main(["assemble", vision, language, output]) == 2, named
-        error = capsys.readouterr().err
+        error = capsys.readouterr().err.splitlines()[-1]  # the progress bars of transformers precede it
+        assert error.startswith("captionrl assemble: error:")
         assert named in error
-        assert len(error.splitlines()) == 1
     assert not out.exists()
     (tmp_path / "language" / "second.gguf").touch()
     assert main(["assemble", str(tower), broken, str(out)]) == 2
