@@ -42,14 +42,15 @@ from transformers import (
     set_seed,
 )
 
-from hf_captionrl.apps.experiments.arguments import DataArguments, output_folder, parse_arguments
+from hf_captionrl.apps.experiments.arguments import DataArguments, output_folder, parse_arguments, with_default
 from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume
-from hf_captionrl.data.features import cached_features
+from hf_captionrl.data.features import cached_features, image_hashes
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.ranking import ranks
-from hf_captionrl.trainers.checkpoints import has_checkpoint
+from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer, has_checkpoint
+from hf_captionrl.trainers.policy import refuse_data_parallel
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
 from hf_captionrl.utils.model_files import check_width, load_pretrained, model_path
@@ -100,7 +101,7 @@ class ScorerArguments:
 
 
 @dataclass
-class ScorerConfig(TrainingArguments):
+class ScorerConfig(ExactResumeArguments, TrainingArguments):
     """Training of the scorer."""
 
     output_dir: str | None = output_folder("scorer")
@@ -117,8 +118,8 @@ class ScorerConfig(TrainingArguments):
     load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
     metric_for_best_model: str | None = documented("recall_at_1", "Metric that selects the epoch.")
     dataloader_drop_last: bool = documented(True, "Leave out the last, smaller batch of an epoch.")
-    dataloader_pin_memory: bool = documented(False, "Pinned memory speeds up only a GPU, and the batches are small.")
     remove_unused_columns: bool = documented(False, "Must stay False: the collator needs all columns.")
+    save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
     feature_cache_dir: str | None = documented(None, "Folder of the caches. None: $CAPTIONRL_CACHE or under $HF_HOME.")
 
 
@@ -135,25 +136,39 @@ class Pairs(torch.utils.data.Dataset[dict[str, Any]]):
         return {"features": self.features.tensor(row).float(), "captions": list(self.captions[row])}
 
 
-class ScorerTrainer(Trainer):  # type: ignore[misc]
+class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
     """Aligns captions with cached image features by the symmetric contrastive loss."""
 
-    def __init__(self, arguments: ScorerArguments, *args: Any, **kwargs: Any) -> None:
-        self.arguments = arguments
-        super().__init__(*args, data_collator=self._collate, **kwargs)
+    def __init__(self, parts: ScorerArguments, model: Any, args: ScorerConfig, rows: Any = None, **kwargs: Any) -> None:
+        refuse_data_parallel(args)
+        if args.world_size > 1:
+            raise ValueError(
+                f"The loss compares the captions of one process, and {args.world_size} were started. Use --num_processes 1."
+            )
+        self.parts, self._train_source = parts, rows
+        super().__init__(model, args, data_collator=self._collate, **kwargs)
+        if self.train_dataset is not None and len(self.train_dataset) < args.train_batch_size:
+            raise ValueError(
+                f"per_device_train_batch_size is {args.train_batch_size}, but there are {len(self.train_dataset)} training "
+                "images. Use at most that many."
+            )
+
+    def training_image_hashes(self) -> list[str]:
+        """The folder records them, as a captioner's does."""
+        return [] if self._train_source is None else image_hashes(self._train_source, self.args.feature_cache_dir)
 
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
         # One caption of each image at random, from torch's generator, whose state checkpoints hold.
         chosen = [
             " ".join(item["captions"])
-            if self.arguments.joined_captions
+            if self.parts.joined_captions
             else item["captions"][int(torch.randint(len(item["captions"]), ()))]
             for item in items
         ]
         return {"features": torch.stack([item["features"] for item in items]), **self._tokens(chosen)}
 
     def _tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
-        length = self.arguments.max_text_tokens * (5 if self.arguments.joined_captions else 1)
+        length = self.parts.max_text_tokens * (5 if self.parts.joined_captions else 1)
         return dict(
             self.processing_class.tokenizer(
                 list(captions), padding=True, truncation=True, max_length=length, return_tensors="pt"
@@ -175,7 +190,7 @@ class ScorerTrainer(Trainer):  # type: ignore[misc]
 
     def compute_loss(self, model: Any, inputs: dict[str, Tensor], return_outputs: bool = False, **_: Any) -> Any:
         """The mean cross-entropy of finding the caption of each image and the image of each caption in the batch."""
-        features = F.dropout(inputs.pop("features"), self.arguments.feature_dropout, training=model.training)
+        features = F.dropout(inputs.pop("features"), self.parts.feature_dropout, training=model.training)
         images = F.normalize(model.visual_projection(features), dim=-1)  # (B, P)
         texts = F.normalize(model.text_projection(model.text_model(**inputs)[1]), dim=-1)  # (B, P)
         logits = images.float() @ texts.float().T * model.logit_scale.exp().clamp(max=100)  # (B, B)
@@ -285,16 +300,13 @@ def train(arguments: tuple[Any, ...]) -> Path:
         parts,
         model,
         config,
+        splits["train"],
         train_dataset=pairs["train"],
         eval_dataset=pairs["validation"],
         processing_class=processor,
     )
     trainer.train(resume_from_checkpoint=resume and has_checkpoint(config.output_dir))
-    if not trainer.is_world_process_zero():
-        return output_dir / "results.json"
-    # Not trainer.save_model, which adds the arguments as a pickle.
-    for part in (trainer.accelerator.unwrap_model(trainer.model), processor):
-        part.save_pretrained(config.output_dir)
+    trainer.save_model()
     rank, own = trainer.caption_ranks(pairs["test"])
     results: dict[str, Any] = {"captions": len(rank), "images": len(pairs["test"]), "recall": {}}
     for k in KS:
