@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import announce_offline_waits, is_input_error, one_line
+from hf_captionrl.utils.console import announce_offline_waits, is_input_error, keep_freed_memory, one_line
 from hf_captionrl.utils.io import CheckedOutput
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
@@ -294,5 +294,6 @@ def console() -> NoReturn:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
+    keep_freed_memory()
     announce_offline_waits()
     sys.exit(main())
