@@ -139,7 +139,9 @@ class Pairs(torch.utils.data.Dataset[dict[str, Any]]):
 class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
     """Aligns captions with cached image features by the symmetric contrastive loss."""
 
-    def __init__(self, parts: ScorerArguments, model: Any, args: ScorerConfig, rows: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, parts: ScorerArguments, model: Any, args: ScorerConfig, rows: Any = None, **kwargs: Any
+    ) -> None:
         refuse_data_parallel(args)
         if args.world_size > 1:
             raise ValueError(
@@ -177,7 +179,7 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """AdamW with a larger rate and decay for the projections, which are untrained."""
-        if self.optimizer is None:
+        if self.optimizer is None:  # type: ignore[has-type]
             config, model = self.args, self.model
             heads = [model.visual_projection.weight, model.text_projection.weight, model.logit_scale]
             text = [p for p in model.text_model.parameters() if p.requires_grad]
@@ -204,7 +206,7 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
         features = pairs.features.tensor().float().to(model.device)
         images = F.normalize(model.visual_projection(features), dim=-1)
         captions = [text for texts in pairs.captions for text in texts]
-        own = np.repeat(np.arange(len(pairs)), [len(texts) for texts in pairs.captions])
+        own: np.ndarray = np.repeat(np.arange(len(pairs)), [len(texts) for texts in pairs.captions])
         found = []
         for start in range(0, len(captions), 128):
             with self.compute_loss_context_manager():
@@ -219,7 +221,7 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
         rank, _ = self.caption_ranks(self.eval_dataset if eval_dataset is None else eval_dataset)
         metrics = {f"{metric_key_prefix}_recall_at_{k}": (rank <= k).float().mean().item() for k in KS}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         return metrics
 
 

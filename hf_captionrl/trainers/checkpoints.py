@@ -412,6 +412,8 @@ class ExactResumeArguments:
         takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
         if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:
             self.bf16 = False  # TRL's default is True, which transformers refuses without such a GPU
+        if getattr(self, "bf16", False) and not torch.accelerator.is_available():
+            self.use_cpu = True  # transformers asks for it, though there is no other device
         if is_trl:
             hide_renamed_argument()
         super().__post_init__()  # type: ignore[misc]

@@ -60,6 +60,7 @@ RUNS = {
     "card": ["boosted", "--license", "mit"],
     "push": ["boosted", "--dry_run"],
     "convert": ["old.bin", "new.safetensors"],
+    "assemble": ["scenes:clip-reward", "scenes:gpt2-perplexity", "clipcap"],
     "demo": ["--no_browser"],
     "train": ["smile", "--steps", "3", "--hub_token", TOKEN],
 }

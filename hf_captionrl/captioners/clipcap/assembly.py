@@ -52,7 +52,7 @@ def _language_model(name: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, gguf_file=file, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            name, gguf_file=file, dtype=torch.float32, trust_remote_code=False
+            name, gguf_file=file, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
         )
     except ImportError as error:
         raise ValueError(f"{file} is a GGUF file, which needs the library gguf. Use pip install gguf.") from error
