@@ -51,7 +51,7 @@ from hf_captionrl.trainers.guard import (
     RolloutMonitor,
     means_over_processes,
 )
-from hf_captionrl.trainers.policy import make_reference, reference_policy, refuse_shared_parameters
+from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Fraction, NotNegative, Positive, Range, check_values, documented
 
@@ -460,7 +460,8 @@ class RolloutEngine:
         }
         if settings["do_sample"]:
             settings = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k, **settings}
-        return write_completions(self.policy, images, batch_size=args.generation_batch_size, **settings)
+        with autocast(args):
+            return write_completions(self.policy, images, batch_size=args.generation_batch_size, **settings)
 
     def reward_context(
         self, micro_batches: list[dict[str, Any]], completions: Completions, state: TrainerState, bag_size: int

@@ -70,10 +70,11 @@ from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, self_retrieval
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import log_completions, print_completions
-from hf_captionrl.trainers.policy import make_policy, refuse_data_parallel
+from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 from hf_captionrl.trainers.publishing import write_training_facts
 
 
@@ -486,13 +487,17 @@ class CaptionTrainer(ExactResumeTrainer):
         rows = self._shard(len(dataset))
         features = self._known_features(dataset, rows)
         beams, longest = args.generation_num_beams, args.generation_max_new_tokens
-        mine = generate_with_ends(
-            self.captioner,
-            None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
-            image_features=features,
-            batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
-            **{"num_beams": beams, "max_new_tokens": longest, **generate_kwargs},
-        )
+        shown = not args.disable_tqdm and args.process_index == 0
+        # Short evaluations show no bar.
+        with autocast(args), progress_bar(len(rows), shown and "Captioning", "", delay=5) as bar:
+            mine = generate_with_ends(
+                self.captioner,
+                None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
+                image_features=features,
+                batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
+                progress=None if bar is None else lambda done: bar.update(done - bar.n),
+                **{"num_beams": beams, "max_new_tokens": longest, **generate_kwargs},
+            )
         if self.accelerator.num_processes == 1:
             return mine
         gathered = {row: found for row, *found in gather_object(list(zip(rows, *mine, strict=True)))}

@@ -31,6 +31,13 @@ def refuse_data_parallel(args: Any, model: Any = None) -> None:
         )
 
 
+def autocast(args: Any) -> torch.autocast:
+    """The run's mixed precision, outside a Trainer's loss: captions are generated as they are trained."""
+    return torch.autocast(
+        args.device.type, torch.bfloat16 if args.bf16 else torch.float16, enabled=bool(args.bf16 or args.fp16)
+    )
+
+
 # --- Trainable weights are fp32: with a usual learning rate, 16-bit weights round most updates to zero ---------------
 # A weight w in bfloat16 has 8 significant bits, so an update below |w| / 512 is lost. Adam's first updates are as large as the
 # learning rate, 1e-5 or less here, and weights are around 1e-2.

@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from hf_captionrl.apps.instruct.instructions import tiny_llama
-from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.rewards import SelfRetrieval
 from hf_captionrl.trainers import (
     CaptionRLConfig,
@@ -273,6 +273,34 @@ def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypat
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     config.deepspeed_plugin = object()
     refuse_trainable_16_bit(low, config)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("kind", ["clipcap", "blip", "vit-gpt2"])
+def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_the_run(
+    kind, bf16, tmp_path, scenes, scorer, monkeypatch
+):
+    seen, generate = [], Captioner.generate
+
+    def spy(self, **arguments):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(Captioner, "generate", spy)
+    config = {**ROLLOUT, "use_cpu": False, "max_steps": 1, "num_generations": 2, "generation_max_new_tokens": 4}
+    trainer = SelfRetrievalTrainer(
+        tiny_captioner(kind),
+        scorer,
+        SelfRetrievalConfig(str(tmp_path), **config, bf16=bf16),  # use_cpu follows where there is no accelerator
+        scenes["train"],
+        scenes["validation"],
+    )
+    trainer.train()
+    rollouts = len(seen)
+    trainer.evaluate()
+    assert rollouts > 0
+    assert len(seen) > rollouts
+    assert set(seen) == {bf16}
 
 
 # Loading a model by name
