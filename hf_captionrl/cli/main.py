@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import announce_offline_waits, is_input_error, keep_freed_memory, one_line
+from hf_captionrl.utils.console import is_input_error, keep_freed_memory, one_line, work_offline_without_hub
 from hf_captionrl.utils.io import CheckedOutput
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
@@ -295,5 +295,5 @@ def console() -> NoReturn:
     }.items():
         os.environ.setdefault(name, value)
     keep_freed_memory()
-    announce_offline_waits()
+    work_offline_without_hub()
     sys.exit(main())

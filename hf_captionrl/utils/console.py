@@ -91,7 +91,7 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     sys.argv = [argument for argument in sys.argv if argument != "--traceback"]
     program = program or Path(sys.argv[0]).name
     keep_freed_memory()
-    announce_offline_waits()
+    work_offline_without_hub()
     output = CheckedOutput(sys.stdout or io.StringIO())  # without a stdout the output is discarded, as Python does
     code = 0
     try:
@@ -124,25 +124,37 @@ def _report(program: str, message: str) -> None:
         say(f"{program}: {message}" if rank == "0" else f"{program}: process {rank}: {message}")
 
 
-class _NameTheSetting(logging.Filter):
-    """Replaces the Hub client's warnings about retries with one line that names HF_HUB_OFFLINE."""
-
-    was_said = False
+class _OfflineAtOnce(logging.Filter):
+    """Ends the Hub client's retries of downloads, about 23 seconds a file, where the Hub cannot be reached at all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        from huggingface_hub import constants
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
         message = record.getMessage()
-        failed = "thrown while requesting" in message and "HTTP Error 4" not in message
-        if failed and not _NameTheSetting.was_said:
-            _NameTheSetting.was_said = True
-            say(
-                "The Hub does not answer. Its client tries again for about 23 seconds per file. Use HF_HUB_OFFLINE=1 to read from "
-                "the cache without waiting."
-            )
+        failed = "thrown while requesting" in message and "HTTP Error" not in message
+        if failed and ("requesting GET" in message or "requesting HEAD" in message) and not _hub_answers():
+            if not constants.HF_HUB_OFFLINE:
+                constants.HF_HUB_OFFLINE = True
+                say(
+                    "The Hub does not answer. Only folders and what was downloaded before are read, as with HF_HUB_OFFLINE=1."
+                )
+            raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer.")
         return not failed and "Retrying in" not in message
 
 
-def announce_offline_waits() -> None:
-    """Print once, at the first failed request, how to avoid the Hub client's waits. For programs, not libraries."""
+def _hub_answers() -> bool:
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # the client's libraries raise a dozen unrelated types for a failed connection
+        return False
+    return True
+
+
+def work_offline_without_hub() -> None:
+    """Continue with folders and the cache after the first failed download, if the Hub does not answer. For programs, not libraries."""
     logger = logging.getLogger("huggingface_hub.utils._http")
-    if not any(isinstance(known, _NameTheSetting) for known in logger.filters):
-        logger.addFilter(_NameTheSetting())
+    if not any(isinstance(known, _OfflineAtOnce) for known in logger.filters):
+        logger.addFilter(_OfflineAtOnce())

@@ -172,7 +172,36 @@ def test_unreachable_hub_is_reported_with_the_offline_setting(monkeypatch):
     assert "HF_HUB_OFFLINE=1" in finding.what
 
 
-def test_retries_of_the_hub_client_are_announced_once(monkeypatch, capsys):
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, capsys):
+    import huggingface_hub.utils._http as client
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    from hf_captionrl.utils import console
+
+    waits = []
+    monkeypatch.setattr(client.time, "sleep", waits.append)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    monkeypatch.setattr(logger, "filters", [])
+    console.work_offline_without_hub()
+    console.work_offline_without_hub()
+    client.close_session()
+    with pytest.raises(Exception, match=r"refused|failed|connect"):  # an upload is tried again
+        client.http_backoff("PUT", "http://127.0.0.1:9/nothing-listens", max_retries=2)
+    assert len(waits) == 2
+    for _ in range(2):
+        with pytest.raises(OfflineModeIsEnabled):
+            client.http_backoff("GET", "http://127.0.0.1:9/nothing-listens", max_retries=2)
+    client.close_session()
+    said = capsys.readouterr().err
+    assert len(waits) == 2
+    assert said.count("HF_HUB_OFFLINE=1") == 1
+    assert len(said.splitlines()) == 1
+
+
+def test_retries_continue_where_the_hub_answers(monkeypatch, capsys):
     import huggingface_hub.utils._http as client
     from huggingface_hub import constants
 
@@ -181,17 +210,13 @@ def test_retries_of_the_hub_client_are_announced_once(monkeypatch, capsys):
     waits = []
     monkeypatch.setattr(client.time, "sleep", waits.append)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(console._NameTheSetting, "was_said", False)
-    logger = logging.getLogger("huggingface_hub.utils._http")
-    monkeypatch.setattr(logger, "filters", [])
-    console.announce_offline_waits()
-    console.announce_offline_waits()
+    monkeypatch.setattr(console, "_hub_answers", lambda: True)
+    monkeypatch.setattr(logging.getLogger("huggingface_hub.utils._http"), "filters", [])
+    console.work_offline_without_hub()
     client.close_session()
-    for _ in range(2):
-        with pytest.raises(Exception, match=r"refused|failed|connect"):
-            client.http_backoff("GET", "http://127.0.0.1:9/nothing-listens", max_retries=2)
+    with pytest.raises(Exception, match=r"refused|failed|connect"):
+        client.http_backoff("GET", "http://127.0.0.1:9/nothing-listens", max_retries=2)
     client.close_session()
-    said = capsys.readouterr().err
-    assert len(waits) == 4
-    assert said.count("HF_HUB_OFFLINE=1") == 1
-    assert len(said.splitlines()) == 1
+    assert len(waits) == 2
+    assert not constants.HF_HUB_OFFLINE
+    assert capsys.readouterr().err == ""

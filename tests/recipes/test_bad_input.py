@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hf_captionrl.apps.experiments.arguments import describe
 from hf_captionrl.utils import console
 from hf_captionrl.utils.console import is_input_error, run_main
 from recipes import self_retrieval_blip, smile_blip
@@ -157,6 +158,17 @@ def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
         code, said = run(smile_blip.main, [*SMALL, "--output_dir", str(tmp_path / "out")], monkeypatch, capsys)
     assert code == 2
     assert "Another run is writing" in said.splitlines()[-1]
+
+
+def test_names_of_the_commands_options_work_in_recipes():
+    short = ["--model", "m", "--scorer=s=1", "--held_out_scorer", "h", "--perplexity_model=p", "--use_cpu"]
+    long = [
+        *("--model_name_or_path", "m", "--scorer_name_or_path", "s=1", "--held_out_scorer_name_or_path", "h"),
+        *("--perplexity_name_or_path", "p", "--use_cpu"),
+    ]
+    settings = describe(smile_blip.parse_args(short))
+    assert settings["EvaluationArguments"]["scorer_name_or_path"] == "s=1"
+    assert settings == describe(smile_blip.parse_args(long))
 
 
 def test_the_traceback_is_there_for_the_asking(monkeypatch, capsys):

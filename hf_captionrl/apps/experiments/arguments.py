@@ -279,9 +279,17 @@ def describe(arguments: Sequence[Any]) -> dict[str, Any]:
 # --- Parses the arguments of a recipe; errors are one sentence that names the argument, the rule and the remedy ------
 
 _EPILOG = """\
+--model, --scorer, --held_out_scorer and --perplexity_model, the names of the other commands, are short for ..._name_or_path.
 --config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
 ndlb/table5/row8; the command line overrides both. 'none' empties a list. --traceback shows where an error happened.
 """
+
+SHORT = {
+    "--model": "--model_name_or_path",
+    "--scorer": "--scorer_name_or_path",
+    "--held_out_scorer": "--held_out_scorer_name_or_path",
+    "--perplexity_model": "--perplexity_name_or_path",
+}
 
 
 def parse_arguments(
@@ -295,6 +303,7 @@ def parse_arguments(
     arguments = list(sys.argv[1:] if argv is None else argv)
     sources = ("--config=", "--row=")
     arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(sources) else [a])]
+    arguments = ["".join((SHORT.get(name, name), *rest)) for name, *rest in (a.partition("=") for a in arguments)]
     # With another model or other data, the defaults are the paper's settings, not those of the tiny model.
     own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
     given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
