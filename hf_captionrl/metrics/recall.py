@@ -97,8 +97,8 @@ def self_retrieval(
         raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
     if duplicates not in ("count", "merge"):
         raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
-    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or k < 1 for k in ks):
-        raise ValueError(f"ks must be positive integers, got {tuple(ks)}.")
+    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or not 0 < k < 2**31 for k in ks):
+        raise ValueError(f"ks must be positive integers below 2**31, got {tuple(ks)}.")
     if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
         raise ValueError(f"num_distractors must be an integer of at least 1, got {num_distractors}.")
     if num_bootstrap < 0:
@@ -153,7 +153,7 @@ def self_retrieval(
             expected = 1 + (found.double() - 1) * num_distractors / (len(images) - 1)
     expected = found.double() if expected is None else expected
 
-    recalls = {f"recall_at_{k}": chances.get(k, (found <= min(k, len(images))).double()).numpy() for k in ks}
+    recalls = {f"recall_at_{k}": chances.get(k, (found <= k).double()).numpy() for k in ks}
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
     result["per_sample"] = recalls
     if num_bootstrap:

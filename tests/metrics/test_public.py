@@ -312,7 +312,7 @@ def test_texts_of_every_nlg_metric(arguments, named, metric):
         *((lambda bag=bag: retrieve(bags=[[0, 1], bag], duplicates="merge"), r"bags\[1\]") for bag in ([9, 0], [-1, 0])),
         (lambda: retrieve(sets=[[0, 1.5], *[[0, 1]] * 3], duplicates="merge"), r"sets\[0\]"),
         *((lambda n=n: retrieve(num_distractors=n, protocol="blocks"), "num_distractors") for n in (0, -1, 5)),
-        *((lambda ks=ks: retrieve(ks=ks), "ks") for ks in ((), (0,), ("1",), (1.5,), (True,))),
+        *((lambda ks=ks: retrieve(ks=ks), "ks") for ks in ((), (0,), ("1",), (1.5,), (True,), (10**30,))),
         (lambda: retrieve(bags=[[0, 1]], num_distractors=3), "bags and num_distractors"),
         (lambda: retrieve(num_distractors=99), "num_distractors"),
         (lambda: retrieve(protocol="hard"), "protocol"),

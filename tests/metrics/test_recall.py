@@ -152,9 +152,9 @@ def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
 
 @pytest.mark.parametrize("options", [{}, {"num_distractors": 3}, {"bags": [[0, 1], [2, 3]]}])
 def test_recall_at_more_than_the_pool_is_1(options):
-    found = self_retrieval(features(6, 0), features(6, 1), ks=(1, 10**30), num_bootstrap=0, **options)
+    found = self_retrieval(features(6, 0), features(6, 1), ks=(1, 2**31 - 1), num_bootstrap=0, **options)
     assert found["recall_at_1"] < 1
-    assert found[f"recall_at_{10**30}"] == 1
+    assert found[f"recall_at_{2**31 - 1}"] == 1
 
 
 @pytest.mark.parametrize("masked", ["text_features", "image_features", "targets"])
