@@ -315,6 +315,8 @@ def train(arguments: tuple[Any, ...]) -> Path:
         hits = (rank <= k).double().numpy()
         low, high = bootstrap_interval(hits, groups=own.tolist(), seed=config.seed)
         results["recall"][str(k)] = {"value": float(hits.mean()), "low": low, "high": high}
+    row = {f"recall_at_{k}": results["recall"][str(k)]["value"] for k in KS}
+    results["rows"] = [{"name": "Scorer", **row}]
     description = describe_data(data_args, splits)
     results |= {"seed": config.seed, "data": description, "versions": installed_versions()}
     atomic_write_text(output_dir / "model" / "README.md", card(arguments, results, description))

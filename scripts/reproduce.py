@@ -4,6 +4,7 @@
     python scripts/reproduce.py --processes 2                   # run what is missing
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
+    python scripts/reproduce.py --only photographs --data_root DATA --seeds 0 1 2
     python scripts/reproduce.py --check                         # exit code 1 if results are stale or rows of tables are wrong
 
 docs/paper_index.yaml defines the runs. A finished result with the same command, seeds, package version and version of
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from scripts import make_paper_index as index  # noqa: E402
-from scripts.reproduction.real import is_embedded, missing_of, result_path, run_preset, with_makers  # noqa: E402
+from scripts.reproduction.real import is_embedded, missing_of, preset_names, result_path, run_preset, with_makers  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished, in_order, moved_targets, to_run  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
@@ -35,6 +36,13 @@ RESULTS = ROOT / "docs" / "results"
 def load_runs(path: Path = index.ROWS) -> dict[str, Run]:
     """The runs of the embedded world by name; runs that others need come first."""
     return {run["name"]: Run(**run) for run in index.load_index(path)["runs"]}
+
+
+def load_rows() -> list[dict[str, Any]]:
+    """The rows of the papers' tables, and one for our own presets on photographs."""
+    presets = [name for name in preset_names() if name.startswith("photographs/")]
+    ours = {"id": "photographs", "status": "ours", "numbers": [{"preset": name} for name in presets]}
+    return [*index.load_rows(), ours]
 
 
 def _seeds(run: Run, asked: Sequence[int] | None) -> Sequence[int]:
@@ -165,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(*wrong, *unknown, *([] if wrong else ["The results are up to date."]), sep="\n")
         return int(bool(wrong))
     runs = load_runs()
-    rows, wanted = _asked(index.load_rows(), args.only, runs)
+    rows, wanted = _asked(load_rows(), args.only, runs)
     if args.list:
         console.print(_listing(rows, runs, args))
         return 0

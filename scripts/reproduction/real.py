@@ -11,7 +11,8 @@ The folder (`--data_root`) is laid out as the presets name things:
     vicuna/question.jsonl, vicuna/answer.jsonl, models/judge                  questions, reference answers, a judge
     models/blip-coco-finetuned, models/clipcap-coco ...                       captioners and scorers
 
-A captioner that another preset makes (`outputs/ndlb/table11/coco/model`) may be there too; otherwise that preset is run first.
+A captioner or scorer that another preset makes (`outputs/ndlb/table11/coco/model`) may be there too; otherwise that preset is run
+first.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, 
 from scripts.run_seeds import aggregate, aggregate_curves
 
 _START = "model_name_or_path"
-_MODELS = (_START, "vision_model", "language_model", "held_out_scorer_name_or_path", "scorer_name_or_path")
+_SCORERS = ("held_out_scorer_name_or_path", "scorer_name_or_path")
+_MODELS = (_START, "vision_model", "language_model", "text_model", *_SCORERS, "perplexity_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
 _FILES = ("train_captions", "test_references", "pool", "bags")
 _JUDGED = {
@@ -68,17 +70,22 @@ def is_embedded(preset: str) -> bool:
     return settings_of(preset).get("dataset_name", EMBEDDED[0]) in EMBEDDED
 
 
-def maker_of(preset: str) -> str | None:
-    """The preset that trains the captioner from which a preset starts, if there is one."""
-    start = str(settings_of(preset).get(_START, ""))
-    name = start.removeprefix("outputs/").removesuffix("/model")
-    return name if start == f"outputs/{name}/model" and name in preset_names() else None
+def makers_of(preset: str) -> dict[str, str]:
+    """The presets that make the captioner from which a preset starts, and its scorers, by option."""
+    settings, found = settings_of(preset), {}
+    for option in (_START, *_SCORERS):
+        model = str(settings.get(option, ""))
+        name = model.removeprefix("outputs/").removesuffix("/model")
+        if model == f"outputs/{name}/model" and name in preset_names():
+            found[option] = name
+    return found
 
 
-def _maker_to_run(preset: str, data_root: Path | None) -> str | None:
-    """The maker of a start that the folder does not have."""
-    maker = maker_of(preset)
-    return None if maker is None or (data_root and _places(preset, data_root)[_START].exists()) else maker
+def _makers_to_run(preset: str, data_root: Path | None) -> dict[str, str]:
+    """The makers of what the folder does not have."""
+    makers = makers_of(preset)
+    places = {} if data_root is None else _places(preset, data_root)
+    return {option: maker for option, maker in makers.items() if not (places and places[option].exists())}
 
 
 def with_makers(
@@ -86,12 +93,12 @@ def with_makers(
 ) -> list[str]:
     """Presets in an order in which they can be run; what they need is added.
 
-    Each comes after the one that makes its start, and after the one whose number its curve has to reach (`until`).
+    Each comes after those that make its start and its scorers, and after the one whose number its curve has to reach (`until`).
     """
     ordered: dict[str, None] = {}
 
     def add(preset: str) -> None:
-        needed = (_maker_to_run(preset, data_root), (until or {}).get(preset, (None,))[0])
+        needed = (*_makers_to_run(preset, data_root).values(), (until or {}).get(preset, (None,))[0])
         for other in needed:
             if other is not None and other not in ordered:
                 add(other)
@@ -138,32 +145,43 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
 
 
 def missing_of(preset: str, data_root: Path | None) -> list[str]:
-    """What a preset needs that is not there; for a start that another preset makes, what that one needs."""
+    """What a preset needs that is not there; for a model that another preset makes, what that one needs."""
     root = Path("DATA") if data_root is None else data_root
-    maker = _maker_to_run(preset, data_root)
+    makers = _makers_to_run(preset, data_root)
     missing = [
         path.relative_to(root).as_posix()
         for option, path in _places(preset, root).items()
-        if (data_root is None or not path.exists()) and not (maker and option == _START)
+        if (data_root is None or not path.exists()) and option not in makers
     ]
-    return list(dict.fromkeys([*missing, *(missing_of(maker, data_root) if maker else ())]))
+    for maker in makers.values():
+        missing += missing_of(maker, data_root)
+    return list(dict.fromkeys(missing))
 
 
 def needs_of(preset: str) -> str:
-    """What a preset needs on the paper's data, in words; what the captioner of another preset needs, that one says."""
-    maker, root = maker_of(preset), Path("DATA")
+    """What a preset needs on the paper's data, in words; what the model of another preset needs, that one says."""
+    makers, root = makers_of(preset), Path("DATA")
     files = [
         f"`{path.relative_to(root).as_posix()}`"
         for option, path in _places(preset, root).items()
-        if not (maker and option == _START)
+        if option not in makers
     ]
-    parts = [*dict.fromkeys(files), *([f"the captioner of `{maker}`"] if maker else []), "a GPU"]
+    parts = [*dict.fromkeys(files), *(f"the model of `{maker}`" for maker in makers.values()), "a GPU"]
     return f"needs {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _folder_of(preset: str, runs_dir: Path, seed: int) -> Path:
-    """Where a run of a preset writes its results and its captioner."""
+    """Where a run of a preset writes its results and its model."""
     return runs_dir / preset.replace("/", "-") / f"seed-{seed}"
+
+
+def _made(preset: str, data_root: Path, seed: int, runs_dir: Path) -> dict[str, Path]:
+    """The models of other presets, by option: those of the seed, else those of seed 0."""
+    folders = {
+        option: [_folder_of(maker, runs_dir, s) / "model" for s in (seed, 0)]
+        for option, maker in _makers_to_run(preset, data_root).items()
+    }
+    return {option: own if own.exists() else first for option, (own, first) in folders.items()}
 
 
 def arguments_of(preset: str, data_root: Path, seed: int, runs_dir: Path) -> list[str]:
@@ -171,13 +189,12 @@ def arguments_of(preset: str, data_root: Path, seed: int, runs_dir: Path) -> lis
     recipe, is_base = _preset(preset).recipe, (CONFIGS / f"{preset}.yaml").is_file()
     selected = ["--config", f"recipes/configs/{preset}.yaml"] if is_base else ["--row", preset]
     places = _places(preset, data_root.resolve())
-    maker = _maker_to_run(preset, data_root.resolve())
-    if maker is not None:
-        places[_START] = _folder_of(maker, runs_dir, seed) / "model"
+    places |= _made(preset, data_root.resolve(), seed, runs_dir)
     options = [word for option, path in places.items() for word in (f"--{option}", str(path))]
     options += ["--judge", "model"] if "judge_model" in places else []
     folder = _folder_of(preset, runs_dir, seed)
-    return [f"recipes/{recipe}.py", *selected, *options, "--seed", str(seed), "--output_dir", str(folder)]
+    own = settings_of(preset).get("seed", 0)  # two scorers must not start alike
+    return [f"recipes/{recipe}.py", *selected, *options, "--seed", str(own + seed), "--output_dir", str(folder)]
 
 
 def result_path(preset: str, output: Path) -> Path:
@@ -204,9 +221,9 @@ def run_preset(
     missing = missing_of(preset, data_root)
     if missing:
         return f"{', '.join(missing)} not in the data root"
-    maker = _maker_to_run(preset, data_root)
-    if maker is not None and not all((_folder_of(maker, runs_dir, seed) / "model").exists() for seed in seeds):
-        return f"its start is not there, which {maker} makes"
+    for option, maker in _makers_to_run(preset, data_root).items():
+        if not all(_made(preset, data_root, seed, runs_dir)[option].exists() for seed in seeds):
+            return f"the model of {maker} is not there, which it needs"
     path = result_path(preset, output)
     if until is not None and not result_path(until[0], output).exists():
         return f"needs the result of {until[0]}"

@@ -413,8 +413,9 @@ def test_compiled_decoding_gives_the_same_captions(compiled_by):
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_inductor_gives_the_same_captions():
-    # In its own process: after the compiler's threads, autograd refuses to run in processes that are forked.
-    process = multiprocessing.get_context("fork").Process(target=_compare_with_inductor)
+    # In its own process: after the compiler's threads, autograd refuses to run in processes that are forked. And not forked
+    # itself: the compiler would wait for threads of another test.
+    process = multiprocessing.get_context("spawn").Process(target=_compare_with_inductor)
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tqdm.std
+
 ROOT = Path(__file__).parents[2]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 SIGNAL = "A signal is sent at"
@@ -180,6 +182,8 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not an answer
     importlib.import_module("tests.faults.jobs").warm_up()
+    # By default progress bars share a lock with forked processes, which one that is killed would keep forever.
+    tqdm.std.tqdm.set_lock(threading.RLock())
     running = {}
     for line in sys.stdin:
         request = json.loads(line)

@@ -104,8 +104,8 @@ def test_a_preset_comes_after_the_one_that_makes_its_start(tmp_path):
 
 def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     preset, start = "ndlb/table5/row8", "models/ndlb/table11/holisticcap/model"
-    assert real.maker_of(preset) == "ndlb/table11/holisticcap"
-    assert real.maker_of("smile_blip/coco") is real.maker_of("ndlb/table11/coco") is None
+    assert real.makers_of(preset) == {"model_name_or_path": "ndlb/table11/holisticcap"}
+    assert real.makers_of("smile_blip/coco") == real.makers_of("ndlb/table11/coco") == {}
     make_data(tmp_path)
     assert real.missing_of(preset, tmp_path) == []
     (tmp_path / "models/openai-community/gpt2").rmdir()  # only maximum likelihood begins with it
@@ -182,7 +182,7 @@ def test_without_its_start_a_preset_is_not_run(tmp_path):
     said = real.run_preset(
         "ndlb/table5/row8", tmp_path / "data", [0], output=tmp_path / "out", runs_dir=tmp_path / "runs", caller=None
     )
-    assert said == "its start is not there, which ndlb/table11/holisticcap makes"
+    assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
 
 
 def test_a_table_with_a_judge_gets_one(tmp_path):
@@ -199,3 +199,29 @@ def test_the_list_names_what_runs_first(capsys, monkeypatch):
     (from_scratch,) = [line for line in lines if "runs smile/mle/from-scratch first" in line]
     assert "models/blip-coco-finetuned" in from_scratch
     assert "smile/mle" not in next(line for line in lines if "smile-table-6" in line)
+
+
+def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path, monkeypatch):
+    data, runs = tmp_path / "data", tmp_path / "runs"
+    for name in ("google/efficientnet-b0", "google/efficientnet-b1", "HuggingFaceTB/SmolLM2-135M"):
+        (data / "models" / name).mkdir(parents=True)
+    (data / "images").mkdir()
+    (data / "dataset_flickr8k.json").touch()
+    preset = "photographs/flickr8k/smile"
+    assert real.missing_of(preset, data) == ["models/sentence-transformers/all-MiniLM-L6-v2"]
+    (data / "models/sentence-transformers/all-MiniLM-L6-v2").mkdir(parents=True)
+    assert real.missing_of(preset, data) == []
+    ordered = real.with_makers([preset], data)
+    reward, held_out = "photographs/flickr8k/reward-scorer", "photographs/flickr8k/held-out-scorer"
+    assert sorted(ordered[:2]) == [held_out, reward]
+    assert ordered[2:] == ["photographs/flickr8k/mle", preset]
+    seeds = [real.arguments_of(name, data, 1, runs) for name in (reward, held_out)]
+    assert [words[words.index("--seed") + 1] for words in seeds] == ["1", "2"]
+    (runs / "photographs-flickr8k-mle/seed-1/model").mkdir(parents=True)
+    words = real.arguments_of(preset, data, 1, runs)
+    assert words[words.index("--model_name_or_path") + 1].endswith("seed-1/model")
+    words = real.arguments_of(preset, data, 2, runs)  # without a start of its own
+    assert words[words.index("--model_name_or_path") + 1].endswith("seed-0/model")
+    assert words[words.index("--scorer_name_or_path") + 1].endswith("photographs-flickr8k-reward-scorer/seed-0/model")
+    monkeypatch.setenv("COLUMNS", "400")
+    assert "photographs" in {row["id"] for row in reproduce.load_rows()}
