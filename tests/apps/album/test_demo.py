@@ -136,6 +136,7 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         assert page.evaluate("document.querySelector('#picker input').value") == ""
         compare(page, 2 * len(MODELS))
         assert page.evaluate(CELLS) == plain(MODELS, scorer, own)
+        page.wait("document.querySelector('#compared [role=status]')")
         note = page.evaluate("document.querySelector('#compared [role=status]').innerText")
         assert note.startswith("broken.png cannot be used.")
         assert note.endswith("The other images are used.")
