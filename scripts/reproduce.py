@@ -39,10 +39,9 @@ def load_runs(path: Path = index.ROWS) -> dict[str, Run]:
 
 
 def load_rows() -> list[dict[str, Any]]:
-    """The rows of the papers' tables, and one for our own presets on photographs."""
+    """The rows of the papers' tables, and our own presets on photographs; `--only photographs` names all of these."""
     presets = [name for name in preset_names() if name.startswith("photographs/")]
-    ours = {"id": "photographs", "status": "ours", "numbers": [{"preset": name} for name in presets]}
-    return [*index.load_rows(), ours]
+    return [*index.load_rows(), *({"id": p, "status": "ours", "numbers": [{"preset": p}]} for p in presets)]
 
 
 def _seeds(run: Run, asked: Sequence[int] | None) -> Sequence[int]:
@@ -60,9 +59,10 @@ def _asked(
     """The rows that --only names, and the runs that they need, in the order of the file."""
     if not only:
         return list(rows), list(runs)
-    if unknown := set(only) - {row["id"] for row in rows} - runs.keys():
+    names_of = {row["id"]: {row["id"], row["id"].split("/")[0]} for row in rows}
+    if unknown := set(only) - set().union(*names_of.values()) - runs.keys():
         raise SystemExit(f"--only {' '.join(sorted(unknown))} is neither a row nor a run. See --list.")
-    rows = [row for row in rows if row["id"] in only]
+    rows = [row for row in rows if names_of[row["id"]] & set(only)]
     names = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
     names |= set(only) & runs.keys()
     names |= {other for name in names for other in runs[name].after}

@@ -201,7 +201,7 @@ def test_the_list_names_what_runs_first(capsys, monkeypatch):
     assert "smile/mle" not in next(line for line in lines if "smile-table-6" in line)
 
 
-def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path, monkeypatch):
+def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path):
     data, runs = tmp_path / "data", tmp_path / "runs"
     for name in ("google/efficientnet-b0", "google/efficientnet-b1", "HuggingFaceTB/SmolLM2-135M"):
         (data / "models" / name).mkdir(parents=True)
@@ -223,5 +223,7 @@ def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path, mon
     words = real.arguments_of(preset, data, 2, runs)  # without a start of its own
     assert words[words.index("--model_name_or_path") + 1].endswith("seed-0/model")
     assert words[words.index("--scorer_name_or_path") + 1].endswith("photographs-flickr8k-reward-scorer/seed-0/model")
-    monkeypatch.setenv("COLUMNS", "400")
-    assert "photographs" in {row["id"] for row in reproduce.load_rows()}
+    rows, _ = reproduce._asked(reproduce.load_rows(), ["photographs"], {})
+    assert {preset, reward, held_out} <= set(reproduce._presets(rows))
+    rows, _ = reproduce._asked(reproduce.load_rows(), [preset], {})
+    assert reproduce._presets(rows) == [preset]
