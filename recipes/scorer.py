@@ -170,12 +170,13 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
         return {"features": torch.stack([item["features"] for item in items]), **self._tokens(chosen)}
 
     def _tokens(self, captions: Sequence[str]) -> dict[str, Tensor]:
-        length = self.parts.max_text_tokens * (5 if self.parts.joined_captions else 1)
-        return dict(
-            self.processing_class.tokenizer(
-                list(captions), padding=True, truncation=True, max_length=length, return_tensors="pt"
-            )
+        tokenizer, config = (
+            self.processing_class.tokenizer,
+            self.accelerator.unwrap_model(self.model).config.text_config,
         )
+        length = self.parts.max_text_tokens * (5 if self.parts.joined_captions else 1)
+        length = min(length, tokenizer.model_max_length, getattr(config, "max_position_embeddings", length))
+        return dict(tokenizer(list(captions), padding=True, truncation=True, max_length=length, return_tensors="pt"))
 
     def create_optimizer(self) -> torch.optim.Optimizer:
         """AdamW with a larger rate and decay for the projections, which are untrained."""

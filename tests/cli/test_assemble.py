@@ -4,32 +4,19 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModel, EfficientNetConfig, EfficientNetModel, ViTImageProcessor
+from transformers import AutoModel
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.utils.model_files import load_language_model, model_path
-from tests.tiny import tiny_images
+from tests.tiny import tiny_images, tiny_tower
 
 LANGUAGE = "scenes:gpt2-perplexity"
 
 
 @pytest.fixture(scope="module")
 def tower(tmp_path_factory):
-    """A convolutional tower, which has no projection and no patches."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tower")
-    config = EfficientNetConfig(
-        image_size=32,
-        width_coefficient=0.1,
-        depth_coefficient=0.1,
-        hidden_dim=128,
-        num_block_repeats=[1] * 7,
-        dropout_rate=0.0,
-    )
-    EfficientNetModel(config).save_pretrained(folder)
-    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
-    return folder
+    return tiny_tower(tmp_path_factory.mktemp("tower"))
 
 
 def test_assembles_the_parts(tower, tmp_path, capsys):

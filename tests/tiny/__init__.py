@@ -22,6 +22,8 @@ from transformers import (
     BlipProcessor,
     CLIPImageProcessor,
     CLIPVisionConfig,
+    EfficientNetConfig,
+    EfficientNetModel,
     GitConfig,
     GitForCausalLM,
     GitProcessor,
@@ -273,3 +275,23 @@ def tiny_captions(number: int, seed: int = 0, words: tuple[int, int] = (2, 7)) -
     """Random captions of the tiny vocabulary."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, rng.integers(words[0], words[1] + 1))) for _ in range(number)]
+
+
+def tiny_tower(folder, seed=0):
+    """Folder of a convolutional tower, which has no projection and no patches."""
+    config = EfficientNetConfig(
+        image_size=32,
+        width_coefficient=0.1,
+        depth_coefficient=0.1,
+        hidden_dim=128,
+        num_block_repeats=[1] * 7,
+        dropout_rate=0.0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = EfficientNetModel(config)
+        for weight in (p for p in model.parameters() if p.ndim == 4):
+            torch.nn.init.kaiming_normal_(weight)  # the features would underflow
+        model.save_pretrained(folder)
+    ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
