@@ -75,6 +75,8 @@ COMMANDS: tuple[Command, ...] = (
             "apps.album.options:AlbumOptions", "apps.album.command:run", is_resumable=True),
     Command("evaluate", "compare files of captions, side by side, also without images", "cli.options:EvaluateOptions",
             "cli.evaluate:evaluate_captions"),
+    Command("agreement", "compare metrics with human ratings of captions", "cli.agreement:AgreementOptions",
+            "measure_agreement"),
     Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
             "cli.benchmark:BenchmarkOptions", "benchmark"),
     Command("explain", "show a caption token by token, under MLE, SMILE and self-retrieval",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hf_captionrl.metrics.meteor_spice import meteor, spice
     from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
     from hf_captionrl.metrics.perplexity import caption_perplexity
+    from hf_captionrl.metrics.rating_agreement import agreement
     from hf_captionrl.metrics.recall import self_retrieval
     from hf_captionrl.metrics.words import (
         caption_diversity,

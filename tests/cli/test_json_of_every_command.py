@@ -26,6 +26,7 @@ FILES = ["--captions", "a.jsonl", "b.jsonl", "--max_images", str(IMAGES)]
 
 RUNS = {
     "metrics path": ["self_retrieval"],
+    "agreement": ["--benchmark", "flickr8k-expert", "--data_root", ".", "--num_bootstrap", "9"],
     "metrics install": [],
     "completion": ["fish"],
     "doctor": [],
@@ -137,6 +138,10 @@ def world(tmp_path_factory):
     }
     (folder / "winoground" / "examples.jsonl").write_text(json.dumps(example))
     torch.save({"weight": torch.ones(2)}, folder / "old.bin")
+    sentences = {"0.jpg": ["a pig", "two pigs"], "1.jpg": ["a small car", "a car"]}
+    rated = [{"filename": name, "sentences": [{"raw": text} for text in texts]} for name, texts in sentences.items()]
+    write_json(folder / "dataset_flickr8k.json", {"images": rated})
+    (folder / "ExpertAnnotations.txt").write_text("0.jpg\t1.jpg#0\t1\t1\t2\n1.jpg\t0.jpg#1\t1\t3\t1\n")
     (folder / "recipes").mkdir()
     (folder / "recipes" / "smile_blip.py").write_text(RECIPE)
     said = {}

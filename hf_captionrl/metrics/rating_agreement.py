@@ -1,0 +1,160 @@
+"""Agreement of metrics with human ratings of captions: Kendall's tau with a bootstrap over images.
+
+Legend: N rated captions, J ratings of each, K different ratings, G images, R resamples.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from hf_captionrl.metrics.bootstrap import check_values, signature
+
+_LARGEST = 10_000  # images, whose pairs are held in memory
+_BLOCK = 2**23
+
+
+def agreement(
+    scores: Mapping[str, Any] | Any,
+    ratings: Any,
+    *,
+    groups: Sequence[Any] | None = None,
+    variant: Literal["b", "c"] = "c",
+    confidence: float = 0.95,
+    num_bootstrap: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    r"""Kendall's tau between scores of a metric and human ratings of the same captions.
+
+    $\tau_c = 2 (P - Q) m / (n^2 (m - 1))$ and $\tau_b = (P - Q) / \sqrt{D_s D_r}$, with $P$ concordant and $Q$ discordant of $n$
+    (caption, rating) pairs, $D$ pairs that are not tied, and $m$ the smaller number of different values. Papers on captioning
+    multiply it by 100. Intervals and differences come from one bootstrap of whole images.
+
+    Args:
+        scores (sequence of `N` numbers, or `dict` of such): Scores of one metric, or of several by name.
+        ratings (`(N,)` or `(N, J)` numbers): Ratings; those of one caption count as separate pairs, NaN as missing.
+        groups (sequence of `N` labels): Image of each caption; `None`: each caption is an image of its own.
+        variant: `"c"`, as for Flickr8k-Expert and Composite, or `"b"`, as for Flickr8k-CF.
+        confidence: Share of resamples inside the intervals.
+        num_bootstrap: Number of resamples; 0 for no intervals.
+        seed: Seed of the resamples.
+    Returns:
+        `dict`: `tau`, `tau_ci`, `num_captions`, `num_ratings`, `num_images`, `signature`. For several metrics: `metrics`, such a
+        `dict` by name, and `differences`, one `dict` per pair: `first`, `second`, `difference`, `interval`, `p_value` (two-sided),
+        `adjusted_p_value` (Benjamini and Hochberg, over all pairs).
+    """
+    several = isinstance(scores, Mapping)
+    named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()} if several else {}
+    named = named if several else {"": check_values(scores, "scores")}
+    if not named:
+        raise ValueError("scores is empty. Pass the scores of at least one metric.")
+    if variant not in ("b", "c"):
+        raise ValueError(f"variant is {variant!r}. Use 'b' or 'c'.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}. Use a number between 0 and 1.")
+    given = np.asarray(ratings, dtype=np.float64)
+    given = given[:, None] if given.ndim == 1 else given
+    for name, of in named.items():
+        if given.ndim != 2 or len(of) != len(given):
+            raise ValueError(
+                f"{len(of)} scores {name!r} for ratings of shape {given.shape}. Pass one row per caption."
+            )
+    known = ~np.isnan(given)
+    if not known.any(1).all():
+        raise ValueError(f"ratings[{int((~known.any(1)).argmax())}] has no rating. Leave the caption out.")
+    levels = np.unique(given[known])
+    if len(levels) < 2:
+        raise ValueError("All ratings are equal, so no metric can agree with them.")
+    labels = range(len(given)) if groups is None else list(groups)
+    if len(labels) != len(given):
+        raise ValueError(f"groups has {len(labels)} labels for {len(given)} captions. Pass one per caption.")
+    numbers: dict[Any, int] = {}
+    images = np.asarray([numbers.setdefault(label, len(numbers)) for label in labels])
+    if len(numbers) > _LARGEST:
+        raise ValueError(f"{len(numbers)} groups are more than {_LARGEST}. Pass the image of each caption as groups.")
+    order = np.argsort(images, kind="stable")
+    counts = (given[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
+    starts = np.searchsorted(images[order], np.arange(len(numbers)))
+    generator = np.random.default_rng(seed)
+    G = len(numbers)
+    draws = generator.multinomial(G, np.full(G, 1 / G), size=num_bootstrap).astype(np.float64)  # (R, G)
+    weights = np.concatenate([np.ones((1, G)), draws])
+    found = {name: _taus(of[order], counts, starts, weights, variant) for name, of in named.items()}
+    ends = [50 * (1 - confidence), 100 - 50 * (1 - confidence)]
+    results: dict[str, dict[str, Any]] = {}
+    for name, taus in found.items():
+        results[name] = {"tau": float(taus[0])}
+        if num_bootstrap:
+            results[name]["tau_ci"] = tuple(np.percentile(taus[1:], ends).tolist())
+        results[name] |= {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G}
+        results[name]["signature"] = signature(
+            metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed
+        )
+    if not several:
+        return results[""]
+    differences = []
+    for (first, a), (second, b) in itertools.combinations(found.items(), 2) if num_bootstrap else ():
+        drawn = a[1:] - b[1:]
+        tail = min((drawn <= 0).sum(), (drawn >= 0).sum())
+        differences.append(
+            {
+                "first": first,
+                "second": second,
+                "difference": float(a[0] - b[0]),
+                "interval": tuple(np.percentile(drawn, ends).tolist()),
+                "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + num_bootstrap)),
+            }
+        )
+    for row, adjusted in zip(differences, benjamini_hochberg([r["p_value"] for r in differences]), strict=True):
+        row["adjusted_p_value"] = adjusted
+    return {"metrics": results, "differences": differences}
+
+
+def _taus(scores: np.ndarray, counts: np.ndarray, starts: np.ndarray, weights: np.ndarray, variant: str) -> np.ndarray:
+    """Tau for each row of weights of images `(R, G)`; captions of an image are neighbours, which begin at `starts`."""
+    total, levels = counts.sum(1), counts.shape[1]
+    signs = np.sign(np.arange(levels)[:, None] - np.arange(levels)).astype(np.float32)
+    concordant = np.zeros((len(starts), len(starts)))  # P - Q of the pairs of two images
+    untied = np.zeros_like(concordant)  # pairs with different scores
+    above = counts @ signs  # (N, K)
+    size = max(1, _BLOCK // len(scores))
+    for begin in range(0, len(scores), size):
+        rows = slice(begin, begin + size)
+        difference = np.sign(scores[rows, None] - scores)  # (rows, N)
+        first, last = np.searchsorted(starts, [begin, min(begin + size, len(scores)) - 1], side="right") - 1
+        within = np.maximum(starts[first : last + 1] - begin, 0)
+        for into, pairs in (
+            (concordant, difference * (above[rows] @ counts.T)),
+            (untied, (difference != 0) * (total[rows, None] * total)),
+        ):
+            into[first : last + 1] += np.add.reduceat(np.add.reduceat(pairs, starts, axis=1), within, axis=0)
+
+    def of(matrix: np.ndarray) -> np.ndarray:
+        return ((weights @ matrix) * weights).sum(1) / 2
+
+    sizes = np.add.reduceat(counts, starts, axis=0).astype(np.float64)  # (G, K)
+    number = weights @ sizes.sum(1)
+    if variant == "c":
+        m = min(len(np.unique(scores)), levels)
+        if m < 2:
+            return np.zeros(len(weights))
+        return 2 * of(concordant) / (number**2 * (m - 1) / m)
+    different = (number**2 - ((weights @ sizes) ** 2).sum(1)) / 2
+    below = np.sqrt(of(untied) * different)
+    return np.divide(of(concordant), below, out=np.zeros(len(weights)), where=below > 0)
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for their number, which bound the false discovery rate.
+
+    Reference: Benjamini and Hochberg 1995. The k-th smallest of n is multiplied by n / k, and kept in order.
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values)[::-1]
+    ranks = np.arange(len(values), 0, -1)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum.accumulate(np.minimum(values[order] * len(values) / ranks, 1))
+    return adjusted.tolist()

@@ -1,0 +1,139 @@
+"""Benchmarks of human ratings in the layout of their authors, and `captionrl agreement`."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from hf_captionrl.cli import main
+from hf_captionrl.data import open_image
+from hf_captionrl.evaluation.ratings import PUBLISHED, load_ratings
+from hf_captionrl.metrics import bleu
+from hf_captionrl.scenes import load_scenes
+
+IMAGES = 8
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
+
+
+@pytest.fixture
+def folder(tmp_path, scenes):
+    """Ratings of every first caption for every image, in the files of Flickr8k_text, and the images."""
+    (tmp_path / "images").mkdir()
+    generator = np.random.default_rng(0)
+    tokens, expert, crowd = [], [], []
+    for i, row in enumerate(scenes):
+        open_image(row["image"]).save(tmp_path / "images" / f"{i}.jpg")
+        tokens += [f"{i}.jpg#{n}\t{text}\n" for n, text in enumerate(row["captions"])]
+        for j in range(IMAGES):
+            rating = 3 if i == j else 1
+            expert.append(f"{i}.jpg\t{j}.jpg#0\t1\t{rating}\t{rating + int(generator.integers(2))}\n")
+            yes = 3 if i == j else int(generator.integers(3))
+            crowd.append(f"{i}.jpg\t{j}.jpg#0\t{yes / 3}\t{yes}\t{3 - yes}\n")
+    (tmp_path / "Flickr8k.token.txt").write_text("".join(tokens))
+    (tmp_path / "ExpertAnnotations.txt").write_text("".join(expert))
+    (tmp_path / "CrowdFlowerAnnotations.txt").write_text("".join(crowd))
+    return tmp_path
+
+
+def test_protocols(folder, scenes):
+    expert, crowd = (load_ratings(name, folder) for name in ("flickr8k-expert", "flickr8k-cf"))
+    assert len(expert.candidates) < IMAGES**2  # an image's own captions are left out
+    assert not any(c in r for c, r in zip(expert.candidates, expert.references, strict=True))
+    assert expert.ratings.shape == (len(expert.candidates), 3)
+    assert expert.variant == "c"
+    assert len(crowd.candidates) == IMAGES**2
+    assert not any(c in r for c, r in zip(crowd.candidates, crowd.references, strict=True))
+    assert (crowd.ratings[:: IMAGES + 1] == 1).all()
+    assert crowd.variant == "b"
+    own = crowd.references[0]
+    assert own == [text.strip() for text in scenes[0]["captions"] if text.strip() != scenes[0]["captions"][0].strip()]
+
+
+def test_captions_of_a_karpathy_split_are_those_of_the_token_file(folder, scenes):
+    before = load_ratings("flickr8k-expert", folder)
+    (folder / "Flickr8k.token.txt").unlink()
+    images = [
+        {"filename": f"{i}.jpg", "sentences": [{"raw": text} for text in row["captions"]]}
+        for i, row in enumerate(scenes)
+    ]
+    (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": images}))
+    after = load_ratings("flickr8k-expert", folder)
+    assert (after.candidates, after.references, after.images) == (before.candidates, before.references, before.images)
+
+
+def test_any_function_can_be_compared(folder):
+    rated = load_ratings("flickr8k-expert", folder)
+    found = rated.agreement(lambda candidates, references: [len(text) for text in candidates], num_bootstrap=0)
+    lengths = np.repeat([len(text) for text in rated.candidates], 3)
+    assert found["tau"] == pytest.approx(kendalltau(lengths, rated.ratings.ravel(), variant="c").statistic)
+    named = rated.agreement({"length": [len(text) for text in rated.candidates]}, num_bootstrap=0)
+    assert named["metrics"]["length"] == found
+
+
+def test_the_command(folder, capsys):
+    program = folder / "mine.py"
+    program.write_text("import json, sys\nfor line in sys.stdin:\n    print(len(json.loads(line)['candidate']))\n")
+    options = ["--benchmark", "flickr8k-expert", "--data_root", str(folder), "--num_bootstrap", "50"]
+    metrics = ["--metrics", "bleu_1", "clip_score", "ref_clip_score", "--scorer", "scenes:clip-reward"]
+    assert main(["agreement", *options, *metrics, "--command", f"{sys.executable} {program}", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rated = load_ratings("flickr8k-expert", folder)
+    scores = {
+        "bleu_1": bleu(rated.candidates, rated.references)["per_sample"]["bleu_1"],
+        "command": [len(text) for text in rated.candidates],
+    }
+    for name, of in scores.items():
+        tau = kendalltau(np.repeat(of, 3), rated.ratings.ravel(), variant="c").statistic
+        assert found["metrics"][name]["tau"] == pytest.approx(tau)
+    assert len(found["differences"]) == 6
+    assert found["metrics"]["clip_score"]["published"] == PUBLISHED["flickr8k-expert"]["clip_score"]
+    assert found["metrics"]["command"]["published"] is None
+    assert main(["agreement", *options, "--output", str(folder / "a.json")]) == 0
+    said = capsys.readouterr().out
+    assert "published" in said
+    assert "differs by" in said
+    assert max(map(len, said.splitlines())) <= 120
+    assert set(json.loads((folder / "a.json").read_text())["metrics"]) == {"bleu_4", "rouge_l", "cider_d"}
+
+
+@pytest.mark.parametrize("name", ["flickr8k-expert", "flickr8k-cf"])
+def test_damaged_lines(folder, name):
+    file = folder / ("ExpertAnnotations.txt" if name == "flickr8k-expert" else "CrowdFlowerAnnotations.txt")
+    good, whole = file.read_text(), load_ratings(name, folder)
+    file.write_bytes(good.encode() * 4 + b"0.jpg\t\xff\xfe broken\n")
+    assert load_ratings(name, folder).num_bad_lines == 1
+    assert len(load_ratings(name, folder).candidates) == 4 * len(whole.candidates)
+    file.write_text(good.replace(".jpg#", ".jpeg#"))
+    with pytest.raises(ValueError, match="line 1"):
+        load_ratings(name, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda folder: (folder / "Flickr8k.token.txt").unlink(), "dataset_flickr8k.json"),
+        (lambda folder: (folder / "ExpertAnnotations.txt").unlink(), "ExpertAnnotations.txt"),
+        (lambda folder: ["--metrics", "clip_score"], "--scorer"),
+        (lambda folder: ["--metrics", "clip_score", "--scorer", "scenes:clip-reward", "--image_dir", "/no"], "/no"),
+        (lambda folder: ["--command", "true"], "0 numbers"),
+        (lambda folder: ["--command", "false"], "exit code 1"),
+        (lambda folder: ["--command", "echo five"], "five"),
+    ],
+)
+def test_bad_input_is_one_line(folder, change, named, capsys):
+    more = change(folder) or []
+    assert main(["agreement", "--benchmark", "flickr8k-expert", "--data_root", str(folder), *more]) == 2
+    said = capsys.readouterr().err.strip()
+    assert named in said
+    assert len(said.splitlines()) == 1
+
+
+def test_an_unknown_benchmark(tmp_path):
+    with pytest.raises(ValueError, match="flickr8k-expert"):
+        load_ratings("flickr9k", tmp_path)

@@ -1,0 +1,130 @@
+"""Kendall's tau against scipy, its bootstrap against resampled captions, and the adjusted p-values."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import false_discovery_control, kendalltau
+
+from hf_captionrl.metrics import agreement
+from hf_captionrl.metrics.rating_agreement import benjamini_hochberg
+
+SAMPLE = json.loads((Path(__file__).parent / "flickr8k_expert_sample.json").read_text())
+
+
+def rated(n=200, images=23, raters=3, seed=0):
+    generator = np.random.default_rng(seed)
+    scores = generator.normal(size=n).round(1)
+    ratings = np.clip(np.round(scores[:, None] + generator.normal(size=(n, raters)) + 2.5), 1, 4)
+    ratings[generator.random((n, raters)) < 0.1] = np.nan
+    ratings[np.isnan(ratings).all(1), 0] = 2
+    return scores, ratings, generator.integers(0, images, n).tolist()
+
+
+def pairs(scores, ratings):
+    known = ~np.isnan(ratings)
+    return np.broadcast_to(scores[:, None], ratings.shape)[known], ratings[known]
+
+
+@pytest.mark.parametrize("variant", ["b", "c"])
+@pytest.mark.parametrize("seed", range(4))
+def test_tau_equals_scipy(variant, seed):
+    scores, ratings, images = rated(seed=seed)
+    found = agreement(scores, ratings, groups=images, variant=variant, num_bootstrap=0)
+    assert found["tau"] == pytest.approx(kendalltau(*pairs(scores, ratings), variant=variant).statistic, abs=1e-12)
+    assert "tau_ci" not in found
+    assert found["num_ratings"] == (~np.isnan(ratings)).sum()
+
+
+def test_one_rating_per_caption_needs_no_second_axis():
+    scores, ratings, _ = rated(raters=1)
+    found = agreement(scores, ratings[:, 0], num_bootstrap=0)
+    assert found["tau"] == pytest.approx(kendalltau(scores, ratings[:, 0], variant="c").statistic, abs=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["b", "c"])
+def test_interval_is_that_of_resampled_images(variant):
+    scores, ratings, images = rated(n=60, images=8)
+    found = agreement(scores, ratings, groups=images, variant=variant, num_bootstrap=50, seed=5)
+    names = list(dict.fromkeys(images))
+    draws = np.random.default_rng(5).multinomial(len(names), np.full(len(names), 1 / len(names)), size=50)
+    whole = pairs(scores, ratings)
+    m = min(len(set(values)) for values in whole)
+    taus = []
+    for counts in draws:
+        rows = [
+            row
+            for name, count in zip(names, counts, strict=True)
+            for _ in range(count)
+            for row, image in enumerate(images)
+            if image == name
+        ]
+        x, y = pairs(scores[rows], ratings[rows])
+        if variant == "b":
+            taus.append(kendalltau(x, y).statistic)
+        else:  # with the number of values of all captions
+            signs = sum(np.sign(x[i] - x) @ np.sign(y[i] - y) for i in range(len(x))) / 2
+            taus.append(2 * signs / (len(x) ** 2 * (m - 1) / m))
+    assert found["tau_ci"] == pytest.approx(np.percentile(taus, [2.5, 97.5]), abs=1e-9)
+
+
+def test_differences_of_metrics():
+    scores, ratings, images = rated(n=400, images=60)
+    noise = np.random.default_rng(1).normal(size=400)
+    found = agreement({"good": scores, "same": 3 * scores, "noise": noise}, ratings, groups=images)
+    assert found["metrics"]["good"] == agreement(scores, ratings, groups=images)
+    by_pair = {(row["first"], row["second"]): row for row in found["differences"]}
+    assert by_pair["good", "same"]["difference"] == by_pair["good", "same"]["interval"][0] == 0
+    assert by_pair["good", "same"]["adjusted_p_value"] == 1
+    better = by_pair["good", "noise"]
+    assert 0 < better["interval"][0] < better["difference"] < better["interval"][1]
+    assert better["p_value"] <= better["adjusted_p_value"] < 0.05
+    assert [row["adjusted_p_value"] for row in found["differences"]] == pytest.approx(
+        false_discovery_control([row["p_value"] for row in found["differences"]])
+    )
+
+
+def test_adjusted_p_values_equal_scipy():
+    values = np.random.default_rng(0).random(30)
+    assert benjamini_hochberg(values) == pytest.approx(false_discovery_control(values))
+    assert benjamini_hochberg([]) == []
+
+
+def test_a_constant_metric_agrees_with_nobody():
+    _, ratings, images = rated()
+    for variant in ("b", "c"):
+        assert agreement(np.ones(200), ratings, groups=images, variant=variant, num_bootstrap=3)["tau"] == 0
+
+
+def test_scores_of_flickr8k_expert():
+    """Scores of the package's metrics for 300 rated captions; the tau of all 5,664 is in docs/results/agreement.json."""
+    for name, scores in SAMPLE["scores"].items():
+        found = agreement(scores, SAMPLE["ratings"], groups=SAMPLE["images"], num_bootstrap=200)
+        assert found["tau"] == pytest.approx(SAMPLE["tau"][name], abs=1e-9)
+        assert found["tau_ci"][0] < found["tau"] < found["tau_ci"][1]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"scores": []}, "scores"),
+        ({"scores": {}}, "scores"),
+        ({"scores": [1.0] * 199}, "199 scores"),
+        ({"scores": [float("nan")] * 200}, "scores"),
+        ({"ratings": np.full((200, 3), np.nan)}, "ratings\\[0\\]"),
+        ({"ratings": np.ones((200, 3))}, "equal"),
+        ({"groups": [0]}, "groups"),
+        ({"variant": "a"}, "variant"),
+        ({"confidence": 1}, "confidence"),
+    ],
+)
+def test_bad_input(change, named):
+    scores, ratings, images = rated()
+    with pytest.raises(ValueError, match=named):
+        agreement(**{"scores": scores, "ratings": ratings, "groups": images, **change})
+
+
+def test_more_images_than_fit_in_memory():
+    with pytest.raises(ValueError, match="groups"):
+        agreement(np.arange(10_001.0), np.arange(10_001.0) % 3)
