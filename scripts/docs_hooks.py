@@ -91,12 +91,20 @@ def generated_pages() -> dict[str, str]:
 
 @functools.cache
 def full_table(run: str) -> str:
-    """The table of a result with all its columns, and what made it."""
+    """The table of a result with all its columns, and what made it; of `*-smile`, one row for each such result, by its name."""
     from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, table_columns
     from scripts.reproduction.runs import with_rows
     from scripts.run_seeds import to_markdown
 
-    record = json.loads((RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+    paths = sorted(RESULTS.glob(f"{run}.json"))
+    record = json.loads((paths[0] if paths else RESULTS / f"{run}.json").read_text(encoding="utf-8"))
+    if "*" in run:  # the start, the references, and what each result trained
+        common = Path(run).name.split("*")[0]
+        rows = [
+            (path.stem.removeprefix(common), json.loads(path.read_text(encoding="utf-8"))["rows"]) for path in paths
+        ]
+        record["rows"] = [rows[0][1][0], rows[0][1][-1], *({**found[1], "name": name} for name, found in rows)]
+        record |= {"command": "python scripts/reproduce.py --only photographs --data_root DATA"}
     of_videos = table_columns("emscore", "emscore_references")
     command = with_rows(record.get("command", f"python scripts/reproduce.py --only {run}"))
     further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
@@ -136,7 +144,8 @@ def _table(name: str, arguments: str | None) -> str | None:
     if name == "table" and arguments:
         run, _, headings = arguments.partition(": ")
         try:
-            return f"{columns_of(full_table(run), headings.split('; '))} [All columns](full_tables.md#{run})."
+            more = "" if "*" in run else f" [All columns](full_tables.md#{run})."
+            return columns_of(full_table(run), headings.split("; ")) + more
         except (ValueError, OSError) as error:
             _LOG.warning("%s: %s", run, error)
     elif name == "findings":

@@ -77,7 +77,7 @@ def agreement(
         raise ValueError(f"{len(numbers)} groups are more than {_LARGEST}. Pass the image of each caption as groups.")
     order = np.argsort(images, kind="stable")
     counts = (given[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
-    starts = np.searchsorted(images[order], np.arange(len(numbers)))
+    starts: np.ndarray = np.searchsorted(images[order], np.arange(len(numbers)))  # type: ignore[assignment]
     generator = np.random.default_rng(seed)
     G = len(numbers)
     draws = generator.multinomial(G, np.full(G, 1 / G), size=num_bootstrap).astype(np.float64)  # (R, G)
@@ -95,7 +95,7 @@ def agreement(
         )
     if not several:
         return results[""]
-    differences = []
+    differences: list[dict[str, Any]] = []
     for (first, a), (second, b) in itertools.combinations(found.items(), 2) if num_bootstrap else ():
         drawn = a[1:] - b[1:]
         tail = min((drawn <= 0).sum(), (drawn >= 0).sum())
@@ -124,7 +124,8 @@ def _taus(scores: np.ndarray, counts: np.ndarray, starts: np.ndarray, weights: n
     for begin in range(0, len(scores), size):
         rows = slice(begin, begin + size)
         difference = np.sign(scores[rows, None] - scores)  # (rows, N)
-        first, last = np.searchsorted(starts, [begin, min(begin + size, len(scores)) - 1], side="right") - 1
+        ends = [begin, min(begin + size, len(scores)) - 1]
+        first, last = (int(np.searchsorted(starts, end, side="right")) - 1 for end in ends)
         within = np.maximum(starts[first : last + 1] - begin, 0)
         for into, pairs in (
             (concordant, difference * (above[rows] @ counts.T)),

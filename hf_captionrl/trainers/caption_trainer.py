@@ -21,6 +21,7 @@ Private overrides of transformers and TRL, which may break with their next relea
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,8 @@ from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import log_completions, print_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 from hf_captionrl.trainers.publishing import write_training_facts
+
+logger = logging.getLogger(__name__)
 
 
 class EpochCallback(TrainerCallback):
@@ -420,12 +423,29 @@ class CaptionTrainer(ExactResumeTrainer):
         self._memory_tracker.start()
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
         self.log(metrics)
+        self._warn_of_runaway(dataset, metrics, metric_key_prefix)
         if captions is not None and self.args.log_completions and self.is_world_process_zero():
             self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
+
+    def _warn_of_runaway(self, dataset: datasets.Dataset, metrics: Mapping[str, float], prefix: str) -> None:
+        """Warn where captions outgrow the references while fewer find their image: detail that is not in the image."""
+        recall, length = (metrics.get(f"{prefix}_{name}") for name in ("recall_at_1", "length"))
+        seen = [entry for entry in self.state.log_history if f"{prefix}_recall_at_1" in entry]
+        words = [len(text.split()) for texts in references_of(dataset) or [] for text in texts]
+        if recall is None or length is None or not seen or not words or not self.is_world_process_zero():
+            return
+        best, human = max(seen, key=lambda entry: entry[f"{prefix}_recall_at_1"]), sum(words) / len(words)
+        if length > 1.5 * human and recall < 0.8 * best[f"{prefix}_recall_at_1"]:
+            logger.warning(
+                "Captions have %.1f words, the references %.1f, and R@1 fell from %.3f at step %d to %.3f: the captions invent "
+                "details. Keep that checkpoint (metric_for_best_model='recall_at_1'), and use a lower learning_rate, a higher "
+                "mle_weight, or a stronger start.",
+                *(length, human, best[f"{prefix}_recall_at_1"], best["step"], recall),
+            )
 
     def predict(
         self, test_dataset: datasets.Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"

@@ -10,6 +10,7 @@ import graphlib
 import hashlib
 import itertools
 import json
+import platform
 import re
 import shlex
 import shutil
@@ -26,7 +27,6 @@ from typing import Any
 from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
 from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
-from scripts.common import processor_name
 from scripts.reproduction.numbers import look_up
 from scripts.run_seeds import aggregate, aggregate_curves, to_markdown
 
@@ -162,6 +162,14 @@ class Run:
             else:
                 found.append((f"step-{number}-{'-'.join(map(str, seeds))}", text))
         return found
+
+
+def processor_name() -> str:
+    """Name of the processor, or its architecture if the system does not tell the name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def hardware() -> str:

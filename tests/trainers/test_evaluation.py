@@ -65,6 +65,16 @@ def looped_loss(captioner, dataset, seed, *, smile):
     return total / number
 
 
+@pytest.mark.parametrize(("words", "best", "warns"), [(40, 0.9, True), (2, 0.9, False), (40, 0.0, False)])
+def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeypatch, caplog, words, best, warns):
+    trainer = make(tmp_path, scenes, trainer_arguments={"scorer": scorer})
+    captions = [" ".join(["pig"] * words)] * len(scenes["validation"])
+    monkeypatch.setattr(trainer, "_generate", lambda dataset: (captions, [True] * len(captions)))
+    trainer.state.log_history = [{"step": 50, "eval_recall_at_1": best}, {"step": 100, "loss": 1.0}]
+    trainer.evaluate()
+    assert ("at step 50" in caplog.text and "mle_weight" in caplog.text) == warns
+
+
 # The loss
 
 
