@@ -103,8 +103,8 @@ def full_table(run: str) -> str:
         rows = [
             (path.stem.removeprefix(common), json.loads(path.read_text(encoding="utf-8"))["rows"]) for path in paths
         ]
-        record["rows"] = [rows[0][1][0], rows[0][1][-1], *({**found[1], "name": name} for name, found in rows)]
-        record |= {"command": "python scripts/reproduce.py --only photographs --data_root DATA"}
+        trained = [{**found[1], "name": name} for name, found in rows]
+        record |= {"rows": [rows[0][1][0], rows[0][1][-1], *trained], "command": "reproduce.py --only photographs"}
     of_videos = table_columns("emscore", "emscore_references")
     command = with_rows(record.get("command", f"python scripts/reproduce.py --only {run}"))
     further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)

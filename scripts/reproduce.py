@@ -4,7 +4,6 @@
     python scripts/reproduce.py --processes 2                   # run what is missing
     python scripts/reproduce.py --only smile-table-1            # rows or runs by name
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
-    python scripts/reproduce.py --only photographs --data_root DATA --seeds 0 1 2
     python scripts/reproduce.py --check                         # exit code 1 if results are stale or rows of tables are wrong
 
 docs/paper_index.yaml defines the runs. A finished result with the same command, seeds, package version and version of

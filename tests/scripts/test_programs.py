@@ -41,5 +41,5 @@ def test_programs_find_the_modules_they_import(tmp_path):
 
 
 def test_a_program_that_does_not_is_noticed(tmp_path):
-    (tmp_path / "program.py").write_text("from scripts.common import processor_name\n")
+    (tmp_path / "program.py").write_text("from scripts.reproduction.runs import processor_name\n")
     assert "No module named 'scripts'" in start([str(tmp_path / "program.py")], tmp_path)[str(tmp_path / "program.py")]
