@@ -49,6 +49,7 @@ from hf_captionrl.data.features import cached_features, image_hashes
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.ranking import ranks
+from hf_captionrl.retrieval.scorer import tower_in_parts
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer, has_checkpoint
 from hf_captionrl.trainers.policy import refuse_data_parallel
 from hf_captionrl.utils.console import run_main
@@ -292,7 +293,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     @torch.no_grad()
     def encode(images: list[Any]) -> Tensor:
         pixels = processor.image_processor(images, return_tensors="pt")["pixel_values"]
-        return vision(pixels.to(config.device)).pooler_output.flatten(1).cpu()
+        return tower_in_parts(lambda part: vision(part).pooler_output.flatten(1), pixels.to(config.device)).cpu()
 
     pairs = {name: Pairs(cached_features(cache, rows, encode), rows["captions"]) for name, rows in splits.items()}
     with torch.no_grad():  # logits of unit scale at the start, whatever the scale of the features

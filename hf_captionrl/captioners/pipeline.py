@@ -25,6 +25,7 @@ from hf_captionrl.captioners.loading import load_captioner
 from hf_captionrl.data import CachedPixels, cached_features, frames_of, is_video, open_image, sample_frames
 from hf_captionrl.data.features import pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
+from hf_captionrl.retrieval.scorer import tower_in_parts
 
 
 class GeneratedCaptions(NamedTuple):
@@ -131,6 +132,9 @@ def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: i
     else:
         inputs = captioner.encode_images(images)
     with torch.no_grad():
+        if inputs.keys() == {"pixel_values"}:
+            pixels = inputs["pixel_values"].to(captioner.device)
+            return tower_in_parts(lambda part: captioner.image_features(pixel_values=part), pixels).cpu()
         return captioner.image_features(**inputs).cpu()
 
 

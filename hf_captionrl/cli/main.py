@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import is_input_error, keep_freed_memory, one_line, work_offline_without_hub
+from hf_captionrl.utils.console import is_input_error, one_line, work_offline_without_hub
 from hf_captionrl.utils.io import CheckedOutput
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
@@ -296,6 +296,5 @@ def console() -> NoReturn:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
-    keep_freed_memory()
     work_offline_without_hub()
     sys.exit(main())

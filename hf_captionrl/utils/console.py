@@ -6,7 +6,6 @@ Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import logging
 import os
@@ -66,21 +65,6 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def keep_freed_memory() -> None:
-    """Let this process and its children use the memory of freed tensors again, instead of returning it to the system.
-
-    For large tensors on a CPU, glibc asks the system for cleared pages each time: that was three quarters of the time of a
-    convolutional vision tower. Does nothing without glibc, or if the variable MALLOC_MMAP_MAX_ is set.
-    """
-    if sys.platform != "linux" or "MALLOC_MMAP_MAX_" in os.environ:
-        return
-    with contextlib.suppress(AttributeError):  # other C libraries have no mallopt
-        allocator, largest = ctypes.CDLL(None), 2**31 - 1
-        allocator.mallopt(-4, 0)  # M_MMAP_MAX
-        allocator.mallopt(-1, largest)  # M_TRIM_THRESHOLD
-        os.environ |= {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(largest)}
-
-
 def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn:
     """Run a recipe as a program, and end the process with its exit code.
 
@@ -90,7 +74,6 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     shows_traceback = "--traceback" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--traceback"]
     program = program or Path(sys.argv[0]).name
-    keep_freed_memory()
     work_offline_without_hub()
     output = CheckedOutput(sys.stdout or io.StringIO())  # without a stdout the output is discarded, as Python does
     code = 0
