@@ -144,7 +144,9 @@ def _text(benchmark: str, rated: Any, result: dict[str, Any]) -> str:
     for name, row in result["metrics"].items():
         interval = "[{:.1f}, {:.1f}]".format(*(100 * end for end in row["tau_ci"])) if "tau_ci" in row else ""
         tau, published, said = 100 * row["tau"], row["published"], ""
-        if published is not None:
+        if published is not None and name in _WITH_SCORER:
+            said = f"{published:.1f} (CLIP ViT-B/32)"
+        elif published is not None:
             equal = round(tau, 1) == published
             said = f"{published:.1f}, " + ("reproduced" if equal else f"differs by {tau - published:+.1f}")
         lines.append(f"{name:16}{tau:6.1f}  {interval:16}{said}".rstrip())

@@ -94,6 +94,8 @@ def test_the_command(folder, capsys):
     assert len(found["differences"]) == 6
     assert found["metrics"]["clip_score"]["published"] == PUBLISHED["flickr8k-expert"]["clip_score"]
     assert found["metrics"]["command"]["published"] is None
+    assert main(["agreement", *options, "--metrics", "clip_score", "--scorer", "scenes:clip-reward"]) == 0
+    assert "(CLIP ViT-B/32)" in capsys.readouterr().out
     assert main(["agreement", *options, "--output", str(folder / "a.json")]) == 0
     said = capsys.readouterr().out
     assert "published" in said
