@@ -240,7 +240,9 @@ def run_preset(
             told(f"{preset}: seed {seed} is done")
         else:
             told(f"{preset}: seed {seed}")
-            code = caller([sys.executable, "-m", "accelerate.commands.launch", *words, "--resume_from_checkpoint", "true"])
+            code = caller(
+                [sys.executable, "-m", "accelerate.commands.launch", *words, "--resume_from_checkpoint", "true"]
+            )
             if code:
                 return f"exit code {code} of `{command}`"
             write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
