@@ -241,7 +241,7 @@ def run_preset(
         else:
             told(f"{preset}: seed {seed}")
             code = caller(
-                [sys.executable, "-m", "accelerate.commands.launch", *words, "--resume_from_checkpoint", "true"]
+                [sys.executable, "-m", "accelerate.commands.launch", *words, "--resume_from_checkpoint=true"]
             )
             if code:
                 return f"exit code {code} of `{command}`"
