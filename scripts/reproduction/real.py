@@ -11,8 +11,7 @@ The folder (`--data_root`) is laid out as the presets name things:
     vicuna/question.jsonl, vicuna/answer.jsonl, models/judge                  questions, reference answers, a judge
     models/blip-coco-finetuned, models/clipcap-coco ...                       captioners and scorers
 
-A captioner or scorer that another preset makes (`outputs/ndlb/table11/coco/model`) may be there too; otherwise that preset is run
-first.
+A model that another preset makes (`outputs/ndlb/table11/coco/model`) may be there too; otherwise that preset is run first.
 """
 
 from __future__ import annotations
@@ -240,9 +239,8 @@ def run_preset(
             told(f"{preset}: seed {seed} is done")
         else:
             told(f"{preset}: seed {seed}")
-            code = caller(
-                [sys.executable, "-m", "accelerate.commands.launch", *words, "--resume_from_checkpoint=true"]
-            )
+            words.append("--resume_from_checkpoint=true")
+            code = caller([sys.executable, "-m", "accelerate.commands.launch", *words])
             if code:
                 return f"exit code {code} of `{command}`"
             write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
