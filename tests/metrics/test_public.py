@@ -35,6 +35,7 @@ def test_every_result_has_a_signature_with_the_version():
     pairs = (["a dog", "a cat"], [["a dog"], ["a red cat"]])
     words = {"a": ["dog"], "b": ["cat"]}
     results = {
+        "agreement": metrics.agreement([1, 2], [1, 2], num_bootstrap=0),
         "bleu": metrics.bleu(*pairs),
         "caption_diversity": metrics.caption_diversity([["a dog", "a cat"]]),
         "caption_statistics": metrics.caption_statistics(["a dog"]),

@@ -143,4 +143,4 @@ OF_NO_PAPER |= {
     "ndlb/scenes/hacking-diversity",
     "ndlb/scenes/tipping",
 }
-OF_NO_PAPER |= {"mle_clipcap/scenes"}
+OF_NO_PAPER |= {"mle_clipcap/scenes", "scorer/scenes"}
