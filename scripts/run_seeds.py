@@ -28,7 +28,7 @@ BEST_ALPHA = "SLE (best alpha)"
 
 
 def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Every number of every row as `{"mean", "standard_error", "values"}` over seeds; with one seed, the error is None."""
+    """Every number of every row as `{"mean", "standard_error", "values"}` over seeds; with one seed, its `interval` over images."""
     names = [[row["name"] for row in rows] for rows in runs]
     if any(other != names[0] for other in names):
         raise ValueError(f"The runs have different rows: {names}. Run all seeds with the same arguments.")
@@ -42,6 +42,8 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             values = [float(rows[position][key]) for rows in runs]
             error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
             entry[key] = {"mean": float(np.mean(values)), "standard_error": error, "values": values}
+            if len(runs) == 1 and (interval := runs[0][position].get(f"{key}_ci")):
+                entry[key]["interval"] = interval
         result.append(entry)
     return result
 
@@ -97,22 +99,23 @@ def to_markdown(
     further: Sequence[Column] = (*REWARD_COLUMNS, *SAMPLE_COLUMNS),
 ) -> str:
     """The aggregated rows as a Markdown table."""
-    shown = [*COLUMNS, *(column for column in further if any(column.key in row for row in rows))]
+    shown = (*COLUMNS, *(column for column in further if any(column.key in row for row in rows)))
     columns = [(c.key, c.title, c.digits) for c in shown]
     lines = ["| |" + "".join(f" {title} |" for _, title, _ in columns), "|:--|" + "--:|" * len(columns)]
     for row in rows:
         cells = []
         for key, _, digits in columns:
-            found = row.get(key)
-            cells.append("–" if found is None else _cell(found["mean"], found["standard_error"], digits))
+            cells.append(_cell(row[key], digits) if key in row else "–")
         lines.append(f"| {row['name']} |" + "".join(f" {cell} |" for cell in cells))
     said = f"Mean and standard error over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"Seed {seeds[0]}"
     lines += ["", f"{said}. Made by `{command}`.", ""]
     return "\n".join(lines)
 
 
-def _cell(mean: float, error: float | None, digits: int) -> str:
-    return f"{mean:.{digits}f}" if error is None else f"{mean:.{digits}f} ±{error:.{digits}f}"
+def _cell(found: Mapping[str, Any], digits: int) -> str:
+    more = f" ±{found['standard_error']:.{digits}f}" if found["standard_error"] is not None else ""
+    more = f" [{', '.join(f'{end:.{digits}f}' for end in found['interval'])}]" if "interval" in found else more
+    return f"{found['mean']:.{digits}f}{more}"
 
 
 def _of_any_machine(words: Sequence[str]) -> list[str]:

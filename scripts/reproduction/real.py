@@ -71,13 +71,9 @@ def is_embedded(preset: str) -> bool:
 
 def makers_of(preset: str) -> dict[str, str]:
     """The presets that make the captioner from which a preset starts, and its scorers, by option."""
-    settings, found = settings_of(preset), {}
-    for option in (_START, *_SCORERS):
-        model = str(settings.get(option, ""))
-        name = model.removeprefix("outputs/").removesuffix("/model")
-        if model == f"outputs/{name}/model" and name in preset_names():
-            found[option] = name
-    return found
+    values = {option: str(settings_of(preset).get(option, "")) for option in (_START, *_SCORERS)}
+    names = {option: value.removeprefix("outputs/").removesuffix("/model") for option, value in values.items()}
+    return {o: name for o, name in names.items() if values[o] == f"outputs/{name}/model" and name in preset_names()}
 
 
 def _makers_to_run(preset: str, data_root: Path | None) -> dict[str, str]:
@@ -217,8 +213,7 @@ def run_preset(
     The preset that makes its start must have run before, and the one that `until` names, with the place of a number: the entry
     `reached` of the result is the learning curve where it reaches this number, seed by seed. See [`with_makers`].
     """
-    missing = missing_of(preset, data_root)
-    if missing:
+    if missing := missing_of(preset, data_root):
         return f"{', '.join(missing)} not in the data root"
     for option, maker in _makers_to_run(preset, data_root).items():
         if not all(_made(preset, data_root, seed, runs_dir)[option].exists() for seed in seeds):

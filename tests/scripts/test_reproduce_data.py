@@ -12,6 +12,7 @@ from scripts import reproduce
 from scripts.make_paper_index import load_rows, until_of
 from scripts.reproduction import pages, real
 from scripts.reproduction.numbers import measured
+from scripts.run_seeds import aggregate, to_markdown
 
 ROOT = Path(__file__).parents[2]
 NDLB_DATA = (
@@ -227,3 +228,13 @@ def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path):
     assert {preset, reward, held_out} <= set(reproduce._presets(rows))
     rows, _ = reproduce._asked(reproduce.load_rows(), [preset], {})
     assert reproduce._presets(rows) == [preset]
+
+
+def test_the_number_of_one_seed_keeps_its_interval_over_images():
+    row = {"name": "SMILE", "cider_d": 0.4, "cider_d_ci": [0.3, 0.5], "length": 9.0}
+    (one,) = aggregate([[row]])
+    assert one["cider_d"] == {"mean": 0.4, "standard_error": None, "values": [0.4], "interval": [0.3, 0.5]}
+    assert "| 0.400 [0.300, 0.500] |" in to_markdown([one], [0], "run")
+    (two,) = aggregate([[row], [{**row, "cider_d": 0.6}]])
+    assert "interval" not in two["cider_d"]
+    assert "| 0.500 ±0.100 |" in to_markdown([two], [0, 1], "run")
