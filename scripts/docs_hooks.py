@@ -99,10 +99,8 @@ def full_table(run: str) -> str:
     paths = sorted(RESULTS.glob(f"{run}.json"))
     record = json.loads((paths[0] if paths else RESULTS / f"{run}.json").read_text(encoding="utf-8"))
     if "*" in run:  # the start, the references, and what each result trained
-        common = Path(run).name.split("*")[0]
-        rows = [
-            (path.stem.removeprefix(common), json.loads(path.read_text(encoding="utf-8"))["rows"]) for path in paths
-        ]
+        texts = {path.stem.removeprefix(Path(run).name[:-1]): path.read_text(encoding="utf-8") for path in paths}
+        rows = [(name, found) for name, text in texts.items() if len(found := json.loads(text)["rows"]) > 2]
         trained = [{**found[1], "name": name} for name, found in rows]
         record |= {"rows": [rows[0][1][0], rows[0][1][-1], *trained], "command": "reproduce.py --only photographs"}
     of_videos = table_columns("emscore", "emscore_references")

@@ -244,7 +244,8 @@ def run_preset(
     if all(run.get("learning_curves") for run in runs):
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
     # Paths of this machine mean nothing elsewhere.
-    record["commands"] = [text.replace(str(data_root.resolve()), "DATA") for text in commands]
+    places = {str(data_root.resolve()): "DATA", str(runs_dir): "RUNS"}
+    record["commands"] = [functools.reduce(lambda t, p: t.replace(*p), places.items(), text) for text in commands]
     why = None
     if until is not None:
         folder = _folder_of(preset, runs_dir, 0).parent
