@@ -439,7 +439,7 @@ class CaptionTrainer(ExactResumeTrainer):
         if recall is None or length is None or not seen or not words or not self.is_world_process_zero():
             return
         best, human = max(seen, key=lambda entry: entry[f"{prefix}_recall_at_1"]), sum(words) / len(words)
-        if length > 1.5 * human and recall < 0.8 * best[f"{prefix}_recall_at_1"]:
+        if length > 1.25 * human and recall < 0.8 * best[f"{prefix}_recall_at_1"]:
             logger.warning(
                 "Captions have %.1f words, the references %.1f, and R@1 fell from %.3f at step %d to %.3f: the captions invent "
                 "details. Keep that checkpoint (metric_for_best_model='recall_at_1'), and use a lower learning_rate, a higher "
