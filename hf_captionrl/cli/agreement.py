@@ -105,7 +105,8 @@ def _scorer_scores(names: Sequence[str], rated: Any, options: AgreementOptions) 
     pictures = torch.cat(
         [scorer.image_features([Image.open(folder / name).convert("RGB") for name in part]) for part in parts]
     )
-    own = pictures[[images.index(name) for name in rated.images]]
+    place = {name: row for row, name in enumerate(images)}
+    own = pictures[[place[name] for name in rated.images]]
     texts, row_of = encoded(rated.candidates)
     candidates = texts[[row_of[text] for text in rated.candidates]]
     scores = {"clip_score": clip_score(candidates, own)["per_sample"]}

@@ -164,4 +164,3 @@ _READERS: dict[str, Callable[[Path], RatedCaptions]] = {
         folder, "flickr8k-cf", "CrowdFlowerAnnotations.txt", "b", _crowd, keeps_own=True
     ),
 }
-BENCHMARKS = tuple(_READERS)
