@@ -105,8 +105,7 @@ def _scorer_scores(names: Sequence[str], rated: Any, options: AgreementOptions) 
     pictures = torch.cat(
         [scorer.image_features([Image.open(folder / name).convert("RGB") for name in part]) for part in parts]
     )
-    place = {name: row for row, name in enumerate(images)}
-    own = pictures[[place[name] for name in rated.images]]
+    own = pictures[[*map({name: row for row, name in enumerate(images)}.get, rated.images)]]
     texts, row_of = encoded(rated.candidates)
     candidates = texts[[row_of[text] for text in rated.candidates]]
     scores = {"clip_score": clip_score(candidates, own)["per_sample"]}
@@ -148,8 +147,8 @@ def _text(benchmark: str, rated: Any, result: dict[str, Any]) -> str:
         if published is not None and name in _WITH_SCORER:
             said = f"{published:.1f} (CLIP ViT-B/32)"
         elif published is not None:
-            equal = round(tau, 1) == published
-            said = f"{published:.1f}, " + ("reproduced" if equal else f"differs by {tau - published:+.1f}")
+            differs = f"differs by {tau - published:+.1f}" if round(tau, 1) != published else "reproduced"
+            said = f"{published:.1f}, {differs}"
         lines.append(f"{name:16}{tau:6.1f}  {interval:16}{said}".rstrip())
     for row in result["differences"]:
         low, high = (100 * end for end in row["interval"])
