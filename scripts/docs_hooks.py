@@ -93,7 +93,6 @@ def generated_pages() -> dict[str, str]:
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it; of `*-smile`, one row for each such result, by its name."""
     from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, table_columns
-    from scripts.reproduction.runs import with_rows
     from scripts.run_seeds import to_markdown
 
     paths = sorted(RESULTS.glob(f"{run}.json"))
@@ -104,7 +103,7 @@ def full_table(run: str) -> str:
         trained = [{**found[1], "name": name} for name, found in rows]
         record |= {"rows": [rows[0][1][0], rows[0][1][-1], *trained], "command": "reproduce.py --only photographs"}
     of_videos = table_columns("emscore", "emscore_references")
-    command = with_rows(record.get("command", f"python scripts/reproduce.py --only {run}"))
+    command = record.get("command", f"python scripts/reproduce.py --only {run}")
     further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
     return to_markdown(record["rows"], record["seeds"], command, further).strip()
 

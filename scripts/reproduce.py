@@ -25,6 +25,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
+from hf_captionrl.utils.io import installed_versions  # noqa: E402
 from scripts import make_paper_index as index  # noqa: E402
 from scripts.reproduction.real import is_embedded, missing_of, preset_names, result_path, run_preset, with_makers  # noqa: E402
 from scripts.reproduction.runs import Run, execute, finished, in_order, moved_targets, to_run  # noqa: E402
@@ -176,6 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         console.print(_listing(rows, runs, args))
         return 0
+    if args.output == RESULTS and installed_versions().get("git_revision", "").endswith("+changes"):
+        parser.error(
+            "the checkout has changes, so that no revision names what made a result; commit them, or set --output"
+        )
     reasons = _run_all(rows, wanted, runs, args, console)
     for name, why in reasons.items():
         console.print(f"{name}: {why}", markup=False)

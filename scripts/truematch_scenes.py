@@ -2,9 +2,8 @@
 
     python scripts/truematch_scenes.py --folder truematch --output docs/results/truematch_scenes.json
 
-A script reviews the page in headless Chromium. It reads the ids of the images on the page and looks up their facts. It
-presses k if every image differs from the query in at most two facts, and 2 ("Any caption distinguishes them")
-otherwise. How people would decide is not known.
+A bag is kept if every image differs from the query in one or two facts, and otherwise dropped ("Any caption distinguishes them").
+How people would decide is not known.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.apps.truematch.build import load_truematch
-from hf_captionrl.apps.truematch.review import ReviewServer, review_images
+from hf_captionrl.apps.truematch.build import bag_id, load_truematch
 from hf_captionrl.cli import main as captionrl
-from hf_captionrl.data.options import DatasetOptions
+from hf_captionrl.metrics import paired_test
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.io import write_json, write_jsonl
 
@@ -33,17 +31,6 @@ def is_kept(facts: Sequence[Mapping[str, Any]]) -> bool:
     return all(1 <= sum(other[name] != query[name] for name in query) <= 2 for other in facts[1:])
 
 
-def decide_in_browser(browser: Any, address: str, facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Decide on every open bag by pressing keys."""
-    count = "Number(document.getElementById('count').textContent.split(' ')[0])"
-    total = "Number(document.getElementById('count').textContent.split(' ')[2])"
-    browser.open(address)
-    for before in range(*browser.evaluate(f"[{count}, {total}]")):
-        ids = browser.evaluate("[...document.querySelectorAll('#images code')].map((code) => code.textContent)")
-        browser.key("k" if is_kept([facts[i] for i in ids]) else "2")
-        browser.wait(f"{count} === {before + 1}")
-
-
 def _run(*arguments: str) -> None:
     if captionrl(["truematch", *arguments]) != 0:
         raise SystemExit(f"captionrl truematch {' '.join(arguments)} failed")
@@ -51,8 +38,6 @@ def _run(*arguments: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run it all."""
-    from tests.browser import Browser
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("outputs/truematch-scenes"))
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
@@ -65,10 +50,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(arguments.max_images))
     facts = dict(zip(scenes["image_id"][:], scenes["facts"][:], strict=True))
-    rows = review_images(load_truematch(folder), DatasetOptions(dataset=""))
-    with ReviewServer(folder, rows) as server, Browser() as browser:
-        decide_in_browser(browser, server.address, facts)
-    _run("apply", str(folder))
+    bags = load_truematch(folder).bags.bags
+    kept = ["keep" if is_kept([facts[image] for image in bag]) else "drop" for bag in bags]
+    decisions = folder.parent / "decisions.jsonl"
+    write_jsonl(decisions, [{"bag": bag_id(bag), "decision": said} for bag, said in zip(bags, kept, strict=True)])
+    _run("apply", str(folder), "--decisions", str(decisions))
     full = folder.parent / "full_captions.jsonl"
     pairs = zip(scenes["image_id"][:], scenes["full_caption"][:], strict=True)
     write_jsonl(full, [{"image_id": i, "caption": caption} for i, caption in pairs])
@@ -79,9 +65,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     _run("leaderboard", str(folder), str(results / "results.json"))
     measured = json.loads((results / "results.json").read_text(encoding="utf-8"))
-    kept = ("benchmark", "fingerprint", "bags", "review", "num_images", "scorer", "rows", "seed", "versions")
+    hits = measured["hits"]
+    tests = {
+        f"{name} - references": {
+            key: paired_test(hits[name][key]["values"], human["values"], groups=human["groups"])
+            for key, human in hits["references"].items()
+        }
+        for name in MODELS
+    }
+    gains = {
+        pair: {key: {"value": t["difference"], "interval": t["interval"]} for key, t in of_pair.items()}
+        for pair, of_pair in tests.items()
+    }
+    keys = ("benchmark", "fingerprint", "bags", "review", "num_images", "scorer", "rows", "seed", "versions")
     command = f"python scripts/truematch_scenes.py --output {arguments.output}"
-    write_json(arguments.output, {"command": command} | {name: measured[name] for name in kept})
+    write_json(arguments.output, {"command": command} | {key: measured[key] for key in keys} | {"rows_gains": gains})
     print((folder / "leaderboard.md").read_text(encoding="utf-8"))
 
 

@@ -40,6 +40,7 @@ from hf_captionrl.captioners.head_tap import (
 )
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
+from hf_captionrl.losses.smile import is_word_piece
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
 
@@ -675,7 +676,10 @@ class Captioner:
 
     def decode(self, ids: Tensor, mask: Tensor | None = None) -> list[str]:
         """Stripped captions without special tokens; arguments as for `encode_completions`."""
-        return [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in self._caption_ids(ids, mask)]
+        rows = self._caption_ids(ids, mask)
+        texts = [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
+        # After first-token shifting, captions begin with the "##" form of their first word.
+        return [text.removeprefix("##") for text in texts] if is_word_piece(self.tokenizer) else texts
 
     # Scoring
 

@@ -192,12 +192,20 @@ def dense_subset(
 # --- First-token shifting: the second of the two options in SMILE's section 3.3 for the first word of a caption ------
 
 
+def is_word_piece(tokenizer: Any) -> bool:
+    """Whether a tokenizer has `##` forms; by its model, as GPT-2's vocabulary also contains "##" (from Markdown)."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return hasattr(tokenizer, "wordpiece_tokenizer")
+    return type(getattr(backend, "model", None)).__name__ == "WordPiece"
+
+
 def shift_first_token(input_ids: Tensor | None, labels: Tensor, tokenizer: Any) -> tuple[Tensor | None, Tensor]:
     r"""Replaces the first word of each caption with its `##` sub-word form, in input and target.
 
     Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", section 3.3,
     "First-token Shifting": "##a" rarely begins a caption, so the first position is hard even within the subset. Use it
-    with `first_token="smile"`. Captions whose first word has no `##` form in the vocabulary are not changed.
+    with `first_token="smile"`. The captioner then writes "##a", which [`Captioner.decode`] reads as "a". Captions whose first word has no `##` form in the vocabulary are not changed.
 
     Args:
         input_ids (`torch.Tensor` of shape `(B, T)`, *optional*): Decoder input, not shifted against `labels`; None
@@ -208,10 +216,7 @@ def shift_first_token(input_ids: Tensor | None, labels: Tensor, tokenizer: Any) 
     Returns:
         `tuple`: New `(input_ids, labels)`; the arguments are not modified.
     """
-    # The tokenizer's model, not its vocabulary: GPT-2's vocabulary also contains "##" (from Markdown).
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    is_slow = backend is None and hasattr(tokenizer, "wordpiece_tokenizer")
-    if not is_slow and type(getattr(backend, "model", None)).__name__ != "WordPiece":
+    if not is_word_piece(tokenizer):
         raise ValueError(
             f"First-token shifting needs a WordPiece tokenizer (BLIP, GIT, BERT). {type(tokenizer).__name__} is not "
             'one: its vocabulary has no "##" forms. Use first_token="mle" instead.'

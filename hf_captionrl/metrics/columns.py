@@ -77,6 +77,8 @@ TABLE = (  # a suite computes its numbers in this order
            function="set_ndlb_clip_score"),
     _share("hallucination", "Hallucination", "lower", "Hallucination\n", "set_faithfulness"),
     _share("fact_recall", "Fact recall", "higher", "Fact\nrecall", "set_faithfulness"),
+    _share("unmentioned_objects", "Objects that no reference names", "lower", "Objects not\nin references",
+           "set_unmentioned_objects"),
     _share("degenerate", "Degenerate", "lower", "Degenerate\n"),
     # Below every suite.
     Column("std_words", "Words, standard deviation", None, 2, function="set_lengths"),
@@ -124,7 +126,7 @@ _FAITHFULNESS = ("hallucination", "fact_recall")
 SUITES: dict[str, tuple[str, ...]] = {
     "text": (
         *("length", "lexical_diversity", "vocabulary_size", "perplexity", "bleu_1", "bleu_4", "meteor", "rouge_l"),
-        *("cider_d", "spice"),
+        *("cider_d", "spice", "unmentioned_objects"),
     ),
     "smile": (
         *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1"),

@@ -19,6 +19,7 @@ from hf_captionrl.metrics import (
     bootstrap_interval,
     caption_diversity,
     caption_statistics,
+    chair,
     cider_d,
     clip_score,
     faithfulness,
@@ -392,6 +393,21 @@ class SuiteRow:
         for key, above, beside in (("hallucination", "wrong", "right"), ("fact_recall", "recalled", "missed")):
             weights = counts[above] + counts[beside]
             self.mean(key, counts[above], weights=weights, signature=found["signature"], is_share=True)
+
+    def set_unmentioned_objects(self, keys: Sequence[str]) -> None:
+        """COCO's objects that a caption names and no reference does, of all that it names.
+
+        A bound of hallucination from above, because references omit objects.
+        """
+        if self.references is None:
+            return self.missing("no references", *keys)
+        joined = spoken([" . ".join(group) for group in self.references])
+        objects = chair(joined, [()] * len(joined), synonyms="coco")["per_sample"]["mentioned"]
+        found = chair(self.texts, objects, synonyms="coco")
+        if found["chair_i"] is None:
+            return self.missing(found["chair_i_reason"], *keys)
+        wrong, named = (list(map(len, found["per_sample"][key])) for key in ("wrong", "mentioned"))
+        self.mean("unmentioned_objects", wrong, weights=named, signature=found["signature"], is_share=True)
 
     def set_parts(self) -> None:
         """Set `<part>_rd100_recall_at_1` and `<part>_hallucination`: means over the images of each part.

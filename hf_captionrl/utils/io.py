@@ -391,8 +391,10 @@ def _git_revision(package: Path) -> str | None:
         # In a .venv inside another repository, git would give the revision of that repository.
         if Path(git("rev-parse", "--show-toplevel")).resolve() != package.parent:
             return None
-        revision = git("rev-parse", "HEAD")
-        return revision + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+        # Results change no number of other results.
+        inputs = (":(top)", ":(top,exclude)docs/results")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", *inputs)
+        return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from scipy.stats import false_discovery_control
 
 from hf_captionrl.apps.experiments.arguments import read_yaml
-from scripts.reproduction.numbers import Measured, difference, look_up, measured, scaled, shown
+from scripts.reproduction.numbers import (
+    Measured,
+    detectable,
+    difference,
+    measured,
+    p_value,
+    scaled,
+    shown,
+)
 from scripts.reproduction.real import settings_of
 from scripts.reproduction.runs import ROOT, of_older_world
 
 FINDINGS = ROOT / "docs" / "findings.yaml"
 HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
+MIXED, WITHDRAWN = "mixed", "withdrawn"
 UNFINISHED = "not finished"
 
 
@@ -22,17 +33,22 @@ def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
     return read_yaml(path)
 
 
-def verdict(found: Measured, expected: str) -> str:
-    """Whether a difference is as a finding says."""
-    if expected not in (">", "<", "="):
+def verdict(found: Measured, expected: str, margin: float | None = None) -> str:
+    """Whether a difference is as a finding says; `margin` is the largest difference that counts as none (`=`)."""
+    if expected not in (">", "<", "=") or (margin is not None and expected != "="):
         raise ValueError(
-            f"expected ({expected!r}) must be '>', '<' or '='. Say what the paper claims of first minus second."
+            f"expected ({expected!r}) must be '>', '<' or '=', and margin ({margin!r}) goes with '='. Say what the paper claims "
+            "of first minus second."
         )
     same_for_every_seed = len(found.values) > 1 and found.low is None
     low = found.value if same_for_every_seed else found.low
     high = found.value if same_for_every_seed else found.high
     if low is None or high is None:
         return OPEN
+    if margin is not None:  # two one-sided tests
+        if -margin < low and high < margin:
+            return HOLDS
+        return FAILS if low > margin or high < -margin else OPEN
     above, below = low > 1e-9, high < -1e-9
     if expected == "=":
         return FAILS if above or below else UNSEEN
@@ -60,26 +76,15 @@ def _runs_of(compare: Mapping[str, Any]) -> list[str]:
     return [compare[key] for key in ("run", "second_run") if key in compare]
 
 
-def is_pending(compare: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
-    """Whether a comparison waits for a new run: its preset got the column after the result was made."""
-    if "pending" not in compare:
-        return False
-    for run, key in ((compare["run"], "first"), (compare.get("second_run", compare["run"]), "second")):
-        place, _, column = compare[key].rpartition("/")
-        if column not in look_up(place, results[run]):
-            return True
-    return False
-
-
 def _of_all(verdicts: Sequence[str]) -> str:
-    if not verdicts:
+    found = set(verdicts)
+    if not found:
         return MISSING
-    if len(set(verdicts)) == 1:
+    if len(found) == 1:
         return verdicts[0]
-    if set(verdicts) <= {HOLDS, UNSEEN}:
-        return HOLDS
-    # That no difference was seen supports no claim by itself.
-    return "holds in part" if HOLDS in verdicts else OPEN if FAILS not in verdicts else f"{OPEN} or {FAILS}"
+    if HOLDS in found:
+        return MIXED if FAILS in found else f"{HOLDS} in part"
+    return f"{OPEN} or {FAILS}" if FAILS in found else OPEN
 
 
 def _filled(text: str, results: Mapping[str, Any]) -> str:
@@ -96,30 +101,64 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+):([^{}]+)\}", number, text)
 
 
-def _lines(finding: Mapping[str, Any], results: Mapping[str, Any]) -> tuple[str, list[str]]:
-    lines, verdicts, missing = [], [], 0
+class Comparison(NamedTuple):
+    """A comparison of a finding: both sides as text, their difference, and the verdict."""
+
+    compare: Mapping[str, Any]
+    first: str
+    second: str
+    found: Measured
+    verdict: str
+
+
+def _compared(finding: Mapping[str, Any], results: Mapping[str, Any]) -> list[Comparison]:
+    """The comparisons of a finding that can be made."""
+    made = []
     for compare in finding.get("compare", ()):
-        of_results = {results[run].get("world", "1") if run in results else None for run in _runs_of(compare)}
-        if None in of_results or len(of_results) > 1:  # numbers of different worlds cannot be compared
-            missing += 1
-            continue
-        if is_pending(compare, results):
-            missing += 1
-            continue
-        first, second, found = _sides(compare, results)
-        verdicts.append(verdict(found, compare["expect"]))
+        worlds = {results[run].get("world", "1") if run in results else None for run in _runs_of(compare)}
+        # Numbers of different worlds cannot be compared.
+        if None not in worlds and len(worlds) == 1:
+            first, second, found = _sides(compare, results)
+            said = verdict(found, compare["expect"], compare.get("margin"))
+            made.append(Comparison(compare, first, second, found, WITHDRAWN if finding.get("withdrawn") else said))
+    return made
+
+
+def _said(finding: Mapping[str, Any], made: Sequence[Comparison]) -> str:
+    if made and len(made) < len(finding["compare"]):
+        return UNFINISHED
+    return _of_all([comparison.verdict for comparison in made])
+
+
+def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
+    """The p-value of each difference after Benjamini and Hochberg's correction for all of them, by the id of its entry."""
+    p_values = {id(c.compare): p_value(c.found) for c in made if c.verdict != WITHDRAWN}
+    known = {key: value for key, value in p_values.items() if value is not None}
+    return dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True)) if known else {}
+
+
+def _lines(made: Sequence[Comparison], of_page: Mapping[int, float], results: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for compare, first, second, found, said in made:
         interval = "no interval"
         if found.low is not None and found.high is not None:
             interval = f"{shown(found.low)} to {shown(found.high)}"
         elif len(found.values) > 1:
             interval = "same for every seed"
         claim = {">": "first is larger", "<": "first is smaller", "=": "no difference"}[compare["expect"]]
+        claim += f" (±{shown(compare['margin'])})" if "margin" in compare else ""
         what = compare["what"] + of_older_world(*(results[run] for run in _runs_of(compare)))
-        cells = [what, first, second, f"{shown(found.value)} [{interval}]", claim, verdicts[-1]]
+        corrected = of_page.get(id(compare))
+        least = detectable(found) if said in (OPEN, UNSEEN) else None
+        said += "" if least is None else f" (detectable: {shown(least)})"
+        chance = "" if corrected is None else "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
+        cells = [what, first, second, f"{shown(found.value)} [{interval}]", chance, claim, said]
         lines.append(f"| {' | '.join(cells)} |")
-    head = ["| | first | second | first - second [95 % interval] | claim | verdict |", "|:--|--:|--:|--:|:--|:--|"]
-    said = UNFINISHED if lines and missing else _of_all(verdicts)
-    return said, [*head, *lines, ""] if lines else []
+    head = [
+        "| | first | second | first - second [95 % interval] | corrected p | claim | verdict |",
+        "|:--|--:|--:|--:|--:|:--|:--|",
+    ]
+    return [*head, *lines, ""] if lines else []
 
 
 def _why(finding: Mapping[str, Any], lines: Sequence[str], results: Mapping[str, Any]) -> str:
@@ -147,7 +186,7 @@ def _naming(paper: str, kind: str, number: str) -> list[Mapping[str, Any]]:
 
 def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) -> list[str]:
     """Verdicts of the findings that name a table or figure of a paper."""
-    return [_lines(finding, results)[0] for finding in _naming(paper, kind, number)]
+    return [_said(finding, _compared(finding, results)) for finding in _naming(paper, kind, number)]
 
 
 def _places_of(compare: Mapping[str, Any]) -> set[tuple[str, str]]:
@@ -163,33 +202,21 @@ def verdicts_of_row(
     table: tuple[str, str, str], run: str, place: str, results: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """What the findings that name a table `(paper, kind, number)` compare with a row of a result, and each verdict."""
-    found = []
-    for finding in _naming(*table):
-        for compare in finding.get("compare", ()):
-            worlds = {results[name].get("world", "1") if name in results else None for name in _runs_of(compare)}
-            if None in worlds or len(worlds) > 1 or is_pending(compare, results):
-                continue
-            if (run, place) in _places_of(compare):
-                found.append((compare["what"], verdict(_sides(compare, results)[2], compare["expect"])))
-    return found
+    return [
+        (comparison.compare["what"], comparison.verdict)
+        for finding in _naming(*table)
+        for comparison in _compared(finding, results)
+        if (run, place) in _places_of(comparison.compare)
+    ]
 
 
 PAGE = """# Findings: {title}
 
 {intro}
 
-The verdicts are computed from the 95 % interval of first minus second (Student's t over pairs with the same seed, or a bootstrap over
-images):
-
-| verdict | the 95 % interval of the difference |
-|:--|:--|
-| holds | is entirely on the side that the paper states |
-| does not hold | is entirely on the other side |
-| open | contains 0 |
-| no difference seen | contains 0, and the paper states no difference; differences smaller than the interval cannot be detected |
-| holds in part | of some lines of the table is on the side that the paper states, but not of all |
-| open or does not hold | of no line is on that side, and of at least one it is on the other |
-| not finished | some of its runs are missing, or lack a column that they get when they are run again; the table has the others |
+[What the verdicts mean](findings.md). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
+Corrected p: the p-value after Benjamini and Hochberg's correction for the {number} differences of this page. {survive} of {significant} intervals \
+that exclude 0 remain significant (p < 0.05).
 
 {summary}
 {body}
@@ -200,21 +227,26 @@ Generated by `python scripts/reproduce.py --pages` from {sources}.
 
 def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """One page per paper, as Markdown by file name."""
-    made = {}
+    written = {}
     for paper, page in (load_findings() if findings is None else findings).items():
+        made = [_compared(finding, results) for finding in page["findings"]]
+        corrected = adjusted(compared := [comparison for of_finding in made for comparison in of_finding])
+        significant = [c for c in compared if id(c.compare) in corrected and (p_value(c.found) or 0.0) < 0.05]
         body, summary = [], ["| | finding | in the paper | embedded world |", "|--:|:--|:--|:--|"]
-        for number, finding in enumerate(page["findings"], 1):
-            said, lines = _lines(finding, results)
+        for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
+            said, lines = _said(finding, of_finding), _lines(of_finding, corrected, results)
             summary.append(f"| {number} | {finding['claim']} | {finding.get('paper', '')} | **{said}** |")
             body += ["", f"## {number}. {finding['claim']}", "", *lines]
             body.append(f"**{said.capitalize()}.** {_why(finding, lines, results)}")
-        compared = [compare for finding in page["findings"] for compare in finding.get("compare", ())]
-        runs = dict.fromkeys(run for compare in compared for run in _runs_of(compare))
-        made[f"findings_{paper}.md"] = PAGE.format(
+        runs = dict.fromkeys(run for comparison in compared for run in _runs_of(comparison.compare))
+        written[f"findings_{paper}.md"] = PAGE.format(
             title=page["title"],
             intro=_filled(page["intro"], results),
             summary="\n".join(summary),
             body="\n".join(body),
+            number=len(corrected),
+            survive=sum(corrected[id(c.compare)] < 0.05 for c in significant),
+            significant=len(significant),
             sources=", ".join(f"[{name}](results/{name}.json)" for name in runs if name in results),
         )
-    return made
+    return written

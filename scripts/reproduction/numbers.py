@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy.stats import norm
 from scipy.stats import t as student
 
 _NORMAL = 1.959964
@@ -95,15 +96,40 @@ def scaled(number: Measured, times: float) -> Measured:
 
 
 def difference(more: Measured, less: Measured) -> Measured:
-    """`more` minus `less`, paired by seed where both have seeds."""
+    """`more` minus `less`, paired by seed where both have seeds.
+
+    Errors of two numbers without seeds count as independent. A result with a paired difference of the same images has a
+    smaller error: compare that one.
+    """
     if more.values and len(more.values) == len(less.values):
         return seed_interval([a - b for a, b in zip(more.values, less.values, strict=True)])
-    ends = (more.low, more.high, less.low, less.high)
     value = more.value - less.value
-    if None in ends:
+    if more.low is None or more.high is None or less.low is None or less.high is None:
         return Measured(value)
-    low, high = float(more.low or 0) - float(less.high or 0), float(more.high or 0) - float(less.low or 0)
-    return Measured(value, low, high) if low > 0 or high < 0 else Measured(value, min(low, 0.0), max(high, 0.0))
+    half = math.hypot(more.high - more.low, less.high - less.low) / 2
+    return Measured(value, value - half, value + half)
+
+
+def p_value(number: Measured) -> float | None:
+    """Two-sided p-value of 0: of Student's t over seeds, else of the normal distribution with the interval's width."""
+    if number.low is None or number.high is None:
+        return None
+    errors = abs(number.value) / _standard_error(number)
+    return float(2 * (student.sf(errors, len(number.values) - 1) if number.values else norm.sf(errors)))
+
+
+def detectable(number: Measured, power: float = 0.8) -> float | None:
+    """The smallest true difference that as many seeds or images would have shown, with a probability of `power`."""
+    if number.low is None or number.high is None:
+        return None
+    at = student(len(number.values) - 1) if number.values else norm
+    return float((at.ppf(0.975) + at.ppf(power)) * _standard_error(number))
+
+
+def _standard_error(number: Measured) -> float:
+    assert None not in (number.low, number.high)  # nosec B101
+    widths = 2 * float(student.ppf(0.975, len(number.values) - 1)) if number.values else 2 * _NORMAL
+    return (float(number.high or 0) - float(number.low or 0)) / widths
 
 
 def shown(number: float) -> str:

@@ -10,6 +10,7 @@ import graphlib
 import hashlib
 import itertools
 import json
+import os
 import platform
 import re
 import shlex
@@ -25,17 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
-from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS
-from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
+from hf_captionrl.utils.io import installed_versions, write_json
 from scripts.reproduction.numbers import look_up
-from scripts.run_seeds import aggregate, aggregate_curves, to_markdown
+from scripts.run_seeds import aggregate, aggregate_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
 _DIGESTS = ROOT / "docs" / "results" / "scenes_digests.json"
 _EACH = "for each seed s: "
-_OLD_CONFIG = re.compile(r"--config recipes/configs/(smile|self_retrieval)_blip/scenes_(\w+)\.yaml")
-_PAPER = {"smile": "smile", "self_retrieval": "ndlb"}
 
 Caller = Callable[..., int]
 
@@ -173,16 +171,12 @@ def processor_name() -> str:
 
 
 def hardware() -> str:
-    """Processor, and GPU if there is one."""
+    """Processor with the vector instructions and threads that torch uses, on which the last digits depend; GPU if there is one."""
     import torch
 
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return processor_name() + gpu
-
-
-def with_rows(text: str) -> str:
-    """Text of a committed result with `--row` in place of the configuration files that were commands before there were rows."""
-    return _OLD_CONFIG.sub(lambda old: f"--row {_PAPER[old[1]]}/scenes/{old[2].replace('_', '-')}", text)
+    gpu = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    threads = f"{torch.get_num_threads()} threads of {os.cpu_count()}"
+    return ", ".join([processor_name(), torch.backends.cpu.get_cpu_capability(), threads, *gpu])
 
 
 def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
@@ -197,7 +191,6 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
     asked = run.recorded(seeds, said_of(path.with_suffix("")))
     made = record.get("versions", {}).get("hf_captionrl", version("hf_captionrl"))
     recorded = record.get("command", record.get("commands", asked))
-    recorded = with_rows(recorded) if isinstance(recorded, str) else [with_rows(command) for command in recorded]
     same = recorded == asked and list(record.get("seeds", ())) == list(seeds)
     return record if same and made == version("hf_captionrl") else None
 
@@ -314,9 +307,6 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
             record["learning_curves"] = aggregate_curves(curves)
         if targets:
             record["until"] = {title: [of_seed[seed][1] for seed in seeds] for title, of_seed in targets.items()}
-        columns = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS)
-        table = to_markdown(record["rows"], list(seeds), f"python scripts/reproduce.py --only {run.name}", columns)
-        atomic_write_text(path.with_suffix(".md"), table)
     else:
         record = json.loads(path.read_text(encoding="utf-8"))
         record["command"] = run.recorded(seeds, name)

@@ -102,9 +102,6 @@ def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
     record = finished(run, [0, 1], tmp_path)
     assert measured("rows/after/x", record).values == (2.0, 3.0)
     assert measured("rows/before/x", record).value == 1.0
-    table = (tmp_path / "g.md").read_text()
-    assert "| before |" in table
-    assert "Made by `python scripts/reproduce.py --only g`" in table
 
 
 def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):

@@ -34,7 +34,6 @@ from hf_captionrl.utils.model_files import model_path
 from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.apps.truematch.conftest import IMAGES, build, truematch
-from tests.browser import CHROMIUM
 from tests.tolerances import close
 
 ROOT = Path(__file__).parents[3]
@@ -284,8 +283,7 @@ def test_commands_of_the_docs_page_run(tmp_path, monkeypatch, capsys, cache):
     assert ran == ["build", "review", "apply", "evaluate", "leaderboard"]
 
 
-@pytest.mark.slow  # a browser and two captioners; its parts have quick tests
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.slow  # two captioners; its parts have quick tests
 def test_script_writes_the_result(tmp_path):
     folder, output = tmp_path / "truematch-scenes", tmp_path / "result.json"
     truematch_scenes.main(["--folder", str(folder), "--output", str(output), "--max_images", "60"])
