@@ -108,8 +108,8 @@ def run_name(config: SLEConfig) -> str:
     if config.alpha == 1.0:
         return f"SLL-ME ({entropy})" if config.entropy_weight else SLL
     notes = [f"alpha={config.alpha:g}"]
-    if config.diversity == "multi_reference":
-        notes.append("multi-reference")
+    if config.diversity != "pairwise":
+        notes.append(config.diversity.replace("_", "-"))
     elif config.distance != "bleu34":
         notes.append(config.distance)
     return f"SLE ({', '.join([*notes, entropy] if config.entropy_weight else notes)})"

@@ -91,10 +91,11 @@ class DiversityOptions:
         "bleu34",
         "Distance between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4), 'edit' or 'embedding'.",
     )
-    diversity: Literal["pairwise", "multi_reference"] = documented(
+    diversity: Literal["pairwise", "unbiased", "multi_reference"] = documented(
         "pairwise",
-        "Diversity of a caption: 'pairwise', the paper's, or 'multi_reference', that of the code of 2018: minus the "
-        "BLEU against all the other captions at once, with a baseline of at least -0.5.",
+        "Diversity of a caption: 'pairwise', the paper's, whose gradient is (s-1)(s-2)/s^2 of that of the mean distance; "
+        "'unbiased', without this factor; or 'multi_reference', that of the code of 2018: minus the BLEU against all "
+        "the other captions at once, with a baseline of at least -0.5.",
     )
 
 
@@ -105,6 +106,11 @@ class PairwiseDiversity(DiversityOptions, Reward):
 
     Reference: SLE, Eq. 11-16. Reward of caption j: `(2/s) sum_k d(y_j, y_k)`; its baseline is the mean over the
     captions of the image, `(2/s^2) sum_jk d`, which matches the factor 2.
+
+    The gradient of the mean distance of two samples is `E[(d(y, y') + d(y', y)) grad log p(y)]`. Of a symmetric distance, the
+    paper's estimate is (s-1)(s-2)/s^2 of it (0.48 at s = 5): the sums contain `d(y_j, y_j) = 0`, and the baseline depends on
+    `y_j`. `diversity="unbiased"` rewards `s/((s-1)(s-2)) sum_k (d(y_j, y_k) + d(y_k, y_j))`, which with the same baseline is
+    the estimate with the mean over the pairs of the other captions as baseline, for any distance.
 
     Args:
         distance: `"bleu34"`, `"edit"`, `"embedding"` (one minus the cosine of a text encoder), or a callable from a
@@ -127,7 +133,7 @@ class PairwiseDiversity(DiversityOptions, Reward):
             raise ValueError(f"distance is {self.distance!r}. Use 'bleu34', 'edit', 'embedding' or a callable.")
         if self.diversity == "multi_reference" and self.distance != "bleu34":
             raise ValueError("diversity='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
-        self.baseline = "group_mean" if self.diversity == "pairwise" else "group_floor"
+        self.baseline = "group_floor" if self.diversity == "multi_reference" else "group_mean"
 
     def describe(self) -> str:
         if self.diversity == "multi_reference":
@@ -177,7 +183,12 @@ class PairwiseDiversity(DiversityOptions, Reward):
             groups = torch.arange(len(context.rows), device=context.ids.device).repeat_interleave(context.group_size)
             batch = TokenBatch.from_ids(context.ids, self._counted(context))
             return -bleu_scores(*sibling_bleu(batch, groups))[:, 2:].mean(1)
-        return (2.0 / context.group_size * self.distances(context).sum(2)).flatten()
+        size, distances = context.group_size, self.distances(context)  # (B, G, G)
+        if self.diversity == "pairwise":
+            return (2.0 / size * distances.sum(2)).flatten()
+        if size < 3:
+            raise ValueError(f"diversity='unbiased' needs num_generations of 3 or more, got {size}.")
+        return (size / ((size - 1) * (size - 2)) * (distances.sum(2) + distances.sum(1))).flatten()
 
 
 # --- CIDEr-D of the completions against the references of their images, on the policy's tokens -----------------------

@@ -64,8 +64,11 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.alpha < 1.0 and self.num_generations < 2:
-            raise ValueError(f"num_generations is {self.num_generations}. Use 2 or more (the paper: 5), or alpha=1.")
+        least = 3 if self.diversity == "unbiased" else 2
+        if self.alpha < 1.0 and self.num_generations < least:
+            raise ValueError(
+                f"num_generations is {self.num_generations}. Use {least} or more (the paper: 5), or alpha=1."
+            )
         self.make_rewards()
         if self.alpha < 1.0 and self.num_generations == 2 and self.diversity == "pairwise":
             warnings.warn(
