@@ -101,14 +101,38 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+):([^{}]+)\}", number, text)
 
 
+_RECALL = re.compile(r"(.+/)(bag_\d|rd100|pool)_recall_at_1")
+LISTENERS = {
+    "reward scorer": lambda images: f"reward_{images}_recall_at_1",
+    "truth": lambda images: f"{images if images.startswith('bag') else 'bag_7'}_truth_recall_at_1",
+}
+"""Who else finds the image from the caption, and the key of its recall; the truth checker does in bags alone."""
+
+
 class Comparison(NamedTuple):
-    """A comparison of a finding: both sides as text, their difference, and the verdict."""
+    """A comparison of a finding: both sides as text, their difference and the verdict; of recall, also by other listeners."""
 
     compare: Mapping[str, Any]
     first: str
     second: str
     found: Measured
     verdict: str
+    heard: Mapping[str, tuple[Measured, str]]
+
+
+def _heard(compare: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, tuple[Measured, str]]:
+    """The difference and its verdict by each of the other listeners that a result has."""
+    sides = {side: _RECALL.fullmatch(compare.get(side, "")) for side in ("first", "second")}
+    found = {}
+    for listener, key in LISTENERS.items():
+        places = {side: match[1] + key(match[2]) for side, match in sides.items() if match}
+        try:
+            number = _sides({**compare, **places}, results)[2] if len(places) == 2 else None
+        except KeyError:  # a result without this listener
+            continue
+        if number is not None:
+            found[listener] = number, verdict(number, compare["expect"], compare.get("margin"))
+    return found
 
 
 def _compared(finding: Mapping[str, Any], results: Mapping[str, Any]) -> list[Comparison]:
@@ -120,7 +144,9 @@ def _compared(finding: Mapping[str, Any], results: Mapping[str, Any]) -> list[Co
         if None not in worlds and len(worlds) == 1:
             first, second, found = _sides(compare, results)
             said = verdict(found, compare["expect"], compare.get("margin"))
-            made.append(Comparison(compare, first, second, found, WITHDRAWN if finding.get("withdrawn") else said))
+            heard = {} if finding.get("withdrawn") else _heard(compare, results)
+            said = WITHDRAWN if finding.get("withdrawn") else said
+            made.append(Comparison(compare, first, second, found, said, heard))
     return made
 
 
@@ -130,6 +156,14 @@ def _said(finding: Mapping[str, Any], made: Sequence[Comparison]) -> str:
     return _of_all([comparison.verdict for comparison in made])
 
 
+def _by_listener(made: Sequence[Comparison]) -> str:
+    """The verdict on the comparisons of recall by each of the other listeners, in a clause; empty if there are none."""
+    verdicts = {name: [c.heard[name][1] for c in made if name in c.heard] for name in LISTENERS}
+    return "; ".join(f"by the {name}: {_of_all(said)}" for name, said in verdicts.items() if said).replace(
+        "the truth", "truth"
+    )
+
+
 def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
     """The p-value of each difference after Benjamini and Hochberg's correction for all of them, by the id of its entry."""
     p_values = {id(c.compare): p_value(c.found) for c in made if c.verdict != WITHDRAWN}
@@ -137,14 +171,17 @@ def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
     return dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True)) if known else {}
 
 
+def _with_interval(number: Measured) -> str:
+    interval = "same for every seed" if len(number.values) > 1 else "no interval"
+    if number.low is not None and number.high is not None:
+        interval = f"{shown(number.low)} to {shown(number.high)}"
+    return f"{shown(number.value)} [{interval}]"
+
+
 def _lines(made: Sequence[Comparison], of_page: Mapping[int, float], results: Mapping[str, Any]) -> list[str]:
     lines = []
-    for compare, first, second, found, said in made:
-        interval = "no interval"
-        if found.low is not None and found.high is not None:
-            interval = f"{shown(found.low)} to {shown(found.high)}"
-        elif len(found.values) > 1:
-            interval = "same for every seed"
+    listeners = [name for name in LISTENERS if any(name in comparison.heard for comparison in made)]
+    for compare, first, second, found, said, heard in made:
         claim = {">": "first is larger", "<": "first is smaller", "=": "no difference"}[compare["expect"]]
         claim += f" (±{shown(compare['margin'])})" if "margin" in compare else ""
         what = compare["what"] + of_older_world(*(results[run] for run in _runs_of(compare)))
@@ -152,12 +189,13 @@ def _lines(made: Sequence[Comparison], of_page: Mapping[int, float], results: Ma
         least = detectable(found) if said in (OPEN, UNSEEN) else None
         said += "" if least is None else f" (detectable: {shown(least)})"
         chance = "" if corrected is None else "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
-        cells = [what, first, second, f"{shown(found.value)} [{interval}]", chance, claim, said]
+        cells = [what, first, second, _with_interval(found), chance, claim, said]
+        by_others = (heard.get(name) for name in listeners)
+        cells += ["" if other is None else f"{_with_interval(other[0])} {other[1]}" for other in by_others]
         lines.append(f"| {' | '.join(cells)} |")
-    head = [
-        "| | first | second | first - second [95 % interval] | corrected p | claim | verdict |",
-        "|:--|--:|--:|--:|--:|:--|:--|",
-    ]
+    columns = ["first", "second", "first - second [95 % interval]", "corrected p", "claim", "verdict"]
+    columns += [f"by {'the ' if name != 'truth' else ''}{name}" for name in listeners]
+    head = [f"| | {' | '.join(columns)} |", f"|:--|--:|--:|--:|--:|:--|:--|{':--|' * len(listeners)}"]
     return [*head, *lines, ""] if lines else []
 
 
@@ -214,7 +252,8 @@ PAGE = """# Findings: {title}
 
 {intro}
 
-[What the verdicts mean](findings.md). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
+[What the verdicts mean](findings.md). Recall is by the held-out scorer; beside it stand the reward scorer and the truth checker (in bags of 7 where the
+comparison is not of bags). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
 Corrected p: the p-value after Benjamini and Hochberg's correction for the {number} differences of this page. {survive} of {significant} intervals \
 that exclude 0 remain significant (p < 0.05).
 
@@ -232,10 +271,13 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
         made = [_compared(finding, results) for finding in page["findings"]]
         corrected = adjusted(compared := [comparison for of_finding in made for comparison in of_finding])
         significant = [c for c in compared if id(c.compare) in corrected and (p_value(c.found) or 0.0) < 0.05]
-        body, summary = [], ["| | finding | in the paper | embedded world |", "|--:|:--|:--|:--|"]
+        body, summary = [], ["| | finding | in the paper | embedded world | recall |", "|--:|:--|:--|:--|:--|"]
         for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
             said, lines = _said(finding, of_finding), _lines(of_finding, corrected, results)
-            summary.append(f"| {number} | {finding['claim']} | {finding.get('paper', '')} | **{said}** |")
+            by_others = _by_listener(of_finding)
+            summary.append(
+                f"| {number} | {finding['claim']} | {finding.get('paper', '')} | **{said}** | {by_others} |"
+            )
             body += ["", f"## {number}. {finding['claim']}", "", *lines]
             body.append(f"**{said.capitalize()}.** {_why(finding, lines, results)}")
         runs = dict.fromkeys(run for comparison in compared for run in _runs_of(comparison.compare))

@@ -113,3 +113,24 @@ def test_a_result_of_a_checkout_with_changes_is_refused(monkeypatch, capsys):
     assert "--output" in capsys.readouterr().err
     monkeypatch.setattr(reproduce, "installed_versions", lambda: {"git_revision": "0a4a3f1a"})
     assert reproduce.main(["--only", "smile-table-1"]) == 0
+
+
+def test_recall_is_also_told_by_the_other_listeners():
+    """More images by the held-out scorer, fewer by the reward scorer; by truth in bags of 7, where the comparison is of 100."""
+    keys = ("rd100_recall_at_1", "reward_rd100_recall_at_1", "bag_7_truth_recall_at_1")
+    numbers = {"base": [0.5, 0.52, 0.51], "up": [0.7, 0.71, 0.72], "down": [0.2, 0.21, 0.23]}
+
+    def row(name, *by):
+        return {"name": name} | {key: {"values": numbers[way]} for key, way in zip(keys, by, strict=True)}
+
+    results = {"r": {"seeds": [0, 1, 2], "rows": [row("MLE", *["base"] * 3), row("SR", "up", "down", "up")]}}
+    compare = {"what": "x", "run": "r", "expect": ">"}
+    compare |= {side: f"rows/{name}/rd100_recall_at_1" for side, name in (("first", "SR"), ("second", "MLE"))}
+    finding = {"claim": "c", "compare": [compare], "why": "w"}
+    page = {"p": {"title": "P", "intro": "", "findings": [finding]}}
+    text = findings.pages(results, page)["findings_p.md"]
+    assert "| **holds** | by the reward scorer: does not hold; by truth: holds |" in text
+    assert "first is larger | holds | -0.297 [" in text
+    for row in results["r"]["rows"]:
+        del row["reward_rd100_recall_at_1"]
+    assert "| **holds** | by truth: holds |" in findings.pages(results, page)["findings_p.md"]
