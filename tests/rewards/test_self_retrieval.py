@@ -1,4 +1,4 @@
-"""Tests."""
+"""The self-retrieval reward equals plain loops, enumeration and the authors' numbers, also with a bank of distractors."""
 
 import asyncio
 import itertools
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_captionrl.retrieval import FeatureCache, NeighbourFile
+from hf_captionrl.retrieval import NeighbourFile
 from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, WeightedRewards, retrieval_rewards
 from hf_captionrl.rewards.self_retrieval import _with_random
 from tests.rewards.conftest import TableScorer
 from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "self_retrieval_reward.json").read_text())
-KINDS = {"log_prob": "DiscriminativeLoss", "accuracy": "AccuracyLoss", "cosine": "SimilarityLoss"}
+
 ROWS = [7, 2, 5, 0, 3, 6]  # of eight training images
 G = 2
 
@@ -53,17 +53,14 @@ def plain(scorer, caption: str, own: int, compared: list[int], kind: str, scale:
     return scale * cosine(own) - largest - math.log(total)
 
 
-# The function
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize(("key", "scale"), [("cosine_times_100_as_coded", 100.0), ("raw_cosine_paper_literal", 1.0)])
-def test_equals_the_authors_numbers(kind, key, scale):
+def test_equals_the_authors_numbers(key, scale):
     """The authors' values are losses, and their similarities include the scale of 100."""
     similarity = torch.tensor(VECTORS["text_features"]) @ torch.tensor(VECTORS["image_features"]).T
-    found = retrieval_rewards(similarity, torch.arange(6), kind, scale)
-    expected = -torch.tensor(VECTORS[key][KINDS[kind]]["loss"])
-    assert_close(found, expected / scale if kind == "cosine" else expected, ulps=32)
+    for kind, loss in (("log_prob", "DiscriminativeLoss"), ("accuracy", "AccuracyLoss"), ("cosine", "SimilarityLoss")):
+        found = retrieval_rewards(similarity, torch.arange(6), kind, scale)
+        expected = -torch.tensor(VECTORS[key][loss]["loss"])
+        assert_close(found, expected / scale if kind == "cosine" else expected, ulps=32)
 
 
 def test_a_tie_is_not_a_success():
@@ -76,18 +73,9 @@ def test_a_tie_is_not_a_success():
     assert float(tied[0]) == close(-math.log(2), dtype="float32")
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
-def test_nan_stays_nan_and_does_not_affect_other_captions(kind):
-    similarity = torch.tensor([[0.5, 0.2], [math.nan, math.nan]])
-    found = retrieval_rewards(similarity, torch.tensor([0, 1]), kind, 10.0)
-    assert found.isnan().tolist() == [False, True]
-
-
-# The reward
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("scope", ["batch", "bag", "hard"])
+@pytest.mark.parametrize(
+    ("kind", "scope"), [("log_prob", "batch"), ("log_prob", "bag"), ("accuracy", "hard"), ("cosine", "batch")]
+)
 def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
     scorer, captions = world()
     reward = ready(rollouts, scorer, reward_kind=kind, distractor_scope=scope, num_hard_distractors=2, bags=True)
@@ -115,7 +103,7 @@ def test_too_many_hard_distractors_are_the_whole_batch(rollouts):
     assert whole.undefined(contexts[0]) == hard.undefined(contexts[1]) == pytest.approx(-2 * math.log(6))
 
 
-@pytest.mark.parametrize(("given", "scale"), [("code", 100.0), ("paper", 1.0), (1.0, 1.0), ("7.5", 7.5)])
+@pytest.mark.parametrize(("given", "scale"), [("code", 100.0), ("paper", 1.0), ("7.5", 7.5)])
 def test_similarity_scale(rollouts, given, scale):
     scorer, captions = world()
     found = ready(rollouts, scorer, similarity_scale=given)(rollouts.context(captions, ROWS))
@@ -147,27 +135,19 @@ def test_two_processes_reward_as_one(rollouts, scope):
         assert (alone > parts[0] + 1e-3).any()
 
 
-def test_one_and_several_captions_per_image_agree(rollouts):
-    scorer, captions = world()
-    reward = ready(rollouts, scorer)
-    both = reward(rollouts.context(captions, ROWS)).view(6, G)
-    for g in range(G):
-        assert_close(reward(rollouts.context(captions[g::G], ROWS)), both[:, g], magnitude=100)
-
-
-@pytest.mark.parametrize(("kind", "floor"), [("log_prob", -2 * math.log(6)), ("cosine", -1.0), ("accuracy", 0.0)])
-@pytest.mark.parametrize("given", [None, -3.0])
-def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts, kind, floor, given):
+@pytest.mark.parametrize(
+    ("kind", "given", "floor"),
+    [("log_prob", None, -2 * math.log(6)), ("cosine", None, -1.0), ("accuracy", None, 0.0), ("accuracy", -3.0, -3.0)],
+)
+def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts, kind, given, floor):
     scorer, captions = world()
     captions[0], captions[3] = "", " . "
     scorer.texts |= {"": scorer.images[7], " . ": scorer.images[2], captions[5]: torch.full((5,), math.nan)}
     reward = ready(rollouts, scorer, reward_kind=kind, undefined_reward=given)
     context = rollouts.context(captions, ROWS)
     values = WeightedRewards([reward])(context)[:, 0]
-    floor = floor if given is None else given
     assert values[[0, 3, 5]].tolist() == pytest.approx([floor] * 3)
     assert values.isfinite().all()
-    assert context.is_empty.sum() == 2
     assert context.statistics["rewards/self_retrieval/undefined"] == 3
     clean = world()
     expected = ready(rollouts, clean[0], reward_kind=kind)(rollouts.context(clean[1], ROWS)).double()
@@ -229,8 +209,7 @@ def test_reward_without_a_scorer_uses_that_of_the_trainer(rollouts):
     assert reward(rollouts.context(captions, ROWS)).equal(expected)
 
 
-# A bank
-
+# A bank of distractors
 
 IDS = [f"i{row}" for row in range(8)]
 ALONE = [4, 1]  # two training images that are not in the rollout
@@ -266,8 +245,7 @@ def bank_of(scorer, rows, **kwargs) -> ImageBank:
     return ImageBank(scorer.images[rows], [IDS[row] for row in rows], scorer.signature, **kwargs)
 
 
-@pytest.mark.parametrize("batch_size", [2, 6, 100])
-@pytest.mark.parametrize("rows", [[4, 1], [7, 2, 5, 1]])
+@pytest.mark.parametrize(("rows", "batch_size"), [([4, 1], 6), ([7, 2, 5, 1], 100)])
 def test_random_bank_equals_a_plain_loop(rollouts, rows, batch_size):
     scorer, captions = world()
     reward = reward_with(rollouts, scorer, bank=bank_of(scorer, rows), bank_batch_size=batch_size)
@@ -296,7 +274,7 @@ def test_nearest_bank_equals_a_plain_loop(rollouts, given):
     assert found.tolist() == close(expected, dtype="float32", magnitude=100)
 
 
-@pytest.mark.parametrize(("k", "number"), [(2, 5), (1, 7), (6, 7)])
+@pytest.mark.parametrize(("k", "number"), [(2, 5), (6, 7)])
 def test_nearest_and_random_images_equal_a_plain_loop(rollouts, k, number):
     """DiscriTune, Table 12: the k nearest images of each target, and random ones."""
     scorer, captions = world()
@@ -386,29 +364,15 @@ def test_random_bank_is_the_same_for_every_scorer_and_process(rollouts):
     assert ids == [ids[0]] * 4
 
 
-def test_bank_takes_the_features_of_a_cache(rollouts, tmp_path):
-    scorer, captions = world()
-    cache = FeatureCache(tmp_path, model_id="table", revision="1")
-    cache.put(IDS, scorer.images)
-    bank = ImageBank(cache.get([IDS[row] for row in ALONE]), [IDS[row] for row in ALONE], "table")
-    rewards = [reward_with(rollouts, scorer, bank=one) for one in (bank, bank_of(scorer, ALONE))]
-    found, expected = (reward(rollouts.context(captions, ROWS)) for reward in rewards)
-    assert found.equal(expected)
-
-
-# The function for TRL
-
-
 def function(scorer, **kwargs) -> BankRewardFunction:
     return BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **kwargs)
 
 
-@pytest.mark.parametrize("messages", [False, True])
-def test_function_for_trl_returns_the_rewards(rollouts, messages):
+def test_function_for_trl_returns_the_rewards(rollouts):
     scorer, captions = world()
     expected = reward_with(rollouts, scorer, bank_size=5, bank_batch_size=7)(rollouts.context(captions, ROWS))
     reward = function(scorer, bank_size=5, bank_batch_size=7)
-    completions = [[{"role": "assistant", "content": caption}] for caption in captions] if messages else captions
+    completions = [[{"role": "assistant", "content": caption}] for caption in captions]
     image_id = [IDS[row] for row in ROWS for _ in range(G)]
     found = reward(prompts=[""] * 12, completions=completions, completion_ids=[[1]] * 12, image_id=image_id)
     assert found == close(expected.tolist(), dtype="float32", magnitude=100)
@@ -442,14 +406,12 @@ def test_function_for_trl_gives_empty_captions_the_floor():
 
 # Importance weights
 
-
 IMPORTANCE = {"bank_images": "nearest_and_random", "bank_weighting": "importance"}
 
 
-@pytest.mark.parametrize(("k", "number"), [(2, 5), (1, 3), (3, 4)])
-def test_rewards_equal_a_plain_loop(rollouts, k, number):
+def test_importance_weights_equal_a_plain_loop(rollouts):
     """In the rollout, and one group alone in the function for TRL."""
-    scorer, captions = world()
+    (scorer, captions), k, number = world(), 2, 5
     settings = {**IMPORTANCE, "num_hard_distractors": k, "bank_size": number, "bank_batch_size": 6}
     reward = reward_with(rollouts, scorer, **settings)
     drawn = [row[k:] for row in reward._banks[0]._nearest.tolist()]
@@ -501,7 +463,7 @@ def test_mean_denominator_over_all_banks_is_that_over_all_batches(weighting, is_
             assert abs((found - 1) / (expected - 1) - 1) > 0.1  # exp(-reward) is 1 without distractors
 
 
-@pytest.mark.parametrize("k", [2, 6, 7])
+@pytest.mark.parametrize("k", [2, 7])
 def test_bank_of_all_images_has_equal_weights(rollouts, k):
     scorer, captions = world()
     whole = reward_with(rollouts, scorer, bank=bank_of(scorer, list(range(8))), bank_batch_size=6)
@@ -552,9 +514,6 @@ def test_given_bank_has_its_own_counts(rollouts):
 # Bad input
 
 
-# Bad input
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -562,7 +521,7 @@ def test_given_bank_has_its_own_counts(rollouts):
         ("distractor_scope", {"distractor_scope": "world"}),
         ("distractor_scope", {"bank": "a bank"}),
         ("scorer_ensemble", {"scorer_ensemble": "vote"}),
-        *(("similarity_scale", {"similarity_scale": scale}) for scale in (0.0, math.nan, -1.0)),
+        *(("similarity_scale", {"similarity_scale": scale}) for scale in (0.0, "big")),
         ("num_hard_distractors", {"num_hard_distractors": 0}),
         ("reward_kind", {"distractor_scope": "bank", "reward_kind": "accuracy"}),
         ("bank_images", {"distractor_scope": "bank", "bank_weighting": "importance", "bank_images": "nearest"}),
@@ -579,54 +538,41 @@ def next_two(ids=IDS) -> NeighbourFile:
     return NeighbourFile(indices, torch.zeros(8, 2), ids, "table@1", "image")
 
 
-def alone_with_its_copy(scorer) -> ImageBank:
-    return ImageBank(scorer.images[[7, 7]], ["i7", "copy"], "table")
+NINE = {"features": torch.ones(9, 5), "image_ids": [*IDS, "i9"], "signature": "table"}
 
 
-REFUSED_BANKS = {
-    "another scorer": ("by 'clip@2'", lambda s: ImageBank(s.images, IDS, "clip@2")),
-    "another width": ("6 features", lambda s: ImageBank(torch.ones(8, 6), IDS, "table")),
-    "too many": ("2 banks", lambda s: [bank_of(s, [1, 2]), bank_of(s, [1, 2])]),
-    "no neighbour's features": ("'i2'", lambda s: bank_of(s, [0, 1, 2, 3, 5, 6, 7], neighbours=next_two())),
-    "no neighbours": (
-        "'i0'",
-        lambda s: ImageBank(torch.ones(9, 5), [*IDS, "i9"], "table", neighbours=next_two(["i9", *IDS[1:]])),
-    ),
-    "equal ids": ("one id per image", lambda s: ImageBank(s.images, ["a"] * 8, "table")),
-    "missing ids": ("one id per image", lambda s: ImageBank(s.images, IDS[:7], "table")),
-    "one image": ("2 or more", lambda s: bank_of(s, [3])),
-    "only copies": ("'i7'", alone_with_its_copy),
-    "too few counts": ("counts", lambda s: bank_of(s, [4, 1, 2], counts=[1.0, 1.0])),
-    "counts of neighbours": ("counts", lambda s: bank_with(s, 0, [4, 1, 2], [1.0, 0.0, 1.0])),
-    "infinite counts": ("counts", lambda s: bank_of(s, [4, 1, 2], counts=[1.0, math.inf, 1.0])),
-    "counts without importance": ("bank_weighting", lambda s: bank_of(s, [4, 1], counts=[1, 2])),
-}
-
-
-@pytest.mark.parametrize("kind", REFUSED_BANKS)
-def test_banks_that_are_refused(rollouts, kind):
+@pytest.mark.parametrize(
+    ("named", "make", "settings"),
+    [
+        ("by 'clip@2'", lambda s: ImageBank(s.images, IDS, "clip@2"), {}),
+        ("6 features", lambda s: ImageBank(torch.ones(8, 6), IDS, "table"), {}),
+        ("2 banks", lambda s: [bank_of(s, [1, 2])] * 2, {}),
+        ("'i2'", lambda s: bank_of(s, [0, 1, 2, 3, 5, 6, 7], neighbours=next_two()), {}),
+        ("'i0'", lambda s: ImageBank(**NINE, neighbours=next_two(["i9", *IDS[1:]])), {}),
+        ("one id per image", lambda s: ImageBank(s.images, ["a"] * 8, "table"), {}),
+        ("one id per image", lambda s: ImageBank(s.images, IDS[:7], "table"), {}),
+        ("2 or more", lambda s: bank_of(s, [3]), {}),
+        ("'i7' and copies", lambda s: ImageBank(s.images[[7, 7]], ["i7", "copy"], "table"), {}),
+        ("counts", lambda s: bank_of(s, [4, 1, 2], counts=[1.0, 1.0]), {}),
+        ("counts", lambda s: bank_with(s, 0, [4, 1, 2], [1.0, 0.0, 1.0]), {}),
+        ("bank_weighting", lambda s: bank_of(s, [4, 1], counts=[1, 2]), {}),
+        ("counts", lambda s: bank_with(s, 0, [4, 1, 2]), {"bank_weighting": "importance"}),
+        ("bank_size", lambda s: None, {"bank_size": 9}),
+        ("bank_size", lambda s: None, {"bank_images": "nearest", "bank_size": 8}),
+        ("num_hard_distractors", lambda s: None, {**IMPORTANCE, "num_hard_distractors": 10, "bank_size": 5}),
+        ("num_hard_distractors", lambda s: None, {**IMPORTANCE, "num_hard_distractors": 3, "bank_size": 3}),
+    ],
+)
+def test_banks_that_are_refused(rollouts, named, make, settings):
     scorer, captions = world()
-    message, make = REFUSED_BANKS[kind]
-    with pytest.raises(ValueError, match=message):
-        reward_with(rollouts, scorer, bank=make(scorer))(rollouts.context(captions[:G], [7]))
-
-
-@pytest.mark.parametrize(("kind", "most"), [("random", 8), ("nearest", 7), ("nearest_and_random", 7)])
-def test_sizes_of_banks_that_are_refused(rollouts, kind, most):
-    scorer, _ = world()
-    assert reward_with(rollouts, scorer, bank_images=kind, bank_size=most, num_hard_distractors=2)._banks
-    with pytest.raises(ValueError, match="bank_size"):
-        reward_with(rollouts, scorer, bank_images=kind, bank_size=most + 1)
-    for settings in ({"num_hard_distractors": 10, "bank_size": 5}, {"num_hard_distractors": 3, "bank_size": 3}):
-        with pytest.raises(ValueError, match="num_hard_distractors"):
-            reward_with(rollouts, scorer, **IMPORTANCE, **settings)
-    with pytest.raises(ValueError, match="counts"):  # of a given bank with neighbours
-        reward_with(rollouts, scorer, bank=bank_with(scorer, 0, [4, 1, 2]), bank_weighting="importance")
+    with pytest.raises(ValueError, match=named):
+        reward_with(rollouts, scorer, bank=make(scorer), **settings)(rollouts.context(captions[:G], [7]))
 
 
 def test_data_and_rollouts_that_are_refused(rollouts):
     scorer, captions = world()
     bags = ready(rollouts, scorer, distractor_scope="bag", bags=True)
+    weights = {"weights": torch.ones(1, 2)}
     data, reads = rollouts.data([["a"]] * 8), scorer.max_text_tokens - 2
     data.max_completion_length = reads + 1
     SelfRetrieval(scorer, allow_truncation_captions=True).prepare(data)
@@ -636,12 +582,8 @@ def test_data_and_rollouts_that_are_refused(rollouts):
         ("8.* images for 3", lambda: SelfRetrieval(scorer).prepare(rollouts.data([["a"]] * 3))),
         ("max_completion_length", lambda: SelfRetrieval(scorer).prepare(data)),
         ("bags", lambda: bags(rollouts.context(captions, ROWS))),
-        ("bags of 4", lambda: bags(rollouts.context(captions, ROWS, bag_size=4))),
         ("'j9'", lambda: function(scorer, bank_size=5)(completions=captions[:1], image_id=["j9"])),
-        (
-            "accuracy",
-            lambda: retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "accuracy", weights=torch.ones(1, 2)),
-        ),
+        ("accuracy", lambda: retrieval_rewards(torch.zeros(1, 2), torch.zeros(1).long(), "accuracy", **weights)),
     ):
         with pytest.raises(ValueError, match=message):
             call()
