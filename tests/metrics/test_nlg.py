@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -28,15 +27,11 @@ ROWS = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text()
 REFERENCES = [row["references"] for row in ROWS]
 
 
-def cut(caption: str) -> str:
-    return " ".join(ptb_tokenize(caption))
-
-
 @pytest.mark.parametrize("captioner", ["clipcap_coco", "clipcap_conceptual"])
 def test_scores_equal_pycocoevalcap_on_coco(captioner, capsys):
     captions = [row[captioner] for row in ROWS]
-    truth = {i: [cut(r) for r in references] for i, references in enumerate(REFERENCES)}
-    ours = {i: [cut(caption)] for i, caption in enumerate(captions)}
+    truth = {i: [" ".join(ptb_tokenize(r)) for r in references] for i, references in enumerate(REFERENCES)}
+    ours = {i: [" ".join(ptb_tokenize(caption))] for i, caption in enumerate(captions)}
     found = bleu(captions, REFERENCES)
     corpus, sentences = Bleu(4).compute_score(truth, ours, verbose=0)
     assert_close([found[f"bleu_{n}"] for n in range(1, 5)], corpus)
@@ -48,23 +43,18 @@ def test_scores_equal_pycocoevalcap_on_coco(captioner, capsys):
         assert_close(result["per_sample"], scores)
 
 
-def test_cider_names_both_metrics():
-    captions = [row["clipcap_coco"] for row in ROWS]
-    plain, d = cider(captions, REFERENCES), cider_d(captions, REFERENCES)
-    assert "cider" in plain
-    assert "cider_d" not in plain
-    assert plain["cider"] != d["cider_d"]
-    assert plain["signature"].startswith("metric:cider|")
-    assert "df:corpus|documents:100" in d["signature"]
-
-
 def test_given_frequencies_are_used_and_stated():
     captions = [row["clipcap_coco"] for row in ROWS]
     words = [[ptb_tokenize(r) for r in references] for references in REFERENCES]
     given_ = cider_d(captions[:10], REFERENCES[:10], frequencies=DocumentFrequencies.from_references(words))
+    whole = cider_d(captions, REFERENCES)
     assert given_["cider_d"] != cider_d(captions[:10], REFERENCES[:10])["cider_d"]
-    assert_close(given_["per_sample"], cider_d(captions, REFERENCES)["per_sample"][:10])
+    assert_close(given_["per_sample"], whole["per_sample"][:10])
     assert "df:given|documents:100" in given_["signature"]
+    assert "df:corpus|documents:100" in whole["signature"]
+    plain = cider(captions, REFERENCES)
+    assert plain["cider"] != whole["cider_d"]
+    assert plain["signature"].startswith("metric:cider|")
 
 
 def test_eos_lowers_the_score_of_truncated_captions():
@@ -89,17 +79,12 @@ def test_common_subsequence_equals_the_table_of_pycocoevalcap(a, b):
     assert _common(a, b) == my_lcs(a, b)
 
 
-def test_caption_of_punctuation_scores_0():
-    references = [["a dog"], ["a cat"]]
-    assert cider_d([".", "a cat"], references)["per_sample"][0] == 0
-    assert rouge_l([".", "a cat"], references)["per_sample"][0] == 0
-    assert max(values[0] for values in bleu([".", "a cat"], references)["per_sample"].values()) < 1e-3
-
-
 @pytest.mark.parametrize("metric", [bleu, cider, cider_d, rouge_l])
-def test_a_corpus_without_any_word_has_a_number(metric):
+def test_captions_without_any_word_have_a_number(metric):
     found = metric(["...", "!"], [["..."], ["?", "."]])
     assert all(0 <= value <= 1 for key, value in found.items() if key.startswith(metric.__name__))
+    each = metric([".", "a cat"], [["a dog"], ["a cat"]])["per_sample"]
+    assert max(values[0] for values in (each.values() if metric is bleu else [each])) < 1e-3
 
 
 SHORT_CAPTIONS = ["a cat", "two dogs"]
@@ -176,10 +161,9 @@ for line in sys.stdin:
 
 
 def test_meteor_equals_pycocoevalcap_and_its_process_is_reused():
-    rows = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text().splitlines()]
-    references, processes = [row["references"] for row in rows], set()
+    processes = set()
     for source, (corpus, first) in EXPECTED.items():
-        found = meteor([row[source] for row in rows], references)
+        found = meteor([row[source] for row in ROWS], REFERENCES)
         assert found["meteor"] == close(corpus)
         assert found["per_sample"][:5] == close(first)
         assert len(found["per_sample"]) == 100
@@ -190,8 +174,6 @@ def test_meteor_equals_pycocoevalcap_and_its_process_is_reused():
     odd = meteor([["...", "a dog ||| runs"], ["a cat"]], [["a dog runs"], ["a cat"]])["per_sample"]
     assert odd[0] == 0
     assert 0.3 < odd[1] < odd[2]
-    with pytest.raises(AssertionError):
-        assert odd[1] == pytest.approx(first[0])  # another caption has another score
 
 
 @pytest.mark.slow  # starts Java several times
@@ -342,11 +324,3 @@ def test_reasons_contain_no_local_path(tmp_path, monkeypatch):
     assert not [text for text in said if str(tmp_path) in text or str(tmp_path.parent) in text], said
     assert "Unable to access jarfile a.jar: gone" in said[0]
     assert "'missing'" in said[1]
-
-
-def test_bad_texts_are_refused_before_anything_starts():
-    with pytest.raises(ValueError, match=r"candidates\[1\]"):
-        meteor(["a", ""], [["a"], ["b"]], java="nowhere")
-    with pytest.raises(ValueError, match="references"):
-        spice(["a"], [["a"], ["b"]], java="nowhere")
-    assert math.isnan(meteor_spice._f({"f": None}))

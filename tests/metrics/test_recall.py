@@ -22,7 +22,7 @@ def plain_ranks(text, images, targets):
 
 def test_pool_equals_a_plain_loop():
     text, images = features(30, 0), features(30, 1)
-    result = self_retrieval(text, images)
+    result = self_retrieval(7 * text, images * torch.linspace(0.1, 9, 30)[:, None])  # norms do not matter
     expected = plain_ranks(text, images, range(30))
     assert result["ranks"].tolist() == expected
     assert result["recall_at_5"] == pytest.approx(sum(r <= 5 for r in expected) / 30)
@@ -33,12 +33,6 @@ def test_pool_equals_a_plain_loop():
     assert low <= result["recall_at_1"] <= high
     assert "variant:pool|" in result["signature"]
     assert "ties:against" in result["signature"]
-
-
-def test_norm_of_features_does_not_matter():
-    text, images = features(20, 0), features(20, 1)
-    scaled = self_retrieval(text * 7, images * torch.linspace(0.1, 9, 20)[:, None])
-    assert scaled["ranks"].tolist() == self_retrieval(text, images)["ranks"].tolist()
 
 
 def test_rd100_is_the_exact_expectation():
@@ -134,15 +128,6 @@ def test_a_constant_caption_scores_one_in_n(pool, seed):
     assert alone["num_duplicate_images"] == pool - 1
 
 
-def test_recall_of_two_captioners_can_be_compared():
-    images = features(200, 0)
-    noise = features(200, 1)
-    good, bad = (self_retrieval(images + scale * noise, images, num_bootstrap=0) for scale in (0.5, 2.0))
-    test = paired_test(*(found["per_sample"]["recall_at_1"] for found in (good, bad)), num_resamples=2000)
-    assert test["difference"] > 0
-    assert test["p_value"] < 0.01
-
-
 def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     text, images = np.eye(3, dtype=np.float32)[:2], np.eye(3, dtype=np.float32)
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
@@ -157,8 +142,9 @@ def test_recall_at_more_than_the_pool_is_1(options):
     assert found[f"recall_at_{2**31 - 1}"] == 1
 
 
-@pytest.mark.parametrize("masked", ["text_features", "image_features", "targets"])
-@pytest.mark.parametrize("as_rows", [False, True])
+@pytest.mark.parametrize(
+    ("masked", "as_rows"), [("text_features", True), ("image_features", False), ("targets", False)]
+)
 def test_masked_values_are_refused(masked, as_rows):
     given = {"text_features": np.eye(4), "image_features": np.eye(4), "targets": np.arange(4)}
     mask = np.zeros(given[masked].shape, dtype=bool)
