@@ -95,29 +95,6 @@ def test_frequencies_of_the_batch_are_those_of_the_code_of_no_detail_left_behind
     assert batch(rollouts.context(CANDIDATES[:1], [6])).tolist() == [0.0]  # of one image alone
 
 
-def test_frequencies_are_of_the_training_set(rollouts):
-    """Not of the batch, in which a single image would score 0 and two images another value."""
-    reward = ready(rollouts, cider_eos=False)
-    whole = reward(rollouts.context(CANDIDATES, list(range(8))))
-    for row in range(8):
-        alone = reward(rollouts.context([CANDIDATES[row]], [row]))
-        assert float(alone) == close(float(whole[row]))
-    assert VECTORS["expected"]["pycocoevalcap_single_image_corpus"] == 0
-    small = ready(rollouts, REFERENCES[:2], cider_eos=False)
-    other = small(rollouts.context(CANDIDATES[:2], [0, 1]))
-    assert (other - whole[:2]).abs().max() > 0.05
-
-
-def test_reward_does_not_depend_on_the_batch(rollouts):
-    reward = ready(rollouts)
-    order = [6, 0, 3, 3, 7]
-    captions = [CANDIDATES[row] for row in order]
-    found = reward(rollouts.context(captions, order))
-    again = reward(rollouts.context([*captions[:2], "a zebra " * 30, *captions[3:]], order))
-    keep = [0, 1, 3, 4]
-    assert_close(found[keep], again[keep])
-
-
 def test_empty_completions_get_no_cider(rollouts):
     for eos in (True, False):
         reward = ready(rollouts, cider_eos=eos)

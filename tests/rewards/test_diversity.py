@@ -184,13 +184,6 @@ def test_empty_captions_have_a_reward(rollouts, kwargs):
     assert found[3:].abs().max() < resolution(1, ulps=64)
 
 
-def test_samples_of_another_image_do_not_matter(rollouts):
-    for kwargs in ({}, {"distance": "edit"}, {"diversity": "multi_reference"}):
-        reward = ready(rollouts, **kwargs)
-        both = reward(rollouts.context(FLAT[:5] + FLAT[10:], [0, 2]))
-        assert_close(both[:5], reward(rollouts.context(FLAT[:5], [0])))
-
-
 @pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
 def test_captions_are_not_read_in_python(rollouts, kwargs):
     """The number of tensor operations does not grow with the images, and the text is not read."""

@@ -302,17 +302,6 @@ def test_random_images_of_the_bank_are_drawn_evenly():
     assert (times - (number - k)).abs().max() < 4 * (number - k) ** 0.5
 
 
-def test_bank_of_the_batch_equals_the_reward_within_the_batch(rollouts):
-    scorer, captions = world()
-    batch = SelfRetrieval(scorer)
-    batch.prepare(rollouts.data([["a"]] * 8))
-    bank = reward_with(rollouts, scorer, bank=bank_of(scorer, ROWS), bank_batch_size=len(ROWS))
-    contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
-    assert_close(bank(contexts[0]), batch(contexts[1]), magnitude=100)
-    assert contexts[0].statistics == contexts[1].statistics
-    assert bank.undefined(contexts[0]) == batch.undefined(contexts[1])
-
-
 def test_weighted_sum_is_the_mean_sum_over_all_batches():
     """exp(-reward) is linear in the sum over distractors, so its mean over all batches is that of the bank."""
     generator = torch.Generator().manual_seed(0)

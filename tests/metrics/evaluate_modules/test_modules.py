@@ -88,60 +88,36 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
             metric.compute(predictions=captions, image_features=cache, scorer=held_out_scorer, **arguments)
 
 
-def test_self_retrieval_modes_are_those_of_the_function(evaluate, features):
-    text, images = features
-    metric = evaluate.load("self_retrieval")
-    # Several captions per image, in another order.
-    rows = [3, 0, 0, 14, 7]
-    for mode in (
-        {"num_distractors": 3, "protocol": "sampled", "repeats": 2, "seed": 5},
-        {"bags": [[0, 3], [7, 14, 0]]},
-        {"sets": [[3, 1], [0, 5], [0, 6], [14, 2], [7, 8]]},
-        {"ks": [2, 3], "num_bootstrap": 0, "duplicates": "merge", "block_size": 2},
-    ):
-        arguments = {"text_features": text[rows], "image_features": images, **mode}
-        found = metric.compute(predictions=["a"] * 5, references=rows, **arguments)
-        agree(found, metrics.self_retrieval(targets=rows, **arguments))
+class Noisy:
+    """A scorer whose features depend on the position in the batch, like a large model on a GPU; without token features."""
+
+    logit_scale, max_text_tokens, signature = 1.0, 10, "noisy@0"
+
+    def text_features(self, captions):
+        return torch.eye(4)[: len(captions)]
+
+    def image_features(self, images):
+        found = torch.eye(4)[: len(images)]
+        return torch.nn.functional.normalize(found + 1e-6 * torch.arange(len(images))[:, None], dim=1)
+
+    def count_truncated(self, captions):
+        return 0
 
 
-def test_repeated_path_is_one_image_and_equal_images_are_reported(evaluate, scenes, held_out_scorer, tmp_path):
-    image, other = scenes[0]["image"], scenes[7]["image"]
-    a, b = str(tmp_path / "a.png"), str(tmp_path / "b.png")
-    image.save(a)
-    other.save(b)
-    captions = [scenes[0]["full_caption"], scenes[0]["captions"][0], scenes[7]["full_caption"]]
-    metric = evaluate.load("self_retrieval")
-    common, images = {"predictions": captions, "scorer": held_out_scorer}, [image, image, other]
-    by_path = metric.compute(references=[a, a, b], **common)
-    assert (by_path["pool_size"], by_path["num_duplicate_images"]) == (2, 0)
-    equal = metric.compute(references=images, **common)
-    assert (equal["pool_size"], equal["num_duplicate_images"]) == (3, 1)
-    assert equal["ranks"][0] == 2, "a tie counts against the caption"
-    assert metric.compute(references=images, duplicates="merge", **common)["ranks"] == by_path["ranks"]
-
-
-def test_copies_of_an_image_are_reported_despite_rounding(evaluate, scenes):
-    class Noisy:
-        """A scorer whose features depend on the position in the batch, like a large model on a GPU."""
-
-        logit_scale, max_text_tokens, signature = 1.0, 10, "noisy@0"
-
-        def text_features(self, captions):
-            return torch.eye(4)[: len(captions)]
-
-        def image_features(self, images):
-            found = torch.eye(4)[: len(images)]
-            return torch.nn.functional.normalize(found + 1e-6 * torch.arange(len(images))[:, None], dim=1)
-
-        def count_truncated(self, captions):
-            return 0
-
+def test_repeated_path_is_one_image_and_equal_images_are_reported_despite_rounding(evaluate, scenes, tmp_path):
     first, other = scenes[0]["image"], scenes[1]["image"]
     images = [first, other, first.copy()]
     assert not torch.equal(*Noisy().image_features(images)[[0, 2]])
-    found = evaluate.load("self_retrieval").compute(predictions=["a", "b", "c"], references=images, scorer=Noisy())
+    a, b = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    first.save(a)
+    other.save(b)
+    metric, common = evaluate.load("self_retrieval"), {"predictions": ["a", "b", "c"], "scorer": Noisy()}
+    by_path = metric.compute(references=[a, b, a], **common)
+    assert (by_path["pool_size"], by_path["num_duplicate_images"]) == (2, 0)
+    found = metric.compute(references=images, **common)
     assert (found["pool_size"], found["num_duplicate_images"]) == (3, 1)
     assert found["ranks"][0] == 2, "its copy is a tie, which counts against the caption"
+    assert metric.compute(references=images, duplicates="merge", **common)["ranks"] == by_path["ranks"]
 
 
 def test_truncated_captions_are_counted(evaluate, scenes, held_out_scorer):
@@ -252,21 +228,7 @@ def test_emscore_by_a_scorer(evaluate, scenes, held_out_scorer):
     assert weighted["fine_recall"] == close(found["fine_recall"], dtype="float32")
     assert weighted["fine_precision"] != close(found["fine_precision"], dtype="float32")
     with pytest.raises(ValueError, match="features of captions, not of their tokens"):
-        caption_tokens(captions, None, Blind(), None, None)
-
-
-class Blind:
-    """A scorer without token features."""
-
-    logit_scale, max_text_tokens, signature = 1.0, 10, "blind@0"
-
-    def text_features(self, captions):
-        return torch.eye(len(captions))
-
-    image_features = text_features
-
-    def count_truncated(self, captions):
-        return 0
+        caption_tokens(captions, None, Noisy(), None, None)
 
 
 def test_token_weights_by_hand():
@@ -312,15 +274,8 @@ def test_batches_give_every_module_what_compute_gives(evaluate, name):
 
 def test_combine_gives_every_module_every_argument(evaluate, scenes, held_out_scorer):
     captions, references, images = first_captions(scenes), scenes["captions"], list(scenes["image"])
-    arguments = {
-        "images": images,
-        "scorer": held_out_scorer,
-        "facts": list(scenes["facts"]),
-        "model": "scenes:gpt2-perplexity",
-        "image_ids": [i // 3 for i in range(15)],
-        "ks": [1],
-        "eos": True,
-    }
+    arguments = {"images": images, "scorer": held_out_scorer, "facts": list(scenes["facts"]), "eos": True, "ks": [1]}
+    arguments |= {"model": "scenes:gpt2-perplexity", "image_ids": [i // 3 for i in range(15)]}
     names = ["caption_nlg", "caption_faithfulness", "caption_perplexity", "clip_score"]
     together = evaluate.combine([*names, "caption_diversity"])
     found = together.compute(predictions=captions, references=references, **arguments)
