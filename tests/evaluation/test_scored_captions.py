@@ -17,7 +17,6 @@ from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.scored_captions import BLOCK, CaptionScoring, ScoreStage, whole_columns, write_inputs
 from hf_captionrl.metrics import caption_perplexity
-from hf_captionrl.metrics.suites import ndlb_suite
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
@@ -217,16 +216,3 @@ def test_large_columns_are_in_a_file_that_disappears(tmp_path, monkeypatch):
         np.testing.assert_array_equal(columns["text"][:, 1], expected.astype(np.float32) ** 2)
     torch.from_numpy(found["text"])[0] = 5.0  # writable
     assert found["text"][0].tolist() == [5.0, 5.0]
-
-
-def test_suite_reads_references_from_a_column():
-    rng = random.Random(0)
-    words = "a red cat sits on the blue mat near two dogs".split()
-
-    def caption():
-        return " ".join(rng.choices(words, k=rng.randint(1, 9)))
-
-    listed = [[caption() for _ in range(rng.randint(1, 5))] for _ in range(300)]
-    captions = [rng.choice(["", "  ", caption(), caption()]) for _ in listed]  # some are missing
-    column = ColumnView(references(listed), "captions")
-    assert ndlb_suite(captions, references=column) == ndlb_suite(captions, references=listed)

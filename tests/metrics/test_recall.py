@@ -3,8 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hf_captionrl.metrics import paired_test, self_retrieval
 from tests.tolerances import assert_close, within
@@ -80,14 +78,15 @@ def test_bags_average_over_all_captions_of_all_bags():
     targets = [i // 2 for i in range(12)]
     bags = [[0, 3, 5], [1, 2]]
     result = self_retrieval(text, images, targets=targets, bags=bags, ks=(1,))
-    successes = []
-    for bag in bags:
+    expected = []
+    for number, bag in enumerate(bags):
         for row in bag:
             for caption in (2 * row, 2 * row + 1):
                 rank = plain_ranks(text[caption : caption + 1], images[bag], [bag.index(row)])[0]
-                successes.append(rank == 1)
-    assert result["recall_at_1"] == pytest.approx(sum(successes) / 10)
-    assert result["groups"].tolist() == [0] * 6 + [1] * 4
+                expected.append((rank, caption, number))
+    found = (result[key].tolist() for key in ("ranks", "captions", "groups"))
+    assert list(zip(*found, strict=True)) == expected
+    assert result["recall_at_1"] == pytest.approx(sum(rank == 1 for rank, *_ in expected) / 10)
     assert "variant:bags-2-3|" in result["signature"]
 
 
@@ -108,16 +107,6 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     assert merged["pool_size"] == 3
     bags = self_retrieval(images.clone(), images, duplicates="merge", bags=[[0, 1, 2], [2, 3]])
     assert bags["recall_at_1"] == 1.0
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 30), st.integers(0, 1000))
-def test_a_constant_caption_scores_one_in_n(pool, seed):
-    text = features(1, seed).repeat(pool, 1)
-    result = self_retrieval(text, features(pool, seed + 1), num_bootstrap=0)
-    assert result["recall_at_1"] == pytest.approx(1 / pool)
-    alone = self_retrieval(text, features(1, seed + 1).repeat(pool, 1), num_bootstrap=0)
-    assert alone["num_duplicate_images"] == pool - 1
 
 
 def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():

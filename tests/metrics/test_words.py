@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -21,7 +19,7 @@ from hf_captionrl.metrics.words import (
     local_mutual_information,
     vocabulary_size,
 )
-from tests.tolerances import close, resolution
+from tests.tolerances import close
 
 COUNTS = {"human": {"new": 8, "red": 2, "old": 0}, "model": {"red": 9, "new": 1}, "other": {"small": 5}}
 
@@ -107,16 +105,6 @@ def test_counts_are_those_of_a_plain_loop():
     assert result["per_sample"]["div_1"].tolist() == pytest.approx([3 / 7, 3 / 4])
     assert "captions:2-3" in result["signature"]
     assert "novel_captions" not in caption_diversity(groups)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.lists(st.sampled_from(["a dog", "a cat runs", "two big dogs"]), min_size=2), min_size=1, max_size=4)
-)
-def test_shares_are_in_0_to_1(groups):
-    result = caption_diversity(groups)
-    for key in ("div_1", "div_2", "mbleu_4", "mbleu_4_per_image", "unique_captions"):
-        assert 0 <= result[key] <= 1 + resolution(1, dtype="float64")
 
 
 @pytest.mark.parametrize("order", [1, 4])

@@ -178,13 +178,6 @@ def test_any_callable_is_a_distance(rollouts):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
-def test_empty_captions_have_a_reward(rollouts, kwargs):
-    found = ready(rollouts, **kwargs)(rollouts.context(["", "", "a cat sat here", "", "", ""], [0, 1]))
-    assert found.isfinite().all()
-    assert found[3:].abs().max() < resolution(1, ulps=64)
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
 def test_captions_are_not_read_in_python(rollouts, kwargs):
     """The number of tensor operations does not grow with the images, and the text is not read."""
     reward = ready(rollouts, **kwargs)
@@ -212,43 +205,17 @@ def test_bad_arguments_are_refused(rollouts, kwargs, named):
         ready(rollouts, **kwargs)(rollouts.context(["a cat", "a dog"], [0, 1]))
 
 
-def plain_share(tokens: list[int], order: int) -> float:
-    seen, repeats = set(), 0
-    ngrams = [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
-    for ngram in ngrams:
-        repeats += ngram in seen
-        seen.add(ngram)
-    return repeats / len(ngrams) if ngrams else 0.0
-
-
-def test_repeated_share_equals_a_plain_loop():
-    rng = random.Random(1)
-    rows = [[rng.randrange(3) for _ in range(length)] for length in (0, 1, 2, 5, 12, 12)]
-    mask = torch.arange(12) < torch.tensor([len(row) for row in rows])[:, None]
-    ids = torch.tensor([row + [1] * (12 - len(row)) for row in rows])
-    for order in (1, 2, 3):
-        found = repeated_share(ids, mask, order)
-        assert found.tolist() == close([plain_share(row, order) for row in rows])
-        assert found.max() < 1
-    assert repeated_share(torch.zeros(2, 3).long(), torch.zeros(2, 3)).tolist() == [0, 0]
-
-
 def test_repetition_finds_the_hacked_caption(rollouts):
     hacked = "a blue and blue blue blue and yellow blue"
     context = rollouts.context([hacked, "a cat left of two red dogs"], [0, 1])
     penalty = RepetitionPenalty()(context)
-    expected = plain_share(context.ids[0][context.mask[0]].tolist(), 2)
-    assert penalty.tolist() == pytest.approx([-expected, 0])
-    assert expected == pytest.approx(2 / 9)
+    assert penalty.tolist() == pytest.approx([-2 / 9, 0])
     assert RepetitionPenalty(1)(context)[0] < penalty[0]
+    assert repeated_share(torch.zeros(2, 3).long(), torch.zeros(2, 3)).tolist() == [0, 0]
 
 
-def test_length_is_free_up_to_the_limit(rollouts):
-    context = rollouts.context(["a", "a b c", "a b c d e f"], [0, 1, 2])  # and the end token
-    assert LengthPenalty(4)(context).tolist() == pytest.approx([0, 0, -3 / 4])
-
-
-def test_truncated_captions_are_penalised(rollouts):
-    context = rollouts.context(["a", "b"], [0, 1])
+def test_long_and_truncated_captions_are_penalised(rollouts):
+    context = rollouts.context(["a b c", "a b c d e f"], [0, 1])  # and the end token
     context.ended = torch.tensor([True, False])
     assert TruncationPenalty()(context).tolist() == [0, -1]
+    assert LengthPenalty(4)(context).tolist() == pytest.approx([0, -3 / 4])

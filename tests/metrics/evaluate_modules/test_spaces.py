@@ -5,7 +5,6 @@ import importlib
 import inspect
 import json
 import runpy
-import shlex
 import sys
 import types
 from pathlib import Path
@@ -14,8 +13,6 @@ import numpy as np
 import pytest
 import yaml
 
-from hf_captionrl.cli import main
-from hf_captionrl.evaluation import evaluator as suites
 from hf_captionrl.hub import spaces as hub_space
 from hf_captionrl.hub.spaces import build_page, compute_from_json
 from hf_captionrl.metrics.evaluate_modules import MODULES, path
@@ -184,29 +181,3 @@ def test_examples_run_one_after_another(evaluate, capsys):
     assert names["tested"]["p_value"] < 0.05
     with pytest.raises(NameError):
         exec("nobody_wrote_this", names)
-
-
-def test_commands_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
-
-    def no_java(captions, references):
-        raise RuntimeError("not run: there is no Java")
-
-    # METEOR takes seconds to start, and other tests run it.
-    monkeypatch.setattr(suites, "meteor", no_java)
-    lines = [line for block in blocks(PAGE, "bash") for line in block.splitlines() if line.startswith("captionrl ")]
-    assert len(lines) == 4
-    for name in ("a.json", "b.json"):
-        Path(name).write_text('{"1": "a dog", "2": "a cat"}')
-    Path("refs.json").write_text('{"1": ["a dog"], "2": ["a cat", "one cat"]}')
-    for line in lines:
-        # A tenth of the images, enough for blocks of 100.
-        short = line.replace("--max_images 105", "--max_images 12")
-        assert main(shlex.split(short)[1:]) == 0, capsys.readouterr().err
-    written = {file.name for file in (tmp_path / "outputs" / "evaluate").iterdir()}
-    assert written >= {
-        *(f"comparison.{kind}" for kind in ("json", "md", "csv", "tex")),
-        "lengths.png",
-        "trade_off.png",
-    }
