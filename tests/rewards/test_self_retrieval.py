@@ -38,19 +38,22 @@ def ready(rollouts, scorer, *others, bags: bool = False, **kwargs) -> SelfRetrie
     return reward
 
 
+def weighted(scorer, caption: str, own: int, weights: dict[int, float], scale: float = 100.0) -> float:
+    """Log-probability of the target, in float64; `weights` are those of the distractors' exponentials."""
+    text = scorer.texts[caption].double()
+    logits = {row: scale * float(text @ scorer.images[row].double()) for row in [own, *weights]}
+    largest = max(logits.values())
+    total = sum(weight * math.exp(logits[row] - largest) for row, weight in weights.items())
+    return logits[own] - largest - math.log(total + math.exp(logits[own] - largest))
+
+
 def plain(scorer, caption: str, own: int, compared: list[int], kind: str, scale: float = 100.0) -> float:
-    text = scorer.texts[caption].tolist()
-
-    def cosine(row: int) -> float:
-        return sum(a * b for a, b in zip(text, scorer.images[row].tolist(), strict=True))
-
+    cosines = (scorer.images @ scorer.texts[caption]).tolist()
     if kind == "cosine":
-        return cosine(own)
+        return cosines[own]
     if kind == "accuracy":
-        return float(all(cosine(own) > cosine(row) for row in compared if row != own))
-    largest = max(scale * cosine(row) for row in compared)
-    total = sum(math.exp(scale * cosine(row) - largest) for row in compared)
-    return scale * cosine(own) - largest - math.log(total)
+        return float(all(cosines[own] > cosines[row] for row in compared if row != own))
+    return weighted(scorer, caption, own, {row: 1.0 for row in compared if row != own}, scale)
 
 
 @pytest.mark.parametrize(("key", "scale"), [("cosine_times_100_as_coded", 100.0), ("raw_cosine_paper_literal", 1.0)])
@@ -74,11 +77,18 @@ def test_a_tie_is_not_a_success():
 
 
 @pytest.mark.parametrize(
-    ("kind", "scope"), [("log_prob", "batch"), ("log_prob", "bag"), ("accuracy", "hard"), ("cosine", "batch")]
+    ("kind", "scope", "k"),
+    [
+        ("log_prob", "batch", 2),
+        ("log_prob", "bag", 2),
+        ("accuracy", "hard", 2),
+        ("log_prob", "hard", 50),
+        ("cosine", "batch", 2),
+    ],
 )
-def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
+def test_every_scope_equals_a_plain_loop(rollouts, kind, scope, k):
     scorer, captions = world()
-    reward = ready(rollouts, scorer, reward_kind=kind, distractor_scope=scope, num_hard_distractors=2, bags=True)
+    reward = ready(rollouts, scorer, reward_kind=kind, distractor_scope=scope, num_hard_distractors=k, bags=True)
     context = rollouts.context(captions, ROWS, bag_size=3)
     found = reward(context)
     expected = []
@@ -87,20 +97,12 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope):
         own = ROWS[position]
         bag = ROWS[:3] if position < 3 else ROWS[3:]
         alike = sorted((r for r in ROWS if r != own), key=lambda r: -float(scorer.images[own] @ scorer.images[r]))
-        compared = {"batch": ROWS, "bag": bag, "hard": [own, *alike[:2]]}[scope]
+        compared = {"batch": ROWS, "bag": bag, "hard": [own, *alike[:k]]}[scope]
         expected.append(plain(scorer, caption, own, compared, kind))
     assert found.tolist() == close(expected, dtype="float32")
     assert context.statistics["recall_at_1"] == pytest.approx(
         sum(plain(scorer, c, ROWS[n // G], ROWS, "accuracy") for n, c in enumerate(captions)) / len(captions)
     )
-
-
-def test_too_many_hard_distractors_are_the_whole_batch(rollouts):
-    scorer, captions = world()
-    whole, hard = (ready(rollouts, scorer, distractor_scope=s, num_hard_distractors=50) for s in ("batch", "hard"))
-    contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
-    torch.testing.assert_close(whole(contexts[0]), hard(contexts[1]))
-    assert whole.undefined(contexts[0]) == hard.undefined(contexts[1]) == pytest.approx(-2 * math.log(6))
 
 
 @pytest.mark.parametrize(("given", "scale"), [("code", 100.0), ("paper", 1.0), ("7.5", 7.5)])
@@ -158,75 +160,43 @@ def test_empty_captions_and_nan_features_get_the_floor_and_are_counted(rollouts,
 def test_floor_depends_on_the_number_of_candidates(rollouts):
     scorer, captions = world()
     context = rollouts.context(captions, ROWS, bag_size=3)
-    for scope, number in (("batch", 6), ("bag", 3), ("hard", 5)):
-        reward = ready(rollouts, scorer, distractor_scope=scope, num_hard_distractors=4, bags=True)
+    for scope, k, number in (("batch", 4, 6), ("bag", 4, 3), ("hard", 4, 5), ("hard", 50, 6)):
+        reward = ready(rollouts, scorer, distractor_scope=scope, num_hard_distractors=k, bags=True)
         assert reward.undefined(context) == pytest.approx(-2 * math.log(number))
 
 
-def test_an_ensemble_averages_rewards(rollouts):
+def test_an_ensemble_averages_rewards_or_alternates(rollouts):
     (one, captions), (other, _) = world(0), world(1)
-    alone = [ready(rollouts, scorer)(rollouts.context(captions, ROWS)) for scorer in (one, other)]
+    contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
+    alone = [ready(rollouts, scorer)(context) for scorer, context in zip((one, other), contexts, strict=True)]
     assert (alone[0] - alone[1]).abs().max() > 0.1
     found = ready(rollouts, one, other)(rollouts.context(captions, ROWS))
     torch.testing.assert_close(found, (alone[0] + alone[1]) / 2)
-
-
-def test_ensemble_alternates(rollouts):
-    (one, captions), (other, _) = world(0), world(1)
-    alone = [ready(rollouts, scorer) for scorer in (one, other)]
     reward = ready(rollouts, one, other, scorer_ensemble="alternate")
     for step in range(4):
         context = rollouts.context(captions, ROWS, step=step)
-        mine, theirs = context, rollouts.context(captions, ROWS)
-        assert reward(mine).equal(alone[step % 2](theirs))
-        # Logged at every step, by the current scorer.
-        assert mine.statistics == theirs.statistics
-        assert "recall_at_1" in mine.statistics
+        assert reward(context).equal(alone[step % 2])
+        assert context.statistics == contexts[step % 2].statistics  # logged at every step, by the current scorer
+        assert "recall_at_1" in context.statistics
 
 
-def test_captions_truncated_by_the_scorer_are_counted(rollouts):
+def test_captions_are_encoded_once_by_the_trainers_scorer_and_truncated_ones_counted(rollouts, monkeypatch):
     scorer, captions = world()
-    long = "a caption of more than twenty letters"
-    scorer.texts[long] = scorer.images[0]
-    context = rollouts.context([long, *captions[1:]], ROWS)
-    ready(rollouts, scorer)(context)
-    assert context.statistics["completions/truncated_by_scorer"] == pytest.approx(1 / 12)
-
-
-def test_captions_are_encoded_once_and_images_are_not_opened(rollouts, monkeypatch):
-    scorer, captions = world()
-    reward = ready(rollouts, scorer)
-    monkeypatch.setattr(scorer, "image_features", None)
-    reward(rollouts.context(captions, ROWS))
-    assert scorer.read == [captions]
-
-
-def test_reward_without_a_scorer_uses_that_of_the_trainer(rollouts):
-    scorer, captions = world()
-    reward = SelfRetrieval()
-    reward.prepare(rollouts.data([["a"]] * 8, scorer=scorer))
+    captions[0] = "a caption of more than twenty letters"
+    scorer.texts[captions[0]] = scorer.images[0]
     expected = ready(rollouts, scorer)(rollouts.context(captions, ROWS))
-    assert reward(rollouts.context(captions, ROWS)).equal(expected)
+    scorer.read.clear()
+    reward, context = SelfRetrieval(), rollouts.context(captions, ROWS)
+    reward.prepare(rollouts.data([["a"]] * 8, scorer=scorer))
+    monkeypatch.setattr(scorer, "image_features", None)  # images are not opened
+    assert reward(context).equal(expected)
+    assert scorer.read == [captions]
+    assert context.statistics["completions/truncated_by_scorer"] == pytest.approx(1 / 12)
 
 
 # A bank of distractors
 
 IDS = [f"i{row}" for row in range(8)]
-ALONE = [4, 1]  # two training images that are not in the rollout
-
-
-def weighted(scorer, caption: str, own: int, weights: dict[int, float], scale: float = 100.0) -> float:
-    """Log-probability of the target, in float64; `weights` are those of the distractors' exponentials."""
-    text = scorer.texts[caption].double()
-    logits = {row: scale * float(text @ scorer.images[row].double()) for row in [own, *weights]}
-    largest = max(logits.values())
-    total = sum(weight * math.exp(logits[row] - largest) for row, weight in weights.items())
-    return logits[own] - largest - math.log(total + math.exp(logits[own] - largest))
-
-
-def evenly(distractors: list[int], batch_size: int) -> dict[int, float]:
-    """Weights of distractors that stand for a batch."""
-    return dict.fromkeys(distractors, (batch_size - 1) / len(distractors))
 
 
 def nearest(scorer, row: int) -> list[int]:
@@ -245,16 +215,25 @@ def bank_of(scorer, rows, **kwargs) -> ImageBank:
     return ImageBank(scorer.images[rows], [IDS[row] for row in rows], scorer.signature, **kwargs)
 
 
+def assert_weighted(rollouts, reward, scorer, captions, weights_of, rows=ROWS) -> None:
+    """The rewards are those of a plain loop with these weights of the distractors of each target."""
+    captions = captions[: G * len(rows)]
+    targets = [row for row in rows for _ in range(G)]
+    expected = [weighted(scorer, c, row, weights_of(row)) for c, row in zip(captions, targets, strict=True)]
+    found = reward(rollouts.context(captions, rows))
+    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+
 @pytest.mark.parametrize(("rows", "batch_size"), [([4, 1], 6), ([7, 2, 5, 1], 100)])
 def test_random_bank_equals_a_plain_loop(rollouts, rows, batch_size):
     scorer, captions = world()
     reward = reward_with(rollouts, scorer, bank=bank_of(scorer, rows), bank_batch_size=batch_size)
-    found = reward(rollouts.context(captions, ROWS))
-    expected = [
-        weighted(scorer, caption, ROWS[n // G], evenly([row for row in rows if row != ROWS[n // G]], batch_size))
-        for n, caption in enumerate(captions)
-    ]
-    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+
+    def weights_of(own):
+        others = [row for row in rows if row != own]
+        return dict.fromkeys(others, (batch_size - 1) / len(others))
+
+    assert_weighted(rollouts, reward, scorer, captions, weights_of)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -269,9 +248,7 @@ def test_nearest_bank_equals_a_plain_loop(rollouts, given):
         file = NeighbourFile(indices, torch.zeros(8, 3), [IDS[row] for row in order], "table@1", "image")
         bank = bank_of(scorer, list(range(8)), neighbours=file)
     reward = reward_with(rollouts, scorer, bank=bank, bank_images="nearest", bank_size=3, bank_batch_size=10)
-    found = reward(rollouts.context(captions, ROWS))
-    expected = [weighted(scorer, c, ROWS[n // G], evenly(near[ROWS[n // G]], 10)) for n, c in enumerate(captions)]
-    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+    assert_weighted(rollouts, reward, scorer, captions, lambda row: dict.fromkeys(near[row], 9 / 3))
 
 
 def test_random_images_of_the_bank_are_drawn_evenly():
@@ -286,7 +263,7 @@ def test_random_images_of_the_bank_are_drawn_evenly():
 
 def test_target_and_its_copies_are_not_distractors(rollouts):
     scorer, captions = world()
-    target, others = ROWS[0], ALONE
+    target, others = ROWS[0], [4, 1]
     context = rollouts.context(captions[:G], [target])
     expected = reward_with(rollouts, scorer, bank=bank_of(scorer, others))(context)
 
@@ -318,28 +295,26 @@ def test_random_bank_is_the_same_for_every_scorer_and_process(rollouts):
     ids = [bank.image_ids for reward in (one, two) for bank in reward._banks]
     assert len(set(ids[0])) == 4
     assert ids == [ids[0]] * 4
+    scorer, captions = world()
+    weighted_ones = reward_with(rollouts, [scorer, world(1)[0]], bank_size=4, bank_weighting="importance")
+    contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
+    assert weighted_ones(contexts[0]).equal(one(contexts[1]))  # which equal weights have already
 
 
 def function(scorer, **kwargs) -> BankRewardFunction:
     return BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **kwargs)
 
 
-def test_function_for_trl_returns_the_rewards(rollouts):
+def test_function_for_trl_survives_pickling_and_threads(rollouts):
+    """TRL's asynchronous trainer sends it to another process, which calls it group by group, each in a thread."""
     scorer, captions = world()
-    expected = reward_with(rollouts, scorer, bank_size=5, bank_batch_size=7)(rollouts.context(captions, ROWS))
+    expected = reward_with(rollouts, scorer, bank_size=5, bank_batch_size=7)(rollouts.context(captions, ROWS)).tolist()
     reward = function(scorer, bank_size=5, bank_batch_size=7)
+    assert reward.__name__ == "self_retrieval"
     completions = [[{"role": "assistant", "content": caption}] for caption in captions]
     image_id = [IDS[row] for row in ROWS for _ in range(G)]
     found = reward(prompts=[""] * 12, completions=completions, completion_ids=[[1]] * 12, image_id=image_id)
-    assert found == close(expected.tolist(), dtype="float32", magnitude=100)
-    assert reward.__name__ == "self_retrieval"
-
-
-def test_function_for_trl_survives_pickling_and_threads():
-    """TRL's asynchronous trainer sends it to another process, which calls it group by group, each in a thread."""
-    scorer, captions = world()
-    reward = function(scorer, bank_size=5)
-    whole = reward(completions=captions, image_id=[IDS[row] for row in ROWS for _ in range(G)])
+    assert found == close(expected, dtype="float32", magnitude=100)
     sent = pickle.loads(pickle.dumps(reward))
 
     async def groups() -> list[list[float]]:
@@ -350,7 +325,7 @@ def test_function_for_trl_survives_pickling_and_threads():
         return await asyncio.gather(*calls)
 
     found = [value for group in asyncio.run(groups()) for value in group]
-    assert found == close(whole, dtype="float32", magnitude=100)
+    assert found == close(expected, dtype="float32", magnitude=100)
 
 
 def test_function_for_trl_gives_empty_captions_the_floor():
@@ -374,20 +349,20 @@ def test_nearest_and_random_images_equal_a_plain_loop(rollouts, weighting):
     reward = reward_with(rollouts, scorer, **settings)
     columns = reward._banks[0]._nearest.tolist()
     assert reward_with(rollouts, scorer, **settings)._banks[0]._nearest.tolist() == columns  # in every process
-    expected = []
-    for n, caption in enumerate(captions):
-        row = ROWS[n // G]
+
+    def weights_of(row):
         near, drawn = nearest(scorer, row)[:k], columns[row][k:]
         assert columns[row][:k] == near
         assert len({row, *near, *drawn}) == 1 + number
-        weights = dict.fromkeys(near, 5 / 7) | dict.fromkeys(drawn, 5 / 7 * (7 - k) / (number - k))
-        weights = weights if weighting == "importance" else evenly([*near, *drawn], 6)
-        expected.append(weighted(scorer, caption, row, weights))
-    found = reward(rollouts.context(captions, ROWS))
-    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+        if weighting == "equal":
+            return dict.fromkeys([*near, *drawn], 5 / number)
+        return dict.fromkeys(near, 5 / 7) | dict.fromkeys(drawn, 5 / 7 * (7 - k) / (number - k))
+
+    assert_weighted(rollouts, reward, scorer, captions, weights_of)
     function = BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **settings)
     alone = [function(completions=captions[G * n : G * n + G], image_id=[IDS[r]] * G) for n, r in enumerate(ROWS)]
-    assert list(itertools.chain(*alone)) == close(expected, dtype="float32", magnitude=100)
+    whole = reward(rollouts.context(captions, ROWS)).tolist()
+    assert list(itertools.chain(*alone)) == close(whole, dtype="float32", magnitude=100)
 
 
 def bank_with(scorer, row: int, distractors: list[int], counts=None) -> ImageBank:
@@ -431,15 +406,6 @@ def test_bank_of_all_images_has_equal_weights(rollouts, k):
     assert_close(reward_with(rollouts, scorer, **settings)(rollouts.context(captions, ROWS)), expected, magnitude=100)
 
 
-def test_random_bank_is_weighted_by_importance_as_it_is(rollouts):
-    scorer, captions = world()
-    found = [
-        reward_with(rollouts, scorer, bank_size=5, bank_weighting=weighting)(rollouts.context(captions, ROWS))
-        for weighting in ("equal", "importance")
-    ]
-    assert found[0].equal(found[1])
-
-
 def test_copies_among_the_nearest_images_are_not_counted(rollouts):
     """With one copy, 1 of the 2 nearest images is left, and 6 of the 7 other images."""
     scorer, captions = world()
@@ -453,21 +419,16 @@ def test_copies_among_the_nearest_images_are_not_counted(rollouts):
     columns = reward._banks[0]._nearest[row].tolist()
     assert columns[:2] == order[:2]
     weights = {order[1]: 5 / 6} | dict.fromkeys(columns[2:], 5 / 6 * 5 / 2)
-    found = reward(rollouts.context(captions[:G], [row]))
-    expected = [weighted(copied, caption, row, weights) for caption in captions[:G]]
-    assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+    assert_weighted(rollouts, reward, copied, captions, lambda row: weights, [row])
 
 
 def test_given_bank_has_its_own_counts(rollouts):
     scorer, captions = world()
     row = ROWS[0]
-    shared = bank_of(scorer, [4, 1, 2], counts=[1, 2, 4])
-    own = bank_with(scorer, row, [4, 1, 2], [1, 2, 4])
-    expected = [weighted(scorer, c, row, {4: 9 / 7, 1: 18 / 7, 2: 36 / 7}) for c in captions[:G]]
-    for bank in (shared, own):
+    own, weights = bank_with(scorer, row, [4, 1, 2], [1, 2, 4]), {4: 9 / 7, 1: 18 / 7, 2: 36 / 7}
+    for bank in (bank_of(scorer, [4, 1, 2], counts=[1, 2, 4]), own):
         reward = reward_with(rollouts, scorer, bank=bank, bank_weighting="importance", bank_batch_size=10)
-        found = reward(rollouts.context(captions[:G], [row]))
-        assert found.tolist() == close(expected, dtype="float32", magnitude=100)
+        assert_weighted(rollouts, reward, scorer, captions, lambda row: weights, [row])
 
 
 # Bad input
