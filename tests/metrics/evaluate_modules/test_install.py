@@ -230,6 +230,11 @@ def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
     assert "import" in first[0].read_text()
     assert first[1].is_file()
     assert "use_installed" in (first[2].parents[1] / "__init__.py").read_text()
+    # A file in place of the folder, so that not even root can write below it.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="HF_MODULES_CACHE"):
+        assert install() == []
 
 
 def test_the_cache_is_where_evaluate_has_it(evaluate, tmp_path, monkeypatch):
@@ -242,15 +247,6 @@ def test_the_cache_is_where_evaluate_has_it(evaluate, tmp_path, monkeypatch):
     assert modules_cache() == tmp_path / "huggingface" / "modules"
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     assert modules_cache() == tmp_path / "home" / "modules"
-
-
-def test_a_cache_that_cannot_be_written_only_warns(tmp_path, monkeypatch):
-    # A file in place of the folder, so that not even root can write below it.
-    (tmp_path / "file").write_text("")
-    monkeypatch.setitem(sys.modules, "evaluate.config", None)
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="HF_MODULES_CACHE"):
-        assert install() == []
 
 
 def test_import_is_fast_and_concurrent_installs_are_safe(tmp_path):
