@@ -104,13 +104,6 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
     assert "perplexity" not in bare["per_sample"]
 
 
-def test_signatures_name_the_scorer():
-    for suite in (smile_suite, discritune_suite, ndlb_suite):
-        named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
-        assert any("scorer:clip@abc,float32" in text for text in named.values())
-        assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
-
-
 def test_parts_are_counted_by_a_plain_loop():
     parts = {"odd": [i % 2 == 1 for i in range(N)], "few": [i < 7 for i in range(N)], "none": [False] * N}
     row = smile_suite(CAPTIONS, **SEEN, **KNOWN, parts=parts)
@@ -170,6 +163,8 @@ def test_every_number_has_an_interval_that_contains_it():
     for key in named:
         low, high = numbers[f"{key}_ci"]
         assert low <= numbers[key] <= high, key
+    assert row.numbers["empty_captions_ci"] == pytest.approx([4 * limit for limit in exact_interval(1, 4)])
+    assert row.per_sample["empty_captions"].mean() == row.numbers["empty_captions"] == 1
 
 
 def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
@@ -183,14 +178,6 @@ def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
     assert row.numbers["max_words_ci"] == longest.tolist()
     without = [np.delete(words, i).std() for i in range(40)]
     assert row.per_sample["std_words"] == pytest.approx(leave_one_out(words.std(), without))
-
-
-def test_empty_captions_are_a_number_with_the_interval_of_their_share():
-    row = SuiteRow(captions=["a dog", " ", "", "a cat", "a cat"]).compute("std_words")
-    low, high = exact_interval(2, 5)
-    assert row.numbers["empty_captions"] == 2
-    assert row.numbers["empty_captions_ci"] == pytest.approx([5 * low, 5 * high])
-    assert row.per_sample["empty_captions"].mean() == 2
 
 
 def test_bleu_and_its_contributions_equal_a_plain_loop():
@@ -237,19 +224,17 @@ def test_meteor_and_spice_are_values_or_reasons():
     assert (row["spice"], row["spice_reason"]) == (None, "there is no Java")
     assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not requested"
 
+    def low(captions, references):  # METEOR of a corpus is far below the mean of its captions
+        return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
+
+    bounds = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=low)["meteor_ci"]
+    assert 0.0 == bounds[0] < 0.01 < bounds[1] < 1
+
     def broken(captions, references):
         raise ZeroDivisionError  # an error of the program is not a missing part
 
     with pytest.raises(ZeroDivisionError):
         discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
-
-
-def test_interval_of_meteor_stays_in_0_to_1():
-    def meteor(captions, references):  # METEOR of a corpus is far below the mean of its captions
-        return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
-
-    low, high = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=meteor)["meteor_ci"]
-    assert 0.0 == low < 0.01 < high < 1
 
 
 def test_words_of_the_captions_against_the_references():
@@ -282,15 +267,9 @@ def test_sle_counts_sets_and_averages_cider_over_the_captions():
     assert same["cider_d_reason"] == "no references"
     with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption"):
         sle_suite([["a dog", "a cat"], ["a dog"]])
-
-
-def test_sle_takes_different_numbers_of_captions_and_empty_ones():
     row = sle_suite([["a dog", "", "a red cat"], ["a tree", "a house"]], references=REFERENCES[:2], details=True)
-    assert row["empty_captions"] == 1
-    assert row["captions_per_image"] == 2.5
-    for key in ("div_1", "cider_d", "mbleu_4_per_image"):
-        assert math.isfinite(row[key])
-        assert len(row["per_sample"][key]) == 2
+    assert (row["empty_captions"], row["captions_per_image"]) == (1, 2.5)
+    assert all(len(row["per_sample"][key]) == 2 for key in ("div_1", "cider_d", "mbleu_4_per_image"))
 
 
 @pytest.mark.parametrize("suite", [smile_suite, ndlb_suite])
@@ -336,6 +315,9 @@ def test_common_behaviour_of_suites_of_single_captions(suite):
         if key.endswith("_reason"):
             assert row[key.removesuffix("_reason")] is None
             assert value
+    named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
+    assert any("scorer:clip@abc,float32" in text for text in named.values())
+    assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
     bare = suite(CAPTIONS)
     assert bare["cider_d_reason"] == "no references"
     recalls = [key for key in bare if key.endswith("recall_at_1")]
@@ -368,10 +350,8 @@ def test_truth_recall_counts_captions_that_fit_only_the_target():
     assert "facts" in row.numbers["bag_3_truth_recall_at_1_reason"]
 
 
-FEW_REFERENCES = [
-    ["a red dog in the grass", "a dog sits in the grass"],
-    ["two cats on a bed", "some cats sleep on a bed"],
-]
+GRASS, BED = ["a red dog in the grass", "a dog sits in the grass"], ["two cats on a bed", "some cats sleep on a bed"]
+FEW_REFERENCES = [GRASS, BED]
 VARIED = [["a red dog", "a dog in the grass", "the animal sits"], ["two cats", "cats on a bed", ""]]
 SAME = [["a dog in the grass"] * 3, ["two cats on a bed"] * 3]
 COUNTS = DocumentFrequencies.from_references(
@@ -408,10 +388,9 @@ def point(temperature, cider_d, div_2, mbleu=0.5):
 
 def test_diversity_at_a_cider_d_is_interpolated_between_temperatures():
     points = [point(0.5, 1.4, 0.2, 0.8), point(1.0, 1.0, 0.4, 0.4), point(1.25, 0.5, 0.9, 0.1)]
+    between = {"temperature": 0.875, "div_2": 0.35, "mbleu_4_per_image": 0.5}
     for order in (points, points[::-1]):
-        assert diversity_at_cider_d(order, 1.1) == pytest.approx(
-            {"temperature": 0.875, "div_2": 0.35, "mbleu_4_per_image": 0.5}
-        )
+        assert diversity_at_cider_d(order, 1.1) == pytest.approx(between)
         assert diversity_at_cider_d(order, 0.6)["div_2"] == pytest.approx(0.8)
         assert diversity_at_cider_d(order, 1.0) == {"temperature": 1.0, "div_2": 0.4, "mbleu_4_per_image": 0.4}
         assert diversity_at_cider_d(order, 1.4)["temperature"] == 0.5

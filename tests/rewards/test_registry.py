@@ -178,12 +178,9 @@ def test_non_finite_rewards_get_the_floor_and_are_counted(rollouts):
     assert context.statistics == {"rewards/fixed/undefined": 2.0, "rewards/fine/undefined": 0.0}
 
 
-def test_rewards_carry_no_gradient(rollouts):
+def test_one_number_per_caption_without_a_gradient(rollouts):
     values = torch.ones(1, requires_grad=True)
     assert not WeightedRewards([OfContext(lambda _: values * 2)])(rollouts.context(["a"], [0])).requires_grad
-
-
-def test_one_number_per_caption(rollouts):
     with pytest.raises(ValueError, match=r"'fixed' returned shape \(1, 2\) for 2 captions"):
         WeightedRewards([Fixed([[1.0, 2.0]])])(rollouts.context(["a", "b"], [0, 1]))
 

@@ -63,11 +63,8 @@ def test_columns_are_repeated_for_each_caption(context):
         *("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"),
         *("image_id", "length"),  # TRL passes no column `prompt`
     }
-
-
-def test_function_gets_only_its_named_parameters(context):
-    values = WeightedRewards([CompletionReward(lambda length, completions: length)])(context)
-    assert values[:, 0].tolist() == [40, 40, 70, 70]
+    named = WeightedRewards([CompletionReward(lambda length, completions: length)])(context)
+    assert named[:, 0].tolist() == [40, 40, 70, 70]
 
 
 def test_images_are_decoded_only_when_they_are_read(context):
@@ -251,13 +248,11 @@ def test_asynchronous_functions_share_one_loop_also_inside_another(context):
     assert loops[0] == loops[1]
     assert loops[0][1] is not threading.main_thread()
 
-
-def test_error_of_an_asynchronous_function_is_raised(context):
-    async def reward(completions, **kwargs):
+    async def wrong(completions, **kwargs):
         raise KeyError("solution")
 
     with pytest.raises(KeyError, match="solution"):
-        resolve_rewards(reward)(context)
+        resolve_rewards(wrong)(context)
 
 
 def test_functions_log_metrics_and_columns(context):
