@@ -12,7 +12,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_captionrl.metrics import caption_diversity, caption_perplexity, caption_statistics
 from hf_captionrl.metrics.bootstrap import leave_one_out
-from hf_captionrl.metrics.perplexity import CaptionLosses, caption_losses, perplexity_of
 from hf_captionrl.metrics.words import (
     characteristic_words,
     length_statistics,
@@ -179,19 +178,6 @@ def test_signature_contains_no_local_path(language_model, tmp_path, monkeypatch)
     for path, name in ((str(tmp_path / "judge"), "judge"), ("org/gpt2", "org/gpt2")):
         monkeypatch.setattr(model.config, "_name_or_path", path)
         assert f"|model:{name}|" in caption_perplexity(["a dog"], model, tokenizer)["signature"]
-
-
-def test_losses_of_blocks_are_those_of_the_whole_list(language_model):
-    model, tokenizer = language_model
-    blocks = [["dog", "cat"], ["a dog runs"], ["a big red cat", "dog"]]  # nothing can be scored in the first
-    parts = [caption_losses(block, model, tokenizer) for block in blocks]
-    assert parts[0].nats.tolist() == parts[0].tokens.tolist() == [0, 0]
-    joined = CaptionLosses(torch.cat([part.nats for part in parts]), torch.cat([part.tokens for part in parts]), None)
-    whole = caption_perplexity([caption for block in blocks for caption in block], model, tokenizer)
-    found = perplexity_of(joined, model)
-    assert found["tokens"].tolist() == whole["tokens"].tolist() == [0, 0, 2, 3, 0]
-    assert found["perplexity"] == close(whole["perplexity"], dtype="float32")
-    assert found["signature"] == whole["signature"]
 
 
 @pytest.mark.parametrize(
