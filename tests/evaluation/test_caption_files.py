@@ -138,6 +138,8 @@ def test_measured_images_are_those_of_the_captions_which_all_files_share():
 
 
 def test_an_empty_reference_is_refused(tmp_path):
+    (tmp_path / "refs.json").write_text('{"1": ["a dog", "dogs"]}')
+    assert read_references(tmp_path / "refs.json").captions == {"1": ["a dog", "dogs"]}
     (tmp_path / "refs.json").write_text('{"1": ["a dog", " "]}')
     with pytest.raises(ValueError, match="reference of image '1' is empty"):
         read_references(tmp_path / "refs.json")

@@ -12,7 +12,7 @@ from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.evaluator import Evaluator, pool_images
+from hf_captionrl.evaluation.evaluator import Evaluator, pool_images, read_bags
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.metrics.nlg import bleurt, entailment
@@ -105,6 +105,9 @@ def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
     assert row["bag_7_recall_at_1"] is None
     assert "no bags of 7" in row["bag_7_recall_at_1_reason"]
     assert evaluator.reference_row()[0]["bag_3_recall_at_1"] is not None
+    (tmp_path / "bags.json").write_text("{]")
+    with pytest.raises(ValueError, match="not JSON"):
+        read_bags(tmp_path / "bags.json", ["1", "2"])
 
 
 def test_clip_score_has_the_papers_prefix_outside_of_the_embedded_world(evaluated):

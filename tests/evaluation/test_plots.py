@@ -28,6 +28,16 @@ HISTORIES = {
 }
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved."""
+    found, save = [], plots.save_figure
+    monkeypatch.setattr(
+        plots, "save_figure", lambda path, figure, **kw: found.append(figure) or save(path, figure, **kw)
+    )
+    return found
+
+
 def test_picture_shows_both_methods(tmp_path):
     path = write_curves(tmp_path / "out" / "curves.png", HISTORIES, title="$title")
     with Image.open(path) as image:
@@ -39,7 +49,7 @@ def test_picture_shows_both_methods(tmp_path):
             assert (half == colour).all(axis=-1).sum() > 200
 
 
-def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path):
+def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path, figures):
     points = [{"step": s, "rd100_recall_at_1": 0.1 * s, "cider_d": 1.5 - 0.1 * s, "length": 4 + s} for s in range(4)]
     histories = {"_SR": points, "$SMILE": [{**point, "cider_d": None} for point in points], "one": points[:1]}
     panels = [panel for panel in CURVES if panel[0] in points[0]]
@@ -49,6 +59,10 @@ def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path):
         with Image.open(write_curves(tmp_path / "c.png", histories, x="step", panels=shown)) as image:
             heights.append(image.height)
     assert heights[1] > heights[0]  # a second row of panels
+    write_curves(tmp_path / "c.png", {"SMILE": histories["$SMILE"]}, x="step", panels=panels)
+    shown = {axis.get_title(loc="left"): [text.get_text() for text in axis.texts] for axis in figures[-1].axes}
+    assert shown["CIDEr-D"] == ["not measured"]
+    assert shown["Mean length (words)"] == []
 
 
 def test_backend_of_the_caller_is_unchanged():
@@ -76,16 +90,6 @@ def test_frontier_equals_brute_force():
         assert {points[i] for i in found} == expected
         assert len(found) == len(expected)  # one of equal points
         assert all(points[a][0] < points[b][0] for a, b in itertools.pairwise(found))
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are saved."""
-    found, save = [], plots.save_figure
-    monkeypatch.setattr(
-        plots, "save_figure", lambda path, figure, **kw: found.append(figure) or save(path, figure, **kw)
-    )
-    return found
 
 
 def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, figures):

@@ -97,7 +97,7 @@ def test_written_files(tmp_path):
         hub_token: str = "secret-value"
 
     rows = [make_row(fact_recall=None, bag_3_recall_at_1=0.4), make_row("SMILE", length_ci=(2, 3))]
-    config = {"train": Config(), "limit": float("inf"), "api_key": "k", "max_token": 3}
+    config = {"train": Config(), "limit": float("inf"), "api_key": "k", "max_token": 3, "dtype": object}
     path = write_results(tmp_path / "out", rows, columns=COLUMNS, seed=7, config=config)
     written = json.loads(path.read_text(encoding="utf-8"))
     assert path.name == "results.json"
@@ -106,7 +106,7 @@ def test_written_files(tmp_path):
     assert written["rows"][1]["length_ci"] == [2, 3]
     assert written["seed"] == 7
     shown = {"learning_rate": 1e-5, "output_dir": "outputs"}
-    assert written["config"] == {"train": shown, "limit": "inf", "max_token": 3}
+    assert written["config"] == {"train": shown, "limit": "inf", "max_token": 3, "dtype": str(object)}
     assert {"python", "torch", "transformers", "datasets", "hf_captionrl"} <= set(written["versions"])
     assert "secret-value" not in path.read_text(encoding="utf-8")
     assert "| SMILE | 2.30 [2.00, 3.00] |" in (tmp_path / "out" / "results.md").read_text(encoding="utf-8")

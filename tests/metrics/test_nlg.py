@@ -231,7 +231,7 @@ scores = []
 for row in rows:
     shared = [len(set(row["test"].split()) & set(ref.split())) for ref in row["refs"]]
     f = max(shared) / len(row["test"].split())
-    color = dict(f="NaN") if row["image_id"] else dict(f=0.5)
+    color = dict(f=None) if row["image_id"] else dict(f=0.5)
     scores.append(dict(image_id=row["image_id"], scores=dict(All=dict(f=f), Object=dict(f=f), Color=color)))
 json.dump(scores[::-1], open(place, "w"))
 """

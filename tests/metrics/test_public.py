@@ -147,6 +147,8 @@ WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
         (lambda: m.cider_d(["a"], [[]]), r"references\[0\]"),
         (lambda: m.cider_d(["a", "b"], [["a"], [" "]]), r"references\[1\]\[0\]"),
         (lambda: m.cider_d(["a"], [["a"], ["b"]]), "2 lists of references"),
+        (lambda: m.meteor(["a", ""], [["a"], ["b"]], java="nowhere"), r"candidates\[1\]"),  # before anything starts
+        (lambda: m.spice(["a"], [["a"], ["b"]], java="nowhere"), "references"),
         (lambda: m.cider_d(*PAIR, frequencies=WITH_EOS), "eos"),
         (lambda: m.cider_d(*PAIR, sigma=0), "sigma"),
         (lambda: m.rouge_l(*PAIR, beta=-1), "beta"),

@@ -121,6 +121,7 @@ def test_only_missing_keys_are_computed_and_duplicates_once(tmp_path):
     assert KEYS[14] in cache
     assert KEYS[15] not in cache
     assert cache.missing(KEYS[13:17]) == [2, 3]
+    assert "15 rows" in repr(cache)
     with pytest.raises(KeyError, match=r"'image 15' is not among the 'image' features of tiny@r1 \(2 of 4 keys"):
         cache.get(KEYS[13:17])
 

@@ -174,7 +174,7 @@ def test_the_example_of_contributing_passes_its_own_tests(rollouts, monkeypatch)
     for name, source in files:
         module = types.ModuleType(name.replace("/", "."))
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        exec(compile(source, name, "exec"), vars(module))
+        exec(compile(source, f"<{name}>", "exec"), vars(module))
     tests = [value for name, value in vars(module).items() if name.startswith("test_")]
     assert len(tests) == 3
     for test in tests:
