@@ -159,6 +159,14 @@ def test_one_number_per_caption_without_a_gradient(rollouts):
         WeightedRewards([Fixed([[1.0, 2.0]])])(rollouts.context(["a", "b"], [0, 1]))
 
 
+def test_a_weighted_sum_is_described_for_the_card():
+    rewards = resolve_rewards([("self_retrieval", 0.5), "cider", ("diversity", 2), ("length", 0), brevity])
+    assert rewards.describe() == (
+        "0.5 times the log-probability that the scorer gives the image after reading the caption, plus CIDEr-D with the "
+        "end token, plus 2 times the diversity of the captions of an image (the bleu34 distance), plus the reward 'brevity'"
+    )
+
+
 def test_groups_and_empty_captions(rollouts):
     context = rollouts.context(["a cat", "", " . ", "été", "7", "猫"], [4, 5])
     assert context.group_size == 3
