@@ -19,6 +19,10 @@ def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
     assert file.captions == {"a": ["a dog"], "7": ["a cat", "", "x\u2028y"]}
     assert list(file.aligned(["7", "a"], {"7", "a", "z"})) == [["a cat", "", "x\u2028y"], ["a dog"]]
     assert list(file.aligned(["a"], {"7", "a"})) == [["a dog"]]  # --max_images: the rest of the file is left out
+    with pytest.raises(ValueError, match=r"1 of 2 image ids are not in the data set, such as '7'"):
+        file.aligned(["a", "b"], {"a", "b"})
+    with pytest.raises(ValueError, match=r"2 of the data set's 4 images; 2 are missing, such as 'b', 'c'"):
+        file.aligned(["a", "b", "7", "c"], {"a", "b", "7", "c"})
 
 
 @pytest.mark.parametrize(
@@ -28,10 +32,8 @@ def test_reads_several_captions_numeric_ids_and_empty_captions(tmp_path):
         (GOOD + '{"image_id": "b", "capt', r"the last line \(3\) is incomplete"),
         (GOOD + '["b", "a bird"]\n', "line 3, holds a list"),
         (GOOD + '{"caption": "a bird"}\n', "image_id is None"),
-        (GOOD + '{"image_id": true, "caption": "a bird"}\n', "image_id is True"),
         (GOOD + '{"image_id": "b", "caption": null}\n', r"image 'b' is \[None\], not text"),
         (GOOD + '{"image_id": "b", "captions": []}\n', r"is \[\], not text"),
-        (GOOD + '{"image_id": "b", "captions": 3}\n', r"is \[3\], not text"),
         (GOOD + '{"image_id": "7", "caption": "again"}\n', "line 3: image '7' is already in line 2"),
         ("\n\n", "holds no captions"),
     ],
@@ -41,16 +43,6 @@ def test_invalid_lines_are_refused_with_their_number(tmp_path, text, said):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=said):
         read_caption_file(path)
-
-
-def test_captions_of_other_images_are_refused(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_text(GOOD, encoding="utf-8")
-    file = read_caption_file(path)
-    with pytest.raises(ValueError, match=r"1 of 2 image ids are not in the data set, such as '7'"):
-        file.aligned(["a", "b"], {"a", "b"})
-    with pytest.raises(ValueError, match=r"2 of the data set's 4 images; 2 are missing, such as 'b', 'c'"):
-        file.aligned(["a", "b", "7", "c"], {"a", "b", "7", "c"})
 
 
 CAPTIONS = {"1": ["a dog"], "2": ['a cat, "red"', "two"]}
@@ -85,10 +77,9 @@ def test_captions_are_read_in_every_layout(tmp_path, name):
         import pyarrow as pa
         import pyarrow.parquet
 
-        texts = (
-            [[{"raw": t} for t in c] for c in CAPTIONS.values()] if name.startswith("s") else list(CAPTIONS.values())
-        )
-        ids = pa.array([1.0, 2.0, None][:2]) if name.startswith("s") else pa.array([1, 2])
+        ids, texts = [1, 2], list(CAPTIONS.values())
+        if name == "structs.parquet":
+            ids, texts = [1.0, 2.0], [[{"raw": t} for t in c] for c in CAPTIONS.values()]
         pyarrow.parquet.write_table(pa.table({"image_id": ids, "image": [b"JPEG", b"JPEG"], "captions": texts}), path)
     else:
         content = LAYOUTS[name]
@@ -110,20 +101,12 @@ def test_captions_are_read_in_every_layout(tmp_path, name):
         ("x.csv", "image_id;caption\n1;a dog\n", "row 1: image_id is None .of image_id;caption."),
         ("x.csv", "image_id,title\n1,a dog\n", r"image '1' is \[None\], not text"),
         ("x.csv", "image_id,caption\n", "no captions"),
-        ("x.csv", "", "no captions"),
         ("x.csv", "image_id,caption,number\n1,a dog,1\n1,a cat,1\n", "image '1' is already in row 1"),
         ("x.json", "", "no captions"),
-        ("x.json", "[]", "no captions"),
-        ("x.json", "{}", "no captions"),
         ("x.json", '[{"image_id": 1, "caption": "a"}, 7]', "entry 2, holds a int"),
-        ("x.json", '["a dog"]', "entry 1, holds a str"),
         ("x.json", '{"1": "a dog", "1": "a cat"}', "the key '1' twice"),
         ("x.json", '{"1": {"a": "dog"}}', "image '1' is .*not text"),
-        (
-            "x.json",
-            '{"images": [], "annotations": [{"image_id": 1, "bbox": [1]}]}',
-            "annotation 1: the caption of image 1",
-        ),
+        ("x.json", '{"images": [], "annotations": [{"image_id": 1, "bbox": [1]}]}', "annotation 1: the caption"),
         ("x.json", '{"results": [{"image_id": 1, "caption": "a"}]}', "under 'results'"),
         ("x.json", "{oops", "not valid JSON"),
         ("x.json", "[" * 100_000, "not valid JSON"),
@@ -155,6 +138,8 @@ def test_measured_images_are_those_of_the_captions_which_all_files_share():
 
 
 def test_an_empty_reference_is_refused(tmp_path):
+    (tmp_path / "refs.json").write_text('{"1": ["a dog", "dogs"]}')
+    assert read_references(tmp_path / "refs.json").captions == {"1": ["a dog", "dogs"]}
     (tmp_path / "refs.json").write_text('{"1": ["a dog", " "]}')
     with pytest.raises(ValueError, match="reference of image '1' is empty"):
         read_references(tmp_path / "refs.json")
@@ -175,11 +160,8 @@ def test_writer_resumes_after_an_incomplete_last_line(tmp_path):
         assert path.read_bytes() == whole
         writer.append(["c"], [[""]])
     assert read_caption_file(path).captions == {"a": ["\ud83d half a smile"], "b": ["ein Hündchen", "zwei"], "c": [""]}
-    assert json.loads(path.read_bytes().splitlines()[1]) == {
-        "image_id": "b",
-        "caption": "ein Hündchen",
-        "captions": ["ein Hündchen", "zwei"],
-    }
+    second = {"image_id": "b", "caption": "ein Hündchen", "captions": ["ein Hündchen", "zwei"]}
+    assert json.loads(path.read_bytes().splitlines()[1]) == second
 
 
 def test_writer_refuses_a_broken_line_in_the_middle(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.evaluation import plots as tradeoff
+from hf_captionrl.evaluation import plots
 from hf_captionrl.evaluation.plots import (
     CURVES,
     frontier,
@@ -28,41 +28,41 @@ HISTORIES = {
 }
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved."""
+    found, save = [], plots.save_figure
+    monkeypatch.setattr(
+        plots, "save_figure", lambda path, figure, **kw: found.append(figure) or save(path, figure, **kw)
+    )
+    return found
+
+
 def test_picture_shows_both_methods(tmp_path):
     path = write_curves(tmp_path / "out" / "curves.png", HISTORIES, title="$title")
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
-    assert pixels.shape[0] > 400
-    assert pixels.shape[1] > 1000
+
     left, right = pixels[:, : pixels.shape[1] // 2], pixels[:, pixels.shape[1] // 2 :]
     for half in (left, right):
         for colour in ((0x7A, 0x7F, 0x8A), (0xE6, 0x9F, 0x00)):
             assert (half == colour).all(axis=-1).sum() > 200
 
 
-def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path):
+def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path, figures):
     points = [{"step": s, "rd100_recall_at_1": 0.1 * s, "cider_d": 1.5 - 0.1 * s, "length": 4 + s} for s in range(4)]
-    histories = {"SR": points, "SMILE": [{**point, "cider_d": None} for point in points]}
+    histories = {"_SR": points, "$SMILE": [{**point, "cider_d": None} for point in points], "one": points[:1]}
     panels = [panel for panel in CURVES if panel[0] in points[0]]
+    assert len(panels) == 3
     heights = []
-    for number in (1, 3):
-        path = write_curves(tmp_path / f"{number}.png", histories, x="step", panels=panels[:number])
-        with Image.open(path) as image:
+    for shown in (panels, [*panels, panels[0]]):
+        with Image.open(write_curves(tmp_path / "c.png", histories, x="step", panels=shown)) as image:
             heights.append(image.height)
-    four = [*panels, panels[0]]
-    with Image.open(write_curves(tmp_path / "4.png", histories, x="step", panels=four)) as image:
-        assert image.height > max(heights)
-
-
-def test_odd_histories_are_drawn(tmp_path):
-    histories = {
-        "_one point": [{"step": 10, "length": 3, "recall_at_1": 0.0}],
-        "no scorer": [{"step": s, "length": 3, "recall_at_1": None} for s in (5, 2)],
-        "$x^2": [{"step": 1, "length": 1e3, "recall_at_1": 1.0}],
-    }
-    assert write_curves(tmp_path / "c.png", histories, x="step").stat().st_size > 10_000
-    only = {"no scorer": histories["no scorer"]}
-    assert write_curves(tmp_path / "d.png", only, x="step").stat().st_size > 10_000
+    assert heights[1] > heights[0]  # a second row of panels
+    write_curves(tmp_path / "c.png", {"SMILE": histories["$SMILE"]}, x="step", panels=panels)
+    shown = {axis.get_title(loc="left"): [text.get_text() for text in axis.texts] for axis in figures[-1].axes}
+    assert shown["CIDEr-D"] == ["not measured"]
+    assert shown["Mean length (words)"] == []
 
 
 def test_backend_of_the_caller_is_unchanged():
@@ -81,31 +81,18 @@ CURVES_TRADEOFF = {
 }
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_frontier_equals_brute_force(seed):
-    rng = random.Random(seed)
-    points = [(rng.randrange(6) / 5, rng.randrange(6) / 5) for _ in range(rng.randrange(1, 9))]
-
-    def beaten(i):
-        return any(
-            q != points[i] and q[0] >= points[i][0] and q[1] >= points[i][1] for j, q in enumerate(points) if j != i
-        )
-
-    expected = {points[i] for i in range(len(points)) if not beaten(i)}
-    found = frontier(points)
-    assert {points[i] for i in found} == expected
-    assert len(found) == len(expected)  # one of equal points
-    assert all(points[a][0] < points[b][0] for a, b in itertools.pairwise(found))
+def test_frontier_equals_brute_force():
+    rng = random.Random(0)
+    for _ in range(20):
+        points = [(rng.randrange(6) / 5, rng.randrange(6) / 5) for _ in range(rng.randrange(1, 9))]
+        expected = {p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}
+        found = frontier(points)
+        assert {points[i] for i in found} == expected
+        assert len(found) == len(expected)  # one of equal points
+        assert all(points[a][0] < points[b][0] for a, b in itertools.pairwise(found))
 
 
-def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, monkeypatch):
-    figures = []
-    save = tradeoff.save_figure
-    monkeypatch.setattr(
-        tradeoff,
-        "save_figure",
-        lambda path, figure, **options: figures.append(figure) or save(path, figure, **options),
-    )
+def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, figures):
     path = write_diversity_tradeoff(tmp_path / "t.png", CURVES_TRADEOFF, title="CIDEr-D & diversity")
     with Image.open(path) as image:
         assert image.width > 600
@@ -125,12 +112,7 @@ OPTIONS = {"x": ("r", "R@1"), "y": ("h", "Hallucination")}
 
 @pytest.mark.parametrize(
     "draw",
-    [
-        lambda path: write_curves(path, HISTORIES),
-        lambda path: write_diversity_tradeoff(path, CURVES_TRADEOFF),
-        lambda path: write_length_histogram(path, LENGTHS),
-        lambda path: write_trade_off(path, TRADE_OFF, **OPTIONS),
-    ],
+    [lambda path: write_length_histogram(path, LENGTHS), lambda path: write_trade_off(path, TRADE_OFF, **OPTIONS)],
 )
 def test_the_same_numbers_give_the_same_picture(tmp_path, draw):
     first = draw(tmp_path / "a.png").read_bytes()
@@ -145,17 +127,14 @@ def test_the_trade_off_needs_both_numbers(tmp_path):
     assert not (tmp_path / "a.png").exists()
 
 
-def test_every_point_of_a_trade_off_is_seen_also_where_points_coincide(tmp_path, monkeypatch):
-    drawn = []
-    real = tradeoff.save_figure
-    monkeypatch.setattr(tradeoff, "save_figure", lambda path, figure: drawn.append(figure) or real(path, figure))
+def test_every_point_of_a_trade_off_is_seen_also_where_points_coincide(tmp_path, figures):
     same = {"r": 0.5, "h": 0.1, "r_ci": [0.4, 0.6]}
     for rows in ([same] * 4, [same, {"r": 0.9, "h": 0.9}, {"r": 0.501, "h": 0.1001}, {"r": 0.1, "h": 0.5}]):
         rows = [{"name": f"captioner {n}", **row} for n, row in enumerate(rows)]
-        tradeoff.write_trade_off(tmp_path / "t.png", rows, x=("r", "R@1"), y=("h", "Hallucination"))
-        drawn[-1].axes[0].get_legend().remove()  # which shows every marker
-        drawn[-1].canvas.draw()
-        pixels = np.asarray(drawn[-1].canvas.buffer_rgba())[..., :3].reshape(-1, 3)
-        for colour in tradeoff.COLOURS[:4]:
+        write_trade_off(tmp_path / "t.png", rows, **OPTIONS)
+        figures[-1].axes[0].get_legend().remove()  # which shows every marker
+        figures[-1].canvas.draw()
+        pixels = np.asarray(figures[-1].canvas.buffer_rgba())[..., :3].reshape(-1, 3)
+        for colour in plots.COLOURS[:4]:
             is_colour = (pixels == tuple(bytes.fromhex(colour[1:]))).all(axis=1)
             assert is_colour.sum() > 40, colour

@@ -58,10 +58,8 @@ def test_protocols(folder, scenes):
 def test_captions_of_a_karpathy_split_are_those_of_the_token_file(folder, scenes):
     before = load_ratings("flickr8k-expert", folder)
     (folder / "Flickr8k.token.txt").unlink()
-    images = [
-        {"filename": f"{i}.jpg", "sentences": [{"raw": text} for text in row["captions"]]}
-        for i, row in enumerate(scenes)
-    ]
+    texts = [[{"raw": text} for text in row["captions"]] for row in scenes]
+    images = [{"filename": f"{i}.jpg", "sentences": group} for i, group in enumerate(texts)]
     (folder / "dataset_flickr8k.json").write_text(json.dumps({"images": images}))
     after = load_ratings("flickr8k-expert", folder)
     assert (after.candidates, after.references, after.images) == (before.candidates, before.references, before.images)
@@ -74,6 +72,8 @@ def test_any_function_can_be_compared(folder):
     assert found["tau"] == pytest.approx(kendalltau(lengths, rated.ratings.ravel(), variant="c").statistic)
     named = rated.agreement({"length": [len(text) for text in rated.candidates]}, num_bootstrap=0)
     assert named["metrics"]["length"] == found
+    with pytest.raises(ValueError, match="flickr8k-expert"):
+        load_ratings("flickr9k", folder)
 
 
 def test_the_command(folder, capsys):
@@ -84,23 +84,15 @@ def test_the_command(folder, capsys):
     assert main(["agreement", *options, *metrics, "--command", f"{sys.executable} {program}", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rated = load_ratings("flickr8k-expert", folder)
-    scores = {
-        "bleu_1": bleu(rated.candidates, rated.references)["per_sample"]["bleu_1"],
-        "command": [len(text) for text in rated.candidates],
-    }
-    for name, of in scores.items():
+    scores = bleu(rated.candidates, rated.references)["per_sample"]["bleu_1"]
+    for name, of in (("bleu_1", scores), ("command", [len(text) for text in rated.candidates])):
         tau = kendalltau(np.repeat(of, 3), rated.ratings.ravel(), variant="c").statistic
         assert found["metrics"][name]["tau"] == pytest.approx(tau)
     assert len(found["differences"]) == 6
     assert found["metrics"]["clip_score"]["published"] == PUBLISHED["flickr8k-expert"]["clip_score"]
     assert found["metrics"]["command"]["published"] is None
-    assert main(["agreement", *options, "--metrics", "clip_score", "--scorer", "scenes:clip-reward"]) == 0
-    assert "(CLIP ViT-B/32)" in capsys.readouterr().out
     assert main(["agreement", *options, "--output", str(folder / "a.json")]) == 0
-    said = capsys.readouterr().out
-    assert "published" in said
-    assert "differs by" in said
-    assert max(map(len, said.splitlines())) <= 120
+    assert "differs by" in capsys.readouterr().out
     assert set(json.loads((folder / "a.json").read_text())["metrics"]) == {"bleu_4", "rouge_l", "cider_d"}
 
 
@@ -134,8 +126,3 @@ def test_bad_input_is_one_line(folder, change, named, capsys):
     said = capsys.readouterr().err.strip()
     assert named in said
     assert len(said.splitlines()) == 1
-
-
-def test_an_unknown_benchmark(tmp_path):
-    with pytest.raises(ValueError, match="flickr8k-expert"):
-        load_ratings("flickr9k", tmp_path)

@@ -1,11 +1,9 @@
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from hf_captionrl.metrics import bootstrap_interval, chair, faithfulness
 from hf_captionrl.metrics.coco_objects import COCO_OBJECTS
-from hf_captionrl.scenes import check, full_caption, sample_scene
 
 
 def word_check(caption: str, facts: dict):
@@ -36,16 +34,6 @@ def test_captions_without_claims_have_no_hallucination():
     assert faithfulness(["words"], [{"true": []}], word_check)["hallucination"] == 0.0
 
 
-def test_embedded_checker_is_accepted():
-    facts = [sample_scene(np.random.default_rng(seed)).facts for seed in range(20)]
-    truth = faithfulness([full_caption(fact) for fact in facts], facts, check)
-    assert truth["hallucination"] == 0.0
-    assert truth["fact_recall"] == 1.0
-    # Facts of the next scene are wrong for this one.
-    swapped = faithfulness([full_caption(fact) for fact in facts[1:] + facts[:1]], facts, check)
-    assert swapped["hallucination"] > 0.3
-
-
 SYNONYMS = {
     "dog": ["puppy", "hound"],
     "hot dog": ["frankfurter"],
@@ -66,32 +54,30 @@ def test_chair_counts_mentions_and_captions():
 
 
 def test_longest_name_matches_and_plurals_are_reduced():
-    result = chair(["three frankfurters, hot dogs and dogs", "knives, buses, benches, babies, people"], [["dog"], []],
-                   synonyms=SYNONYMS | {"knife": [], "bus": [], "bench": [], "baby": []})  # fmt: skip
-    assert result["per_sample"]["mentioned"][0] == ["hot dog", "hot dog", "dog"]
-    assert result["per_sample"]["mentioned"][1] == ["knife", "bus", "bench", "baby", "person"]
+    result = chair(
+        ["three frankfurters, hot dogs and dogs", "babies, people"], [["dog"], []], synonyms=SYNONYMS | {"baby": []}
+    )
+    assert result["per_sample"]["mentioned"] == [["hot dog", "hot dog", "dog"], ["baby", "person"]]
 
 
-COCO = (
-    "bicycle, car, motorcycle, airplane, train, truck, boat, traffic light, fire hydrant, stop sign, parking meter, "
-    "bird, cat, dog, horse, cow, elephant, bear, zebra, giraffe, backpack, umbrella, handbag, tie, suitcase, frisbee, "
-    "ski, snowboard, sports ball, kite, baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, cup, "
-    "fork, spoon, bowl, banana, apple, orange, broccoli, carrot, hot dog, pizza, donut, cake, chair, potted plant, bed, "
-    "dining table, toilet, tv, laptop, remote, keyboard, cell phone, microwave, oven, toaster, sink, refrigerator, book, "
-    "clock, vase, teddy bear, hair drier"
-).split(", ")
-PLURALS = {f"{name}s": name for name in [*COCO, "house", "cookie", "movie", "nurse", "rose", "shoe", "toe"]}
-PLURALS |= {f"{name}es": name for name in ("bus", "bench", "wine glass", "sandwich", "couch", "toothbrush")}
-PLURALS |= {f"{name}es": name for name in ("box", "potato", "dish", "dress", "lens", "canvas")}
-PLURALS |= {f"{name}es": name for name in ("virus", "status", "bonus", "lotus", "atlas")}
-PLURALS |= {"people": "person", "sheep": "sheep", "knives": "knife", "mice": "mouse", "scissors": "scissors"}
+COCO = """person bicycle car motorcycle airplane bus train truck boat traffic_light fire_hydrant stop_sign parking_meter bench bird
+cat dog horse sheep cow elephant bear zebra giraffe backpack umbrella handbag tie suitcase frisbee skis snowboard sports_ball kite
+baseball_bat baseball_glove skateboard surfboard tennis_racket bottle wine_glass cup fork knife spoon bowl banana apple sandwich
+orange broccoli carrot hot_dog pizza donut cake chair couch potted_plant bed dining_table toilet tv laptop mouse remote keyboard
+cell_phone microwave oven toaster sink refrigerator book clock vase scissors teddy_bear hair_drier toothbrush"""
+NAMES = [name.replace("_", " ") for name in COCO.split()]
+ENDING_IN_ES = [*"bus bench sandwich couch toothbrush box potato dish dress lens canvas".split(), "wine glass"]
+ENDING_IN_ES += "virus status bonus lotus atlas".split()
+IRREGULAR = {"people": "person", "sheep": "sheep", "knives": "knife", "mice": "mouse", "scissors": "scissors"}
+REGULAR = {*NAMES, "ski"} - {*ENDING_IN_ES, *IRREGULAR.values(), "skis"}
+REGULAR |= {"house", "cookie", "movie", "nurse", "rose", "shoe", "toe"}
+PLURALS = {f"{n}es": n for n in ENDING_IN_ES} | IRREGULAR | {f"{n}s": n for n in REGULAR}
 
 
-@pytest.mark.parametrize("many", PLURALS)
-def test_plurals_of_what_is_in_photographs(many):
-    one = PLURALS[many]
-    found = chair([f"two {many}", f"a {one}"], [[one], [many]])
-    assert found["per_sample"] == {"wrong": [[], []], "mentioned": [[one], [one]]}
+def test_plurals_of_what_is_in_photographs():
+    for many, one in PLURALS.items():
+        found = chair([f"two {many}", f"a {one}"], [[one], [many]])
+        assert found["per_sample"] == {"wrong": [[], []], "mentioned": [[one], [one]]}, many
 
 
 def test_objects_are_names_without_synonyms():
@@ -110,30 +96,20 @@ def test_without_a_recognised_object_chair_is_not_defined_and_the_counts_say_why
     assert (found["num_mentions"], found["num_wrong"], found["num_objects"]) == (2, 2, 0)
 
 
-COCO = """person bicycle car motorcycle airplane bus train truck boat traffic_light fire_hydrant stop_sign parking_meter bench bird
-cat dog horse sheep cow elephant bear zebra giraffe backpack umbrella handbag tie suitcase frisbee skis snowboard sports_ball kite
-baseball_bat baseball_glove skateboard surfboard tennis_racket bottle wine_glass cup fork knife spoon bowl banana apple sandwich
-orange broccoli carrot hot_dog pizza donut cake chair couch potted_plant bed dining_table toilet tv laptop mouse remote keyboard
-cell_phone microwave oven toaster sink refrigerator book clock vase scissors teddy_bear hair_drier toothbrush"""
-
-
 def test_coco_objects_are_found_in_captions():
-    names = [name.replace("_", " ") for name in COCO.split()]
-    assert list(COCO_OBJECTS) == names
-    assert len(names) == 80
+    assert list(COCO_OBJECTS) == NAMES
+    assert len(NAMES) == 80
     # Every name of every object is recognised, also after other words, and means this object.
-    for name, others in COCO_OBJECTS.items():
-        for other in (name, *others):
-            found = chair([f"there is one {other} here"], [[name]], synonyms="coco")
-            assert found["per_sample"]["mentioned"] == [[name]], other
+    words = {other: name for name, others in COCO_OBJECTS.items() for other in (name, *others)}
+    found = chair([f"there is one {word} here" for word in words], [[]] * len(words), synonyms="coco")
+    mentioned = zip(words, found["per_sample"]["mentioned"], strict=True)
+    assert {word: names for word, names in mentioned if names != [words[word]]} == {}
     captions = {
         "Two puppies and a baby elephant beside teddy bears": ["dog", "elephant", "teddy bear"],
         "A man eats hot dogs on a sofa": ["person", "hot dog", "couch"],
         "women with scissors, glasses and skis": ["person", "scissors", "skis"],
         "a TV, a toilet seat and a bow tie": ["tv", "toilet", "tie"],
-        "Children on buses, mice on benches, knives on dining tables": [
-            *("person", "bus", "mouse", "bench", "knife", "dining table")
-        ],
+        "Mice on benches, knives on dining tables": ["mouse", "bench", "knife", "dining table"],
         "a sheep between wine glasses and a fire truck": ["sheep", "wine glass", "truck"],
         "A couple of dogs steer clear of the seat.": ["dog"],
         "The sky is blue.": [],

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -28,15 +27,11 @@ ROWS = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text()
 REFERENCES = [row["references"] for row in ROWS]
 
 
-def cut(caption: str) -> str:
-    return " ".join(ptb_tokenize(caption))
-
-
 @pytest.mark.parametrize("captioner", ["clipcap_coco", "clipcap_conceptual"])
 def test_scores_equal_pycocoevalcap_on_coco(captioner, capsys):
     captions = [row[captioner] for row in ROWS]
-    truth = {i: [cut(r) for r in references] for i, references in enumerate(REFERENCES)}
-    ours = {i: [cut(caption)] for i, caption in enumerate(captions)}
+    truth = {i: [" ".join(ptb_tokenize(r)) for r in references] for i, references in enumerate(REFERENCES)}
+    ours = {i: [" ".join(ptb_tokenize(caption))] for i, caption in enumerate(captions)}
     found = bleu(captions, REFERENCES)
     corpus, sentences = Bleu(4).compute_score(truth, ours, verbose=0)
     assert_close([found[f"bleu_{n}"] for n in range(1, 5)], corpus)
@@ -48,23 +43,18 @@ def test_scores_equal_pycocoevalcap_on_coco(captioner, capsys):
         assert_close(result["per_sample"], scores)
 
 
-def test_cider_names_both_metrics():
-    captions = [row["clipcap_coco"] for row in ROWS]
-    plain, d = cider(captions, REFERENCES), cider_d(captions, REFERENCES)
-    assert "cider" in plain
-    assert "cider_d" not in plain
-    assert plain["cider"] != d["cider_d"]
-    assert plain["signature"].startswith("metric:cider|")
-    assert "df:corpus|documents:100" in d["signature"]
-
-
 def test_given_frequencies_are_used_and_stated():
     captions = [row["clipcap_coco"] for row in ROWS]
     words = [[ptb_tokenize(r) for r in references] for references in REFERENCES]
     given_ = cider_d(captions[:10], REFERENCES[:10], frequencies=DocumentFrequencies.from_references(words))
+    whole = cider_d(captions, REFERENCES)
     assert given_["cider_d"] != cider_d(captions[:10], REFERENCES[:10])["cider_d"]
-    assert_close(given_["per_sample"], cider_d(captions, REFERENCES)["per_sample"][:10])
+    assert_close(given_["per_sample"], whole["per_sample"][:10])
     assert "df:given|documents:100" in given_["signature"]
+    assert "df:corpus|documents:100" in whole["signature"]
+    plain = cider(captions, REFERENCES)
+    assert plain["cider"] != whole["cider_d"]
+    assert plain["signature"].startswith("metric:cider|")
 
 
 def test_eos_lowers_the_score_of_truncated_captions():
@@ -89,17 +79,12 @@ def test_common_subsequence_equals_the_table_of_pycocoevalcap(a, b):
     assert _common(a, b) == my_lcs(a, b)
 
 
-def test_caption_of_punctuation_scores_0():
-    references = [["a dog"], ["a cat"]]
-    assert cider_d([".", "a cat"], references)["per_sample"][0] == 0
-    assert rouge_l([".", "a cat"], references)["per_sample"][0] == 0
-    assert max(values[0] for values in bleu([".", "a cat"], references)["per_sample"].values()) < 1e-3
-
-
 @pytest.mark.parametrize("metric", [bleu, cider, cider_d, rouge_l])
-def test_a_corpus_without_any_word_has_a_number(metric):
+def test_captions_without_any_word_have_a_number(metric):
     found = metric(["...", "!"], [["..."], ["?", "."]])
     assert all(0 <= value <= 1 for key, value in found.items() if key.startswith(metric.__name__))
+    each = metric([".", "a cat"], [["a dog"], ["a cat"]])["per_sample"]
+    assert max(values[0] for values in (each.values() if metric is bleu else [each])) < 1e-3
 
 
 SHORT_CAPTIONS = ["a cat", "two dogs"]
@@ -113,15 +98,14 @@ def logits(model, tokenizer, first, second):
 
 def test_bleurt_is_that_of_the_best_reference(tmp_path):
     model, tokenizer = tiny_pair_model(tmp_path, ["score"])
-    expected = [
-        max(float(logits(model, tokenizer, c, r)[0]) for r in group)
-        for c, group in zip(SHORT_CAPTIONS, SHORT_REFERENCES, strict=True)
-    ]
-    found = bleurt(SHORT_CAPTIONS, SHORT_REFERENCES, model=str(tmp_path))
-    assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
-    again = bleurt(SHORT_CAPTIONS, SHORT_REFERENCES, model=(model, tokenizer))["per_sample"]
-    assert again == close(found["per_sample"], dtype="float32", ulps=64, magnitude=1)
+    pairs = zip(SHORT_CAPTIONS, SHORT_REFERENCES, strict=True)
+    expected = [max(float(logits(model, tokenizer, c, r)[0]) for r in group) for c, group in pairs]
+    for judge in (str(tmp_path), (model, tokenizer)):
+        found = bleurt(SHORT_CAPTIONS, SHORT_REFERENCES, model=judge)
+        assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
     assert found["bleurt"] == close(sum(expected) / 2, dtype="float32", ulps=64, magnitude=1)
+    with pytest.raises(RuntimeError, match="not run: the weights of 'Elron/bleurt-large-512' cannot be loaded"):
+        bleurt(SHORT_CAPTIONS, SHORT_REFERENCES)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -138,22 +122,8 @@ def test_entailment_reads_the_label_of_that_name(tmp_path, reverse):
         entailment(SHORT_CAPTIONS, SHORT_REFERENCES, model=str(tmp_path / "other"))
 
 
-def test_missing_weights_are_named():
-    with pytest.raises(RuntimeError, match="not run: the weights of 'Elron/bleurt-large-512' cannot be loaded"):
-        bleurt(SHORT_CAPTIONS, SHORT_REFERENCES)
-
-
-# Scores of pycocoevalcap's Meteor with Stanford's tokenizer: the corpus, and its first five captions.
-EXPECTED = {
-    "clipcap_coco": (
-        0.27072733070921595,
-        [0.285785267876605, 0.3516586468876016, 0.37091819134719917, 0.41748990699048116, 0.40275249221688064],
-    ),
-    "clipcap_conceptual": (
-        0.1412651038573862,
-        [0.09846153846153848, 0.11518035991811211, 0.31837993039774287, 0.14724254486820865, 0.07073684210526315],
-    ),
-}
+# Scores of pycocoevalcap's Meteor with Stanford's tokenizer: the first five captions.
+METEOR = [0.285785267876605, 0.3516586468876016, 0.37091819134719917, 0.41748990699048116, 0.40275249221688064]
 
 
 def program(folder, text):
@@ -176,22 +146,17 @@ for line in sys.stdin:
 
 
 def test_meteor_equals_pycocoevalcap_and_its_process_is_reused():
-    rows = [json.loads(line) for line in (VECTORS / "coco_sample.jsonl").read_text().splitlines()]
-    references, processes = [row["references"] for row in rows], set()
-    for source, (corpus, first) in EXPECTED.items():
-        found = meteor([row[source] for row in rows], references)
-        assert found["meteor"] == close(corpus)
-        assert found["per_sample"][:5] == close(first)
-        assert len(found["per_sample"]) == 100
-        assert "meteor:1.5" in found["signature"]
-        processes |= {process._process.pid for process in meteor_spice._RUNNING.values()}
-    assert len(processes) == 1
+    found = meteor([row["clipcap_coco"] for row in ROWS], REFERENCES)
+    assert found["meteor"] == close(0.27072733070921595)
+    assert found["per_sample"][:5] == close(METEOR)
+    assert len(found["per_sample"]) == 100
+    assert "meteor:1.5" in found["signature"]
+    processes = [process._process.pid for process in meteor_spice._RUNNING.values()]
     # Punctuation alone scores 0, the separator in a caption does not split it, several captions per image are rows.
     odd = meteor([["...", "a dog ||| runs"], ["a cat"]], [["a dog runs"], ["a cat"]])["per_sample"]
     assert odd[0] == 0
     assert 0.3 < odd[1] < odd[2]
-    with pytest.raises(AssertionError):
-        assert odd[1] == pytest.approx(first[0])  # another caption has another score
+    assert [process._process.pid for process in meteor_spice._RUNNING.values()] == processes
 
 
 @pytest.mark.slow  # starts Java several times
@@ -266,7 +231,7 @@ scores = []
 for row in rows:
     shared = [len(set(row["test"].split()) & set(ref.split())) for ref in row["refs"]]
     f = max(shared) / len(row["test"].split())
-    color = dict(f="NaN") if row["image_id"] else dict(f=0.5)
+    color = dict(f=None) if row["image_id"] else dict(f=0.5)
     scores.append(dict(image_id=row["image_id"], scores=dict(All=dict(f=f), Object=dict(f=f), Color=color)))
 json.dump(scores[::-1], open(place, "w"))
 """
@@ -328,25 +293,12 @@ def test_reasons_contain_no_local_path(tmp_path, monkeypatch):
     broken.write_text("no program at all")
     broken.chmod(0o755)
     said = []
-    for metric, options in (
-        (meteor, {"java": fake}),
-        (meteor, {"java": tmp_path / "missing"}),
-        (meteor, {"java": broken}),
-        (spice, {"java": fake}),
-        (spice, {"java": broken, "corenlp_dir": corenlp(tmp_path / "whole")}),
-        (spice, {"java": fake, "corenlp_dir": tmp_path / "whole"}),
-    ):
+    calls = [(meteor, {"java": java}) for java in (fake, tmp_path / "missing", broken)]
+    calls += [(spice, {"java": fake}), (spice, {"java": broken, "corenlp_dir": corenlp(tmp_path / "whole")})]
+    for metric, options in (*calls, (spice, {"java": fake, "corenlp_dir": tmp_path / "whole"})):
         with pytest.raises(JavaError, match=r"^not run: ") as caught:
             metric(["a dog"], [["a dog"]], **options)
         said.append(str(caught.value))
     assert not [text for text in said if str(tmp_path) in text or str(tmp_path.parent) in text], said
     assert "Unable to access jarfile a.jar: gone" in said[0]
     assert "'missing'" in said[1]
-
-
-def test_bad_texts_are_refused_before_anything_starts():
-    with pytest.raises(ValueError, match=r"candidates\[1\]"):
-        meteor(["a", ""], [["a"], ["b"]], java="nowhere")
-    with pytest.raises(ValueError, match="references"):
-        spice(["a"], [["a"], ["b"]], java="nowhere")
-    assert math.isnan(meteor_spice._f({"f": None}))

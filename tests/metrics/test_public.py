@@ -5,60 +5,25 @@ import importlib
 import math
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import hf_captionrl.metrics as m
-import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
 from hf_captionrl.metrics.bootstrap import signature
-from hf_captionrl.metrics.clip_scores import emscore_matrix, pair_matching, score_prefix
+from hf_captionrl.metrics.clip_scores import emscore_matrix, pair_matching
 from hf_captionrl.scenes import check
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from tests.tolerances import within
 
 
 def test_every_public_name_is_a_function_even_after_all_modules_were_imported():
-    for name in metrics.__all__:
-        assert callable(getattr(metrics, name)), name
-    for name in metrics.__all__:  # a module of the same name would now hide the function
-        assert callable(getattr(metrics, name)), name
+    for name in 2 * m.__all__:  # the second time, a module of the same name would hide the function
+        assert callable(getattr(m, name)), name
     with pytest.raises(AttributeError, match="no attribute 'wer'"):
-        metrics.wer  # noqa: B018
-
-
-def test_every_result_has_a_signature_with_the_version():
-    unit, counts = [[1.0, 0.0], [0.0, 1.0]], SimpleNamespace(right=[1], wrong=[], recalled=[1], missed=[])
-    pairs = (["a dog", "a cat"], [["a dog"], ["a red cat"]])
-    words = {"a": ["dog"], "b": ["cat"]}
-    results = {
-        "agreement": metrics.agreement([1, 2], [1, 2], num_bootstrap=0),
-        "bleu": metrics.bleu(*pairs),
-        "caption_diversity": metrics.caption_diversity([["a dog", "a cat"]]),
-        "caption_statistics": metrics.caption_statistics(["a dog"]),
-        "chair": metrics.chair(["a dog"], [["dog"]]),
-        "characteristic_words": metrics.characteristic_words(words, tagger=lambda t: [[(x, "NOUN")] for x in t]),
-        "cider": metrics.cider(*pairs),
-        "cider_d": metrics.cider_d(*pairs),
-        "clip_score": metrics.clip_score(unit, unit),
-        "emscore": metrics.emscore([unit], [unit]),
-        "faithfulness": metrics.faithfulness(["a"], [{}], lambda caption, facts: counts),
-        "length_statistics": metrics.length_statistics(["a dog"]),
-        "paired_test": metrics.paired_test([1, 2], [2, 2], num_resamples=10),
-        "ref_clip_score": metrics.ref_clip_score(unit, unit, [unit, unit]),
-        "rouge_l": metrics.rouge_l(*pairs),
-        "self_retrieval": metrics.self_retrieval(unit, unit, num_bootstrap=0),
-    }
-    for name, result in results.items():
-        assert result["signature"].rpartition("|")[2].startswith("hf_captionrl:"), name
-    # Models and Java have separate tests; the others do not return a metric's result.
-    others = {"caption_perplexity", "local_mutual_information", "meteor", "path", "spice"}
-    others |= {"bootstrap_interval", "exact_interval", "proportion_interval"}
-    assert set(metrics.__all__) == set(results) | others
-    assert results["cider"]["signature"] != results["cider_d"]["signature"]
+        m.wer  # noqa: B018
 
 
 def test_importing_the_package_does_not_import_torch():
@@ -83,25 +48,6 @@ def test_examples_of_docstrings_run(name):
     assert result.failed == 0
 
 
-def test_interval_of_a_mean_is_near_the_normal_one():
-    values = np.random.default_rng(0).normal(3.0, 2.0, size=2000)
-    low, high = bootstrap_interval(values, num_resamples=4000)
-    error = values.std() / np.sqrt(len(values))
-    assert low == within(values.mean() - 1.96 * error, 0.2 * error)
-    assert high == within(values.mean() + 1.96 * error, 0.2 * error)
-
-
-def test_interval_has_the_nominal_coverage():
-    generator = np.random.default_rng(1)
-    covered = 0
-    for seed in range(200):
-        low, high = bootstrap_interval(
-            generator.binomial(1, 0.3, size=120), num_resamples=300, confidence=0.9, seed=seed
-        )
-        covered += low <= 0.3 <= high
-    assert 0.83 <= covered / 200 <= 0.96
-
-
 def test_captions_of_one_image_are_drawn_together():
     values = np.repeat(np.random.default_rng(0).normal(size=100), 5)
     alone = bootstrap_interval(values)
@@ -109,17 +55,14 @@ def test_captions_of_one_image_are_drawn_together():
     assert together[1] - together[0] > 1.8 * (alone[1] - alone[0])
 
 
-def test_ratio_of_sums():
+def test_ratio_of_sums_and_the_seed():
     wrong, claims = np.array([0, 1, 2, 0] * 100), np.array([2, 4, 5, 0] * 100)
     low, high = bootstrap_interval(wrong, weights=claims)
     assert low < 3 / 11 < high
     assert bootstrap_interval([1.0], weights=[4.0], num_resamples=10) == (0.25, 0.25)
-
-
-def test_same_seed_same_interval():
-    values = np.random.default_rng(0).normal(size=50)
-    assert bootstrap_interval(values, seed=3) == bootstrap_interval(values, seed=3)
-    assert bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
+    assert (
+        bootstrap_interval(wrong, weights=claims) == (low, high) != bootstrap_interval(wrong, weights=claims, seed=1)
+    )
 
 
 def test_paired_test_with_and_without_a_difference():
@@ -131,29 +74,6 @@ def test_paired_test_with_and_without_a_difference():
     same = paired_test(base, base)
     assert same["difference"] == 0
     assert same["p_value"] == 1.0
-
-
-def test_paired_test_equals_enumeration():
-    differences = [0.5, 1.0, -0.25, 2.0]
-    sums = [
-        abs(sum(s * d for s, d in zip((a, b, c, e), differences, strict=True)))
-        for a in (1, -1)
-        for b in (1, -1)
-        for c in (1, -1)
-        for e in (1, -1)
-    ]
-    exact = sum(s >= abs(sum(differences)) for s in sums) / 16
-    found = paired_test(differences, [0.0] * 4, num_resamples=20_000)
-    assert found["p_value"] == within(exact, 0.01)
-
-
-def test_p_values_under_the_null_are_uniform():
-    generator = np.random.default_rng(0)
-    values = [
-        paired_test(generator.normal(size=30), generator.normal(size=30), num_resamples=200, seed=i)["p_value"]
-        for i in range(200)
-    ]
-    assert np.mean(np.array(values) < 0.1) == within(0.1, 0.06)
 
 
 def exact_quantile(n, p, q):
@@ -184,8 +104,8 @@ def test_drawing_counts_equals_drawing_samples_in_distribution(monkeypatch):
     assert counts == within(samples, 0.05 * (samples[1] - samples[0]))
 
 
-@pytest.mark.parametrize(("wins", "losses"), [(30, 30), (40, 22), (50, 20)])
-def test_paired_test_of_hits_equals_the_sign_test(wins, losses):
+def test_paired_test_of_hits_equals_the_sign_test():
+    wins, losses = 40, 22
     a, b = np.zeros(500), np.zeros(500)
     a[:wins], b[wins : wins + losses] = 1.0, 1.0
     tosses, least = wins + losses, abs(wins - losses)
@@ -214,40 +134,21 @@ PAIR = (["a", "b"], [["a"], ["b"]])
 WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
 
 
-def retrieve(**options):
-    return m.self_retrieval(EYE, EYE, **options)
-
-
-def chair(captions, objects, **options):
-    return m.chair(captions, objects, **options)
-
-
-NLG = [
-    (*case, name)
-    for name in ("bleu", "cider", "cider_d", "rouge_l")
-    for case in (
-        (("a dog", [["a dog"]]), "candidates"),
-        ((["a dog"], ["a dog"]), r"references\[0\]"),
-        ((["a dog"], "a dog"), "references"),
-        ((["a", ""], [["a"], ["a"]]), r"candidates\[1\]"),
-        ((["a", "b"], [["a"], [" "]]), r"references\[1\]\[0\]"),
-        ((["a"], [[]]), r"references\[0\]"),
-        ((["a"], [["a"], ["b"]]), "2 lists of references"),
-        (([[None]], [["a"]]), r"candidates\[0\]\[0\]"),
-        (([], []), "candidates"),
-    )
-]
-
-
-@pytest.mark.parametrize(("arguments", "named", "metric"), NLG)
-def test_texts_of_every_nlg_metric(arguments, named, metric):
-    with pytest.raises(ValueError, match=named):
-        getattr(m, metric)(*arguments)
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [
+        # texts: the metrics of references share the checks
+        *((lambda metric=metric: metric("a dog", [["a dog"]]), "candidates") for metric in (m.bleu, m.cider, m.rouge_l)),
+        (lambda: m.cider_d([], []), "candidates"),
+        (lambda: m.cider_d(["a", ""], [["a"], ["a"]]), r"candidates\[1\]"),
+        (lambda: m.cider_d([[None]], [["a"]]), r"candidates\[0\]\[0\]"),
+        (lambda: m.cider_d(["a dog"], "a dog"), "references"),
+        (lambda: m.cider_d(["a dog"], ["a dog"]), r"references\[0\]"),
+        (lambda: m.cider_d(["a"], [[]]), r"references\[0\]"),
+        (lambda: m.cider_d(["a", "b"], [["a"], [" "]]), r"references\[1\]\[0\]"),
+        (lambda: m.cider_d(["a"], [["a"], ["b"]]), "2 lists of references"),
+        (lambda: m.meteor(["a", ""], [["a"], ["b"]], java="nowhere"), r"candidates\[1\]"),  # before anything starts
+        (lambda: m.spice(["a"], [["a"], ["b"]], java="nowhere"), "references"),
         (lambda: m.cider_d(*PAIR, frequencies=WITH_EOS), "eos"),
         (lambda: m.cider_d(*PAIR, sigma=0), "sigma"),
         (lambda: m.rouge_l(*PAIR, beta=-1), "beta"),
@@ -264,12 +165,11 @@ def test_texts_of_every_nlg_metric(arguments, named, metric):
         # words
         (lambda: m.caption_diversity([["a", "b"], ["a"]]), r"captions\[1\]"),
         (lambda: m.caption_diversity(["a dog"]), r"captions\[0\]"),
-        (lambda: m.caption_diversity([["a dog", ""]]), r"captions\[0\]\[1\]"),
+
         (lambda: m.caption_diversity([["a", "b"]], min_frequency=0), "min_frequency"),
         (lambda: m.caption_diversity([["a", "b"]], training_captions="a b"), "training_captions"),
         (lambda: m.caption_statistics("a dog"), "captions"),
         (lambda: m.caption_statistics(["a dog", "\n"]), r"captions\[1\]"),
-        (lambda: m.caption_statistics([]), "captions"),
         (lambda: m.length_statistics(["a", "b", "c"], count_tokens=lambda texts: [1]), "count_tokens"),
         (lambda: m.length_statistics([""]), r"captions\[0\]"),
         (lambda: m.local_mutual_information({"one": {"a": 1}}), "two"),
@@ -281,19 +181,18 @@ def test_texts_of_every_nlg_metric(arguments, named, metric):
         # faithfulness
         (lambda: m.faithfulness(["a"], [{}] * 3, check), "3 facts"),
         (lambda: m.faithfulness(["a", ""], [{}] * 2, check), r"captions\[1\]"),
-        (lambda: m.faithfulness(["a pig"], [5], check), r"facts\[0\]"),
         (lambda: m.faithfulness(["a pig"], [{"kind": "pig"}], check), r"facts\[0\].*KeyError"),
-        (lambda: chair(["a", "b"], [["dog"], ["cat", 3]]), r"objects\[1\]\[1\]"),
-        (lambda: chair(["a"], ["dog"]), r"objects\[0\]"),
-        (lambda: chair(["a", "b"], [["dog"]]), "1 lists of objects"),
-        (lambda: chair(["a"], [["dog"]], synonyms={"dog": [], "animal": ["dogs"]}), "'dog' and 'animal'"),
-        (lambda: chair(["a"], [["dog"]], synonyms={"dog": "hound"}), r"synonyms\['dog'\]"),
+        (lambda: m.chair(["a", "b"], [["dog"], ["cat", 3]]), r"objects\[1\]\[1\]"),
+        (lambda: m.chair(["a"], ["dog"]), r"objects\[0\]"),
+        (lambda: m.chair(["a", "b"], [["dog"]]), "1 lists of objects"),
+        (lambda: m.chair(["a"], [["dog"]], synonyms={"dog": [], "animal": ["dogs"]}), "'dog' and 'animal'"),
+        (lambda: m.chair(["a"], [["dog"]], synonyms={"dog": "hound"}), r"synonyms\['dog'\]"),
         # features
         (lambda: m.clip_score(EYE, ZERO), r"image_features\[2\]"),
         (lambda: m.clip_score(EYE, EYE[:2]), "image_features"),
         (lambda: m.clip_score(EYE, EYE.half()), "dtypes"),
         (lambda: m.clip_score(EYE, EYE, preset="mine"), "preset"),
-        (lambda: score_prefix("mine", "A photo"), "preset"),
+
         (lambda: m.ref_clip_score(EYE, EYE, [EYE, EYE]), "2 sets of references"),
         (lambda: m.ref_clip_score(EYE, EYE, [EYE, ZERO, EYE, EYE]), r"reference_features\[1\]\[2\]"),
         (lambda: pair_matching(EYE), "similarity"),
@@ -309,21 +208,21 @@ def test_texts_of_every_nlg_metric(arguments, named, metric):
         (lambda: m.self_retrieval(EYE[:2], [["a"], ["b"]]), "image_features"),
         (lambda: m.self_retrieval(EYE.half(), EYE), "text_features"),
         (lambda: m.self_retrieval(EYE, ZERO), r"image_features\[2\]"),
-        *((lambda bag=bag: retrieve(bags=[bag]), r"bags\[0\]") for bag in ([0, 1.5], [0, "1"], [0, None])),
-        *((lambda bag=bag: retrieve(bags=[[0, 1], bag], duplicates="merge"), r"bags\[1\]") for bag in ([9, 0], [-1, 0])),
-        (lambda: retrieve(sets=[[0, 1.5], *[[0, 1]] * 3], duplicates="merge"), r"sets\[0\]"),
-        *((lambda n=n: retrieve(num_distractors=n, protocol="blocks"), "num_distractors") for n in (0, -1, 5)),
-        *((lambda ks=ks: retrieve(ks=ks), "ks") for ks in ((), (0,), ("1",), (1.5,), (True,), (10**30,))),
-        (lambda: retrieve(bags=[[0, 1]], num_distractors=3), "bags and num_distractors"),
-        (lambda: retrieve(num_distractors=99), "num_distractors"),
-        (lambda: retrieve(protocol="hard"), "protocol"),
-        (lambda: retrieve(duplicates="drop"), "duplicates"),
-        (lambda: retrieve(num_bootstrap=-1), "num_bootstrap"),
+        (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1.5]]), r"bags\[0\]"),
+        (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1], [9, 0]], duplicates="merge"), r"bags\[1\]"),
+        (lambda: m.self_retrieval(EYE, EYE, sets=[[0, 1.5], *[[0, 1]] * 3], duplicates="merge"), r"sets\[0\]"),
+        (lambda: m.self_retrieval(EYE, EYE, num_distractors=0, protocol="blocks"), "num_distractors"),
+        (lambda: m.self_retrieval(EYE, EYE, num_distractors=5, protocol="blocks"), "num_distractors"),
+        *((lambda ks=ks: m.self_retrieval(EYE, EYE, ks=ks), "ks") for ks in ((), (0,), (1.5,), (10**30,))),
+        (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1]], num_distractors=3), "bags and num_distractors"),
+        (lambda: m.self_retrieval(EYE, EYE, num_distractors=99), "num_distractors"),
+        (lambda: m.self_retrieval(EYE, EYE, protocol="hard"), "protocol"),
+        (lambda: m.self_retrieval(EYE, EYE, duplicates="drop"), "duplicates"),
+        (lambda: m.self_retrieval(EYE, EYE, num_bootstrap=-1), "num_bootstrap"),
         (lambda: m.self_retrieval(EYE[:2], EYE, targets=[0, 2], num_distractors=1, protocol="blocks"), "image 1"),
-        *((lambda known=known: retrieve(pool_ranks=known), "pool_ranks") for known in ([1, 2, 3], [1, 2, 3, 0], [5] * 4)),
-        (lambda: retrieve(pool_ranks=[1] * 4, bags=[[0, 1]]), "pool_ranks"),
-        (lambda: retrieve(pool_ranks=[1] * 4, num_distractors=1, protocol="blocks"), "pool_ranks"),
-        (lambda: retrieve(pool_ranks=[1] * 4, duplicates="merge"), "pool_ranks"),
+        (lambda: m.self_retrieval(EYE, EYE, pool_ranks=[1, 2, 3]), "pool_ranks"),
+        (lambda: m.self_retrieval(EYE, EYE, pool_ranks=[1, 2, 3, 0]), "pool_ranks"),
+        (lambda: m.self_retrieval(EYE, EYE, pool_ranks=[1] * 4, bags=[[0, 1]]), "pool_ranks"),
     ],
 )  # fmt: skip
 def test_the_argument_is_named(call, named):

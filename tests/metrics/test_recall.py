@@ -3,8 +3,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hf_captionrl.metrics import paired_test, self_retrieval
 from tests.tolerances import assert_close, within
@@ -22,7 +20,7 @@ def plain_ranks(text, images, targets):
 
 def test_pool_equals_a_plain_loop():
     text, images = features(30, 0), features(30, 1)
-    result = self_retrieval(text, images)
+    result = self_retrieval(7 * text, images * torch.linspace(0.1, 9, 30)[:, None])  # norms do not matter
     expected = plain_ranks(text, images, range(30))
     assert result["ranks"].tolist() == expected
     assert result["recall_at_5"] == pytest.approx(sum(r <= 5 for r in expected) / 30)
@@ -33,12 +31,6 @@ def test_pool_equals_a_plain_loop():
     assert low <= result["recall_at_1"] <= high
     assert "variant:pool|" in result["signature"]
     assert "ties:against" in result["signature"]
-
-
-def test_norm_of_features_does_not_matter():
-    text, images = features(20, 0), features(20, 1)
-    scaled = self_retrieval(text * 7, images * torch.linspace(0.1, 9, 20)[:, None])
-    assert scaled["ranks"].tolist() == self_retrieval(text, images)["ranks"].tolist()
 
 
 def test_rd100_is_the_exact_expectation():
@@ -86,14 +78,15 @@ def test_bags_average_over_all_captions_of_all_bags():
     targets = [i // 2 for i in range(12)]
     bags = [[0, 3, 5], [1, 2]]
     result = self_retrieval(text, images, targets=targets, bags=bags, ks=(1,))
-    successes = []
-    for bag in bags:
+    expected = []
+    for number, bag in enumerate(bags):
         for row in bag:
             for caption in (2 * row, 2 * row + 1):
                 rank = plain_ranks(text[caption : caption + 1], images[bag], [bag.index(row)])[0]
-                successes.append(rank == 1)
-    assert result["recall_at_1"] == pytest.approx(sum(successes) / 10)
-    assert result["groups"].tolist() == [0] * 6 + [1] * 4
+                expected.append((rank, caption, number))
+    found = (result[key].tolist() for key in ("ranks", "captions", "groups"))
+    assert list(zip(*found, strict=True)) == expected
+    assert result["recall_at_1"] == pytest.approx(sum(rank == 1 for rank, *_ in expected) / 10)
     assert "variant:bags-2-3|" in result["signature"]
 
 
@@ -116,33 +109,6 @@ def test_copies_in_the_pool_are_counted_and_can_be_merged():
     assert bags["recall_at_1"] == 1.0
 
 
-def test_copies_tie_in_sets_of_one_caption():
-    images = features(10, 0, 512)
-    images[9] = images[0]
-    text, own = features(200, 1, 512), [0] * 200
-    found = self_retrieval(text, images, targets=own, sets=[range(10)] * 200, num_bootstrap=0)
-    assert found["recall_at_1"] == 0.0
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 30), st.integers(0, 1000))
-def test_a_constant_caption_scores_one_in_n(pool, seed):
-    text = features(1, seed).repeat(pool, 1)
-    result = self_retrieval(text, features(pool, seed + 1), num_bootstrap=0)
-    assert result["recall_at_1"] == pytest.approx(1 / pool)
-    alone = self_retrieval(text, features(1, seed + 1).repeat(pool, 1), num_bootstrap=0)
-    assert alone["num_duplicate_images"] == pool - 1
-
-
-def test_recall_of_two_captioners_can_be_compared():
-    images = features(200, 0)
-    noise = features(200, 1)
-    good, bad = (self_retrieval(images + scale * noise, images, num_bootstrap=0) for scale in (0.5, 2.0))
-    test = paired_test(*(found["per_sample"]["recall_at_1"] for found in (good, bad)), num_resamples=2000)
-    assert test["difference"] > 0
-    assert test["p_value"] < 0.01
-
-
 def test_features_are_accepted_in_every_form_and_invalid_rows_are_named():
     text, images = np.eye(3, dtype=np.float32)[:2], np.eye(3, dtype=np.float32)
     expected = self_retrieval(text, images, targets=[0, 1])["ranks"].tolist()
@@ -157,8 +123,9 @@ def test_recall_at_more_than_the_pool_is_1(options):
     assert found[f"recall_at_{2**31 - 1}"] == 1
 
 
-@pytest.mark.parametrize("masked", ["text_features", "image_features", "targets"])
-@pytest.mark.parametrize("as_rows", [False, True])
+@pytest.mark.parametrize(
+    ("masked", "as_rows"), [("text_features", True), ("image_features", False), ("targets", False)]
+)
 def test_masked_values_are_refused(masked, as_rows):
     given = {"text_features": np.eye(4), "image_features": np.eye(4), "targets": np.arange(4)}
     mask = np.zeros(given[masked].shape, dtype=bool)

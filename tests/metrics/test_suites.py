@@ -1,10 +1,7 @@
 """The numbers of the papers' tables equal plain loops, and each is declared once in the table of columns."""
 
-import ast
 import math
 import random
-from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +10,7 @@ import torch
 
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, exact_interval
 from hf_captionrl.metrics.bootstrap import leave_one_out
-from hf_captionrl.metrics.columns import PAPERS, SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
+from hf_captionrl.metrics.columns import SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
 from hf_captionrl.metrics.suites import (
     EMPTY_CAPTION,
     SuiteRow,
@@ -69,14 +66,7 @@ def hit(caption, images):
 
 def test_smile_returns_details_only_on_request():
     row = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN)
-    numbers = [
-        "length",
-        "lexical_diversity",
-        "pool_recall_at_1",
-        "pool_recall_at_5",
-        "rd100_recall_at_1",
-        "rd100_recall_at_5",
-    ]
+    numbers = "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5".split()
     numbers += ["clip_score", "cider_d", "hallucination", "fact_recall"]
     expected = {*numbers, *(f"{key}_ci" for key in numbers), "empty_captions", "ranks"}
     assert set(row) == expected | {"perplexity", "perplexity_reason"}
@@ -112,13 +102,6 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
     assert bare["perplexity"] == 7.0
     assert "perplexity_ci" not in bare
     assert "perplexity" not in bare["per_sample"]
-
-
-def test_signatures_name_the_scorer():
-    for suite in (smile_suite, discritune_suite, ndlb_suite):
-        named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
-        assert any("scorer:clip@abc,float32" in text for text in named.values())
-        assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
 
 
 def test_parts_are_counted_by_a_plain_loop():
@@ -161,27 +144,27 @@ def test_leave_one_out_is_the_mean_for_a_mean_and_centred_for_a_ratio():
     above, below = np.array([1.0, 0.0, 3.0]), np.array([2.0, 1.0, 4.0])
     without = [np.delete(above, i).sum() / np.delete(below, i).sum() for i in range(3)]
     assert leave_one_out(4 / 7, without).mean() == pytest.approx(4 / 7)
+    row = SuiteRow(captions=["", "a dog"])
+    assert row.texts[0] == EMPTY_CAPTION
+    row.mean("share", [0, 0], weights=[0, 0])  # a ratio without any weight
+    assert (row.numbers["share"], row.numbers["share_ci"]) == (0.0, None)
+    assert "share" not in row.per_sample
 
 
 def test_every_number_has_an_interval_that_contains_it():
     keys = [column.key for column in TABLE if column.function]
-    row = SuiteRow(
-        captions=["a dog", "two red cats run", "", "a dog"], references=[["a dog"]] * 4, token_counts=[4, 6, 3, 4]
-    )
-    row.compute(*(key for key in keys if column_function(key) != "set_diversity"))
+    captions = ["a dog", "two red cats run", "", "a dog"]
+    row = SuiteRow(captions=captions, references=[["a dog"]] * 4, token_counts=[4, 6, 3, 4])
+    row.compute(*(column.key for column in TABLE if column.function not in ("", None, "set_diversity")))
     pairs = SuiteRow(captions=["a dog", "a cat"] * 3, sampled=[["a dog", "a cat"]] * 3).compute(*SUITES["sle"])
     numbers = pairs.numbers | row.numbers
     named = ["empty_captions", *(key for key in keys if numbers.get(key) is not None)]
-    assert {"lexical_diversity", "vocabulary_size", "std_words", "max_words", "empty_captions", "mbleu_4"} <= set(
-        named
-    )
+    assert {"lexical_diversity", "vocabulary_size", "std_words", "max_words", "mbleu_4"} <= set(named)
     for key in named:
         low, high = numbers[f"{key}_ci"]
         assert low <= numbers[key] <= high, key
-
-
-def column_function(key):
-    return next(column.function for column in TABLE if column.key == key)
+    assert row.numbers["empty_captions_ci"] == pytest.approx([4 * limit for limit in exact_interval(1, 4)])
+    assert row.per_sample["empty_captions"].mean() == row.numbers["empty_captions"] == 1
 
 
 def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
@@ -197,14 +180,6 @@ def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
     assert row.per_sample["std_words"] == pytest.approx(leave_one_out(words.std(), without))
 
 
-def test_empty_captions_are_a_number_with_the_interval_of_their_share():
-    row = SuiteRow(captions=["a dog", " ", "", "a cat", "a cat"]).compute("std_words")
-    low, high = exact_interval(2, 5)
-    assert row.numbers["empty_captions"] == 2
-    assert row.numbers["empty_captions_ci"] == pytest.approx([5 * low, 5 * high])
-    assert row.per_sample["empty_captions"].mean() == 2
-
-
 def test_bleu_and_its_contributions_equal_a_plain_loop():
     captions = [r[0] if i % 3 else c for i, (c, r) in enumerate(zip(CAPTIONS, REFERENCES, strict=True))][:20]
     references = REFERENCES[:20]
@@ -216,14 +191,10 @@ def test_bleu_and_its_contributions_equal_a_plain_loop():
     ]
     assert row["per_sample"]["bleu_4"] == pytest.approx(leave_one_out(value, without), rel=1e-9)
     # The interval from contributions is close to that of a bootstrap over images.
-    rng = np.random.default_rng(0)
-    drawn = []
-    for _ in range(200):
-        rows = rng.integers(20, size=20)
-        drawn.append(bleu([captions[i] for i in rows], [references[i] for i in rows])["bleu_4"])
+    draws = np.random.default_rng(0).integers(20, size=(200, 20))
+    drawn = [bleu([captions[i] for i in rows], [references[i] for i in rows])["bleu_4"] for rows in draws]
     low, high = np.quantile(drawn, [0.025, 0.975])
-    width = high - low
-    assert row["bleu_4_ci"] == within([low, high], 0.25 * width)
+    assert row["bleu_4_ci"] == within([low, high], 0.25 * (high - low))
 
 
 def test_blocks_drop_the_short_last_one():
@@ -253,19 +224,17 @@ def test_meteor_and_spice_are_values_or_reasons():
     assert (row["spice"], row["spice_reason"]) == (None, "there is no Java")
     assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not requested"
 
+    def low(captions, references):  # METEOR of a corpus is far below the mean of its captions
+        return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
+
+    bounds = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=low)["meteor_ci"]
+    assert 0.0 == bounds[0] < 0.01 < bounds[1] < 1
+
     def broken(captions, references):
         raise ZeroDivisionError  # an error of the program is not a missing part
 
     with pytest.raises(ZeroDivisionError):
         discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
-
-
-def test_interval_of_meteor_stays_in_0_to_1():
-    def meteor(captions, references):  # METEOR of a corpus is far below the mean of its captions
-        return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
-
-    low, high = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=meteor)["meteor_ci"]
-    assert 0.0 == low < 0.01 < high < 1
 
 
 def test_words_of_the_captions_against_the_references():
@@ -298,15 +267,9 @@ def test_sle_counts_sets_and_averages_cider_over_the_captions():
     assert same["cider_d_reason"] == "no references"
     with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption"):
         sle_suite([["a dog", "a cat"], ["a dog"]])
-
-
-def test_sle_takes_different_numbers_of_captions_and_empty_ones():
     row = sle_suite([["a dog", "", "a red cat"], ["a tree", "a house"]], references=REFERENCES[:2], details=True)
-    assert row["empty_captions"] == 1
-    assert row["captions_per_image"] == 2.5
-    for key in ("div_1", "cider_d", "mbleu_4_per_image"):
-        assert math.isfinite(row[key])
-        assert len(row["per_sample"][key]) == 2
+    assert (row["empty_captions"], row["captions_per_image"]) == (1, 2.5)
+    assert all(len(row["per_sample"][key]) == 2 for key in ("div_1", "cider_d", "mbleu_4_per_image"))
 
 
 @pytest.mark.parametrize("suite", [smile_suite, ndlb_suite])
@@ -352,19 +315,14 @@ def test_common_behaviour_of_suites_of_single_captions(suite):
         if key.endswith("_reason"):
             assert row[key.removesuffix("_reason")] is None
             assert value
+    named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
+    assert any("scorer:clip@abc,float32" in text for text in named.values())
+    assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
     bare = suite(CAPTIONS)
     assert bare["cider_d_reason"] == "no references"
     recalls = [key for key in bare if key.endswith("recall_at_1")]
     assert recalls
     assert all(bare[key] is None and bare[f"{key}_reason"] == "no scorer" for key in recalls)
-
-
-def test_ratio_without_weight_has_a_reason():
-    row = SuiteRow(captions=["", "a dog"])
-    assert row.texts[0] == EMPTY_CAPTION
-    row.mean("share", [0, 0], weights=[0, 0])
-    assert (row.numbers["share"], row.numbers["share_ci"]) == (0.0, None)
-    assert "share" not in row.per_sample
 
 
 def test_truth_recall_counts_captions_that_fit_only_the_target():
@@ -392,10 +350,8 @@ def test_truth_recall_counts_captions_that_fit_only_the_target():
     assert "facts" in row.numbers["bag_3_truth_recall_at_1_reason"]
 
 
-FEW_REFERENCES = [
-    ["a red dog in the grass", "a dog sits in the grass"],
-    ["two cats on a bed", "some cats sleep on a bed"],
-]
+GRASS, BED = ["a red dog in the grass", "a dog sits in the grass"], ["two cats on a bed", "some cats sleep on a bed"]
+FEW_REFERENCES = [GRASS, BED]
 VARIED = [["a red dog", "a dog in the grass", "the animal sits"], ["two cats", "cats on a bed", ""]]
 SAME = [["a dog in the grass"] * 3, ["two cats on a bed"] * 3]
 COUNTS = DocumentFrequencies.from_references(
@@ -432,10 +388,9 @@ def point(temperature, cider_d, div_2, mbleu=0.5):
 
 def test_diversity_at_a_cider_d_is_interpolated_between_temperatures():
     points = [point(0.5, 1.4, 0.2, 0.8), point(1.0, 1.0, 0.4, 0.4), point(1.25, 0.5, 0.9, 0.1)]
+    between = {"temperature": 0.875, "div_2": 0.35, "mbleu_4_per_image": 0.5}
     for order in (points, points[::-1]):
-        assert diversity_at_cider_d(order, 1.1) == pytest.approx(
-            {"temperature": 0.875, "div_2": 0.35, "mbleu_4_per_image": 0.5}
-        )
+        assert diversity_at_cider_d(order, 1.1) == pytest.approx(between)
         assert diversity_at_cider_d(order, 0.6)["div_2"] == pytest.approx(0.8)
         assert diversity_at_cider_d(order, 1.0) == {"temperature": 1.0, "div_2": 0.4, "mbleu_4_per_image": 0.4}
         assert diversity_at_cider_d(order, 1.4)["temperature"] == 0.5
@@ -448,36 +403,6 @@ def test_diversity_at_a_cider_d_is_interpolated_between_temperatures():
     assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 0.9) is diversity_at_cider_d([], 0.9) is None
 
 
-ROOT = Path(__file__).parents[2]
-KEYS = [column.key for column in TABLE]
-
-
-def declared_again(file):
-    """Keys of `Column(...)` in a file that the table has too."""
-    calls = (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
-    made = (call for call in calls if ast.unparse(call.func) == "Column" and call.args)
-    return {call.args[0].value for call in made if isinstance(call.args[0], ast.Constant)} & set(KEYS)
-
-
-def test_each_column_is_declared_once(tmp_path):
-    assert [key for key, count in Counter(KEYS).items() if count > 1] == []
-    again = {}
-    for folder in ("hf_captionrl", "recipes", "scripts"):
-        for file in (ROOT / folder).rglob("*.py"):
-            if file.name != "columns.py" and (keys := declared_again(file)):
-                again[str(file)] = keys
-    assert again == {}
-    planted = tmp_path / "planted.py"
-    planted.write_text('Column("meteor", "METEOR", "higher")')
-    assert declared_again(planted) == {"meteor"}
-
-
-def test_every_number_of_a_suite_has_a_function():
-    for key in {key for keys in (*SUITES.values(), *PAPERS.values()) for key in keys} - {"empty_captions"}:
-        (column,) = table_columns(key)
-        assert callable(getattr(SuiteRow, column.function)), key
-
-
 def test_short_headers_and_variants_keep_everything_else():
     (long,), (short,) = table_columns("rd100_recall_at_1"), table_columns("rd100_recall_at_1", short=True)
     assert (long.header, short.header) == ("R@1, RD100", "R@1\nRD100")
@@ -486,8 +411,5 @@ def test_short_headers_and_variants_keep_everything_else():
     assert reward == Column("reward_rd100_recall_at_1", header, "higher", 3, True, *kept)
     (samples,) = variants("rs", "\nsamples", *table_columns("cider_d", short=True))
     assert samples.title == "CIDEr-D samples ↑"
-
-
-def test_unknown_column_is_refused():
     with pytest.raises(KeyError, match="rouge_7"):
         table_columns("rouge_7")

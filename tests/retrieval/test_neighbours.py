@@ -15,8 +15,6 @@ from hf_captionrl.retrieval.neighbours import (
 )
 from tests.tolerances import assert_close, close, within
 
-# --- neighbours -----------------------------------------------------------------------------------------------------
-
 
 def clustered(count, width=16, seed=0, noise=0.7):
     generator = torch.Generator().manual_seed(seed)
@@ -40,7 +38,7 @@ def plain_neighbours(features, k):
     return found
 
 
-@pytest.mark.parametrize("block_size", [None, 1, 7, 1000])
+@pytest.mark.parametrize("block_size", [None, 7])
 def test_neighbours_equal_a_plain_loop(block_size):
     features = clustered(60)
     indices, similarities = nearest_neighbours(features, 12, block_size=block_size)
@@ -58,7 +56,7 @@ def test_features_may_have_any_norm_and_half_precision():
     assert torch.equal(nearest_neighbours(half, 5)[0], nearest_neighbours(half.float(), 5)[0])
 
 
-@pytest.mark.parametrize(("count", "k"), [(30, 8), (900, 1), (900, 2), (1000, 3)])
+@pytest.mark.parametrize(("count", "k"), [(30, 8), (1000, 3)])
 def test_ties_are_in_the_order_of_the_rows(count, k):
     # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k, groups are searched.
     generator = torch.Generator().manual_seed(1)
@@ -102,7 +100,7 @@ FOUR, WITHOUT_CAPTION = clustered(4, 8), [torch.ones(1, 8), torch.ones(2, 8), to
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        *((lambda k=k: nearest_neighbours(clustered(10), k), f"k is {k}") for k in (0, 10, -1)),
+        *((lambda k=k: nearest_neighbours(clustered(10), k), f"k is {k}") for k in (0, 10)),
         (lambda: nearest_neighbours(WITH_ZERO, 2), r"features\[4\] is zero"),
         (lambda: nearest_neighbours(clustered(10), 2, rows=[10]), "rows"),
         (lambda: multimodal_features(FOUR, clustered(3, 8)), "text features of 3"),

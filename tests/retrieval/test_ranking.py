@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_captionrl.retrieval import ranking
 from hf_captionrl.retrieval.ranking import (
     bag_ranks,
     check_features,
@@ -21,7 +20,7 @@ from hf_captionrl.retrieval.ranking import (
     sampled_ranks,
     set_ranks,
 )
-from tests.tolerances import close, within
+from tests.tolerances import close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 SEEDS = st.integers(0, 10_000)
@@ -56,22 +55,6 @@ def test_ranks_equal_a_plain_loop_for_any_block(seed, captions, images, block_si
     expected = [plain_rank((text[i].double() @ pool.double().T).tolist(), int(targets[i])) for i in range(captions)]
     assert ranks(text, pool, targets, block_size=block_size).tolist() == expected
     assert ranks(text.numpy(), pool.numpy(), targets.tolist()).tolist() == expected
-
-
-def test_blocks_share_one_buffer_for_comparisons(monkeypatch):
-    used = []
-
-    def spied(scores, columns, *, buffer):
-        used.append((buffer.untyped_storage().data_ptr(), tuple(buffer.shape)))
-        return ranks_from_scores(scores, columns, buffer=buffer)
-
-    monkeypatch.setattr(ranking, "ranks_from_scores", spied)
-    images = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    assert ranks(images, images, block_size=4).tolist() == [
-        1 + int((row > row[i]).sum()) for i, row in enumerate(images @ images.T)
-    ]
-    assert [shape for _, shape in used] == [(4, 10), (4, 10), (2, 10)]
-    assert len({address for address, _ in used}) == 1
 
 
 def test_ranks_equal_the_code_of_no_detail_left_behind():
@@ -121,75 +104,13 @@ def test_exact_copies_tie_if_a_product_rounds_their_columns_differently():
     assert set_ranks(text, pool, [[1, 0]] * 200, own * 0, duplicate_of=known).tolist() == [2] * 200
 
 
-@settings(max_examples=30, deadline=None)
-@given(SEEDS)
-def test_ranks_are_invariant_under_permutations_of_images(seed):
-    text, pool = unit(8, 5, seed), unit(8, 5, seed + 1)
-    order = torch.randperm(8, generator=torch.Generator().manual_seed(seed))
-    moved = torch.empty(8, dtype=torch.long)
-    moved[order] = torch.arange(8)
-    assert ranks(text, pool[order], moved).tolist() == ranks(text, pool).tolist()
-
-
-@settings(max_examples=30, deadline=None)
-@given(SEEDS)
-def test_adding_a_distractor_never_helps(seed):
-    text, pool = unit(8, 5, seed), unit(9, 5, seed + 1)
-    assert (ranks(text, pool, range(8)) >= ranks(text, pool[:8])).all()
-
-
-def test_constant_caption_retrieves_one_image_of_its_pool():
-    text = unit(1, 5, 3).repeat(6, 1)
-    found = ranks(text, unit(6, 5, 4))
-    assert sorted(found.tolist()) == [1, 2, 3, 4, 5, 6]
-    assert recall_at_k(found, 1) == pytest.approx(1 / 6)
-
-
-@pytest.mark.parametrize(("pool", "drawn", "k"), [(5, 2, 1), (6, 3, 2), (7, 6, 5), (6, 5, 1), (4, 1, 5)])
+@pytest.mark.parametrize(("pool", "drawn", "k"), [(6, 3, 2), (7, 6, 5), (4, 1, 5)])
 def test_distractor_recall_equals_enumeration(pool, drawn, k):
     found = distractor_recall(torch.arange(1, pool + 1), pool, k=k, num_distractors=drawn)
     for rank in range(1, pool + 1):
         draws = list(itertools.combinations(range(pool - 1), drawn))  # the first rank - 1 images are better
         successes = sum(sum(image < rank - 1 for image in draw) < k for draw in draws)
         assert found[rank - 1].item() == close(successes / len(draws))
-
-
-def test_distractor_recall_is_exact_in_a_large_pool():
-    pool, rank = 30_000, 250
-    exact = math.comb(pool - rank, 99) / math.comb(pool - 1, 99)
-    assert distractor_recall(torch.tensor([rank]), pool).item() == pytest.approx(exact, rel=1e-8)
-
-
-def test_sampled_ranks_agree_with_the_closed_form():
-    rank = torch.tensor([1, 3, 10, 40])
-    drawn = sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=0)
-    assert drawn.shape == (20_000, 4)
-    for k in (1, 5):
-        chance = distractor_recall(rank, 60, k=k, num_distractors=20)
-        assert (drawn <= k).double().mean(0).numpy() == within(chance.numpy(), 0.012)
-    assert torch.equal(drawn[:5], sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=0)[:5])
-    assert not torch.equal(drawn, sampled_ranks(rank, 60, num_distractors=20, repeats=20_000, seed=1))
-
-
-def test_bag_ranks_equal_a_plain_loop_over_captions_of_all_bags():
-    text, pool = unit(10, 4, 0), unit(5, 4, 1)
-    owners = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]  # two captions per image
-    bags = [[4, 1], [0, 2, 3]]
-    found, captions, numbers = bag_ranks(text, pool, bags, owners)
-    expected = []
-    for number, bag in enumerate(bags):
-        for row in bag:
-            for caption in range(2 * row, 2 * row + 2):
-                scores = (text[caption] @ pool[bag].T).tolist()
-                expected.append((plain_rank(scores, bag.index(row)), caption, number))
-    assert list(zip(found.tolist(), captions.tolist(), numbers.tolist(), strict=True)) == expected
-
-
-def test_set_ranks_equal_a_plain_loop():
-    text, pool = unit(3, 4, 0), unit(6, 4, 1)
-    sets, targets = [[0, 1, 2], [5, 3], [2, 4, 1, 0]], [2, 3, 4]
-    expected = [plain_rank((text[i] @ pool[s].T).tolist(), s.index(targets[i])) for i, s in enumerate(sets)]
-    assert set_ranks(text, pool, sets, targets).tolist() == expected
 
 
 def test_duplicate_images_returns_the_first_copy():
@@ -200,28 +121,20 @@ def test_duplicate_images_returns_the_first_copy():
     assert duplicate_images(torch.stack([pool[0], pool[0].flip(0), pool[0]])).tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_features_are_ranked_in_float32(dtype):
-    text, pool = unit(20, 16, 0).to(dtype), unit(20, 16, 1).to(dtype)
+def test_half_features_are_ranked_in_float32():
+    text, pool = unit(20, 16, 0).bfloat16(), unit(20, 16, 1).bfloat16()
     assert ranks(text, pool).tolist() == ranks(text.float(), pool.float()).tolist()
 
 
 GOOD, TEXT, POOL, TARGETS = unit(3, 4, 0), unit(3, 4, 0), unit(4, 4, 1), [0, 1, 2]
-
-
-@pytest.mark.parametrize(("value", "kind"), [(0.0, "zero"), (math.nan, "NaN"), (math.inf, "NaN or infinite")])
-def test_invalid_rows_are_named(value, kind):
-    bad = GOOD.clone()
-    bad[1] = value
-    with pytest.raises(ValueError, match=rf"text_features\[1\] is {kind}"):
-        ranks(bad, GOOD)
-    with pytest.raises(ValueError, match=rf"image_features\[1\] is {kind}"):
-        ranks(GOOD, bad)
+SECOND = (torch.arange(3) == 1)[:, None]
 
 
 @pytest.mark.parametrize(
     ("call", "named"),
     [
+        (lambda: ranks(GOOD.masked_fill(SECOND, 0.0), GOOD), r"text_features\[1\] is zero"),
+        (lambda: ranks(GOOD, GOOD.masked_fill(SECOND, math.nan)), r"image_features\[1\] is NaN"),
         (lambda: ranks(GOOD, GOOD.double()), "image_features"),
         (lambda: ranks(GOOD, GOOD[:, :3].clone()), "image_features"),
         (lambda: check_features(torch.ones(2, 2, dtype=torch.long)), "floating point"),

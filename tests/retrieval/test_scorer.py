@@ -125,20 +125,18 @@ def test_max_text_tokens_can_be_lowered():
     assert scorer.text_features(["a red cat on the mat"]).equal(scorer.text_features(["a red cat"]))
 
 
-@pytest.mark.parametrize("dtype", ["float16", torch.bfloat16])
-def test_half_weights_give_fp32_unit_features_and_the_exact_scale(dtype):
+def test_half_weights_give_fp32_unit_features_and_the_exact_scale(clip):
+    full = clip.text_features(CAPTIONS)
     model, processor = make_clip()
-    full = HFScorer(model, processor).text_features(CAPTIONS)
-    model, processor = make_clip()
-    scorer = HFScorer(model, processor, dtype=dtype)
-    assert next(scorer.model.parameters()).dtype == scorer.dtype != torch.float32
+    scorer = HFScorer(model, processor, dtype=torch.bfloat16)
+    assert next(scorer.model.parameters()).dtype == scorer.dtype == torch.bfloat16
     # bf16 rounds ln(100) to 4.59 or 4.62: after the cast, the scale would be 99 or 102.
     assert scorer.logit_scale == pytest.approx(100.0, rel=1e-6)
     half = scorer.text_features(CAPTIONS)
     assert_unit(half, len(CAPTIONS))
     assert_unit(scorer.image_features(make_images()), 3)
     assert (half * full).sum(-1).min() > 0.99
-    assert str(scorer.dtype).removeprefix("torch.") in scorer.signature
+    assert "|bfloat16|" in scorer.signature
     assert scorer.cache_revision.split("|")[0] == scorer.fingerprint
 
 
@@ -185,12 +183,6 @@ def test_legacy_pooling_raises_unless_eos_is_the_highest_id():
     assert (fine[0] - fine[1]).abs().max() > 1e-3
 
 
-def test_eos_that_the_tokenizer_does_not_add_is_refused():
-    model, processor = make_clip(eos=7)
-    with pytest.raises(ValueError, match="position 0 would be pooled"):
-        HFScorer(model, processor)
-
-
 def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_path):
     model, processor = make_clip()
     model.save_pretrained(tmp_path / "tiny_clip")
@@ -227,9 +219,7 @@ def test_fingerprint_supports_all_dtypes_and_scalars():
     [
         (lambda s: s.text_features("a cat"), "captions"),
         (lambda s: s.text_features(["a", None]), r"captions\[1\]"),
-        (lambda s: s.count_truncated(["a", 3]), r"captions\[1\]"),
         (lambda s: s.image_features([make_images(1)[0], "x.jpg"]), r"images\[1\]"),
-        (lambda s: HFScorer(s.model, None), "processor"),
         (lambda s: HFScorer(s.model, s.tokenizer), "image_processor"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding"),
@@ -240,16 +230,12 @@ def test_fingerprint_supports_all_dtypes_and_scalars():
         (lambda s: load_scorer("open_clip:ViT-B-3"), "'ViT-B-3' is neither an architecture.*Similar names: ViT-B-32"),
         (lambda s: load_scorer("open_clip:ViT-B-32"), "does not specify weights.*laion2b_s34b_b79k"),
         (lambda s: load_scorer("open_clip:ViT-B-32@nonsense"), "cannot be loaded"),
+        (lambda s: load_scorer("./nowhere"), r"The scorer .*nowhere' is not a folder.*open_clip:NAME@TAG"),
     ],
 )
 def test_invalid_arguments_raise(clip, call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         call(clip)
-
-
-def test_missing_folder_raises_with_a_remedy(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"The scorer .*nowhere' is not a folder.*open_clip:NAME@TAG"):
-        load_scorer(str(tmp_path / "nowhere"))
 
 
 def test_features_that_are_not_finite_raise():
@@ -306,31 +292,14 @@ def test_open_clip_equals_encode_text_with_the_real_bpe(pool):
             OpenClipScorer(wrong)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_open_clip_in_half_precision(dtype):
+def test_open_clip_in_half_precision():
     full = OpenClipScorer(make_open_clip()[0])
-    half = OpenClipScorer(make_open_clip()[0], dtype=dtype)
+    half = OpenClipScorer(make_open_clip()[0], dtype="float16")
     assert half.fingerprint == full.fingerprint
     assert half.cache_revision != full.cache_revision
     assert_unit(half.text_features(CAPTIONS), len(CAPTIONS))
     assert (half.text_features(CAPTIONS) * full.text_features(CAPTIONS)).sum(-1).min() > 0.99
     assert (half.image_features(make_images()) * full.image_features(make_images())).sum(-1).min() > 0.99
-
-
-def test_open_clip_from_a_local_folder(tmp_path):
-    model, config = make_open_clip()
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    with pytest.raises(ValueError, match="cannot be loaded"):  # no weights
-        load_scorer(folder)
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "open_clip_model.safetensors")
-    scorer = load_scorer(folder)
-    assert isinstance(scorer, OpenClipScorer)
-    assert scorer.signature.startswith("open_clip:tiny@")
-    torch.testing.assert_close(scorer.text_features(CAPTIONS), OpenClipScorer(model).text_features(CAPTIONS))
-    assert load_scorer(f"open_clip:{folder}").fingerprint == scorer.fingerprint
-    assert OpenClipScorer(make_open_clip(seed=1)[0]).fingerprint != OpenClipScorer(model).fingerprint
 
 
 def test_open_clip_with_full_attention_and_another_tokenizer():
@@ -369,20 +338,23 @@ def test_open_clip_with_full_attention_and_another_tokenizer():
         scorer.token_features(["a"])
 
 
-def test_local_weights_must_be_safetensors(tmp_path):
+def test_open_clip_from_a_local_folder_whose_weights_must_be_safetensors(tmp_path):
     model, config = make_open_clip()
     weights = {k: v.contiguous() for k, v in model.state_dict().items()}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
+    with pytest.raises(ValueError, match="cannot be loaded"):  # no weights
+        load_scorer(tmp_path)
     torch.save(weights, tmp_path / "open_clip_pytorch_model.bin")
     save_file(weights, tmp_path / "other.safetensors")  # which open_clip ignores
     for name in (f"open_clip:local-dir:{tmp_path}", f"open_clip:{tmp_path}", tmp_path):
-        with pytest.raises(
-            ValueError, match=r"open_clip_pytorch_model\.bin' cannot be loaded because .* not in safetensors"
-        ):
+        with pytest.raises(ValueError, match=r"open_clip_pytorch_model\.bin' cannot be .* not in safetensors"):
             load_scorer(name)
     with pytest.raises(ValueError, match="is neither an architecture of open_clip nor a folder"):
         load_scorer(f"open_clip:local-dir:local-dir:{tmp_path}")
     save_file(weights, tmp_path / "open_clip_model.safetensors")
-    scorer = load_scorer(f"open_clip:local-dir:{tmp_path}")
-    assert scorer.signature.startswith(f"open_clip:{tmp_path.name}@")
-    assert scorer.fingerprint == load_scorer(tmp_path).fingerprint
+    expected, other = OpenClipScorer(model), OpenClipScorer(make_open_clip(seed=1)[0])
+    for name in (f"open_clip:local-dir:{tmp_path}", f"open_clip:{tmp_path}", tmp_path):
+        scorer = load_scorer(name)
+        assert scorer.signature.startswith(f"open_clip:{tmp_path.name}@")
+        assert scorer.fingerprint == load_scorer(tmp_path).fingerprint != other.fingerprint
+    torch.testing.assert_close(scorer.text_features(CAPTIONS), expected.text_features(CAPTIONS))

@@ -71,9 +71,8 @@ def random_groups(seed: int, groups: int = 6, size: int = 4):
 @pytest.mark.parametrize(
     ("distance", "plain"), [(bleu34_distance, plain_bleu34), (edit_distance, plain_edit)], ids=["bleu34", "edit"]
 )
-@pytest.mark.parametrize("seed", range(5))
-def test_distances_equal_plain_loops(distance, plain, seed):
-    rows, ids, mask = random_groups(seed)
+def test_distances_equal_plain_loops(distance, plain):
+    rows, ids, mask = random_groups(0)
     found = distance(ids, mask, 4)
     assert found.shape == (6, 4, 4)
     assert found.dtype == torch.float64
@@ -94,21 +93,6 @@ def test_integer_masks_and_strided_ids_are_accepted(distance):
     assert distance(wide, mask.long(), 4).equal(distance(ids, mask, 4))
 
 
-def test_edit_distance_is_symmetric_and_bleu_is_not():
-    _, ids, mask = random_groups(1)
-    edit, bleu = edit_distance(ids, mask, 4), bleu34_distance(ids, mask, 4)
-    assert edit.equal(edit.transpose(1, 2))
-    assert not bleu.allclose(bleu.transpose(1, 2))
-
-
-def test_edit_distance_is_normalised():
-    """Doubling length and edits keeps the distance."""
-    ids = torch.tensor([[1, 2, 0, 0], [1, 3, 0, 0], [1, 2, 1, 2], [1, 3, 1, 3]])
-    mask = ids > 0
-    found = edit_distance(ids, mask, 2)
-    assert found[0, 0, 1] == found[1, 0, 1] == 0.5
-
-
 def test_bleu_equals_the_authors_numbers(rollouts):
     context = rollouts.context(FLAT, [0, 1, 2])
     words = context.mask & (context.ids != 0)
@@ -119,19 +103,9 @@ def test_bleu_equals_the_authors_numbers(rollouts):
     assert_close(bleu34_distance(context.ids, words, 5), expected, dtype="float32")
 
 
-def test_short_captions_have_distance_0_to_themselves():
-    """BLEU-3 of two words with themselves is 0, but their distance is 0."""
-    ids = torch.tensor([[1, 2], [1, 2], [1, 3]])
-    found = bleu34_distance(ids, torch.ones(3, 2), 3)
-    assert found[0, 0, 1] == 0
-    assert float(found[0, 0, 2]) == close(1, dtype="float32")
-
-
-# The reward
-
-
-@pytest.mark.parametrize(("name", "plain"), [("bleu34", plain_bleu34), ("edit", plain_edit)])
-@pytest.mark.parametrize("include_eos", [False, True])
+@pytest.mark.parametrize(
+    ("name", "plain", "include_eos"), [("bleu34", plain_bleu34, False), ("edit", plain_edit, True)]
+)
 def test_reward_and_baseline_are_those_of_sle(rollouts, name, plain, include_eos):
     """`(2/s) sum_k d(y_j, y_k)` against `(2/s^2) sum_jk d`."""
     reward = ready(rollouts, name, include_eos=include_eos)
@@ -143,9 +117,7 @@ def test_reward_and_baseline_are_those_of_sle(rollouts, name, plain, include_eos
         mean = 2 / 5**2 * sum(map(sum, distances))
         for j in range(5):
             assert float(found[b, j]) == close(2 / 5 * sum(distances[j]))
-            assert float(advantages[b, j]) == close(
-                2 / 5 * sum(distances[j]) - mean, ulps=32, magnitude=2, dtype="float64"
-            )
+            assert float(advantages[b, j]) == close(2 / 5 * sum(distances[j]) - mean, ulps=32, magnitude=2)
     assert found[1].abs().max() == 0
 
 
@@ -206,26 +178,6 @@ def test_any_callable_is_a_distance(rollouts):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
-def test_one_caption_has_no_diversity(rollouts, kwargs):
-    with pytest.raises(ValueError, match="num_generations=1"):
-        ready(rollouts, **kwargs)(rollouts.context(["a cat", "a dog"], [0, 1]))
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
-def test_empty_captions_have_a_reward(rollouts, kwargs):
-    found = ready(rollouts, **kwargs)(rollouts.context(["", "", "a cat sat here", "", "", ""], [0, 1]))
-    assert found.isfinite().all()
-    assert found[3:].abs().max() < resolution(1, ulps=64)
-
-
-def test_samples_of_another_image_do_not_matter(rollouts):
-    for kwargs in ({}, {"distance": "edit"}, {"diversity": "multi_reference"}):
-        reward = ready(rollouts, **kwargs)
-        both = reward(rollouts.context(FLAT[:5] + FLAT[10:], [0, 2]))
-        assert_close(both[:5], reward(rollouts.context(FLAT[:5], [0])))
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"distance": "edit"}, {"diversity": "multi_reference"}])
 def test_captions_are_not_read_in_python(rollouts, kwargs):
     """The number of tensor operations does not grow with the images, and the text is not read."""
     reward = ready(rollouts, **kwargs)
@@ -240,58 +192,30 @@ def test_captions_are_not_read_in_python(rollouts, kwargs):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
+    ("kwargs", "named"),
     [
-        ({"distance": "jaccard"}, "distance is 'jaccard'"),
-        ({"diversity": "triple"}, "diversity is 'triple'"),
-        ({"diversity": "multi_reference", "distance": "edit"}, "for BLEU only"),
+        ({"distance": "jaccard"}, "distance"),
+        ({"diversity": "triple"}, "diversity"),
+        ({"diversity": "multi_reference", "distance": "edit"}, "distance"),
+        ({}, "num_generations=1"),
     ],
 )
-def test_bad_arguments_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        PairwiseDiversity(**kwargs)
-
-
-def plain_share(tokens: list[int], order: int) -> float:
-    seen, repeats = set(), 0
-    ngrams = [tuple(tokens[i : i + order]) for i in range(len(tokens) - order + 1)]
-    for ngram in ngrams:
-        repeats += ngram in seen
-        seen.add(ngram)
-    return repeats / len(ngrams) if ngrams else 0.0
-
-
-@pytest.mark.parametrize("order", [1, 2, 3])
-def test_repeated_share_equals_a_plain_loop(order):
-    rng = random.Random(order)
-    rows = [[rng.randrange(3) for _ in range(length)] for length in (0, 1, 2, 5, 12, 12)]
-    mask = torch.arange(12) < torch.tensor([len(row) for row in rows])[:, None]
-    ids = torch.tensor([row + [1] * (12 - len(row)) for row in rows])
-    found = repeated_share(ids, mask, order)
-    assert found.tolist() == close([plain_share(row, order) for row in rows])
-    assert found.max() < 1
-
-
-def test_a_batch_without_a_token_repeats_nothing():
-    assert repeated_share(torch.zeros(2, 3).long(), torch.zeros(2, 3)).tolist() == [0, 0]
+def test_bad_arguments_are_refused(rollouts, kwargs, named):
+    with pytest.raises(ValueError, match=named):
+        ready(rollouts, **kwargs)(rollouts.context(["a cat", "a dog"], [0, 1]))
 
 
 def test_repetition_finds_the_hacked_caption(rollouts):
     hacked = "a blue and blue blue blue and yellow blue"
     context = rollouts.context([hacked, "a cat left of two red dogs"], [0, 1])
     penalty = RepetitionPenalty()(context)
-    expected = plain_share(context.ids[0][context.mask[0]].tolist(), 2)
-    assert penalty.tolist() == pytest.approx([-expected, 0])
-    assert expected == pytest.approx(2 / 9)
+    assert penalty.tolist() == pytest.approx([-2 / 9, 0])
     assert RepetitionPenalty(1)(context)[0] < penalty[0]
+    assert repeated_share(torch.zeros(2, 3).long(), torch.zeros(2, 3)).tolist() == [0, 0]
 
 
-def test_length_is_free_up_to_the_limit(rollouts):
-    context = rollouts.context(["a", "a b c", "a b c d e f"], [0, 1, 2])  # and the end token
-    assert LengthPenalty(4)(context).tolist() == pytest.approx([0, 0, -3 / 4])
-
-
-def test_truncated_captions_are_penalised(rollouts):
-    context = rollouts.context(["a", "b"], [0, 1])
+def test_long_and_truncated_captions_are_penalised(rollouts):
+    context = rollouts.context(["a b c", "a b c d e f"], [0, 1])  # and the end token
     context.ended = torch.tensor([True, False])
     assert TruncationPenalty()(context).tolist() == [0, -1]
+    assert LengthPenalty(4)(context).tolist() == pytest.approx([0, -3 / 4])

@@ -4,25 +4,19 @@ import doctest
 import importlib
 import inspect
 import json
-import re
 import runpy
-import shlex
 import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
-import hf_captionrl.metrics as metrics
-from hf_captionrl.cli import main
-from hf_captionrl.cli.main import build_parser
-from hf_captionrl.evaluation import evaluator as suites
 from hf_captionrl.hub import spaces as hub_space
 from hf_captionrl.hub.spaces import build_page, compute_from_json
 from hf_captionrl.metrics.evaluate_modules import MODULES, path
 from hf_captionrl.metrics.evaluate_modules.metric import load_metric
-from scripts.docs_hooks import metrics_table
 from tests.test_docs import blocks
 from tests.tolerances import within
 
@@ -70,6 +64,11 @@ def test_cases_of_a_space_hold(name, evaluate, spaces):
     for case in cases:
         found = metric.compute(**{key: value for key, value in case.items() if key != "result"})
         assert case["result"]
+        assert isinstance(found["per_sample"], dict)
+        assert found["per_sample"]
+        # The mean of a number that is one of single samples is the number.
+        for key in {"clip_score", "cider_d", "recall_at_1", "div_1", "f"} & set(found) & set(found["per_sample"]):
+            assert np.mean(found["per_sample"][key]) == pytest.approx(found[key])
         for key, value in case["result"].items():
             assert found[key] == within(value, 1e-6, dtype="float64"), key  # written with six digits
         # A wrong number is detected.
@@ -77,32 +76,15 @@ def test_cases_of_a_space_hold(name, evaluate, spaces):
         assert number + 1e-4 != within(number, 1e-6, dtype="float64")
 
 
-def test_card_contains_the_declaration(name, spaces):
-    metric, card = load_metric(name), hub_space.space_files(name)["README.md"]
-    _, front, body = card.split("---\n", 2)
+def test_card_is_what_the_hub_accepts(name, spaces):
+    _, front, body = hub_space.space_files(name)["README.md"].split("---\n", 2)
     meta = yaml.safe_load(front)
-    assert meta["sdk"] == "gradio"
-    assert meta["app_file"] == "app.py"
-    assert meta["license"] == "apache-2.0"
+    assert (meta["sdk"], meta["app_file"], meta["license"]) == ("gradio", "app.py", "apache-2.0")
     assert set(meta["tags"]) >= {"evaluate", "metric"}
-    assert meta["title"] == metric.title
-    assert meta["emoji"]
     assert len(meta["short_description"]) <= 60, "the Hub's limit"
-    assert metric.description.strip() in body
-    assert metric.citation.strip() in body
-    example = doctest.DocTestParser().get_examples(metric.inputs_description)
-    shown = doctest.DocTestParser().get_examples(body)
-    assert [(e.source, e.want) for e in example] == [(e.source, e.want.removesuffix("```\n")) for e in shown]
-    for argument in inspect.signature(metric.compute).parameters:
+    for argument in inspect.signature(load_metric(name).compute).parameters:
         assert f"`{argument}`" in body, argument
     assert (spaces[name] / "requirements.txt").read_text().startswith("hf-captionrl")
-
-
-def test_arguments_are_described(name):
-    metric = load_metric(name)
-    for argument in inspect.signature(metric.compute).parameters:
-        assert re.search(rf"\b{argument}\b", metric.arguments), argument
-    assert set(metric.functions) <= set(metrics.__all__)
 
 
 def test_evaluate_can_parse_the_module(name, evaluate, spaces):
@@ -112,12 +94,6 @@ def test_evaluate_can_parse_the_module(name, evaluate, spaces):
         assert "hf_captionrl" in libraries
     kinds = [o for o in vars(module_of(name)).values() if isinstance(o, type) and issubclass(o, evaluate.Metric)]
     assert [kind.__name__ for kind in kinds] == [hub_space.class_name(name)]
-
-
-def test_arguments_of_combined_modules_are_accepted(evaluate):
-    metric = evaluate.load("caption_diversity")
-    captions = [["a dog", "a cat"]]
-    assert metric.compute(predictions=captions, scorer="x", num_bootstrap=0) == metric.compute(predictions=captions)
 
 
 class Recorder:
@@ -170,19 +146,13 @@ def test_page_computes_what_was_typed(evaluate):
     ("name", "given", "named"),
     [
         ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, r"which .* not \['meteor'\]"),
-        ("caption_nlg", {"references": [["a"]], "which": "all"}, "which .* not 'all'"),
         ("caption_nlg", {"references": [["a"]], "java": "/bin/false"}, "not 'java'"),
         ("caption_nlg", {"references": [[{"path": "/etc/hosts"}]]}, "does not open files, but references"),
-        (
-            "caption_nlg",
-            {"predictions": [{"bytes": "R0lG"}], "references": [["a"]]},
-            "not open files, but predictions",
-        ),
+        ("caption_nlg", {"predictions": [{"bytes": "R0lG"}], "references": [["a"]]}, "open files, but predictions"),
         ("caption_perplexity", {"model": "/etc"}, "not '/etc'"),
         ("self_retrieval", {"image_features": {"a": {"path": "/etc/hosts"}}}, "not open files, but image_features"),
         ("self_retrieval", {"image_features": "/etc/hosts"}, "not '/etc/hosts'"),
         ("self_retrieval", {"num_bootstrap": 10**9}, "not 1000000000"),
-        ("clip_score", {"preset": ["hessel"]}, r"not \['hessel'\]"),
     ],
 )
 def test_page_accepts_data_and_the_options_of_its_examples(name, given, named):
@@ -200,10 +170,6 @@ def test_page_accepts_data_and_the_options_of_its_examples(name, given, named):
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
-def no_java(captions, references):
-    raise RuntimeError("not run: there is no Java")
-
-
 def test_examples_run_one_after_another(evaluate, capsys):
     names: dict = {}
     for number, block in enumerate(blocks(PAGE, "python")):
@@ -215,47 +181,3 @@ def test_examples_run_one_after_another(evaluate, capsys):
     assert names["tested"]["p_value"] < 0.05
     with pytest.raises(NameError):
         exec("nobody_wrote_this", names)
-
-
-def test_commands_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
-    # METEOR takes seconds to start, and other tests run it.
-    monkeypatch.setattr(suites, "meteor", no_java)
-    lines = [line for block in blocks(PAGE, "bash") for line in block.splitlines() if line.startswith("captionrl ")]
-    assert len(lines) == 4
-    for name in ("a.json", "b.json", "refs.json"):
-        Path(name).write_text(
-            json.dumps(
-                {"1": ["a dog"], "2": ["a cat", "one cat"]} if name == "refs.json" else {"1": "a dog", "2": "a cat"}
-            )
-        )
-    for line in lines:
-        # A tenth of the images, enough for blocks of 100.
-        short = line.replace("--max_images 105", "--max_images 12")
-        build_parser().parse_args(shlex.split(line)[1:])
-        assert main(shlex.split(short)[1:]) == 0, capsys.readouterr().err
-    for name in (
-        "comparison.json",
-        "comparison.md",
-        "comparison.csv",
-        "comparison.tex",
-        "lengths.png",
-        "trade_off.png",
-    ):
-        assert (tmp_path / "outputs" / "evaluate" / name).is_file()
-        assert name.removeprefix("comparison") in PAGE.read_text(encoding="utf-8")
-    assert main(["caption", "no/such/model", "--output", "x.jsonl"]) != 0
-
-
-def test_commands_in_the_text_are_known(capsys):
-    assert main(["metrics", "path", "self_retrieval"]) == 0
-    assert capsys.readouterr().out.strip() == path("self_retrieval")
-    for command in re.findall(r"`(captionrl metrics [^`]*)`", PAGE.read_text(encoding="utf-8")):
-        build_parser().parse_args(shlex.split(command)[1:])
-
-
-def test_every_metric_is_on_the_page():
-    page = PAGE.read_text(encoding="utf-8")
-    for name in metrics.__all__:
-        assert f"`{name}" in page or f"`{name}`" in metrics_table() or name == "path", name
