@@ -47,6 +47,8 @@ class ImageBank:
         signature (`str`): `signature` of the scorer that computed them.
         neighbours ([`NeighbourFile`], *optional*): Nearest images of each target; only they are its distractors. None:
             all images of the bank.
+        num_random (`int`): Further distractors of each target, drawn anew at every step from the images that are not its
+            neighbours (DiscriTune, Table 12).
         counts (array of shape `(K,)`, *optional*): How many images of the pool from which batches are drawn each distractor
             stands for, in the order of the neighbours (without them `(M,)`, in the order of the bank): the inverse of its
             probability to be in the bank. 1 for an image that always is; `(P - k) / m` for each of m images drawn from the
@@ -65,7 +67,9 @@ class ImageBank:
         signature: str,
         neighbours: NeighbourFile | None = None,
         counts: Any = None,
+        num_random: int = 0,
     ) -> None:
+        self.num_random = num_random
         self.features = normalised(features, "features of the bank")  # (M, D)
         is_column = not isinstance(image_ids, list | tuple) and len(image_ids) and isinstance(image_ids[0], str)
         self.image_ids: Sequence[str] = image_ids if is_column else list(map(str, image_ids))
@@ -86,7 +90,7 @@ class ImageBank:
         self.counts: Tensor | None = None  # (K,)
         if counts is not None:
             self.counts = torch.as_tensor(counts, dtype=torch.float32, device=self.features.device)
-            number = len(self) if self._nearest is None else self._nearest.size(1)
+            number = len(self) if self._nearest is None else self._nearest.size(1) + num_random
             if self.counts.shape != (number,) or not bool((self.counts.isfinite() & (self.counts > 0)).all()):
                 shape = tuple(self.counts.shape)
                 raise ValueError(f"counts has shape {shape}. Pass {number} positive numbers, one per image compared.")
@@ -123,7 +127,7 @@ class ImageBank:
             )
 
     def compare(
-        self, text: Tensor, targets: Tensor, image_ids: Sequence[str], batch_size: int
+        self, text: Tensor, targets: Tensor, image_ids: Sequence[str], batch_size: int, step: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Cosines `(N, 1 + K)` of captions with their target, first, and its distractors, and weights that stand for a batch.
 
@@ -139,6 +143,8 @@ class ImageBank:
             far = self._far(targets)
         else:
             columns = self._nearest[torch.from_numpy(self._rows.rows(image_ids))]  # (B, K)
+            if self.num_random:
+                columns = torch.cat([columns, self._drawn(itself, columns, step)], 1)
             images = self.features[columns]  # (B, K, D)
             grouped = text.view(len(targets), group_size, -1)  # (B, G, D)
             cosines = torch.einsum("bgd,bkd->bgk", grouped, images).flatten(0, 1)  # (N, K)
@@ -154,6 +160,16 @@ class ImageBank:
         weights = weights.repeat_interleave(group_size, dim=0)  # (N, K)
         of_target = (text * targets.repeat_interleave(group_size, dim=0)).sum(1, keepdim=True)  # (N, 1)
         return torch.cat([of_target, cosines], dim=1), torch.cat([torch.ones_like(of_target), weights], dim=1)
+
+    def _drawn(self, itself: Tensor, nearest: Tensor, step: int) -> Tensor:
+        """Random other images `(B, num_random)`, which depend on step and target alone: the same after resuming."""
+        drawn = []
+        for known in torch.cat([itself[:, None], nearest], 1).tolist():
+            rng = np.random.default_rng([_SEED, step, known[0]])
+            # Enough of them, whichever are known.
+            candidates = rng.choice(len(self), min(len(self), self.num_random + len(known)), replace=False)
+            drawn.append(candidates[~np.isin(candidates, known)][: self.num_random])
+        return torch.from_numpy(np.stack(drawn)).to(nearest.device)
 
     def _far(self, targets: Tensor) -> Tensor:
         """`(B, M)`: False where an image is a copy of the target. All D features are compared only if the cosine is near 1."""
@@ -195,32 +211,8 @@ def training_bank(
             )
         # The images that each distractor stands for: itself, or its share of those that are not among the nearest.
         counts = [1.0] * number + [rest / max(drawn, 1)] * drawn
-    columns, cosines = nearest_neighbours(features, number)
-    if drawn:
-        columns = _with_random(columns, bank_size)
-        cosines = torch.full(columns.shape, math.nan)  # of no use to the bank
-    neighbours = NeighbourFile(columns, cosines, list(image_ids), signature, "image")
-    return ImageBank(features, image_ids, signature, neighbours, counts)
-
-
-def _with_random(rows: Tensor, number: int) -> Tensor:
-    """Neighbours `(N, k)`, followed by random other images up to `(N, number)`; no image twice in a row."""
-    rng = np.random.default_rng(_SEED)
-    itself = np.arange(len(rows))[:, None]
-    known = np.concatenate([itself, rows.cpu().numpy()], axis=1)  # (N, 1 + k)
-    drawn = rng.integers(len(rows), size=(len(rows), number - rows.size(1)))
-    while (again := _repeated(np.concatenate([known, drawn], axis=1))[:, known.shape[1] :]).any():
-        drawn[again] = rng.integers(len(rows), size=int(again.sum()))
-    return torch.cat([rows, torch.from_numpy(drawn).to(rows.device)], 1)
-
-
-def _repeated(rows: np.ndarray) -> np.ndarray:
-    """Where a value stands further left in its row, `(N, K)`."""
-    order = np.argsort(rows, axis=1, kind="stable")
-    ordered = np.take_along_axis(rows, order, axis=1)
-    again = np.zeros(rows.shape, bool)
-    np.put_along_axis(again, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
-    return again
+    neighbours = NeighbourFile(*nearest_neighbours(features, number), list(image_ids), signature, "image")
+    return ImageBank(features, image_ids, signature, neighbours, counts, drawn)
 
 
 # --- Self-retrieval: can a frozen image-text model find the image from its caption? ----------------------------------
@@ -278,8 +270,8 @@ class RetrievalOptions:
     distractor_scope: Literal["batch", "bag", "hard", "bank"] = documented(
         "batch",
         "Distractors: the whole 'batch', the target's 'bag', 'hard': the images of the batch that are most similar to "
-        "the target for the scorer (DiscriTune, Tables 12 and 13), or 'bank': fixed images, which need no other image "
-        "in the batch.",
+        "the target for the scorer, or 'bank': other training images, which need no other image in the batch "
+        "(DiscriTune, Tables 12 and 13).",
     )
     num_hard_distractors: Positive = documented(
         10, "k, the nearest images of distractor_scope='hard' and bank_images='nearest_and_random'."
@@ -287,7 +279,7 @@ class RetrievalOptions:
     bank_images: Literal["random", "nearest", "nearest_and_random"] = documented(
         "random",
         "Images of distractor_scope='bank': 'random' training images, those 'nearest' to each target, or its k nearest "
-        "and random ones, 'nearest_and_random' (DiscriTune, Table 12).",
+        "and random ones of each step, 'nearest_and_random' (DiscriTune, Table 12).",
     )
     bank_size: Annotated[int, Range(at_least=2)] = documented(
         1000, "M, the number of images of distractor_scope='bank'."
@@ -470,7 +462,9 @@ class SelfRetrieval(RetrievalOptions, Reward):
         weights = None
         if self.distractor_scope == "bank":
             bank = self._banks[member]
-            similarity, weights = bank.compare(text, images[positions], context.image_ids, self.bank_batch_size)
+            similarity, weights = bank.compare(
+                text, images[positions], context.image_ids, self.bank_batch_size, context.step
+            )
         elif self.distractor_scope != "batch":
             compared = self._compared(images, positions, context.bag_size)  # (B, K)
             similarity = similarity.gather(1, compared.repeat_interleave(context.group_size, dim=0))

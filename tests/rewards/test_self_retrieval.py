@@ -12,7 +12,6 @@ import torch
 
 from hf_captionrl.retrieval import NeighbourFile
 from hf_captionrl.rewards import BankRewardFunction, ImageBank, SelfRetrieval, WeightedRewards, retrieval_rewards
-from hf_captionrl.rewards.self_retrieval import _with_random
 from tests.rewards.conftest import TableScorer
 from tests.tolerances import assert_close, close
 
@@ -251,14 +250,29 @@ def test_nearest_bank_equals_a_plain_loop(rollouts, given):
     assert_weighted(rollouts, reward, scorer, captions, lambda row: dict.fromkeys(near[row], 9 / 3))
 
 
-def test_random_images_of_the_bank_are_drawn_evenly():
+def distractors_of(reward, row: int, step: int = 0) -> list[int]:
+    """The nearest images of a target in the bank, and those that are drawn at a step."""
+    bank, rows = reward._banks[0], torch.tensor([row])
+    return [*bank._nearest[row].tolist(), *bank._drawn(rows, bank._nearest[rows], step)[0].tolist()]
+
+
+def test_random_images_of_the_bank_are_drawn_evenly_and_anew_at_every_step():
     count, k, number = 40, 3, 13
     rows = (torch.arange(count)[:, None] + torch.arange(1, k + 1)) % count
-    found = _with_random(rows, number)
-    assert torch.equal(found[:, :k], rows)
-    times = torch.bincount(found[:, k:].flatten(), minlength=count)
-    # Each image is drawn 10 times in the mean; the standard deviation of such a count is below sqrt(10).
-    assert (times - (number - k)).abs().max() < 4 * (number - k) ** 0.5
+    file = NeighbourFile(rows, torch.zeros(count, k), [str(row) for row in range(count)], "table@1", "image")
+    features = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    bank = ImageBank(features, file.image_ids, "table@1", file, num_random=number)
+    itself = torch.arange(count)
+    steps = [bank._drawn(itself, rows, step) for step in range(5)]
+    for drawn in steps:
+        whole = torch.cat([itself[:, None], rows, drawn], 1)
+        assert all(len(set(row)) == 1 + k + number for row in whole.tolist())
+    assert steps[0].equal(bank._drawn(itself, rows, 0))  # after resuming
+    assert not any(steps[0].equal(other) for other in steps[1:])
+    assert steps[0][7:9].equal(bank._drawn(itself[7:9], rows[7:9], 0))  # on another process
+    times = torch.bincount(torch.cat(steps).flatten(), minlength=count)
+    # Each image is drawn 65 times in the mean; the standard deviation of such a count is below sqrt(65).
+    assert (times - 5 * number).abs().max() < 4 * (5 * number) ** 0.5
 
 
 def test_target_and_its_copies_are_not_distractors(rollouts):
@@ -347,8 +361,10 @@ def test_nearest_and_random_images_equal_a_plain_loop(rollouts, weighting):
     settings = {"bank_images": "nearest_and_random", "bank_weighting": weighting, "bank_batch_size": 6}
     settings |= {"num_hard_distractors": k, "bank_size": number}
     reward = reward_with(rollouts, scorer, **settings)
-    columns = reward._banks[0]._nearest.tolist()
-    assert reward_with(rollouts, scorer, **settings)._banks[0]._nearest.tolist() == columns  # in every process
+    columns = [distractors_of(reward, row) for row in range(8)]
+    again = reward_with(rollouts, scorer, **settings)  # in every process
+    assert [distractors_of(again, row) for row in range(8)] == columns
+    assert [distractors_of(reward, row, step=1) for row in range(8)] != columns
 
     def weights_of(row):
         near, drawn = nearest(scorer, row)[:k], columns[row][k:]
@@ -416,7 +432,7 @@ def test_copies_among_the_nearest_images_are_not_counted(rollouts):
     copied = TableScorer(scorer.texts, images)
     settings = {**IMPORTANCE, "num_hard_distractors": 2, "bank_size": 4, "bank_batch_size": 6}
     reward = reward_with(rollouts, copied, **settings)
-    columns = reward._banks[0]._nearest[row].tolist()
+    columns = distractors_of(reward, row)
     assert columns[:2] == order[:2]
     weights = {order[1]: 5 / 6} | dict.fromkeys(columns[2:], 5 / 6 * 5 / 2)
     assert_weighted(rollouts, reward, copied, captions, lambda row: weights, [row])
