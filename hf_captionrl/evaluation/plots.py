@@ -123,8 +123,8 @@ def write_curves(
             points = sorted((point for point in history if point[key] is not None), key=lambda point: point[x])
             positions = [point[x] for point in points]
             values = [point[key] for point in points]
-            # Without clipping, points on the axis (epoch 0) are drawn completely.
-            style = {**_style(index), "linewidth": 2, "markersize": 5, "clip_on": False}
+            # Without clipping, points on the axis (epoch 0) are drawn completely; a line without points would break the layout.
+            style = {**_style(index), "linewidth": 2, "markersize": 5, "clip_on": not points}
             axis.plot(positions, values, label=plain_label(name), **style)
             if points and all(point.get(f"{key}_ci") is not None for point in points):
                 low, high = zip(*(point[f"{key}_ci"] for point in points), strict=True)  # type: ignore[misc]

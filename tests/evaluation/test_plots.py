@@ -49,6 +49,7 @@ def test_picture_shows_both_methods(tmp_path):
             assert (half == colour).all(axis=-1).sum() > 200
 
 
+@pytest.mark.filterwarnings("error")  # a layout that matplotlib gives up
 def test_learning_curves_have_a_panel_per_number_that_was_measured(tmp_path, figures):
     points = [{"step": s, "rd100_recall_at_1": 0.1 * s, "cider_d": 1.5 - 0.1 * s, "length": 4 + s} for s in range(4)]
     histories = {"_SR": points, "$SMILE": [{**point, "cider_d": None} for point in points], "one": points[:1]}
