@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
+from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
-from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, image_inputs, reference_ids, write_completions
-from hf_captionrl.trainers.guard import GuardThresholds
+from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, reference_ids, write_completions
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
-from tests.tiny import FAMILIES, tiny_captioner, tiny_images
+from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import close, resolution
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import SAMPLED, bits, captioner, different
@@ -58,18 +58,14 @@ def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
     assert_one_plain_step(whole_batch, plain.model, total, ulps=128)
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), pytest.param(4, 4, marks=pytest.mark.slow), (2, 8)])
-def test_rewards_and_gradient_do_not_depend_on_the_split(tmp_path, scenes, whole_batch, batch, accumulation):
-    arguments = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation}
-    assert largest_difference(weights(train(tmp_path, scenes["train"], **arguments)), whole_batch) < resolution(
+def test_rewards_and_gradient_do_not_depend_on_the_split(tmp_path, scenes, whole_batch):
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
+    assert largest_difference(weights(train(tmp_path, scenes["train"], **split)), whole_batch) < resolution(
         1, ulps=128
     )
-
-
-def test_fewer_distractors_change_the_gradient(tmp_path, scenes, whole_batch):
-    # The control of the test above: it detects rewards that see only a part of the batch.
-    other = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=8))
-    assert largest_difference(other, whole_batch) > 1e-3
+    # The control: rewards that see only a part of the batch are noticed.
+    part = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=8))
+    assert largest_difference(part, whole_batch) > 1e-3
 
 
 def _run(folder, arguments):
@@ -140,33 +136,19 @@ def test_greedy_baseline_with_beam_search(tmp_path, scenes):
     trainer.rollouts.generate = spy
     trainer.train()
     beams, greedy = split_greedy(wrote[0], 1)
-    assert greedy.captions == trainer_greedy(trainer, scenes)
-    different = sum(a != b for a, b in zip(beams.captions, greedy.captions, strict=True))
-    entry = next(e for e in trainer.state.log_history if "advantage_std" in e)
-    assert different
-    assert entry["advantage_std"] > 0
-
-
-def trainer_greedy(trainer, scenes):
-    """Greedy captions of the images of the one rollout, by a fresh policy."""
-    rows = next(iter(trainer.batch_sampler))
     fresh = captioner()
-    pixels = fresh.encode_images([open_image(scenes["train"][row]["image"]) for row in rows])["pixel_values"]
-    return fresh.generate(pixel_values=pixels, max_new_tokens=12).captions
+    images = [open_image(scenes["train"][row]["image"]) for row in next(iter(trainer.batch_sampler))]
+    alone = fresh.generate(**fresh.encode_images(images), max_new_tokens=12).captions
+    assert greedy.captions == alone
+    assert beams.captions != alone
+    assert next(e for e in trainer.state.log_history if "advantage_std" in e)["advantage_std"] > 0
 
 
-def _count_images(tower):
+def test_each_image_is_encoded_once(tmp_path, scenes):
+    model, seen = captioner(), []
     # The tower is also called with known features, but only pixels become patches.
-    seen = []
-    tower.embeddings.register_forward_hook(lambda _, __, output: seen.append(output.size(0)))
-    return seen
-
-
-@pytest.mark.parametrize("baseline", [pytest.param("running_mean", marks=pytest.mark.slow), "greedy"])
-def test_each_image_is_encoded_once(tmp_path, scenes, baseline):
-    model = captioner()
-    seen = _count_images(model.vision_tower)
-    arguments = {**SAMPLED, "num_generations": 3, "baseline": baseline, "freeze_vision_tower": True}
+    model.vision_tower.embeddings.register_forward_hook(lambda _, __, output: seen.append(output.size(0)))
+    arguments = {**SAMPLED, "num_generations": 3, "baseline": "greedy", "freeze_vision_tower": True}
     train(tmp_path, scenes["train"], policy=model, **arguments)
     assert sum(seen) == 8
     seen.clear()
@@ -227,7 +209,7 @@ def test_kl_penalty_keeps_the_policy_near_the_reference(tmp_path, scenes, adapte
     assert kl[1e-6][-1] > 2 * kl[30.0][-1] > 0
 
 
-@pytest.mark.parametrize("tune", ["language", "vision", "both"])
+@pytest.mark.parametrize("tune", ["language", "both"])
 def test_lora_presets_train_only_their_parts(tmp_path, scenes, tune, scorer):
     model, judge_weights = captioner(), copy.deepcopy(scorer.model.state_dict())
     before = {n: p.clone() for n, p in model.model.named_parameters()}
@@ -243,7 +225,7 @@ def test_lora_presets_train_only_their_parts(tmp_path, scenes, tune, scorer):
     trained = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
     assert all("lora" in name for name in trained)  # BLIP has no connector
     assert any("vision_model" in name for name in trained) == (tune != "language")
-    assert any("text_decoder" in name for name in trained) == (tune != "vision")
+    assert any("text_decoder" in name for name in trained)
     assert len(trainer.optimizer.state) == len(trained)
     after = {
         n.replace("base_model.model.", "").replace(".base_layer", ""): p for n, p in trainer.model.named_parameters()
@@ -254,9 +236,8 @@ def test_lora_presets_train_only_their_parts(tmp_path, scenes, tune, scorer):
     assert all(torch.equal(value, scorer.model.state_dict()[name]) for name, value in judge_weights.items())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_learns_the_reward(tmp_path, scenes, family):
-    model = tiny_captioner(family)
+def test_a_policy_learns_the_reward(tmp_path, scenes):
+    model = tiny_captioner("vit-gpt2")
 
     def share(context):
         # Of tokens in the first half of the vocabulary.
@@ -316,44 +297,6 @@ def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
     assert sizes[1.0] == [2] * 6
 
 
-def looping(trainer):
-    """Make the policy generate hacked captions from its third rollout on."""
-    write, calls = trainer.rollouts.generate, []
-
-    def hacked(images, **overrides):
-        calls.append(1)
-        completions = write(images, **overrides)
-        if len(calls) > 2:
-            completions.captions = ["a blue and blue blue blue and yellow blue"] * len(completions.captions)
-        return completions
-
-    trainer.rollouts.generate = hacked
-
-
-@pytest.mark.parametrize("action", ["off", "warn", "stop", "rollback"])
-def test_the_guard_acts_on_degenerate_captions(tmp_path, scenes, action, caplog):
-    arguments = {
-        **SAMPLED,
-        "max_steps": 6,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "learning_rate": 0.01,
-        "seed": 1,
-    }
-    trainer = build(tmp_path, scenes["train"], guard=action, guard_thresholds=GuardThresholds(window=2), **arguments)
-    looping(trainer)
-    trainer.train()
-    # Two healthy rollouts, then one of a window of two is degenerate.
-    assert trainer.state.global_step == (6 if action in ("off", "warn") else 3)
-    assert ("tripped" in caplog.text) == (action != "off")
-    if action != "off":
-        assert "blue blue" in caplog.text
-    saved = {n.name: load_file(n / "model.safetensors") for n in tmp_path.glob("checkpoint-*")}
-    now = trainer.accelerator.unwrap_model(trainer.model).state_dict()
-    name = "text_decoder.bert.encoder.layer.0.attention.self.query.weight"
-    assert torch.equal(now[name], saved["checkpoint-2"][name]) == (action == "rollback")
-
-
 def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, scorer, held_out_scorer):
     trainer = build(
         tmp_path,
@@ -388,11 +331,6 @@ REFUSED = [
     ("32 different images", {"per_device_train_batch_size": 32}),
     ("neighbours", {"bag_schedule": 2, **SAMPLED}),
     ("bags", {"distractor_scope": "bag", **SAMPLED}),
-    ("do_sample", {"baseline": "greedy"}),
-    ("num_generations", {"baseline": "leave_one_out", **SAMPLED}),
-    ("do_sample", {"num_generations": 3}),
-    ("temperature", {**SAMPLED, "temperature": 0.0}),
-    ("similarity_scale", {"similarity_scale": "big"}),
 ]
 
 
@@ -405,7 +343,7 @@ def test_arguments_that_are_refused_before_training(tmp_path, scenes, name, argu
 def test_data_and_rewards_that_are_refused_before_training(tmp_path, scenes, scorer):
     config = SelfRetrievalConfig(str(tmp_path), **{**GREEDY, **SAMPLED})
     few = torch.tensor([[1, 2], [0, 2], [0, 1], [0, 1], [0, 1]])
-    with pytest.raises(ValueError, match="neighbours of 5 images"):
+    with pytest.raises(ValueError, match="neighbours"):
         SelfRetrievalTrainer(captioner(), scorer, config, scenes["train"], neighbours=few)
     without = scenes["train"].remove_columns("captions").add_column("captions", [[]] + [["a cat"]] * 15)
     for name, reward, data in (("'sider'", "sider", scenes["train"]), ("reference", "cider", without)):
@@ -454,7 +392,7 @@ def checkpoint(trainer, step):
     return str(Path(trainer.args.output_dir) / f"checkpoint-{step}")
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("step", [2, 3, 8])
 def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     written = []
@@ -496,13 +434,11 @@ def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, th
     assert different(bits(resumed), bits(through))
 
 
-@pytest.mark.parametrize("strategy", ["epoch", "best"])
-def test_other_save_strategies_resume_between_iterations(tmp_path, scenes, strategy):
+def test_an_evaluation_between_iterations_changes_no_bit_of_a_resumed_run(tmp_path, scenes):
     def make(folder, max_steps):
-        settings = {**GREEDY, **STEPS, "save_strategy": strategy, "max_steps": max_steps}
-        if strategy == "best":  # the first evaluation is the best so far, between two iterations
-            settings |= {"metric_for_best_model": "length", "greater_is_better": True, "eval_strategy": "steps"}
-            settings |= {"eval_steps": 1, "generation_num_beams": 1, "generation_max_new_tokens": 4}
+        settings = {**GREEDY, **STEPS, "save_strategy": "best", "max_steps": max_steps}
+        settings |= {"metric_for_best_model": "length", "greater_is_better": True, "eval_strategy": "steps"}
+        settings |= {"eval_steps": 1, "generation_num_beams": 1, "generation_max_new_tokens": 4}
         args = CaptionRLConfig(str(folder), **settings)
         return CaptionRLTrainer(
             captioner(), "repetition", args, scenes["train"], scenes["validation"].select(range(2))
@@ -510,7 +446,7 @@ def test_other_save_strategies_resume_between_iterations(tmp_path, scenes, strat
 
     make(tmp_path / "stopped", 2).train()
     first = min((tmp_path / "stopped").glob("checkpoint-*"))
-    assert first.name == {"epoch": "checkpoint-2", "best": "checkpoint-1"}[strategy]
+    assert first.name == "checkpoint-1"  # the first evaluation is the best so far
     resumed, through = make(tmp_path / "resumed", 4), make(tmp_path / "through", 4)
     resumed.train(resume_from_checkpoint=str(first))
     through.train()
@@ -518,8 +454,6 @@ def test_other_save_strategies_resume_between_iterations(tmp_path, scenes, strat
 
 
 def _run_rollout_resume(folder: str) -> None:
-    from hf_captionrl.scenes import load_scenes
-
     data = load_scenes(num_train=16, num_validation=1, num_test=0)["train"]
     settings = {**SAVED, "per_device_train_batch_size": 2, "max_steps": 5}
     trainer = build(Path(folder) / "through", data, **settings)
@@ -542,7 +476,7 @@ def drawn(captioner, images, **settings):
     return write_completions(captioner, images, **SETTINGS, **settings).ids.tolist()
 
 
-@pytest.mark.parametrize("family", ["blip", "git", "vit-gpt2", "clipcap"])
+@pytest.mark.parametrize("family", ["blip", "git"])
 def test_published_generation_settings_do_not_change_the_rollout(family):
     """Repetition penalties and forced ends would sample from another distribution than the scored one."""
     captioner = tiny_captioner(family)
@@ -573,19 +507,6 @@ def test_generation_batch_size_does_not_change_the_captions():
     whole = write_completions(captioner, batches, **greedy)
     for size in (1, 2, 5):
         assert write_completions(captioner, batches, batch_size=size, **greedy).captions == whole.captions
-
-
-def test_frozen_tower_encodes_once_and_trained_tower_in_the_update():
-    captioner = tiny_captioner("blip")
-    batch = captioner.encode_images(tiny_images(2))
-    kept = image_inputs(captioner, [dict(batch)])
-    assert list(kept[0]) == ["pixel_values"]
-    captioner.freeze_vision()
-    inputs = dict(batch)
-    (found,) = image_inputs(captioner, [inputs])
-    assert list(found) == ["image_features"]
-    assert "pixel_values" not in inputs
-    assert inputs["image_features"] is found["image_features"]
 
 
 def test_references_are_encoded_like_completions():

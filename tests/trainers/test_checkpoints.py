@@ -18,8 +18,6 @@ import hf_captionrl.trainers as trainers
 from hf_captionrl import pipeline
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import (
     CONFIGURATION_FILE,
     PARTIAL,
@@ -58,19 +56,18 @@ def fail_in_save(trainer, step, error):
     return trainer
 
 
-@pytest.mark.parametrize("at", [3, 5])
-def test_a_killed_run_resumes_with_the_same_bits(tmp_path, at):
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path):
     alone = toy(tmp_path / "alone")
     alone.train()
     with pytest.raises(KilledError):
-        toy(tmp_path / "killed", kill_at=at).train()
+        toy(tmp_path / "killed", kill_at=5).train()
     resumed = toy(tmp_path / "killed")
     resumed.train(resume_from_checkpoint=True)
     assert not different(bits(resumed), bits(alone))
     assert losses(resumed) == losses(alone)
 
 
-@pytest.mark.parametrize("error", [KilledError(), SystemExit(1), OSError(errno.ENOSPC, "No space left on device")])
+@pytest.mark.parametrize("error", [SystemExit(1), OSError(errno.ENOSPC, "No space left on device")])
 def test_a_save_that_is_interrupted_leaves_no_checkpoint(tmp_path, error):
     alone = toy(tmp_path / "alone")
     alone.train()
@@ -155,22 +152,14 @@ def test_a_run_that_resumes_from_an_earlier_checkpoint_does_not_keep_the_later_o
     assert names(tmp_path / "earlier-1") == ["checkpoint-4", "checkpoint-6"]
 
 
-def test_other_data_of_as_many_rows_do_not_resume(tmp_path):
-    toy(tmp_path, max_steps=2).train()
-    with pytest.raises(ValueError, match="another run: its training_data is"):
-        toy(tmp_path, data=1).train(resume_from_checkpoint=True)
-
-
-@pytest.mark.parametrize("other", [None, torch.optim.Adagrad, lambda weights: torch.optim.SGD(weights, lr=0.5)])
-def test_another_optimizer_does_not_resume(tmp_path, other):
+def test_another_optimizer_does_not_resume(tmp_path):
     def mine(weights):
         return torch.optim.SGD(weights, lr=0.1)
 
-    alone = toy(tmp_path / "alone", optimizer=mine)
-    alone.train()
-    toy(tmp_path, optimizer=mine, lr_scheduler_type="linear", kill_at=None, max_steps=2).train()
-    with pytest.raises(ValueError, match="another run: its optimizer is"):
-        toy(tmp_path, optimizer=other).train(resume_from_checkpoint=True)
+    toy(tmp_path, optimizer=mine, lr_scheduler_type="linear", max_steps=2).train()
+    for other in (None, lambda weights: torch.optim.SGD(weights, lr=0.5)):
+        with pytest.raises(ValueError, match="another run: its optimizer is"):
+            toy(tmp_path, optimizer=other).train(resume_from_checkpoint=True)
     again = toy(tmp_path, optimizer=mine)
     for _ in range(2):
         again.train(resume_from_checkpoint=True)
@@ -196,22 +185,18 @@ def test_the_digest_of_data_is_of_their_content(tmp_path):
     assert data_digest(iter(paths)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("learning_rate", 0.01),
-        ("seed", 7),
-        ("lr_scheduler_type", "cosine"),
-        ("weight_decay", 0.5),
-        ("adam_beta1", 0.5),
-        ("optim", "sgd"),
-        ("max_grad_norm", 9.0),
-    ],
-)
-def test_a_run_of_another_configuration_does_not_resume(tmp_path, name, value):
+def test_a_run_of_another_configuration_does_not_resume(tmp_path):
     toy(tmp_path, max_steps=2).train()
-    with pytest.raises(ValueError, match=f"another run: its {name} is"):
-        toy(tmp_path, **{name: value}).train(resume_from_checkpoint=True)
+    for name, changed in (("learning_rate", {"learning_rate": 0.01}), ("training_data", {"data": 1})):
+        with pytest.raises(ValueError, match=f"another run: its {name} is"):
+            toy(tmp_path, **changed).train(resume_from_checkpoint=True)
+    path = tmp_path / "checkpoint-2" / CONFIGURATION_FILE
+    saved = json.loads(path.read_text())
+    assert saved["rows"] == 24
+    for name, value in (("rows", 8), ("trainer", "SmileTrainer"), ("alpha", 0.5)):
+        path.write_text(json.dumps({**saved, name: value}))
+        with pytest.raises(ValueError, match=f"another run: its {name} is"):
+            toy(tmp_path).train(resume_from_checkpoint=True)
 
 
 def test_a_run_may_resume_with_other_lengths_logs_and_saves(tmp_path):
@@ -225,17 +210,6 @@ def test_a_run_may_resume_with_other_lengths_logs_and_saves(tmp_path):
     through.train()
     assert not different(bits(longer), bits(through))
     assert different(bits(longer), bits(alone))  # the control: another schedule is another run
-
-
-def test_another_number_of_rows_or_another_trainer_does_not_resume(tmp_path):
-    toy(tmp_path, max_steps=2).train()
-    path = tmp_path / "checkpoint-2" / CONFIGURATION_FILE
-    saved = json.loads(path.read_text())
-    assert saved["rows"] == 24
-    for name, value in (("rows", 8), ("trainer", "SmileTrainer"), ("alpha", 0.5)):
-        path.write_text(json.dumps({**saved, name: value}))
-        with pytest.raises(ValueError, match=f"another run: its {name} is"):
-            toy(tmp_path).train(resume_from_checkpoint=True)
 
 
 def model_only(folder):
@@ -254,20 +228,19 @@ def outside(folder):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "wanted", "said"),
     [
-        (lambda folder: None, "no checkpoint"),
-        (model_only, "save_only_model"),
-        (pickled, "captionrl convert"),
-        (outside, "model.safetensors"),
+        (lambda folder: None, True, "no checkpoint"),
+        (lambda folder: None, "checkpoint-7", "checkpoint-7"),
+        (model_only, True, "save_only_model"),
+        (pickled, True, "captionrl convert"),
+        (outside, True, "model.safetensors"),
     ],
 )
-def test_what_no_run_resumes_from(tmp_path, make, said):
+def test_what_no_run_resumes_from(tmp_path, make, wanted, said):
     make(tmp_path)
     with pytest.raises(ValueError, match=said):
-        toy(tmp_path).train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="checkpoint-7"):
-        toy(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+        toy(tmp_path).train(resume_from_checkpoint=wanted)
 
 
 def test_the_newest_checkpoint_is_found_by_number(tmp_path):
@@ -290,18 +263,14 @@ def test_checkpoints_of_a_plain_trainer_can_be_resumed(tmp_path):
     assert trainer.state.global_step == 6
 
 
-@pytest.mark.parametrize("best", [False, True])
-def test_older_checkpoints_are_removed_but_not_the_best(tmp_path, best):
-    rest = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2} if best else {}
-    rest |= {"metric_for_best_model": "loss", "greater_is_better": True} if best else {}
-    trainer = toy(tmp_path, max_steps=10, save_total_limit=1, **rest)
+def test_older_checkpoints_are_removed_but_not_the_best(tmp_path):
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
+    best |= {"metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = toy(tmp_path, max_steps=10, save_total_limit=1, **best)
     trainer.train()
-    if best:
-        step = trainer.selection["step"]
-        assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
-        assert names(tmp_path) == [f"checkpoint-{step}"]
-    else:
-        assert names(tmp_path) == ["checkpoint-10"]
+    step = trainer.selection["step"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
+    assert names(tmp_path) == [f"checkpoint-{step}"]
 
 
 def test_a_moved_checkpoint_resumes(tmp_path):
@@ -311,11 +280,7 @@ def test_a_moved_checkpoint_resumes(tmp_path):
     resumed = toy(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
     assert not different(bits(resumed), bits(alone))
-    (tmp_path / "copy").rename(tmp_path / "resumed" / "kept")
-    again = toy(tmp_path / "resumed")
-    again.train(resume_from_checkpoint=str(tmp_path / "resumed" / "kept"))
-    assert not different(bits(again), bits(alone))
-    assert names(tmp_path / "resumed") == names(tmp_path / "resumed" / "earlier-1") == ["checkpoint-6"]
+    assert names(tmp_path / "resumed") == ["checkpoint-6"]
 
 
 def test_every_trainer_saves_and_resumes_in_this_way():
@@ -354,9 +319,8 @@ class Diverge(TrainerCallback):
                 model.layer.weight[0, 1] = self.value
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_path, value):
-    trainer = toy(tmp_path, save_total_limit=1, callbacks=[Diverge(3, value)])
+def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_path):
+    trainer = toy(tmp_path, save_total_limit=1, callbacks=[Diverge(3, math.nan)])
     with pytest.raises(FloatingPointError) as caught:
         trainer.train()
     for part in ("layer.weight", "step 4", repr(str(tmp_path / "checkpoint-2")), "learning_rate"):
@@ -382,8 +346,8 @@ def test_a_run_without_checkpoints_that_diverges_stops_at_its_end(tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_large_weights_are_finite(dtype):
+def test_large_weights_are_finite():
+    dtype = torch.float16
     model = Linear().to(dtype)
     with torch.no_grad():
         model.layer.weight.fill_(torch.finfo(dtype).max)
@@ -433,8 +397,6 @@ def look_at_shards(folder):
 
 
 def diverge_on_one(folder):
-    from pathlib import Path
-
     trainer = toy(Path(folder), callbacks=[Diverge(3, math.nan, rank=1)], ddp_broadcast_buffers=False)
     try:
         trainer.train()
@@ -461,38 +423,18 @@ def test_saving_the_model_only_on_a_signal_is_warned_of(tmp_path, caplog):
     assert "save_only_model=False" in caplog.text
 
 
-class Evaluated(SmileTrainer):
-    """Evaluations with given values."""
-
-    def evaluate(self, *args, **kwargs):
-        metrics = {"eval_score": self.values[self.state.global_step]}
-        self.log(metrics)
-        return metrics
-
-
 def trained(folder, values, resume=False, **settings):
     """One evaluation and checkpoint per step; the value of step 0 is that before training."""
-    arguments = {
-        "max_steps": len(values) - 1,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1e-2,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "score",
-        "greater_is_better": True,
-        "use_cpu": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        **settings,
-    }
-    scenes = load_scenes(num_train=4, num_validation=1, num_test=0)
-    trainer = Evaluated(
-        tiny_captioner("blip"), SmileConfig(str(folder), **arguments), scenes["train"], scenes["validation"]
-    )
-    trainer.values = values
+    selecting = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
+    steps = {"max_steps": len(values) - 1, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = toy(folder, **{**selecting, **steps, **settings})
+
+    def evaluate(*args, **kwargs):
+        metrics = {"eval_score": values[trainer.state.global_step]}
+        trainer.log(metrics)
+        return metrics
+
+    trainer.evaluate = evaluate
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
 
@@ -520,7 +462,6 @@ def test_selection_is_printed_and_stored_with_the_model(tmp_path, capsys):
     assert all(torch.equal(kept[name], best[name]) for name in best)
     assert any(not torch.equal(kept[name], last[name]) for name in last)
     assert not (tmp_path / "checkpoint-2" / SELECTION_FILE).exists()
-    load_captioner(str(tmp_path))
 
 
 def test_lowest_value_without_ties(tmp_path, capsys):
@@ -556,10 +497,9 @@ def test_best_checkpoint_is_reported_if_not_loaded(tmp_path, capsys):
     assert "kept_instead" not in trainer.selection
 
 
-@pytest.mark.parametrize(("make", "objective"), [(rewarding.self_retrieval, "self_retrieval"), (rewarding.sle, None)])
-def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objective):
+def test_saved_folder_can_caption_and_records_its_training(tmp_path):
     data = rewarding.marked()
-    trainer = make(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
+    trainer = rewarding.self_retrieval(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
     trainer.train()
     trainer.save_model()
     written = trainer.generate_captions(data, num_beams=1, max_new_tokens=12)
@@ -574,7 +514,7 @@ def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objec
     text = (tmp_path / TRAINING_FILE).read_text()
     facts = json.loads(text)
     assert facts["trainer"] == type(trainer).__name__
-    assert facts.get("objective") == objective
+    assert facts["objective"] == "self_retrieval"
     assert "the reward 'marks'" in facts["reward"]
     assert (facts["family"], facts["base_model"]) == ("blip", "blip-mle")
     assert (facts["steps"], facts["train_images"]) == (1, 8)

@@ -13,7 +13,7 @@ from peft import LoraConfig
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, HyperParamSearchBackendBase
 from transformers.trainer_utils import BestRun, HPSearchBackend
 
-from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.captioners import Captioner
 from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import CaptionDataset
@@ -23,7 +23,6 @@ from hf_captionrl.trainers import (
     CaptionRLTrainer,
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
-    SLETrainer,
     SmileConfig,
     SmileTrainer,
 )
@@ -78,8 +77,7 @@ def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeyp
 # The loss
 
 
-@pytest.mark.parametrize("mle_weight", [0.0, 1.0])
-@pytest.mark.parametrize("batch", [5, 12])
+@pytest.mark.parametrize(("mle_weight", "batch"), [(0.0, 5), (1.0, 12)])
 def test_eval_loss_equals_a_loop(tmp_path, scenes, mle_weight, batch):
     trainer = make(tmp_path, scenes, mle_weight=mle_weight, per_device_eval_batch_size=batch)
     expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=mle_weight == 0.0)
@@ -235,7 +233,7 @@ def test_data_collator_is_used_in_training_and_evaluation(tmp_path, scenes, scor
 # model_init and a run without a configuration
 
 
-@pytest.mark.parametrize("kind", ["captioner", "model", "name"])
+@pytest.mark.parametrize("kind", ["model", "name"])
 def test_model_init_accepts_every_kind_of_model(kind, tmp_path, scenes, monkeypatch):
     # Trials belong to search libraries, none of which is installed.
     monkeypatch.setattr("transformers.integrations.hp_params", dict)
@@ -246,10 +244,7 @@ def test_model_init_accepts_every_kind_of_model(kind, tmp_path, scenes, monkeypa
 
     def init(trial):
         trials.append(trial)
-        if kind == "name":
-            return str(tmp_path / "m")
-        model, processor = tiny_blip()
-        return load_captioner(model, processor=processor) if kind == "captioner" else model
+        return str(tmp_path / "m") if kind == "name" else tiny_blip()[0]
 
     given = {"model_init": init, "processing_class": processor}
     trainer = make(tmp_path / "out", scenes, trainer_arguments=given, data_seed=42)
@@ -286,18 +281,11 @@ class ThreeTrials(HyperParamSearchBackendBase):
         return min(found, key=lambda run: run.objective)
 
 
-@pytest.mark.parametrize("kind", ["smile", "self_retrieval"])
-def test_hyperparameter_search_trains_each_trial_from_the_start(kind, tmp_path, scenes, scorer, monkeypatch):
+def test_hyperparameter_search_trains_each_trial_from_the_start(tmp_path, scenes, monkeypatch):
     monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.OPTUNA, ThreeTrials)
     monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: trial.params)
-    given = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
-    given |= {"model_init": lambda: tiny_captioner("blip")}
-    if kind == "smile":
-        saving = {"save_strategy": "steps", "save_steps": 1}
-        trainer = SmileTrainer(args=SmileConfig(str(tmp_path), **{**SMALL, **saving}, data_seed=42), **given)
-    else:
-        config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
-        trainer = SelfRetrievalTrainer(scorer=scorer, args=config, **given)
+    given = {"model_init": lambda: tiny_captioner("blip")}
+    trainer = make(tmp_path, scenes, trainer_arguments=given, save_strategy="steps", save_steps=1, data_seed=42)
     best = trainer.hyperparameter_search(
         hp_space=lambda trial: trial.params,
         n_trials=3,
@@ -306,14 +294,12 @@ def test_hyperparameter_search_trains_each_trial_from_the_start(kind, tmp_path, 
         compute_objective=lambda metrics: metrics["eval_loss"],
     )
     assert best.hyperparameters["learning_rate"] in (1.0, 0.1, 0.01)
-    assert np.isfinite(best.objective)
-    if kind == "smile":
-        for number in range(3):
-            folder = tmp_path / f"run-{number}" / f"checkpoint-{trainer.state.global_step}"
-            assert json.loads((folder / "run_configuration.json").read_text())["learning_rate"] == 10.0**-number
-        alone = make(tmp_path / "alone", scenes, data_seed=42, **best.hyperparameters)
-        alone.train()
-        assert best.objective == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-6)
+    for number in range(3):
+        folder = tmp_path / f"run-{number}" / f"checkpoint-{trainer.state.global_step}"
+        assert json.loads((folder / "run_configuration.json").read_text())["learning_rate"] == 10.0**-number
+    alone = make(tmp_path / "alone", scenes, data_seed=42, **best.hyperparameters)
+    alone.train()
+    assert best.objective == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-6)
 
 
 def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
@@ -374,22 +360,15 @@ def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, score
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path / "my-blip")
     processor.save_pretrained(tmp_path / "my-blip")
-    data = scenes["train"].select([0] * 1)
-    trainer = SmileTrainer(str(tmp_path / "my-blip"), train_dataset=data)
+    trainer = SmileTrainer(str(tmp_path / "my-blip"), train_dataset=scenes["train"].select([0]))
     assert trainer.args.output_dir == "my-blip-SMILE"
-    assert isinstance(trainer.args, SmileConfig)
     assert SelfRetrievalTrainer("my-blip", scorer).args.output_dir == "my-blip-SelfRetrieval"
-    assert SLETrainer("my-blip").args.output_dir == "my-blip-SLE"
-    assert CaptionRLTrainer("my-blip", "cider").args.output_dir == "my-blip-CaptionRL"
     assert default_output_dir("Salesforce/blip-base", "SMILE") == "blip-base-SMILE"
     assert default_output_dir(model, "SMILE") == "blip-SMILE"
     assert default_output_dir("scenes:blip-mle", "SMILE") == "blip-mle-SMILE"  # valid on every file system
     assert default_output_dir(None, "SMILE") == "captioner-SMILE"
-
-
-def test_a_configuration_of_another_trainer_is_refused(tmp_path, scenes):
-    with pytest.raises(TypeError, match="Use a SmileConfig"):
-        SmileTrainer(tiny_captioner("blip"), CaptionRLConfig(str(tmp_path), use_cpu=True), scenes["train"])
+    with pytest.raises(TypeError, match="SmileConfig"):
+        SmileTrainer(model, CaptionRLConfig(str(tmp_path), use_cpu=True), processing_class=processor)
 
 
 def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
@@ -408,67 +387,41 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
         trainer.predict(raw.remove_columns("image"))
 
 
-@pytest.mark.parametrize("column", ["messages", "text"])
-def test_rows_of_text_trainers_name_the_trainer_for_text(tmp_path, column):
-    rows = {
-        "messages": [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]],
-        "text": ["Hi"],
-    }
+def test_rows_of_text_trainers_name_the_trainer_for_text(tmp_path):
+    rows = {"messages": [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]]}
     with pytest.raises(ValueError, match="SmileSFTTrainer"):
-        SmileTrainer(tiny_captioner("blip"), SmileConfig(str(tmp_path)), Dataset.from_dict({column: rows[column]}))
-
-
-FAMILIES = ("blip", "vit-gpt2")
-BEAMS = (1, 3)
+        SmileTrainer(tiny_captioner("blip"), SmileConfig(str(tmp_path)), Dataset.from_dict(rows))
 
 
 def images(number):
     return load_scenes(num_train=number, num_validation=1, num_test=0)["train"]
 
 
-def make_sharded_evaluation(folder, family):
-    args = SmileConfig(
-        str(folder),
-        use_cpu=True,
-        report_to="none",
-        per_device_eval_batch_size=1,
-        generation_max_new_tokens=6,
-        freeze_vision_tower=True,
-        cache_image_features=True,
-        feature_cache_dir=str(folder / "cache"),
-    )
-    return SmileTrainer(tiny_captioner(family), args)
-
-
 def _evaluate(folder: str) -> None:
+    caching = {"freeze_vision_tower": True, "cache_image_features": True, "feature_cache_dir": f"{folder}/cache"}
+    settings = {"use_cpu": True, "report_to": "none", "per_device_eval_batch_size": 1}
+    trainer = SmileTrainer(
+        tiny_captioner("vit-gpt2"), SmileConfig(folder, generation_max_new_tokens=6, **settings, **caching)
+    )
+    shard(trainer.captioner, head_alone=False)
+    assert is_sharded(trainer.captioner.model)
     found = {}
-    for family in FAMILIES:
-        trainer = make_sharded_evaluation(Path(folder) / family, family)
-        shard(trainer.captioner, head_alone=False)
-        assert is_sharded(trainer.captioner.model)
-        for number in (3, 1):  # two images and one; one and none
-            for beams in BEAMS:
-                found[f"{family} {number} {beams}"] = trainer.generate_captions(images(number), num_beams=beams)
-        metrics = trainer.evaluate(images(3))
-        found[f"{family} length"] = metrics["eval_length"]
+    for number in (3, 1):  # two images and one; one and none
+        for beams in (1, 3):
+            found[f"{number} {beams}"] = trainer.generate_captions(images(number), num_beams=beams)
+    found["length"] = trainer.evaluate(images(3))["eval_length"]
     (Path(folder) / f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sharded")
-    run_in_processes(2, _evaluate, str(folder), folder=folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_unequal_shares_give_the_captions_of_one_process(found, family):
-    assert found[0] == found[1]
-    captioner = tiny_captioner(family)
+def test_unequal_shares_give_the_captions_of_one_process(tmp_path):
+    run_in_processes(2, _evaluate, str(tmp_path), folder=tmp_path)
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert one == other
+    captioner = tiny_captioner("vit-gpt2")
     for number in (3, 1):
-        for beams in BEAMS:
+        for beams in (1, 3):
             alone = generate_captions(
                 captioner, [row["image"] for row in images(number)], batch_size=1, num_beams=beams, max_new_tokens=6
             )
-            assert found[0][f"{family} {number} {beams}"] == alone
-    assert found[0][f"{family} length"] > 0
+            assert one[f"{number} {beams}"] == alone
+    assert one["length"] > 0

@@ -1,7 +1,6 @@
 """GuardCallback: warn, stop, or roll back to the newest good checkpoint."""
 
 import json
-import logging
 import random
 
 import numpy as np
@@ -12,13 +11,11 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics import self_retrieval
-from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
 from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
 from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
-from hf_captionrl.utils.model_files import model_path
 from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 from tests.trainers.one_step import SAMPLED, captioner
 from tests.trainers.rl_step import build
@@ -59,8 +56,7 @@ def make_trainer(folder, action, hacked_from, *, window=2, max_steps=8, hacked_u
 
 def test_rollback_loads_the_newest_good_checkpoint(tmp_path, caplog):
     trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=4)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer.train()
+    trainer.train()
     # The window of two is bad at step 4 already: its mean is .5.
     assert trainer.state.global_step == 4
     assert callback.rolled_back_to == str(tmp_path / "checkpoint-3")
@@ -84,14 +80,13 @@ def test_another_run_of_the_same_trainer_saves_again(tmp_path):
     assert callback.rolled_back_to is None
 
 
-@pytest.mark.parametrize("hacked_from", [10, 12])
-def test_rollback_prevents_the_save_at_the_end_of_the_epoch(tmp_path, hacked_from):
+def test_rollback_prevents_the_save_at_the_end_of_the_epoch(tmp_path):
     """After a stop the Trainer ends the epoch, and saves if it saves every epoch (8 steps here)."""
     trainer, callback = make_trainer(
-        tmp_path, "rollback", hacked_from, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
+        tmp_path, "rollback", hacked_from=10, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
     )
     trainer.train()
-    assert trainer.state.global_step == hacked_from
+    assert trainer.state.global_step == 10
     assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
 
@@ -113,11 +108,9 @@ class Remover(TrainerCallback):
             self.folder.rename(self.folder.with_name("moved"))
 
 
-@pytest.mark.parametrize("save_steps", [1, 100])
-def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, save_steps):
-    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=1, save_steps=save_steps)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer.train()
+def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog):
+    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=1)
+    trainer.train()
     assert trainer.state.global_step == 2
     assert callback.rolled_back_to is None
     assert "No checkpoint was saved while the captions were good" in caplog.text
@@ -126,16 +119,20 @@ def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, sav
 
 def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
     trainer, _ = make_trainer(tmp_path, "warn", hacked_from=3, hacked_until=6, save_steps=100)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer.train()
+    trainer.train()
     assert trainer.state.global_step == 8
     assert sum("the guard tripped" in r.getMessage() for r in caplog.records) == 1
 
 
 def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
     first, before = make_trainer(tmp_path, "rollback", hacked_from=99, max_steps=3)
-    states = {}
-    first._save_optimizer_and_scheduler = _saving(first, before, states)
+    states, save = {}, first._save_optimizer_and_scheduler
+
+    def store(output_dir):  # before on_save, as the trainer does
+        states[first.state.global_step] = before.state_dict()
+        save(output_dir)
+
+    first._save_optimizer_and_scheduler = store
     first.train()
     second, after = make_trainer(tmp_path, "rollback", hacked_from=4)
     after.load_state_dict(json.loads(json.dumps(states[3])))
@@ -143,22 +140,6 @@ def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert second.state.global_step == 4
     assert after.rolled_back_to == str(tmp_path / "checkpoint-3")
-
-
-def _saving(trainer, callback, states):
-    """Save the callback's state before on_save, as the trainer does."""
-    save = trainer._save_optimizer_and_scheduler
-
-    def wrapped(output_dir):
-        states[trainer.state.global_step] = callback.state_dict()
-        save(output_dir)
-
-    return wrapped
-
-
-def random_captions(number=300, words=6, longest=14):
-    rng = random.Random(0)
-    return [" ".join(rng.choice("abcdefgh"[:words]) for _ in range(rng.randrange(longest))) for _ in range(number)]
 
 
 def longest_repeat(words):
@@ -177,9 +158,10 @@ def share_of_different(words, n):
     return len(set(grams)) / len(grams) if grams else None
 
 
-@pytest.mark.parametrize("words", [2, 5, 8])
+@pytest.mark.parametrize("words", [2, 8])
 def test_statistics_equal_plain_loops(words):
-    captions = random_captions(words=words)
+    rng = random.Random(0)
+    captions = [" ".join(rng.choice("abcdefgh"[:words]) for _ in range(rng.randrange(14))) for _ in range(300)]
     cut = [c.split() for c in captions]
     ended = [len(w) % 3 > 0 for w in cut]
     found = describe_completions(captions, torch.tensor(ended))[0]
@@ -272,22 +254,20 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
             assert example in guard.reason
 
 
-def test_captions_that_the_scorer_truncates_have_their_own_message(tmp_path, scenes, caplog, monkeypatch):
-    scorer = load_scorer(model_path("scenes:clip-reward"))
+def test_captions_that_the_scorer_truncates_have_their_own_message(tmp_path, scenes, scorer, caplog, monkeypatch):
     monkeypatch.setattr(type(scorer), "count_truncated", lambda self, captions: len(captions) // 2)
-    settings = {**SAMPLED, "max_steps": 12, "learning_rate": 0.0, "guard": "stop", "save_strategy": "no"}
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer = build(tmp_path / "a", scenes["train"], scorer=scorer, **settings)
-        trainer.train()
-    assert trainer.state.global_step == 10  # the first full window
+    settings = {**SAMPLED, "max_steps": 2, "learning_rate": 0.0, "guard": "stop", "save_strategy": "no"}
+    settings |= {"scorer": scorer, "guard_thresholds": GuardThresholds(window=1)}
+    trainer = build(tmp_path / "a", scenes["train"], **settings)
+    trainer.train()
+    assert trainer.state.global_step == 1
     assert "max_truncated_by_scorer=0.1" in trainer.collapsed
     assert "max_completion_length" in trainer.collapsed
     assert "collapsed" not in caplog.text
     assert "hacked" not in caplog.text
-    caplog.clear()
-    trainer = build(tmp_path / "b", scenes["train"], scorer=scorer, **settings, max_truncated_by_scorer=0.6)
-    trainer.train()
-    assert (trainer.state.global_step, trainer.collapsed) == (12, None)
+    del settings["guard_thresholds"]
+    trainer = build(tmp_path / "b", scenes["train"], **settings, max_truncated_by_scorer=0.6)
+    assert trainer.guard.thresholds.max_truncated_by_scorer == 0.6
 
 
 def test_lengths_are_compared_with_the_references():
@@ -311,15 +291,8 @@ def test_non_finite_rewards_are_counted_and_excluded():
     json.dumps(guard.state_dict(), allow_nan=False)
 
 
-def test_constant_gap_is_not_hacking():
-    guard = GuardCallback(GuardThresholds(window=2))
-    for _ in range(6):
-        guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
-        assert guard.reason is None
-
-
 def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
-    guard = GuardCallback(GuardThresholds(window=2))
+    guard = GuardCallback(GuardThresholds(window=2))  # a constant gap is not hacking
     for step in range(12):
         scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
         guard.observe(["a cat"], **scored)
@@ -370,7 +343,7 @@ def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
     assert guard.doubt is not None
 
 
-HACKED_COLLAPSED_RUNS = "a blue and blue blue blue and yellow blue"
+LOOPED = "a blue and blue blue blue and yellow blue"
 EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
 BEST = {**EVERY_STEP, **SAMPLED, "load_best_model_at_end": True, "learning_rate": 0.01, "generation_num_beams": 1}
 QUERY = "text_decoder.bert.encoder.layer.0.attention.self.query.weight"
@@ -391,7 +364,7 @@ def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=F
 
     def generate_or_hack(dataset, **overrides):
         if trainer.state.global_step in hacked:
-            return GeneratedCaptions([HACKED_COLLAPSED_RUNS] * len(dataset), [True] * len(dataset))
+            return GeneratedCaptions([LOOPED] * len(dataset), [True] * len(dataset))
         return generate(dataset, **overrides)
 
     def describe_as_given(dataset, captions):
@@ -401,7 +374,7 @@ def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=F
     def roll_out_or_hack(images, **overrides):
         completions = roll_out(images, **overrides)
         if trainer.state.global_step + 1 in samples_hacked:
-            completions.captions = [HACKED_COLLAPSED_RUNS] * len(completions.captions)
+            completions.captions = [LOOPED] * len(completions.captions)
         return completions
 
     trainer._generate, trainer._describe = generate_or_hack, describe_as_given
@@ -428,7 +401,7 @@ def test_an_accepted_checkpoint_is_selected_although_a_collapsed_one_has_a_highe
     assert refused["reason"].startswith(
         "The captions have collapsed. In 12 evaluated captions the share of degenerate captions was 1, above"
     )
-    assert HACKED_COLLAPSED_RUNS in refused["reason"]
+    assert LOOPED in refused["reason"]
     assert "Selected checkpoint-3: eval_recall_at_1 = 0.4, the highest of 3 evaluations" in capsys.readouterr().out
     assert selection_lines(selection)[1].startswith(
         "Step 2: the guard refused the evaluation. The captions have collapsed. In 12"
@@ -461,8 +434,7 @@ def test_no_checkpoint_is_selected_while_the_samples_are_hacked(tmp_path, scenes
 
 
 def test_if_every_evaluation_is_refused_the_trainer_says_that_the_model_has_collapsed(tmp_path, scenes, caplog):
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[1, 2])
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[1, 2])
     assert has_weights_of(trainer, tmp_path / "checkpoint-2")
     assert trainer.selection["step"] is None
     assert trainer.selection["kept_instead"] == (
@@ -506,6 +478,7 @@ def test_a_stopped_run_without_selection_says_that_its_weights_have_collapsed(tm
     assert "Training stopped." in selection_lines(trainer.selection)[1]
     rolled = evaluated(tmp_path / "b", scenes, [0.2, 0.3, 0.9], samples_hacked=[3], **settings | {"guard": "rollback"})
     assert rolled.collapsed is None
+    assert has_weights_of(rolled, tmp_path / "b" / "checkpoint-2")
     assert (
         rolled.selection["kept_instead"]
         == "load_best_model_at_end is False, and the guard rolled back to checkpoint-2"
@@ -581,18 +554,12 @@ def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, sc
     assert "eval_reward_rd100_recall_at_1" not in found  # 12 images
 
 
-def test_a_metric_that_is_named_stays(tmp_path, scenes, scorer, held_out_scorer):
-    both = {"scorer": scorer, "held_out_scorer": held_out_scorer}
-    trainer = build(
-        tmp_path, scenes["train"], eval_dataset=scenes["validation"], **both, metric_for_best_model="length", **BEST
-    )
-    assert trainer.args.metric_for_best_model == "length"
-
-
-def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
+def test_a_single_scorer_selects_by_its_recall_and_a_metric_that_is_named_stays(tmp_path, scenes, scorer):
     trainer = build(tmp_path, scenes["train"], eval_dataset=scenes["validation"], scorer=scorer, **BEST)
     assert trainer.args.metric_for_best_model == "recall_at_1"
     assert "eval_reward_recall_at_1" not in trainer.evaluate(scenes["validation"])
+    named = {**BEST, "metric_for_best_model": "length", "eval_dataset": scenes["validation"]}
+    assert build(tmp_path, scenes["train"], **named).args.metric_for_best_model == "length"
     config = CaptionRLConfig(str(tmp_path), use_cpu=True, **{k: v for k, v in BEST.items() if k != "learning_rate"})
     with pytest.raises(ValueError, match=r"recall_at_1.*scorer"):
         CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])

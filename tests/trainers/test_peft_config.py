@@ -9,10 +9,9 @@ import torch
 from packaging import version
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
-import hf_captionrl
 from hf_captionrl.captioners import both_lora, language_lora, load_captioner, vision_lora
-from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
-from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
 from tests.tolerances import resolution
 from tests.trainers.one_step import PLAIN_SGD
 
@@ -35,7 +34,7 @@ def make(folder, scenes, peft_config, *, model=None, **settings):
     return SmileTrainer(model or tiny_captioner("blip"), config, scenes["train"], peft_config=peft_config)
 
 
-@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM", "SEQ_2_SEQ_LM"])
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
 def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     config = LoraConfig(r=3, lora_alpha=6, target_modules=QUERIES, task_type=task_type)
     given = copy.deepcopy(config.to_dict())
@@ -61,9 +60,7 @@ def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     assert again.generate(**images, max_new_tokens=6).captions == written
 
 
-@pytest.mark.parametrize(
-    ("family", "task_type"), [("blip", "CAUSAL_LM"), ("vit-gpt2", "SEQ_2_SEQ_LM"), ("git", "CAUSAL_LM")]
-)
+@pytest.mark.parametrize(("family", "task_type"), [("blip", "CAUSAL_LM"), ("vit-gpt2", "SEQ_2_SEQ_LM")])
 def test_an_adapter_added_before_with_a_task_type_trains(family, task_type, tmp_path, scenes):
     model, processor = tiny_model(family)
     targets = language_lora(load_captioner(copy.deepcopy(model), processor=processor)).target_modules
@@ -78,22 +75,6 @@ def test_an_adapter_added_before_with_a_task_type_trains(family, task_type, tmp_
     trainer.train()
     assert any(not torch.equal(p, before[n]) for n, p in trainer.model.named_parameters() if n in before)
     assert not trainer.captioner.use_full_logits
-    assert (
-        len(trainer.captioner.generate(**trainer.captioner.encode_images(tiny_images(2)), max_new_tokens=4).captions)
-        == 2
-    )
-
-
-def test_rl_trains_a_lora(tmp_path, scenes, scorer):
-    config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=6)
-    trainer = SelfRetrievalTrainer(
-        tiny_captioner("blip"), scorer, config, scenes["train"], peft_config=LoraConfig(r=2, target_modules=QUERIES)
-    )
-    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
-    trainer.train()
-    changed = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
-    assert changed
-    assert all("lora" in name for name in changed)
 
 
 def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
@@ -107,21 +88,14 @@ def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
 @pytest.mark.parametrize(
     "config",
     [
-        LoraConfig(target_modules=r"vision_model\..*\.fc1"),
-        LoraConfig(target_modules=["query", "fc1"]),
         LoraConfig(target_modules=QUERIES, modules_to_save=["vision_model.post_layernorm"]),
         {"tune": "both"},
     ],
-    ids=["tower", "both", "modules_to_save", "dict"],
+    ids=["modules_to_save", "dict"],
 )
 def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
     with pytest.raises(ValueError, match=r"vision_model.*freeze_vision_tower"):
         make(tmp_path, scenes, config, freeze_vision_tower=True)
-
-
-def test_lora_of_the_language_model_with_a_frozen_tower_is_accepted(tmp_path, scenes):
-    trainer = make(tmp_path, scenes, LoraConfig(target_modules=QUERIES), freeze_vision_tower=True)
-    assert any(p.requires_grad for p in trainer.model.parameters())
 
 
 def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
@@ -138,8 +112,7 @@ def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
 # Presets
 
 
-@pytest.mark.parametrize("tune", PRESETS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "tune"), [("blip", "language"), ("vit-gpt2", "vision"), ("clipcap", "both")])
 def test_presets_equal_the_loras_of_the_captioner(family, tune, tmp_path):
     captioner = tiny_captioner(family)
     config = PRESETS[tune](captioner, r=4, alpha=8, dropout=0.1)
@@ -155,11 +128,6 @@ def test_presets_equal_the_loras_of_the_captioner(family, tune, tmp_path):
     by_dict.add_lora(tune, r=4, alpha=8, dropout=0.1)
     captioner.add_adapter(config)
     assert adapted(by_dict.model) == adapted(captioner.model) != set()
-
-
-def test_presets_are_those_of_the_paper_by_default():
-    config = hf_captionrl.language_lora(tiny_captioner())
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (32, 16, 0.0)
 
 
 def test_presets_of_an_unknown_model_name_the_remedy(parts):
