@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import math
 import os
 import shutil
@@ -23,7 +22,6 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, reference_ids, write_completions
 from tests.processes import run_in_processes
-from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import close, resolution
 from tests.trainers.grpo_worker import make_trainer
@@ -71,18 +69,13 @@ def test_rewards_and_gradient_do_not_depend_on_the_split(tmp_path, scenes, whole
 def _run(folder, arguments):
     """On two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    command += ["-m", "tests.trainers.rl_step"]
+    command += ["-m", "tests.trainers.rl_step", str(folder / "weights.safetensors"), json.dumps(arguments)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, str(folder / "weights.safetensors"), json.dumps(arguments)],
-        cwd=Path(__file__).parents[2],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=300)
 
 
+LOGGED = {"logging_strategy": "steps", "logging_steps": 1}
 RESUMED = {
     **SAMPLED,
     "num_generations": 2,
@@ -122,18 +115,22 @@ def test_without_its_state_a_resumed_run_differs(tmp_path, scenes):
     assert largest_difference(weights(resumed), weights(through)) > 0.0
 
 
+def spy_on(owner, name):
+    """The results of a method, which calls itself."""
+    found, method = [], getattr(owner, name)
+
+    def spy(*given, **more):
+        found.append(method(*given, **more))
+        return found[-1]
+
+    setattr(owner, name, spy)
+    return found
+
+
 def test_greedy_baseline_with_beam_search(tmp_path, scenes):
-    arguments = {"do_sample": False, "baseline": "greedy", "generation_kwargs": {"num_beams": 4}, "save_steps": 1}
-    trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=8, logging_steps=1, **arguments)
-    trainer.args.logging_strategy = "steps"
-    wrote = []
-    write = trainer.rollouts.generate
-
-    def spy(images, **overrides):
-        wrote.append(write(images, **overrides))
-        return wrote[-1]
-
-    trainer.rollouts.generate = spy
+    arguments = {"do_sample": False, "baseline": "greedy", "generation_kwargs": {"num_beams": 4}}
+    trainer = build(tmp_path, scenes["train"], per_device_train_batch_size=8, **LOGGED, **arguments)
+    wrote = spy_on(trainer.rollouts, "generate")
     trainer.train()
     beams, greedy = split_greedy(wrote[0], 1)
     fresh = captioner()
@@ -158,13 +155,8 @@ def test_each_image_is_encoded_once(tmp_path, scenes):
 
 
 def test_a_second_iteration_reuses_the_rollout(tmp_path, scenes):
-    trainer = build(tmp_path, scenes["train"], **SAMPLED, num_iterations=2, save_steps=2, max_steps=4, logging_steps=1)
-    trainer.args.logging_strategy = "steps"
-    calls = []
-    roll_out = trainer.rollouts.roll_out
-    trainer.rollouts.roll_out = lambda batches, *state: calls.append(len(batches)) or roll_out(batches, *state)
-    kept = []
-    compute = trainer.compute_loss
+    trainer = build(tmp_path, scenes["train"], **SAMPLED, num_iterations=2, save_steps=2, max_steps=4)
+    calls, kept, compute = spy_on(trainer.rollouts, "roll_out"), [], trainer.compute_loss
 
     def spy(model, inputs, **kwargs):
         kept.append((inputs["input_ids"].clone(), inputs["advantages"].clone(), "old_log_probs" in inputs))
@@ -236,39 +228,15 @@ def test_lora_presets_train_only_their_parts(tmp_path, scenes, tune, scorer):
     assert all(torch.equal(value, scorer.model.state_dict()[name]) for name, value in judge_weights.items())
 
 
-def test_a_policy_learns_the_reward(tmp_path, scenes):
-    model = tiny_captioner("vit-gpt2")
-
-    def share(context):
-        # Of tokens in the first half of the vocabulary.
-        return ((context.ids < model.vocab_size // 2) & context.mask).sum(1) / context.mask.sum(1)
-
-    config = CaptionRLConfig(
-        str(tmp_path),
-        **{**GREEDY, **SAMPLED, "max_steps": 10, "learning_rate": 8e-3, "optim": "adamw_torch"},
-        num_generations=4,
-        baseline="leave_one_out",
-        logging_steps=1,
-    )
-    config.logging_strategy = "steps"
-    trainer = CaptionRLTrainer(model, OfContext(share), config, scenes["train"])
-    trainer.train()
-    reward = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-    assert sum(reward[-2:]) / 2 > reward[0] + 0.2
-
-
 def test_several_rewards_with_weights_and_names(tmp_path, scenes, scorer):
-    config = CaptionRLConfig(
-        str(tmp_path), **{**GREEDY, **SAMPLED}, num_generations=2, baseline="greedy", logging_steps=1
-    )
-    config.logging_strategy = "steps"
+    settings = {**GREEDY, **SAMPLED, **LOGGED, "num_generations": 2, "baseline": "greedy"}
     rewards = [
         (SelfRetrieval(scorer), 1.0),
         ("cider", 0.5),
         (PairwiseDiversity(), 0.25),
         lambda completions: [None] * len(completions),
     ]
-    trainer = CaptionRLTrainer(captioner(), rewards, config, scenes["train"])
+    trainer = CaptionRLTrainer(captioner(), rewards, CaptionRLConfig(str(tmp_path), **settings), scenes["train"])
     trainer.train()
     entry = next(e for e in trainer.state.log_history if "reward" in e)
     parts = [entry[f"rewards/{name}/mean"] for name in ("self_retrieval", "cider", "diversity", "<lambda>")]
@@ -286,44 +254,29 @@ def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
     # 44 images, so that the paper's bags of up to 20 fit into one batch.
     images = scenes["train"].select([i % 16 for i in range(44)]).remove_columns("image_id")
     images = images.add_column("image_id", [str(i) for i in range(44)])
-    arguments |= {"per_device_train_batch_size": 22, "max_completion_length": 4, "logging_steps": 1}
+    arguments |= {"per_device_train_batch_size": 22, "max_completion_length": 4, **LOGGED}
     sizes = {}
     for threshold in (1e-9, 1.0):
         trainer = build(tmp_path, images, **{**arguments, "bag_recall_threshold": threshold}, num_neighbours=19)
-        trainer.args.logging_strategy = "steps"
         trainer.train()
         sizes[threshold] = [entry["bag_size"] for entry in trainer.state.log_history if "bag_size" in entry]
     assert sizes[1e-9] == [2, 2, 3, 3, 5, 5]  # two rollouts per epoch, one size up per epoch
     assert sizes[1.0] == [2] * 6
 
 
-def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, scorer, held_out_scorer):
-    trainer = build(
-        tmp_path,
-        scenes["train"],
-        scorer=scorer,
-        held_out_scorer=held_out_scorer,
-        guard="warn",
-        **SAMPLED,
-        logging_steps=1,
-        max_steps=3,
-    )
-    trainer.args.logging_strategy = "steps"
+def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, held_out_scorer):
+    settings = {**SAMPLED, **LOGGED, "guard": "warn", "max_steps": 3}
+    trainer = build(tmp_path, scenes["train"], held_out_scorer=held_out_scorer, **settings)
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(entries) == 3
     for entry in entries:
         gap = entry["guard/reward_minus_held_out"]
         assert -1 <= gap <= 1
-        # Shares of eight captions.
-        assert round(gap * 8, 6) == round(gap * 8)
+        assert round(gap * 8, 6) == round(gap * 8)  # shares of eight captions
         assert entry["guard/length_p10"] <= entry["guard/length_p50"] <= entry["guard/length_p90"]
-        assert {
-            "guard/distinct_2",
-            "guard/longest_repeat_max",
-            "guard/degenerate",
-            "guard/truncated_by_scorer",
-        } <= entry.keys()
+        watched = {"distinct_2", "longest_repeat_max", "degenerate", "truncated_by_scorer"}
+        assert {f"guard/{name}" for name in watched} <= entry.keys()
 
 
 REFUSED = [
@@ -371,8 +324,7 @@ STEPS = {
     "optim": "adamw_torch",
     "learning_rate": 1e-3,
     "max_steps": 8,
-    "logging_strategy": "steps",
-    "logging_steps": 1,
+    **LOGGED,
 }
 SAVED = {**STEPS, "save_strategy": "steps", "save_steps": 1}
 
@@ -388,17 +340,12 @@ def through(tmp_path_factory, scenes):
     return trainer
 
 
-def checkpoint(trainer, step):
-    return str(Path(trainer.args.output_dir) / f"checkpoint-{step}")
-
-
 @pytest.mark.parametrize("step", [2, 3, 8])
 def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
-    written = []
-    roll_out = resumed.rollouts.roll_out
+    written, roll_out = [], resumed.rollouts.roll_out
     resumed.rollouts.roll_out = lambda *given: written.append(resumed.state.global_step) or roll_out(*given)
-    resumed.train(resume_from_checkpoint=checkpoint(through, step))
+    resumed.train(resume_from_checkpoint=f"{through.args.output_dir}/checkpoint-{step}")
     assert resumed.state.global_step == 8
     assert written == [at for at in (0, 3, 6) if at >= step]  # no new captions between two iterations
     assert not different(bits(resumed), bits(through))
@@ -411,7 +358,7 @@ def test_trained_vision_tower_resumes_too(tmp_path, scenes):
     alone = build(tmp_path / "through", scenes["train"], **settings)
     alone.train()
     resumed = build(tmp_path / "resumed", scenes["train"], **settings)
-    resumed.train(resume_from_checkpoint=checkpoint(alone, 2))
+    resumed.train(resume_from_checkpoint=f"{alone.args.output_dir}/checkpoint-2")
     assert not different(bits(resumed), bits(alone))
 
 
@@ -423,34 +370,14 @@ def test_rollout_is_stored_only_between_iterations(through):
 
 def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, through, caplog):
     """Like checkpoints of earlier versions, or of another number of processes."""
-    copy = Path(shutil.copytree(checkpoint(through, 2), tmp_path / "checkpoint-2"))
+    copy = Path(shutil.copytree(f"{through.args.output_dir}/checkpoint-2", tmp_path / "checkpoint-2"))
     state = copy / "caption_rl_state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "rollout": 2}))
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
-    with caplog.at_level(logging.WARNING):
-        resumed.train(resume_from_checkpoint=str(copy))
+    resumed.train(resume_from_checkpoint=str(copy))
     assert "New captions are generated" in caplog.text
     assert resumed.state.global_step == 8
     assert different(bits(resumed), bits(through))
-
-
-def test_an_evaluation_between_iterations_changes_no_bit_of_a_resumed_run(tmp_path, scenes):
-    def make(folder, max_steps):
-        settings = {**GREEDY, **STEPS, "save_strategy": "best", "max_steps": max_steps}
-        settings |= {"metric_for_best_model": "length", "greater_is_better": True, "eval_strategy": "steps"}
-        settings |= {"eval_steps": 1, "generation_num_beams": 1, "generation_max_new_tokens": 4}
-        args = CaptionRLConfig(str(folder), **settings)
-        return CaptionRLTrainer(
-            captioner(), "repetition", args, scenes["train"], scenes["validation"].select(range(2))
-        )
-
-    make(tmp_path / "stopped", 2).train()
-    first = min((tmp_path / "stopped").glob("checkpoint-*"))
-    assert first.name == "checkpoint-1"  # the first evaluation is the best so far
-    resumed, through = make(tmp_path / "resumed", 4), make(tmp_path / "through", 4)
-    resumed.train(resume_from_checkpoint=str(first))
-    through.train()
-    assert not different(bits(resumed), bits(through))
 
 
 def _run_rollout_resume(folder: str) -> None:
@@ -518,40 +445,23 @@ def test_references_are_encoded_like_completions():
     assert mask.sum(1).tolist() == [3, 1, 2]
 
 
-BAGS = {"bags": True, "bag_schedule": {1: 2, 2: 4}, **SAMPLED, "max_completion_length": 3}
-
-
 def self_retrieval(folder, scenes, **settings):
     """Two rollouts per epoch; bags of 2 in the first epoch, of 4 later."""
-    return build(folder, scenes["train"], **{**BAGS, "max_steps": 4, **settings})
+    bags = {**SAMPLED, "bags": True, "bag_schedule": {1: 2, 2: 4}, "max_completion_length": 3}
+    return build(folder, scenes["train"], **{**bags, "max_steps": 4, **settings})
 
 
-def grpo(folder, scenes, **settings):
+def grpo(folder, scenes):
     """Likewise."""
-    return make_trainer(
-        str(folder),
-        per_device_train_batch_size=8,
-        bag_schedule={1: 2, 2: 4},
-        max_completion_length=3,
-        max_steps=4,
-        trainer_arguments={"neighbours": np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])},
-        **settings,
-    )
+    settings = {"bag_schedule": {1: 2, 2: 4}, "max_completion_length": 3, "max_steps": 4}
+    ranked = {"neighbours": np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])}
+    return make_trainer(str(folder), per_device_train_batch_size=8, trainer_arguments=ranked, **settings)
 
 
 def bag_sizes(trainer, **arguments):
-    sizes = []
-    maker = getattr(trainer, "rollouts", trainer)  # TRL's trainer makes its rollouts itself
-    inner = maker.reward_context
-
-    def spy(*given):
-        context = inner(*given)
-        sizes.append(context.bag_size)
-        return context
-
-    maker.reward_context = spy
+    contexts = spy_on(getattr(trainer, "rollouts", trainer), "reward_context")  # TRL's makes its rollouts itself
     trainer.train(**arguments)
-    return sizes
+    return [context.bag_size for context in contexts]
 
 
 @pytest.mark.parametrize("make", [self_retrieval, grpo])
