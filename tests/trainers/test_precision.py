@@ -13,8 +13,6 @@ from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.trainers import (
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
-    SLEConfig,
-    SLETrainer,
     SmileConfig,
     SmileTrainer,
 )
@@ -34,7 +32,6 @@ STEPS = {
     "logging_strategy": "no",
     "per_device_train_batch_size": 8,
 }
-ROLLOUT = {**STEPS, "max_completion_length": 8, "guard": "off"}
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +48,6 @@ def stored(tmp_path_factory):
     return folders
 
 
-def make(kind, name, folder, scenes):
-    if kind == "smile":
-        return SmileTrainer(name, SmileConfig(folder, **STEPS), scenes["train"])
-    return SLETrainer(name, SLEConfig(folder, **{**ROLLOUT, "num_generations": 3}), scenes["train"])
-
-
 def values(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
@@ -70,10 +61,11 @@ def share_changed(trainer):
     return changed / sum(value.numel() for value in before.values())
 
 
-@pytest.mark.parametrize("kind", ["smile", "sle"])
-def test_a_bf16_checkpoint_by_name_changes_as_many_weights_as_fp32(kind, stored, tmp_path, scenes):
-    low = make(kind, stored[torch.bfloat16], str(tmp_path / "low"), scenes)
-    full = make(kind, stored[torch.float32], str(tmp_path / "full"), scenes)
+def test_a_bf16_checkpoint_by_name_changes_as_many_weights_as_fp32(stored, tmp_path, scenes):
+    low, full = (
+        SmileTrainer(stored[dtype], SmileConfig(str(tmp_path), **STEPS), scenes["train"])
+        for dtype in (torch.bfloat16, torch.float32)
+    )
     assert {p.dtype for p in low.model.parameters()} == {torch.float32}
     share = share_changed(low)
     assert share == within(share_changed(full), 1e-3)
@@ -93,20 +85,14 @@ def test_smile_sft_by_name_changes_as_many_weights_as_fp32(parts, tmp_path):
     assert shares[0] > 0.5
 
 
-def test_grpo_by_name_changes_as_many_weights_as_fp32(tmp_path):
+def test_grpo_by_name_loads_fp32_and_refuses_a_16_bit_object(tmp_path):
     model, processor = tiny_chat("llava")
-    model.to(torch.bfloat16)
-    shares = []
-    for dtype in (torch.bfloat16, torch.float32):
-        folder = tmp_path / str(dtype)
-        model.to(dtype).save_pretrained(folder)
-        processor.save_pretrained(folder)
-        settings = {"model": str(folder), "per_device_train_batch_size": 16, "max_steps": 3, "learning_rate": 1e-5}
-        shares.append(share_changed(make_grpo(str(tmp_path / f"run-{dtype}"), **settings)))
-    assert shares[0] == within(shares[1], 1e-2)
-    assert shares[0] > 0.5
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "chat")
+    processor.save_pretrained(tmp_path / "chat")
+    trainer = make_grpo(str(tmp_path / "a"), per_device_train_batch_size=16, model=str(tmp_path / "chat"))
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
     with pytest.raises(ValueError, match="trainable weights are bfloat16"):
-        make_grpo(str(tmp_path / "object"), per_device_train_batch_size=16, model=model.to(torch.bfloat16))
+        make_grpo(str(tmp_path / "b"), per_device_train_batch_size=16, model=model)
 
 
 def test_smile_sft_refuses_a_16_bit_object_and_upcasts_modules_to_save(parts, tmp_path):
@@ -159,13 +145,8 @@ def test_lora_over_a_16_bit_base_trains_adapters_and_saved_modules_in_fp32(famil
     model, processor = build()
     lora = LoraConfig(r=2, target_modules=targets, modules_to_save=whole, lora_alpha=4)
     config = SmileConfig(str(tmp_path), **STEPS, bf16=mixed, generation_max_new_tokens=4)
-    trainer = SmileTrainer(
-        load_captioner(model.to(torch.bfloat16), processor=processor),
-        config,
-        scenes["train"],
-        eval_dataset=scenes["validation"],
-        peft_config=lora,
-    )
+    captioner, data = load_captioner(model.to(torch.bfloat16), processor=processor), scenes["train"]
+    trainer = SmileTrainer(captioner, config, data, scenes["validation"], peft_config=lora)
     trainable = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
     assert {p.dtype for p in trainable.values()} == {torch.float32}
     assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
@@ -180,11 +161,8 @@ def test_lora_over_a_16_bit_base_trains_adapters_and_saved_modules_in_fp32(famil
 def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
     model, processor = tiny_blip()
     model.to(torch.bfloat16)
-    lora = LoraConfig(
-        r=2,
-        target_modules=r"text_decoder\.bert\..*\.query",
-        modules_to_save=["text_decoder.cls.predictions.transform"],
-    )
+    whole = ["text_decoder.cls.predictions.transform"]
+    lora = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query", modules_to_save=whole)
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     before = {id(p): p.detach().clone() for p in adapted.parameters() if p.requires_grad}
     assert {value.dtype for value in before.values()} == {torch.bfloat16}
@@ -197,16 +175,11 @@ def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
 
 
 def test_a_trainable_base_weight_beside_an_adapter_is_refused(tmp_path, scenes):
-    model, processor = tiny_blip()
+    captioner = tiny_captioner("blip")
+    captioner.model.to(torch.bfloat16)
     lora = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query", bias="all")
     with pytest.raises(ValueError, match="bias='none'"):
-        SmileTrainer(
-            model.to(torch.bfloat16),
-            SmileConfig(str(tmp_path), use_cpu=True),
-            scenes["train"],
-            processing_class=processor,
-            peft_config=lora,
-        )
+        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"], peft_config=lora)
 
 
 def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypatch):
@@ -242,11 +215,16 @@ def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_
         return generate(self, **arguments)
 
     monkeypatch.setattr(Captioner, "generate", spy)
-    config = {**ROLLOUT, "use_cpu": False, "max_steps": 1, "num_generations": 2, "generation_max_new_tokens": 4}
+    config = {**STEPS, "max_completion_length": 8, "guard": "off", "num_generations": 2, "max_steps": 1}
+    config |= {
+        "generation_max_new_tokens": 4,
+        "bf16": bf16,
+        "use_cpu": False,
+    }  # it follows where there is no accelerator
     trainer = SelfRetrievalTrainer(
         tiny_captioner("blip"),
         scorer,
-        SelfRetrievalConfig(str(tmp_path), **config, bf16=bf16),  # use_cpu follows where there is no accelerator
+        SelfRetrievalConfig(str(tmp_path), **config),
         scenes["train"],
         scenes["validation"],
     )

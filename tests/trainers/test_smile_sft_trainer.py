@@ -35,8 +35,7 @@ def sentence_of(ids, tokenizer) -> list[int]:
     for token in ids:
         text = tokenizer.decode([token])
         ends = token in tokenizer.all_special_ids or "\n" in text or text.rstrip("\"') ").endswith((".", "!", "?"))
-        if ended and not ends:
-            number += 1
+        number += ended and not ends
         found.append(number)
         ended = ends
     return found
@@ -106,29 +105,25 @@ def test_equals_a_loop_over_documents(parts, tmp_path, packed, scope, mle_weight
 
 
 def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
-    losses = {scope: loss_of(make(parts, tmp_path, subset_scope=scope)) for scope in ("document", "sentence")}
-    assert losses["sentence"] != pytest.approx(losses["document"], rel=1e-3)
-    # The loop above collects only words of the answers; if the prompt is supervised, its words are in the subset too.
-    whole = make(parts, tmp_path, completion_only_loss=False)
-    assert loss_of(whole) != pytest.approx(losses["document"], rel=1e-3)
+    """The control: the loop above collects only words of the answers."""
+    document, sentence, whole = (
+        loss_of(make(parts, tmp_path, **settings))
+        for settings in ({}, {"subset_scope": "sentence"}, {"completion_only_loss": False})
+    )
+    assert sentence != pytest.approx(document, rel=1e-3)
+    assert whole != pytest.approx(document, rel=1e-3)
 
 
 @pytest.mark.parametrize(("packing", "lora"), [(True, False), (False, True)], ids=["bfd", "lora"])
 def test_lambda_1_equals_trl(parts, tmp_path, packing, lora):
     """Same weights after two accumulated steps, same logs, bit-exactly."""
-    settings = {
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 2,
-        "packing": packing,
-        "max_length": 64,
-    }
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 2, "max_length": 64}
     kinds: list[dict] = [{"mle_weight": 1.0}, {"cls": SFTTrainer, "config": SFTConfig}]
     trainers = []
     for number, kind in enumerate(kinds):
         torch.manual_seed(0)  # of the adapter
         peft = LoraConfig(**LORA) if lora else None
-        trainers.append(make(parts, tmp_path / str(number), peft=peft, **kind, **settings))
+        trainers.append(make(parts, tmp_path / str(number), peft=peft, packing=packing, **kind, **settings))
         trainers[-1].train()
     ours, theirs = trainers
     for mine, reference in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):

@@ -116,11 +116,6 @@ def rl_trainer(folder, scenes, scorer, **arguments):
     )
 
 
-def same(a, b):
-    a, b = weights(a), weights(b)
-    return all(torch.equal(a[name], b[name]) for name in a)
-
-
 def test_batch_size_is_reduced_after_out_of_memory(tmp_path, scenes):
     sizes = []
 
@@ -133,16 +128,14 @@ def test_batch_size_is_reduced_after_out_of_memory(tmp_path, scenes):
 
     trainer = trainer_of(tmp_path, scenes, cls=Small, auto_find_batch_size=True)
     trainer.train()
-    assert sizes
-    assert max(sizes) <= 4
+    assert 0 < max(sizes) <= 4
     assert trainer.state.global_step == 1
 
 
 def test_neftune_adds_noise_to_the_words(tmp_path, scenes):
     plain, noisy = trained(tmp_path / "a", scenes), trained(tmp_path / "b", scenes, neftune_noise_alpha=5.0)
-    assert not same(plain, noisy)
-    embeddings = noisy.captioner.base_model.get_input_embeddings()
-    assert embeddings is noisy.captioner.base_model.text_decoder.get_input_embeddings()
+    assert largest_difference(weights(plain), weights(noisy)) > 0
+    embeddings = noisy.captioner.base_model.text_decoder.get_input_embeddings()
     assert not embeddings._forward_hooks  # removed at the end
 
 
@@ -157,9 +150,9 @@ def test_a_compiled_model_learns_the_same(tmp_path, scenes):
 
 
 def test_data_seed_determines_batches_and_captions(tmp_path, scenes):
-    first = trained(tmp_path / "a", scenes, data_seed=1)
-    assert same(first, trained(tmp_path / "b", scenes, data_seed=1))
-    assert not same(first, trained(tmp_path / "c", scenes, data_seed=2))
+    first, again, other = (trained(tmp_path / str(n), scenes, data_seed=n % 2) for n in (1, 3, 2))
+    assert largest_difference(weights(first), weights(again)) == 0
+    assert largest_difference(weights(first), weights(other)) > 0
     drawn = CaptionDataset(scenes["train"], seed=1)
     assert [first.train_dataset[i]["caption"] for i in range(16)] == [drawn[i]["caption"] for i in range(16)]
 
@@ -210,15 +203,8 @@ def test_tokens_of_text_are_counted(tmp_path, scenes, scorer):
 
 
 def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
-    trainer = trained(
-        tmp_path,
-        scenes,
-        eval_on_start=True,
-        eval_strategy="steps",
-        eval_steps=1,
-        max_steps=2,
-        lr_scheduler_type="reduce_lr_on_plateau",
-    )
+    settings = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+    trainer = trained(tmp_path, scenes, lr_scheduler_type="reduce_lr_on_plateau", **settings)
     entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert [entry["step"] for entry in entries] == [0, 1, 2]
     assert trainer.args.metric_for_best_model == "loss"
@@ -226,23 +212,20 @@ def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
     assert trainer.lr_scheduler.best == pytest.approx(min(entry["eval_loss"] for entry in entries[1:]), rel=2e-4)
 
 
-def test_the_batch_size_of_evaluation(tmp_path, scenes, monkeypatch):
+def test_the_batch_size_of_evaluation(tmp_path, scenes):
     trainer = trainer_of(tmp_path, scenes, per_device_eval_batch_size=5)
-    sizes = {"loss": [], "generate": []}
+    losses, generated = [], []
     loss_sum, generate = trainer.loss_sum, trainer.captioner.generate
-    monkeypatch.setattr(trainer, "loss_sum", lambda b: (sizes["loss"].append(len(b["labels"])), loss_sum(b))[1])
-    monkeypatch.setattr(
-        trainer.captioner,
-        "generate",
-        lambda **k: (sizes["generate"].append(len(k["pixel_values"])), generate(**k))[1],
-    )
+    trainer.loss_sum = lambda batch: losses.append(len(batch["labels"])) or loss_sum(batch)
+    trainer.captioner.generate = lambda **k: generated.append(len(k["pixel_values"])) or generate(**k)
     trainer.evaluate()
-    assert sizes == {"loss": [5, 5, 2], "generate": [5, 5, 2]}
+    assert losses == generated == [5, 5, 2]
 
 
 def test_prediction_loss_only(tmp_path, scenes):
-    whole = trainer_of(tmp_path, scenes).evaluate()
+    whole = trainer_of(tmp_path, scenes, skip_memory_metrics=False).evaluate()
     alone = trainer_of(tmp_path, scenes, prediction_loss_only=True).evaluate()
+    assert "eval_mem_cpu_alloc_delta" in whole
     assert "eval_length" in whole
     assert not {"eval_length", "eval_lexical_diversity"} & alone.keys()
     assert alone["eval_loss"] == whole["eval_loss"]
@@ -258,11 +241,6 @@ def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
     trainer_of(tmp_path, scenes, **settings, hub_private_repo=False).save_model()
     assert [args for args, _ in pushed] == [(str(tmp_path), "me/x")] * 2
     assert [(p["private"], p["token"], p["revision"]) for _, p in pushed] == [(True, "t", "r"), (False, "t", "r")]
-
-
-def test_memory_is_measured(tmp_path, scenes):
-    metrics = trainer_of(tmp_path, scenes, skip_memory_metrics=False, prediction_loss_only=True).evaluate()
-    assert "eval_mem_cpu_alloc_delta" in metrics
 
 
 GROUPS = {"num_generations": 3, "do_sample": True, "seed": 5}
@@ -298,16 +276,15 @@ def test_dr_grpo_is_the_sum_divided_by_the_maximum_length(tmp_path, data):
 )
 def test_scaled_advantages_reach_the_gradient(tmp_path, data, objective):
     """A factor on the reward disappears with scaling, and multiplies the gradient without it."""
-    settings = {"baseline": "group_mean", "max_steps": 1}
 
-    def step(name: str, factor: float, **more) -> dict[str, torch.Tensor]:
-        return one_step(tmp_path / name, data, **settings, retrieval_weight=factor, **more)
+    def difference(factors, **more) -> float:
+        settings = {"baseline": "group_mean", **more}
+        runs = [one_step(tmp_path / str(f), data, retrieval_weight=f, **settings) for f in factors]
+        return largest_difference(*runs)
 
     # Factors that are large against the 1e-4 that is added to the standard deviation.
-    scaled = [step(f"scaled_{factor}", factor, **objective) for factor in (1e4, 1e6)]
-    assert largest_difference(*scaled) < resolution(1, ulps=128)
-    plain = [step(f"plain_{factor}", factor) for factor in (1.0, 100.0)]
-    assert largest_difference(*plain) > 1e-2
+    assert difference((1e4, 1e6), **objective) < resolution(1, ulps=128)
+    assert difference((1.0, 100.0)) > 1e-2
 
 
 @pytest.mark.parametrize(
