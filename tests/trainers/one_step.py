@@ -9,6 +9,7 @@ import torch
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.model_files import model_path
+from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close
 
 PLAIN_SGD = {
@@ -25,6 +26,16 @@ PLAIN_SGD = {
     "logging_strategy": "no",
     "freeze_vision_tower": True,
 }
+
+
+SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "generation_max_new_tokens": 4, "generation_num_beams": 1}
+
+
+def tiny_trainer(folder, scenes, *, cls=SmileTrainer, trainer_arguments=None, **settings):
+    """A trainer of a tiny BLIP; `trainer_arguments` may hold another model."""
+    given = {"eval_dataset": scenes["validation"], **(trainer_arguments or {})}
+    model = given.pop("model", None) or (None if "model_init" in given else tiny_captioner("blip"))
+    return cls(model, SmileConfig(str(folder), **{**SMALL, **settings}), scenes["train"], **given)
 
 
 def train(folder, dataset, *, model="scenes:blip-mle", peft_config=None, resume=False, captioner=None, **arguments):

@@ -13,7 +13,6 @@ from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
-from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 from tests.trainers.rl_step import train
 
 BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
@@ -45,18 +44,6 @@ def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer, data):
     assert bank.counts.tolist() == expected.counts.tolist() == close([1, 1, 5 / 3, 5 / 3, 5 / 3], dtype="float32")
     with pytest.raises(ValueError, match="distractor_scope='bank'"):
         train(tmp_path / "batch", data, **settings)
-
-
-def test_chat_model_gets_the_rewards_of_the_function_for_one_group(tmp_path, scorer, data):
-    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=2, max_steps=1, **BANK, **IMPORTANCE)
-    assert trainer.args.generation_batch_size == trainer.num_generations == 2  # one image
-    found = rewards_of(trainer, CAPTIONS[:2])[:, 0]
-    function = bank_function(scorer, data, tmp_path / "cache", **IMPORTANCE)
-    expected = function(completions=CAPTIONS[:2], image_id=[data["image_id"][0]] * 2)
-    assert_close(found, expected, dtype="float32", magnitude=100)
-    assert len(set(expected)) == 2
-    trainer.train()
-    assert trainer.state.log_history[0]["rewards/self_retrieval/mean"] < 0
 
 
 def test_trainer_of_trl_trains_with_the_function(tmp_path, scorer, data):

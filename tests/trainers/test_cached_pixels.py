@@ -8,9 +8,8 @@ from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
-from tests.trainers.test_evaluation import make
 
-from .one_step import PLAIN_SGD, weights
+from .one_step import PLAIN_SGD, tiny_trainer, weights
 
 SETTINGS = {
     **PLAIN_SGD,
@@ -71,18 +70,6 @@ def test_a_run_with_a_warm_cache_opens_no_image(tmp_path, scenes, monkeypatch):
         outcome(trainer_of("smile", tmp_path / "plain", scenes))
 
 
-def test_a_new_model_of_a_search_gets_its_own_pixels(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), **SETTINGS, cache_pixels=True, feature_cache_dir=str(tmp_path / "cache"))
-    policies = [tiny_captioner("blip"), tiny_captioner("blip")]
-    policies[1].image_processor.resample = Image.Resampling.NEAREST
-    trainer = SmileTrainer(None, config, scenes["train"], model_init=iter(policies).__next__)
-    image = scenes["train"][0]["image"]
-    assert torch.equal(trainer.train_dataset[0]["image"], policies[0].prepare_pixels([image])[0])
-    trainer.call_model_init()
-    assert torch.equal(trainer.train_dataset[0]["image"], policies[1].prepare_pixels([image])[0])
-    assert not torch.equal(*(policy.prepare_pixels([image]) for policy in policies))
-
-
 def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
     expected = {True: "uint8", "true": "uint8", False: None, "false": None, None: None, "jpeg": "jpeg"}
     assert {value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in expected} == expected
@@ -119,7 +106,7 @@ def test_evaluations_compare_features_of_a_scorer_on_another_device(monkeypatch,
     rows = scenes["validation"]
     captions = [texts[0] for texts in rows["captions"]]
     evaluator = Evaluator(rows, held_out_scorer, None, seed=0, cache_dir=str(tmp_path))
-    trainer = make(tmp_path / "out", scenes, trainer_arguments={"scorer": held_out_scorer})
+    trainer = tiny_trainer(tmp_path / "out", scenes, trainer_arguments={"scorer": held_out_scorer})
 
     def found():
         metrics = trainer.evaluate()

@@ -60,6 +60,10 @@ def test_a_killed_run_resumes_with_the_same_bits(tmp_path, alone):
     resumed.train(resume_from_checkpoint=True)
     assert not different(bits(resumed), bits(alone))
     assert losses(resumed) == losses(alone)
+    again = toy(tmp_path)  # after the last step, if a run is killed before it has finished
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert again.state.global_step == 6
+    assert not different(bits(again), bits(alone))
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), OSError(errno.ENOSPC, "No space left on device")])

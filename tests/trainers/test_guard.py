@@ -2,12 +2,13 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerControl
 
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics import self_retrieval
@@ -19,111 +20,6 @@ from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe
 from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 from tests.trainers.one_step import SAMPLED, captioner
 from tests.trainers.rl_step import build
-
-# A plain Trainer of a line, in which a callback passes captions to the guard, good ones first
-
-
-class Line(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return {"loss": ((self.weight - x) ** 2).mean()}
-
-
-class Speaker(TrainerCallback):
-    def __init__(self, guard, captions_of):
-        self.guard, self.captions_of = guard, captions_of
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.guard.observe(self.captions_of(state.global_step + 1))
-
-
-def line_trainer(folder, hacked_from, *, window=2, hacked_until=99, **more):
-    callback = GuardCallback(GuardThresholds(window=window), "rollback")
-    arguments = {"save_steps": 1, "max_steps": 8, "learning_rate": 0.1, "report_to": [], **more}
-    arguments |= {"per_device_train_batch_size": 1, "use_cpu": True, "disable_tqdm": True}
-    speaker = Speaker(callback, lambda step: [HACKED if hacked_from <= step < hacked_until else GOOD])
-    trainer = Trainer(
-        Line(),
-        TrainingArguments(str(folder), **arguments),
-        train_dataset=[{"x": torch.full((2,), float(i))} for i in range(1, 9)],
-        callbacks=[speaker, callback],
-    )
-    callback.load = trainer._load_from_checkpoint
-    return trainer, callback
-
-
-def test_rollback_loads_the_newest_good_checkpoint(tmp_path, caplog):
-    trainer, callback = line_trainer(tmp_path, hacked_from=4)
-    trainer.train()
-    # The window of two is bad at step 4 already: its mean is .5.
-    assert trainer.state.global_step == 4
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-3")
-    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
-    assert torch.equal(trainer.model.weight.detach(), saved["weight"])
-    assert not torch.equal(saved["weight"], load_file(tmp_path / "checkpoint-2" / "model.safetensors")["weight"])
-    assert not (tmp_path / "checkpoint-4").exists()
-    assert "checkpoint-3" in caplog.text
-    assert HACKED in caplog.text
-
-
-def test_rollback_prevents_the_save_at_the_end_of_the_epoch_and_another_run_saves_again(tmp_path):
-    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (8 steps here)."""
-    settings = {"max_steps": -1, "num_train_epochs": 3, "save_strategy": "epoch"}
-    trainer, callback = line_trainer(tmp_path, hacked_from=10, hacked_until=11, **settings)
-    trainer.train()
-    assert trainer.state.global_step == 10
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
-    trainer.train()  # from step 1 again, hacked at step 10 again
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
-    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
-    assert callback.rolled_back_to is None
-
-
-def test_rollback_skips_removed_checkpoints(tmp_path):
-    class Remover(TrainerCallback):
-        def on_save(self, args, state, control, **kwargs):
-            if state.global_step == 5:
-                (tmp_path / "checkpoint-5").rename(tmp_path / "moved")
-
-    trainer, callback = line_trainer(tmp_path, hacked_from=6, window=4)
-    # One hacked step of four is above the limit, also in the newest quarter.
-    trainer.add_callback(Remover())
-    trainer.train()
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-4")
-
-
-def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog):
-    trainer, callback = line_trainer(tmp_path, hacked_from=1)
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert callback.rolled_back_to is None
-    assert "No checkpoint was saved while the captions were good" in caplog.text
-    assert trainer.model.weight.abs().sum() > 0
-
-
-def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
-    first, before = line_trainer(tmp_path, hacked_from=99, max_steps=3)
-    states, save = {}, first._save_optimizer_and_scheduler
-
-    def store(output_dir):  # before on_save, as the trainer does
-        states[first.state.global_step] = before.state_dict()
-        save(output_dir)
-
-    first._save_optimizer_and_scheduler = store
-    first.train()
-    second, after = line_trainer(tmp_path, hacked_from=4)
-    after.load_state_dict(json.loads(json.dumps(states[3])))
-    assert 3 not in after.state_dict()["good"]  # saved before it was known to be good
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert second.state.global_step == 4
-    assert after.rolled_back_to == str(tmp_path / "checkpoint-3")
-
-
-# Statistics and limits
 
 
 def longest_repeat(words):
@@ -295,6 +191,46 @@ def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
     assert guard.doubt is not None
 
 
+def events(step, folder="."):
+    """Arguments of a callback."""
+    state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+    return SimpleNamespace(output_dir=str(folder)), state, TrainerControl(should_save=True)
+
+
+@pytest.mark.parametrize("kept", [4, None])
+def test_rollback_loads_the_newest_good_checkpoint_that_was_not_removed(tmp_path, caplog, kept):
+    loaded = []
+    guard = GuardCallback(GuardThresholds(window=1), "rollback", loaded.append)
+    guard.load_state_dict({"good": [3, 4, 5]})
+    for step in (kept, 6):  # 6 was not known to be good
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    guard.observe([HACKED])
+    args, state, control = events(7, tmp_path)
+    guard.on_step_end(args, state, control)
+    assert control.should_training_stop
+    assert loaded == ([] if kept is None else [str(tmp_path / "checkpoint-4")])
+    assert guard.rolled_back_to == (loaded[0] if loaded else None)
+    assert control.should_save == (kept is None)
+    assert ("No checkpoint was saved while the captions were good" in caplog.text) == (kept is None)
+    assert HACKED in caplog.text
+    # A new training starts anew.
+    guard.on_train_begin(*events(0))
+    assert guard.rolled_back_to is None
+    assert guard.state_dict()["good"] == guard.trips == []
+
+
+def test_a_resumed_run_knows_that_its_checkpoint_is_good():
+    before, after = GuardCallback(), GuardCallback()
+    before.observe([GOOD])
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert after.state_dict()["good"] == []  # saved before it was known to be good
+    after.on_train_begin(*events(3))
+    assert after.state_dict()["good"] == [3]
+    after.observe([HACKED] * 2)
+    after.on_save(*events(4))
+    assert after.state_dict()["good"] == [3]
+
+
 def test_captions_of_an_evaluation_are_judged_alone():
     guard = GuardCallback(reference_captions=ORDINARY)
     good = ["a cat on a bed", "two dogs", ""]
@@ -414,6 +350,14 @@ def test_after_a_rollback_the_best_accepted_checkpoint_is_loaded(tmp_path, scene
     assert [e["step"] for e in trainer.state.log_history if "eval_recall_at_1" in e] == [1, 2]
     assert not (tmp_path / "checkpoint-3").exists()
     assert "rolled back to checkpoint-2" in selection_lines(trainer.selection)[1]
+
+
+def test_after_a_rollback_within_an_epoch_its_end_saves_nothing(tmp_path, scenes):
+    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (2 steps here)."""
+    epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "guard": "rollback", "learning_rate": 0.0, "seed": 1}
+    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1, 0.1], samples_hacked=[3, 4], **epochs)
+    assert trainer.guard.rolled_back_to == str(tmp_path / "checkpoint-2")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 def test_a_refused_checkpoint_is_not_rolled_back_to(tmp_path, scenes):

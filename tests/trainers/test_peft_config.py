@@ -3,19 +3,16 @@
 import copy
 import re
 
-import peft
 import pytest
 import torch
-from packaging import version
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 from hf_captionrl.captioners import both_lora, language_lora, load_captioner, vision_lora
-from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_images, tiny_model
+from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_images
 from tests.tolerances import resolution
-from tests.trainers.one_step import PLAIN_SGD
+from tests.trainers.one_step import tiny_trainer
 
-SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "learning_rate": 1.0, "freeze_vision_tower": False}
+LARGE_STEPS = {"learning_rate": 1.0, "freeze_vision_tower": False}
 QUERIES = r"text_decoder\.bert\..*\.query"
 PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
 
@@ -30,8 +27,8 @@ def adapted(model):
 
 
 def make(folder, scenes, peft_config, *, model=None, **settings):
-    config = SmileConfig(str(folder), **{**SMALL, **settings})
-    return SmileTrainer(model or tiny_captioner("blip"), config, scenes["train"], peft_config=peft_config)
+    given = {"model": model, "peft_config": peft_config}
+    return tiny_trainer(folder, scenes, trainer_arguments=given, **{**LARGE_STEPS, **settings})
 
 
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
@@ -60,17 +57,10 @@ def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     assert again.generate(**images, max_new_tokens=6).captions == written
 
 
-@pytest.mark.parametrize(("family", "task_type"), [("blip", "CAUSAL_LM"), ("vit-gpt2", "SEQ_2_SEQ_LM")])
-def test_an_adapter_added_before_with_a_task_type_trains(family, task_type, tmp_path, scenes):
-    model, processor = tiny_model(family)
-    targets = language_lora(load_captioner(copy.deepcopy(model), processor=processor)).target_modules
-    if task_type == "SEQ_2_SEQ_LM" and version.parse(peft.__version__) < version.parse("0.21.2"):
-        # These releases ask transformers for a method that it no longer has. Without the task type, the adapter trains.
-        with pytest.raises(AttributeError, match="_prepare_encoder_decoder_kwargs_for_generation"):
-            get_peft_model(copy.deepcopy(model), LoraConfig(r=2, target_modules=targets, task_type=task_type))
-        task_type = None
-    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=targets, task_type=task_type))
-    trainer = SmileTrainer(wrapped, SmileConfig(str(tmp_path), **SMALL), scenes["train"], processing_class=processor)
+def test_an_adapter_added_before_with_a_task_type_trains(tmp_path, scenes):
+    model, processor = tiny_blip()
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=QUERIES, task_type="CAUSAL_LM"))
+    trainer = make(tmp_path, scenes, None, model=load_captioner(wrapped, processor=processor))
     before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_B" in n}
     trainer.train()
     assert any(not torch.equal(p, before[n]) for n, p in trainer.model.named_parameters() if n in before)

@@ -15,14 +15,11 @@ from hf_captionrl.trainers import (
     CaptionRLTrainer,
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
-    SLEConfig,
-    SLETrainer,
 )
 from hf_captionrl.trainers.caption_rl_trainer import RowColumns
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
-from tests.test_docs import blocks
 from tests.tiny import tiny_captioner
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import PLAIN_SGD, captioner
@@ -63,11 +60,6 @@ def caption_rl(folder, data, reward, **settings):
     return CaptionRLTrainer(captioner(), reward, args, data)
 
 
-def sle(folder, data, reward, **settings):
-    args = SLEConfig(str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, "num_generations": 3, **settings})
-    return SLETrainer(captioner(), args, data, reward_funcs=[reward])
-
-
 def self_retrieval(folder, data, reward, **settings):
     args = SelfRetrievalConfig(
         str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, "baseline": "leave_one_out", "bag_schedule": 2, **settings}
@@ -77,10 +69,9 @@ def self_retrieval(folder, data, reward, **settings):
     return SelfRetrievalTrainer(captioner(), scorer, args, data, neighbours=ranked, reward_funcs=rewards)
 
 
-@pytest.mark.parametrize("make", [sle, self_retrieval])
-def test_columns_reach_the_function_with_their_captions(tmp_path, make):
+def test_columns_reach_the_function_with_their_captions(tmp_path, capsys):
     data, reward = marked(), Recorder()
-    trainer = make(tmp_path, data, reward, max_steps=2)
+    trainer = self_retrieval(tmp_path, data, reward, max_steps=2, log_completions=True, num_completions_to_print=2)
     written, reward_context = [], trainer.rollouts.reward_context
     trainer.rollouts.reward_context = lambda *given: written.append(reward_context(*given)) or written[-1]
     trainer.train()
@@ -88,8 +79,7 @@ def test_columns_reach_the_function_with_their_captions(tmp_path, make):
     sampled = [context for context in written if context.group_size == G]
     assert len(sampled) == 2
     rows = {row["image_id"]: row for row in data}
-    # SLE's baseline rewards the greedy captions of the same images too.
-    assert len(reward.seen) == 2 * 4 * (G + 1 if make is sle else G)
+    assert len(reward.seen) == 2 * 4 * G
     for image_id, mark, completion, ids, captions in reward.seen:
         assert mark == rows[image_id]["mark"]
         assert captions == list(rows[image_id]["captions"])
@@ -105,6 +95,9 @@ def test_columns_reach_the_function_with_their_captions(tmp_path, make):
     assert [entry["mark"] for entry in logged] == [100 + int(context.rows[0]) for context in sampled]
     means = [sum(100 + int(row) for row in context.rows) / 4 for context in sampled]
     assert [entry["rewards/marks/mean"] for entry in logged] == pytest.approx(means)
+    shown = capsys.readouterr().out  # the table of completions, with what the function logged
+    assert "doubled" in shown
+    assert str(2 * (100 + int(sampled[-1].rows[0]))) in shown
 
 
 def test_a_missing_column_is_named_before_training(tmp_path):
@@ -158,22 +151,6 @@ def test_grpo_passes_the_arguments_of_trl(tmp_path):
     logged = [entry["mark"] for entry in trainer.state.log_history if "mark" in entry]
     assert logged == [reward.seen[0][1], reward.seen[8][1]]
     assert "doubled" in trainer._logs["extra"]
-
-
-def test_example_of_the_documentation_runs(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "rewards.md"
-    code = next(block for block in blocks(page, "python") if "def names_label" in block)
-    names: dict = {}
-    exec(code, names)
-    labels = ["cat", None] * 4
-    functions = [names["names_label"], (names["fewer_words"], 0.5), names["DifferentTokens"]()]
-    trainer = caption_rl(tmp_path, marked().add_column("label", labels), functions)
-    assert [type(reward) for reward in trainer.rewards.rewards[:2]] == [CompletionReward, CompletionReward]
-    trainer.train()
-    logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
-    unlabelled = logged["rewards/names_label/undefined"]
-    assert logged["labelled"] == pytest.approx(1 - unlabelled / 8)
-    assert logged["rewards/fewer_words/mean"] < 0 < logged["rewards/different_tokens/mean"]
 
 
 # Two processes

@@ -44,15 +44,6 @@ def test_defaults_that_depend_on_other_arguments(tmp_path, arguments, do_sample,
     assert (config.do_sample, config.baseline) == (do_sample, baseline)
 
 
-@pytest.mark.parametrize(
-    ("given", "scale"), [("code", None), ("paper", 1.0), ("14.3", 14.3), (100, 100.0), ("1e2", 100.0)]
-)
-def test_similarity_scale(tmp_path, given, scale):
-    config = SelfRetrievalConfig(str(tmp_path), similarity_scale=given)
-    ((reward, _),) = config.make_rewards(scorer=[NamedScorer()])
-    assert reward.scale == scale
-
-
 def test_weights_choose_the_rewards(tmp_path):
     def of(**weights):
         return rewards(SelfRetrievalConfig(str(tmp_path), **weights))

@@ -22,15 +22,6 @@ def test_the_first_epochs_are_maximum_likelihood(tmp_path, scenes):
     assert largest_difference(weights(ours), weights(theirs)) > 1e-3
 
 
-def test_split_of_a_cross_entropy_step_does_not_matter(tmp_path, scenes):
-    arguments = {"rl_start_epoch": 1, "per_device_train_batch_size": 16}
-    whole = train(tmp_path / "a", scenes["train"], **arguments)
-    arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    assert largest_difference(
-        weights(train(tmp_path / "b", scenes["train"], **arguments)), weights(whole)
-    ) < resolution(1)
-
-
 SWITCHED = {
     "rl_start_epoch": 1,
     "xe_learning_rate": 3e-4,

@@ -19,7 +19,6 @@ from hf_captionrl.trainers.trl_smile_sft import (
     document_ids,
     find_segments,
     logit_factors,
-    segment_loss,
     sentence_ends,
     similar_lengths,
 )
@@ -159,31 +158,6 @@ def test_accumulation_does_not_change_the_step(parts, tmp_path):
         assert_close(a, b, magnitude=1)
 
 
-def test_gradients_equal_those_of_the_loop(parts, tmp_path):
-    """With a group of several lengths and a trained head."""
-    torch.manual_seed(0)
-    B, T, D, V = 2, 9, 8, 20
-    hidden = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(V, (B, T))
-    labels[0, 3] = labels[1, :4] = IGNORE_INDEX
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 0, 1]])
-    documents = document_ids(labels, positions)
-    segment_loss(hidden, weight, labels, documents).backward()
-    mine = hidden.grad.clone(), weight.grad.clone()
-    hidden.grad = weight.grad = None
-    total = torch.zeros((), dtype=torch.float64)
-    for row, start, stop in ((0, 0, 3), (0, 3, 9), (1, 0, 7), (1, 7, 9)):
-        at = [t for t in range(start, stop) if labels[row, t] != IGNORE_INDEX]
-        words = sorted({int(labels[row, t]) for t in at})
-        for t in at:
-            scores = weight @ hidden[row, t]
-            total = total + (scores if t == at[0] else scores[words]).logsumexp(0) - scores[labels[row, t]]
-    total.backward()
-    torch.testing.assert_close(mine[0], hidden.grad)
-    torch.testing.assert_close(mine[1], weight.grad)
-
-
 def test_no_full_logits_at_lambda_0(parts, tmp_path):
     """No tensor has as many entries as tokens times vocabulary."""
     trainer = make(parts, tmp_path, subset_scope="document")
@@ -222,13 +196,6 @@ def test_lora_of_the_head_moves_and_the_base_stays(parts, tmp_path, mle_weight):
     # The loss uses the trained head.
     trainer.model.eval()
     assert loss_eval(trainer) == pytest.approx(looped(trainer, "document", mle_weight=mle_weight), rel=2e-5)
-
-
-def test_trl_alone_refuses_the_head(parts, tmp_path):
-    """The reason for `plain_head_for_checks`, which can be removed when TRL accepts the head."""
-    lora = LoraConfig(**{**LORA, "target_modules": ["lm_head"]})
-    with pytest.raises(ValueError, match="lm_head"):
-        make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, peft=lora)
 
 
 def test_bf16_and_checkpointing(parts, tmp_path):

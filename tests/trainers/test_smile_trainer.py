@@ -52,11 +52,6 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
     assert_one_plain_step(trained, plain.model, total / count, ulps=64)
 
 
-def test_gradient_does_not_depend_on_micro_batches(tmp_path, scenes, whole_batch):
-    split = train(tmp_path, scenes["train"], per_device_train_batch_size=2, gradient_accumulation_steps=8)
-    assert largest_difference(weights(split), whole_batch) < resolution(1)
-
-
 @pytest.mark.parametrize("family", ["git", "vit-gpt2"])
 def test_gradient_of_other_families_does_not_depend_on_micro_batches(tmp_path, scenes, family):
     def trained(folder, **split):
@@ -71,7 +66,7 @@ def test_gradient_of_other_families_does_not_depend_on_micro_batches(tmp_path, s
 
 
 def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_batch, monkeypatch):
-    """Negative control: dividing by the tokens of each micro-batch changes the gradient, which the test above detects."""
+    """Negative control: dividing by the tokens of each micro-batch changes the gradient."""
     monkeypatch.setattr(
         SmileTrainer,
         "token_mean",
@@ -119,18 +114,6 @@ def test_unfrozen_tower_trains(tmp_path, scenes):
     assert not torch.equal(trained[name], before[name])
 
 
-@pytest.mark.parametrize("step", [6, 10])
-def test_resume_is_exact(tmp_path, scenes, step):
-    """Also after the last step, if a run is killed before it has finished."""
-    settings = {"optim": "adamw_torch", "learning_rate": 1e-3, "lr_scheduler_type": "cosine"}
-    settings |= {"save_strategy": "steps", "save_steps": step, "max_steps": 10}
-    settings |= {"per_device_train_batch_size": 4}  # 4 steps per epoch: steps 6 and 10 are in the middle of one
-    through = train(tmp_path / "a", scenes["train"], **settings)
-    resumed = train(tmp_path / "b", scenes["train"], resume=str(tmp_path / "a" / f"checkpoint-{step}"), **settings)
-    assert different(bits(through), bits(resumed)) == []
-    assert resumed.state.global_step == 10
-
-
 class Spy(SmileTrainer):
     """Keeps the captions of each batch."""
 
@@ -167,18 +150,6 @@ def test_two_steps_move_the_parameters(tmp_path, scenes, settings):
     after = weights(trainer)
     assert all(torch.isfinite(value).all() for value in after.values())
     assert any(not torch.equal(after[name], before[name]) for name in after)
-
-
-def test_evaluation_generates_and_retrieves(tmp_path, scenes, scorer):
-    config = SmileConfig(str(tmp_path), disable_tqdm=True, use_cpu=True, generation_max_new_tokens=12)
-    trainer = SmileTrainer(captioner(), config, eval_dataset=scenes["validation"], scorer=scorer)
-    metrics = trainer.evaluate()
-    assert {"eval_length", "eval_lexical_diversity", "eval_recall_at_1", "eval_recall_at_5"} <= metrics.keys()
-    assert "eval_rd100_recall_at_1" not in metrics  # fewer than 100 images
-    assert 0.0 <= metrics["eval_recall_at_1"] <= metrics["eval_recall_at_5"] <= 1.0
-    assert metrics["eval_length"] == pytest.approx(
-        sum(len(c.split()) for c in trainer.generate_captions(scenes["validation"])) / 12
-    )
 
 
 def test_the_best_epoch_is_kept(tmp_path, scenes, scorer):

@@ -3,11 +3,10 @@
 import datasets
 import pytest
 import torch
-from accelerate.data_loader import IterableDatasetShard
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hf_captionrl.data import CaptionDataset, StreamedCaptions, load_captions
+from hf_captionrl.data import CaptionDataset, StreamedCaptions
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SmileConfig, SmileTrainer
 from tests.data.photos import embedded
 from tests.processes import run_in_processes
@@ -56,15 +55,6 @@ def test_workers_share_the_shards(tmp_path, data):
     loaded = list(torch.utils.data.DataLoader(items, batch_size=None, num_workers=2))
     assert sorted(item["image_id"] for item in loaded) == sorted(data["image_id"])
     assert len(fit(tmp_path, data.to_iterable_dataset(num_shards=4), dataloader_num_workers=2)) > 0
-
-
-def test_two_processes_see_different_rows_and_open_only_theirs(data):
-    items = StreamedCaptions(data.to_iterable_dataset())
-    shards = [list(IterableDatasetShard(items, 4, num_processes=2, process_index=rank)) for rank in range(2)]
-    ids = [[item["image_id"] for item in shard] for shard in shards]
-    assert ids[0] == [f"id-{n}" for n in (0, 1, 2, 3, 8, 9, 10, 11)]
-    assert ids[1] == [f"id-{n}" for n in (4, 5, 6, 7, 12, 13, 14, 15)]
-    assert not any(isinstance(item["image"], Image.Image) for shard in shards for item in shard)
 
 
 def one_of_two(output, data):
@@ -145,11 +135,3 @@ def test_unsupported_uses_of_a_stream_are_refused(tmp_path, data, scorer):
     ):
         with pytest.raises(ValueError, match=name):
             call()
-
-
-def test_trainers_accept_raw_columns(tmp_path, data):
-    raw = data.rename_column("captions", "text").remove_columns("image_id")
-    named = load_captions(raw)
-    assert distance(fit(tmp_path / "raw", raw), fit(tmp_path / "named", named)) == 0
-    with pytest.raises(ValueError, match=r"row 3 \(image_id 'id-3'\) has an empty caption"):
-        fit(tmp_path, embedded(5, captions_of=lambda n: ["cat", ""] if n == 3 else ["cat"]))

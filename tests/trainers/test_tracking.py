@@ -41,23 +41,18 @@ LOGGED = {
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """Block and record connections to other machines, and set a token that must not be sent."""
-    tried = []
-    connect, look_up = socket.socket.connect, socket.getaddrinfo
+    """Record connections to other machines, which tests/offline refuses, and set a token that must not be sent."""
+    tried, connect, look_up = [], socket.socket.connect, socket.getaddrinfo
 
-    def is_far(host):
-        return host not in ("127.0.0.1", "::1", "localhost", None)
+    def record(host):
+        tried.extend([host] if host not in ("127.0.0.1", "::1", "localhost", None) else [])
 
     def guarded(self, address):
-        if self.family in (socket.AF_INET, socket.AF_INET6) and is_far(address[0]):
-            tried.append(address)
-            raise OSError("there is no network in this test")
+        record(address[0] if self.family in (socket.AF_INET, socket.AF_INET6) else None)
         return connect(self, address)
 
     def named(host, *arguments, **more):
-        if is_far(host):
-            tried.append(host)
-            raise socket.gaierror("there is no network in this test")
+        record(host)
         return look_up(host, *arguments, **more)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
@@ -186,6 +181,13 @@ def test_nothing_is_shown_by_default(tmp_path, scenes, scorer, offline, capsys):
     assert "Captions of step" not in capsys.readouterr().out
 
 
+def test_connections_are_recorded(offline):
+    with pytest.raises(OSError, match="tests"):
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+    assert offline
+    offline.clear()
+
+
 HOSTILE = "[bold red]a cat[/] \x1b[2J <script>x</script> | `pipe`\nnew [/nothing]"
 ROWS = [
     {"image_id": 7, "caption": "a cat", "reference": "one cat", "rewards": {"cider": 1.25}, "advantage": -0.5},
@@ -231,10 +233,9 @@ def fake_tracker(monkeypatch, name, *, active=True):
     return module
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_get_a_table_with_images(monkeypatch, name):
-    module = fake_tracker(monkeypatch, name)
-    assert log_completions(ROWS, IMAGES, step=3, report_to=[name]) == [name]
+def test_wandb_gets_a_table_with_images(monkeypatch):
+    module = fake_tracker(monkeypatch, "wandb")
+    assert log_completions(ROWS, IMAGES, step=3, report_to=["wandb"]) == ["wandb"]
     (logged,) = module.logged
     assert logged["train/global_step"] == 3
     frame = logged["completions"].dataframe
@@ -244,10 +245,7 @@ def test_trackers_get_a_table_with_images(monkeypatch, name):
     assert frame["rewards/cider"][0] == 1.25
     assert np.isnan(frame["rewards/shape"][0])
     assert frame["rewards/shape"][1] == 0
-    if name == "wandb":
-        assert frame["caption"][1] == HOSTILE
-    else:  # shows text as Markdown
-        assert "\\<script\\>" in frame["caption"][1]
+    assert frame["caption"][1] == HOSTILE
 
 
 def test_unknown_images_and_further_columns(monkeypatch):
@@ -259,6 +257,8 @@ def test_unknown_images_and_further_columns(monkeypatch):
     assert ["image" in frame for frame in frames] == [False, False, True]
     assert frames[2]["image"][0] is None
     assert list(frames[0]["extra/words"]) == ["2", ""]
+    # trackio shows text as Markdown
+    assert "\\<script\\>" in frames[0]["caption"][1]
     assert "<script>" not in frames[0]["extra/judge"][0]
 
 

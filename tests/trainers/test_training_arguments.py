@@ -13,9 +13,7 @@ from hf_captionrl.data import CaptionDataset
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
-    SelfRetrievalConfig,
     SelfRetrievalGRPOConfig,
-    SelfRetrievalTrainer,
     SmileConfig,
     SmileSFTConfig,
     SmileSFTTrainer,
@@ -25,9 +23,8 @@ from hf_captionrl.trainers.policy import refuse_data_parallel
 from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_captioner
 from tests.tolerances import resolution
-from tests.trainers import test_reward_functions as rewarding
 from tests.trainers.grpo_worker import make_trainer
-from tests.trainers.one_step import PLAIN_SGD, largest_difference, weights
+from tests.trainers.one_step import SAMPLED, largest_difference, tiny_trainer, weights
 from tests.trainers.rl_step import build, train
 
 REFUSED = {
@@ -93,50 +90,10 @@ def test_a_field_set_later_is_refused_by_the_trainer(tmp_path, scenes):
 # Works
 
 
-def trainer_of(folder, scenes, *, cls=SmileTrainer, **arguments):
-    settings = {**PLAIN_SGD, "per_device_train_batch_size": 8, "generation_max_new_tokens": 4, **arguments}
-    return cls(
-        tiny_captioner("blip"),
-        SmileConfig(str(folder), **settings),
-        train_dataset=scenes["train"],
-        eval_dataset=scenes["validation"],
-    )
-
-
 def trained(folder, scenes, **arguments):
-    trainer = trainer_of(folder, scenes, **arguments)
+    trainer = tiny_trainer(folder, scenes, **arguments)
     trainer.train()
     return trainer
-
-
-def rl_trainer(folder, scenes, scorer, **arguments):
-    settings = {**PLAIN_SGD, "per_device_train_batch_size": 8, "max_completion_length": 6, "guard": "off", **arguments}
-    return SelfRetrievalTrainer(
-        tiny_captioner("blip"), scorer, SelfRetrievalConfig(str(folder), **settings), scenes["train"]
-    )
-
-
-def test_batch_size_is_reduced_after_out_of_memory(tmp_path, scenes):
-    sizes = []
-
-    class Small(SmileTrainer):
-        def compute_loss(self, model, inputs, **kwargs):
-            if len(inputs["labels"]) > 4:
-                raise RuntimeError("CUDA out of memory.")
-            sizes.append(len(inputs["labels"]))
-            return super().compute_loss(model, inputs, **kwargs)
-
-    trainer = trainer_of(tmp_path, scenes, cls=Small, auto_find_batch_size=True)
-    trainer.train()
-    assert 0 < max(sizes) <= 4
-    assert trainer.state.global_step == 1
-
-
-def test_neftune_adds_noise_to_the_words(tmp_path, scenes):
-    plain, noisy = trained(tmp_path / "a", scenes), trained(tmp_path / "b", scenes, neftune_noise_alpha=5.0)
-    assert largest_difference(weights(plain), weights(noisy)) > 0
-    embeddings = noisy.captioner.base_model.text_decoder.get_input_embeddings()
-    assert not embeddings._forward_hooks  # removed at the end
 
 
 @pytest.mark.slow  # compiles for ten seconds
@@ -157,21 +114,17 @@ def test_data_seed_determines_batches_and_captions(tmp_path, scenes):
     assert [first.train_dataset[i]["caption"] for i in range(16)] == [drawn[i]["caption"] for i in range(16)]
 
 
-def test_rollouts_have_no_incomplete_last_batch(tmp_path, scenes, scorer):
+def test_rollouts_have_no_incomplete_last_batch(tmp_path, scenes):
     settings = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 6}
-    trainer = rl_trainer(tmp_path, scenes, scorer, **settings, dataloader_drop_last=False)
+    trainer = build(tmp_path, scenes["train"], policy=tiny_captioner("blip"), **settings, dataloader_drop_last=False)
     assert [len(batch) for batch in trainer.get_train_dataloader().batch_sampler] == [6, 6]
 
 
-def test_loader_settings(tmp_path, scenes, scorer):
-    workers = {
-        "dataloader_num_workers": 1,
-        "dataloader_persistent_workers": True,
-        "dataloader_prefetch_factor": 3,
-        "dataloader_multiprocessing_context": "spawn",
-        "dataloader_in_order": False,
-    }
-    for trainer in (trainer_of(tmp_path, scenes, **workers), rl_trainer(tmp_path, scenes, scorer, **workers)):
+def test_loader_settings(tmp_path, scenes):
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 3}
+    workers |= {"dataloader_multiprocessing_context": "spawn", "dataloader_in_order": False}
+    rl = build(tmp_path, scenes["train"], policy=tiny_captioner("blip"), per_device_train_batch_size=8, **workers)
+    for trainer in (tiny_trainer(tmp_path, scenes, **workers), rl):
         trainer.args.dataloader_pin_memory = True  # use_cpu switches it off
         loader = trainer.get_train_dataloader()
         assert (loader.num_workers, loader.prefetch_factor, loader.in_order) == (1, 3, False)
@@ -179,23 +132,23 @@ def test_loader_settings(tmp_path, scenes, scorer):
         assert loader.multiprocessing_context.get_start_method() == "spawn"
 
 
-def test_tokens_of_text_are_counted(tmp_path, scenes, scorer):
-    counted = {"all": 0, "non_padding": 0}
+def test_tokens_of_text_are_counted(tmp_path, scenes):
+    counted = []
 
     class Spy(SmileTrainer):
         def compute_loss(self, model, inputs, **kwargs):
-            counted["all"] += inputs["input_ids"].numel()
-            counted["non_padding"] += int(inputs["attention_mask"].sum())
+            counted.append((inputs["input_ids"].numel(), int(inputs["attention_mask"].sum())))
             return super().compute_loss(model, inputs, **kwargs)
 
-    for kind in ("all", "non_padding"):
-        counted.update(dict.fromkeys(counted, 0))
-        trainer = trainer_of(tmp_path, scenes, cls=Spy, include_num_input_tokens_seen=kind, max_steps=2)
+    for column, kind in enumerate(("all", "non_padding")):
+        counted.clear()
+        trainer = tiny_trainer(tmp_path, scenes, cls=Spy, include_num_input_tokens_seen=kind, max_steps=2)
         trainer.train()
-        assert trainer.state.num_input_tokens_seen == counted[kind] > 0
-    assert counted["all"] > counted["non_padding"]
+        assert trainer.state.num_input_tokens_seen == sum(step[column] for step in counted) > 0
+    assert all(every > some for every, some in counted)
 
-    trainer = rl_trainer(tmp_path, scenes, scorer, include_num_input_tokens_seen="non_padding", num_generations=2)
+    settings = {"include_num_input_tokens_seen": "non_padding", **SAMPLED}
+    trainer = build(tmp_path, scenes["train"], policy=tiny_captioner("blip"), **settings)
     begin, seen = trainer.begin_step, []
     trainer.begin_step = lambda batches: seen.extend(batches) or begin(batches)
     trainer.train()
@@ -213,7 +166,7 @@ def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
 
 
 def test_the_batch_size_of_evaluation(tmp_path, scenes):
-    trainer = trainer_of(tmp_path, scenes, per_device_eval_batch_size=5)
+    trainer = tiny_trainer(tmp_path, scenes, per_device_eval_batch_size=5)
     losses, generated = [], []
     loss_sum, generate = trainer.loss_sum, trainer.captioner.generate
     trainer.loss_sum = lambda batch: losses.append(len(batch["labels"])) or loss_sum(batch)
@@ -223,8 +176,8 @@ def test_the_batch_size_of_evaluation(tmp_path, scenes):
 
 
 def test_prediction_loss_only(tmp_path, scenes):
-    whole = trainer_of(tmp_path, scenes, skip_memory_metrics=False).evaluate()
-    alone = trainer_of(tmp_path, scenes, prediction_loss_only=True).evaluate()
+    whole = tiny_trainer(tmp_path, scenes, skip_memory_metrics=False).evaluate()
+    alone = tiny_trainer(tmp_path, scenes, prediction_loss_only=True).evaluate()
     assert "eval_mem_cpu_alloc_delta" in whole
     assert "eval_length" in whole
     assert not {"eval_length", "eval_lexical_diversity"} & alone.keys()
@@ -237,8 +190,8 @@ def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
         "hf_captionrl.hub.cards.push_folder", lambda *args, **settings: pushed.append((args, settings))
     )
     settings = {"push_to_hub": True, "hub_model_id": "me/x", "hub_token": "t", "hub_revision": "r"}
-    trainer_of(tmp_path, scenes, **settings).push_to_hub()
-    trainer_of(tmp_path, scenes, **settings, hub_private_repo=False).save_model()
+    tiny_trainer(tmp_path, scenes, **settings).push_to_hub()
+    tiny_trainer(tmp_path, scenes, **settings, hub_private_repo=False).save_model()
     assert [args for args, _ in pushed] == [(str(tmp_path), "me/x")] * 2
     assert [(p["private"], p["token"], p["revision"]) for _, p in pushed] == [(True, "t", "r"), (False, "t", "r")]
 
@@ -324,7 +277,7 @@ def test_rewards_with_another_baseline_cannot_be_normalised_one_by_one(tmp_path,
 
 
 def smile(folder):
-    SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder), use_cpu=True), rewarding.marked())
+    SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder), use_cpu=True))
 
 
 def smile_sft(folder):
