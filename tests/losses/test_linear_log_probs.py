@@ -56,12 +56,6 @@ def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, case, with_
         assert_close(mine.grad, reference.grad, ulps=128)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 3, None])
-def test_chunk_size_does_not_change_the_result(head: Head, chunk_size):
-    whole = linear_log_probs(head.hidden, head.weight, head.labels, chunk_size=1000)
-    torch.testing.assert_close(linear_log_probs(head.hidden, head.weight, head.labels, chunk_size=chunk_size), whole)
-
-
 def test_a_frozen_head_gets_no_gradient_and_the_logits_are_never_built(head: Head):
     B, T, V, D = 16, 24, 1000, 64
     labels = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
@@ -70,6 +71,17 @@ def assert_one_plain_step(trained, model, loss, *, ulps):
         assert_close(trained[name], expected, ulps=ulps, magnitude=1, msg=name)
         moved = max(moved, gradient.abs().max().item())
     assert moved > 1e-2
+
+
+class At(TrainerCallback):
+    """Calls a function after a step, before its checkpoint."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.action()
 
 
 def bits(trainer: Any) -> dict[str, torch.Tensor]:

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import TrainerCallback
 
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SLEConfig, SLETrainer
 from hf_captionrl.utils.model_files import model_path
 
-from .one_step import PLAIN_SGD, captioner, weights
+from .one_step import PLAIN_SGD, At, captioner, weights
 
 GREEDY = {**PLAIN_SGD, "do_sample": False, "max_completion_length": 12, "guard": "off"}
 IMAGES = 16
@@ -25,17 +24,6 @@ def neighbours(number=IMAGES, k=8):
     """Made-up ranks: the next images in the data set."""
     rows = torch.arange(number)[:, None]
     return (rows + torch.arange(1, k + 1)) % number
-
-
-class Kill(TrainerCallback):
-    """End the process as if the power had failed."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def build(
@@ -64,7 +52,8 @@ def build(
         neighbours=neighbours(len(dataset), num_neighbours) if bags else None,
         peft_config=peft_config,
         guard_thresholds=guard_thresholds,
-        callbacks=[Kill(kill_at)] if kill_at else None,
+        # As if the power had failed.
+        callbacks=[At(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))] if kill_at else None,
     )
 
 

@@ -165,16 +165,9 @@ def test_a_second_iteration_reuses_the_rollout(tmp_path, scenes):
 
 @pytest.mark.parametrize("adapter", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_kl_penalty_keeps_the_policy_near_the_reference(tmp_path, scenes, adapter):
-    arguments = {
-        **SAMPLED,
-        "max_steps": 6,
-        "learning_rate": 3e-3 if adapter else 1e-4,
-        "optim": "adamw_torch",
-        "logging_strategy": "steps",
-        "logging_steps": 1,
-        "freeze_vision_tower": True,
-        "peft_config": {"tune": "language", "r": 4} if adapter else None,
-    }
+    arguments = {**SAMPLED, **LOGGED, "max_steps": 6, "optim": "adamw_torch", "freeze_vision_tower": True}
+    adapting = {"learning_rate": 3e-3, "peft_config": {"tune": "language", "r": 4}}
+    arguments |= adapting if adapter else {"learning_rate": 1e-4}
     kl = {}
     for beta in (1e-6, 30.0):
         trainer = train(tmp_path, scenes["train"], beta=beta, **arguments)
@@ -379,27 +372,26 @@ def test_two_processes_resume_between_iterations(tmp_path):
     run_in_processes(2, _run_rollout_resume, str(tmp_path), folder=tmp_path)
 
 
-SETTINGS = {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 8}
-
-
-def drawn(captioner, images, **settings):
-    torch.manual_seed(0)
-    return write_completions(captioner, images, **SETTINGS, **settings).ids.tolist()
-
-
 @pytest.mark.parametrize("family", ["blip", "git"])
 def test_published_generation_settings_do_not_change_the_rollout(family):
     """Repetition penalties and forced ends would sample from another distribution than the scored one."""
     captioner = tiny_captioner(family)
-    images = [captioner.encode_images(tiny_images(2))]
-    plain = drawn(captioner, images)
+    images = captioner.encode_images(tiny_images(2))
+
+    def drawn(write):
+        torch.manual_seed(0)
+        return write(do_sample=True, num_return_sequences=3, max_new_tokens=8).ids.tolist()
+
+    def rollout(**settings):
+        return write_completions(captioner, [images], **settings)
+
+    plain = drawn(rollout)
     writer = captioner.base_model.text_decoder if family == "blip" else captioner.base_model
     writer.generation_config.repetition_penalty = 50.0
     writer.generation_config.min_new_tokens = 8
-    assert drawn(captioner, images) == plain
+    assert drawn(rollout) == plain
     assert writer.generation_config.repetition_penalty == 50.0  # kept in the saved model
-    torch.manual_seed(0)
-    assert captioner.generate(**images[0], **SETTINGS).ids.tolist() != plain
+    assert drawn(lambda **settings: captioner.generate(**images, **settings)) != plain
 
 
 def test_generation_settings_are_restored_after_an_error():

@@ -187,10 +187,8 @@ def test_data_collator_is_used_in_training_and_evaluation(tmp_path, scenes, scor
     trainer.train()
     assert {len(call) for call in calls} == {8}
     calls.clear()
-    captions = [["a red cat"]] * 12
-    expected = looped_loss(
-        captioner, scenes["validation"].remove_columns("captions").add_column("captions", captions), 0, smile=False
-    )
+    rows = scenes["validation"].remove_columns("captions").add_column("captions", [["a red cat"]] * 12)
+    expected = looped_loss(captioner, rows, 0, smile=False)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
     assert sorted(index for call in calls for index in call) == list(range(12))
 
@@ -358,13 +356,13 @@ def _evaluate(folder: str) -> None:
     trainer = SmileTrainer(
         tiny_captioner("blip"), SmileConfig(folder, generation_max_new_tokens=6, **settings, **caching)
     )
+    # Each process runs two forwards of one image; the second of the other process does not count.
+    found = {"loss": trainer.evaluate(images(3))["eval_loss"]}
     shard(trainer.captioner, head_alone=False)
     assert is_sharded(trainer.captioner.model)
-    found = {}
     for number in (3, 1):  # two images and one; one and none
         for beams in (1, 3):
             found[f"{number} {beams}"] = trainer.generate_captions(images(number), num_beams=beams)
-    found["loss"] = trainer.evaluate(images(3))["eval_loss"]
     (Path(folder) / f"{torch.distributed.get_rank()}.json").write_text(json.dumps(found))
 
 
@@ -379,5 +377,4 @@ def test_unequal_shares_give_the_captions_of_one_process(tmp_path):
                 captioner, [row["image"] for row in images(number)], batch_size=1, num_beams=beams, max_new_tokens=6
             )
             assert one[f"{number} {beams}"] == alone
-    # Each process runs two forwards of one image; the second of the other process does not count.
     assert one["loss"] == pytest.approx(looped_loss(captioner, images(3), 42, smile=True), rel=1e-5)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import CompletionReward
 from hf_captionrl.scenes import load_scenes
@@ -16,7 +15,6 @@ from hf_captionrl.trainers import (
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
 )
-from hf_captionrl.trainers.caption_rl_trainer import RowColumns
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
@@ -105,18 +103,6 @@ def test_a_missing_column_is_named_before_training(tmp_path):
         caption_rl(tmp_path, marked(), CompletionReward(lambda completions, solution: [0.0], name="reward"))
     with pytest.raises(ValueError, match=r"column\(s\) \['log_metric'\]"):
         caption_rl(tmp_path, marked().rename_column("mark", "log_metric"), CompletionReward(lambda **k: [0.0], "r"))
-
-
-def test_columns_of_rows(tmp_path):
-    data = marked().with_format("torch")
-    columns = RowColumns(data, [5, 2, 5])
-    assert columns["mark"] == [105, 102, 105]
-    assert set(columns) == set(data.column_names)
-    images = columns["image"]
-    assert [image.tobytes() for image in images] == [open_image(marked()[r]["image"]).tobytes() for r in (5, 2, 5)]
-    assert len(images[:2]) == 2
-    with pytest.raises(KeyError):
-        columns["nothing"]
 
 
 def test_grpo_passes_the_arguments_of_trl(tmp_path):
@@ -211,26 +197,20 @@ def test_columns_stay_with_their_captions_on_two_processes(two, name):
 # A scorer or a model that is not needed
 
 
-@pytest.mark.parametrize("kind", ["self_retrieval", "grpo"])
-def test_own_rewards_need_no_scorer(kind, tmp_path):
+def test_own_rewards_need_no_scorer(tmp_path):
     def brevity(completions, **columns):
         return [-float(len(str(completion))) for completion in completions]
 
-    rows = marked()
-    if kind == "grpo":
-        trainer = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [brevity]}, max_steps=1)
-    else:
-        config = SelfRetrievalConfig(str(tmp_path), **PLAIN_SGD | SHORT | LOGGED, do_sample=True)
-        trainer = SelfRetrievalTrainer(tiny_captioner("blip"), args=config, train_dataset=rows, reward_funcs=[brevity])
-    trainer.train()
-    assert any(entry.get("rewards/brevity/mean", 0) < 0 for entry in trainer.state.log_history)
-    if kind == "self_retrieval":
+    config = SelfRetrievalConfig(str(tmp_path), **PLAIN_SGD | SHORT | LOGGED, do_sample=True)
+    given = {"args": config, "train_dataset": marked()}
+    trainer = SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=[brevity], **given)
+    grpo = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [brevity]}, max_steps=1)
+    for one in (trainer, grpo):
+        one.train()
+        assert any(entry.get("rewards/brevity/mean", 0) < 0 for entry in one.state.log_history)
+    for rewards in (None, ["self_retrieval", brevity]):
         with pytest.raises(ValueError, match="scorer"):
-            SelfRetrievalTrainer(tiny_captioner("blip"), args=config, train_dataset=rows)
-        with pytest.raises(ValueError, match="scorer"):
-            SelfRetrievalTrainer(
-                tiny_captioner("blip"), args=config, train_dataset=rows, reward_funcs=["self_retrieval", brevity]
-            )
+            SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=rewards, **given)
 
 
 def test_model_init_stands_for_the_model(tmp_path):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +15,9 @@ from hf_captionrl.data import BagCurriculumSampler, open_image
 from hf_captionrl.retrieval import nearest_neighbours
 from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
 from hf_captionrl.trainers.trl_grpo import BagRepeatSampler
-from tests.offline import python_path
+from tests.processes import run_in_processes
 from tests.tolerances import assert_close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
-
-WORKER = Path(__file__).with_name("grpo_worker.py")
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +25,13 @@ def trainer(tmp_path_factory):
     return make_trainer(str(tmp_path_factory.mktemp("grpo")), per_device_train_batch_size=16)
 
 
-def by_hand(trainer, scorer, captions, rows, candidates) -> list[float]:
-    """Log-softmax of each caption's target among the candidates, one caption at a time."""
-    images = scorer.image_features([open_image(trainer.caption_data[row]["image"]) for row in candidates])
-    values = []
-    for caption, row in zip(captions, rows, strict=True):
-        similarities = scorer.text_features([caption])[0] @ images.T * scorer.logit_scale
-        values.append(float(similarities.log_softmax(0)[candidates.index(row)]))
-    return values
-
-
 def test_rewards_equal_a_loop(trainer, scorer):
-    expected = by_hand(trainer, scorer, CAPTIONS, [index // 2 for index in range(16)], list(range(8)))
+    """Log-softmax of each caption's target among the candidates, one caption at a time."""
+    images = scorer.image_features([open_image(row["image"]) for row in trainer.caption_data])
+    expected = []
+    for index, caption in enumerate(CAPTIONS):
+        similarities = scorer.text_features([caption])[0] @ images.T * scorer.logit_scale
+        expected.append(float(similarities.log_softmax(0)[index // 2]))
     found = rewards_of(trainer, CAPTIONS)
     assert found.shape == (16, 1)
     assert_close(found[:, 0], expected, dtype="float32", magnitude=100)
@@ -118,27 +108,21 @@ def test_rewards_are_weighted_and_logged(tmp_path):
     assert "rewards/cider/mean" in trainer.state.log_history[0]
 
 
-@pytest.mark.slow  # launched by torchrun
+def _two(folder: str) -> None:
+    trainer = make_trainer(folder, per_device_train_batch_size=8)
+    found = {"rewards": rewards_of(trainer, CAPTIONS).tolist(), "order": list(trainer._get_train_sampler())}
+    Path(folder, f"{trainer.accelerator.process_index}.json").write_text(json.dumps(found))
+
+
 def test_two_processes_see_one_rollout(tmp_path, trainer):
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": python_path(WORKER.parents[2])}
-    output = tmp_path / "two.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, str(WORKER), str(tmp_path / "run"), str(output)]
-    subprocess.run(command, env=environment | {"OMP_NUM_THREADS": "1"}, check=True, timeout=240, capture_output=True)
-    found = json.loads(output.read_text())
-    assert_close(found["rewards"], rewards_of(trainer, CAPTIONS).tolist(), dtype="float32", magnitude=100)
-    assert found["order"] == list(trainer._get_train_sampler())
+    run_in_processes(2, _two, str(tmp_path), folder=tmp_path)
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert_close(found["rewards"], rewards_of(trainer, CAPTIONS).tolist(), dtype="float32", magnitude=100)
+        assert found["order"] == list(trainer._get_train_sampler())
 
 
 # The sampler
-
-
-def bags_of(number: int, batch_size: int, schedule, **settings) -> BagCurriculumSampler:
-    features = torch.nn.functional.normalize(
-        torch.randn(number, 8, generator=torch.Generator().manual_seed(1)), dim=-1
-    )
-    neighbours, _ = nearest_neighbours(features, 10)
-    return BagCurriculumSampler(neighbours, batch_size, schedule, **settings)
 
 
 def test_rows_have_the_order_of_trl():
@@ -154,8 +138,10 @@ def test_rows_have_the_order_of_trl():
 
 
 def test_bags_stay_whole_and_rollouts_are_filled_with_random_images():
-    bags = bags_of(40, 10, {2: 3, 4: 5})
-    sampler = BagRepeatSampler(bags, 2, 1)
+    features = torch.randn(40, 8, generator=torch.Generator().manual_seed(1))
+    neighbours, _ = nearest_neighbours(torch.nn.functional.normalize(features, dim=-1), 10)
+    bags, others = (BagCurriculumSampler(neighbours, 10, {2: 3, 4: 5}) for _ in range(2))
+    sampler, again = BagRepeatSampler(bags, 2, 1), BagRepeatSampler(others, 2, 1)
     for epoch, size in ((0, 3), (2, 5)):
         bags.set_epoch(epoch)
         assert bags.bag_size == size
@@ -163,8 +149,7 @@ def test_bags_stay_whole_and_rollouts_are_filled_with_random_images():
         for rollout, batch in zip(rollouts, bags, strict=True):
             assert rollout[: len(batch)].tolist() == batch
             assert len(set(rollout.tolist())) == 10
-    again = BagRepeatSampler(bags_of(40, 10, {2: 3, 4: 5}), 2, 1)
-    again.bags.set_epoch(2)
+    others.set_epoch(2)
     assert list(again) == list(sampler)
     bags.set_epoch(3)
     assert list(again) != list(sampler)

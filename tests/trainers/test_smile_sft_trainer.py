@@ -273,7 +273,6 @@ def test_groups_hold_each_segment_once():
         ("packing_strategy", "wrapped"),
         ("eval_packing", True),
         ("loss_type", "dft"),
-        ("label_smoothing_factor", 0.1),
     ],
 )
 def test_values_that_are_refused(tmp_path, name, value):
@@ -292,18 +291,15 @@ def test_wrong_types_are_refused(parts, tmp_path):
 
 
 def test_logit_factors_are_those_of_trl(parts, tmp_path):
-    """Cohere's scale and Gemma's cap, against the model's logits via trl's head."""
-    _, tokenizer = parts
-    config = copy.deepcopy(parts[0].config)
-    assert logit_factors(config) == (1.0, None)
+    """Against the model's logits via trl's head."""
+    model, tokenizer = parts
+    assert logit_factors(model.config) == (1.0, None)
     for name, value, expected in (("logit_scale", 0.25, 0.25), ("logits_scaling", 8.0, 0.125)):
-        changed = copy.deepcopy(config)
-        setattr(changed, name, value)
-        assert logit_factors(changed)[0] == expected
-        model = copy.deepcopy(parts[0])
-        model.config = changed
-        ours = make((model, tokenizer), tmp_path, mle_weight=1 - 1e-9)
-        theirs = make((model, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
+        scaled = copy.deepcopy(model)
+        setattr(scaled.config, name, value)
+        assert logit_factors(scaled.config)[0] == expected
+        ours = make((scaled, tokenizer), tmp_path, mle_weight=1 - 1e-9)
+        theirs = make((scaled, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
         assert loss_eval(ours) == pytest.approx(loss_eval(theirs), rel=1e-5)
 
 

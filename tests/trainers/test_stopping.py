@@ -11,17 +11,7 @@ from transformers import TrainerCallback
 
 from hf_captionrl.trainers.checkpoints import StopOnSignal
 from tests.faults.jobs import trainer_of
-
-
-class At(TrainerCallback):
-    """Calls a function after a step."""
-
-    def __init__(self, step, action):
-        self.step, self.action = step, action
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            self.action()
+from tests.trainers.one_step import At
 
 
 def send_and_wait(number, is_handled):
@@ -41,8 +31,9 @@ def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **ch
         if times == 2:
             send_and_wait(number, lambda: False)
 
-    settings = {"save_on_signal": True, "save_steps": 500, **changes}
-    trainer = trainer_of(kind, folder, callbacks=[At(step, send)], **settings)
+    trainer = trainer_of(
+        kind, folder, callbacks=[At(step, send)], save_on_signal=True, **{"save_steps": 500, **changes}
+    )
     return trainer
 
 
