@@ -1,4 +1,4 @@
-"""`fused_smile_loss` equals the reference in values and gradients, in any precision and compiled."""
+"""`fused_smile_loss` and `linear_log_probs` equal references in values and gradients, in any precision and compiled."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, linear_log_probs, smile_loss
 from hf_captionrl.losses import smile as fused_smile
 from tests.losses.conftest import Head, loop_smile, make_head
 from tests.losses.test_smile import OPTIONS
@@ -120,7 +120,7 @@ def allocations(run, size: int) -> int:
     return sum(event.nbytes() >= size for event in kineto.events() if event.name() == "[memory]")
 
 
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.1}, "log-probabilities"])
 def test_logits_are_never_built_and_a_frozen_head_costs_nothing(options):
     B, T, V, D = 16, 24, 1000, 64
     generator = torch.Generator().manual_seed(0)
@@ -137,10 +137,12 @@ def test_logits_are_never_built_and_a_frozen_head_costs_nothing(options):
         return step
 
     def fused(hidden, weight):
+        if options == "log-probabilities":
+            return linear_log_probs(hidden, weight, labels, chunk_size=32, return_entropy=True)[0].sum()
         return fused_smile_loss(hidden, weight, labels, chunk_size=32, **options)
 
     def reference(hidden, weight):
-        return smile_loss(hidden @ weight.T, labels, **options)
+        return smile_loss(hidden @ weight.T, labels)
 
     logits_bytes, weight_bytes = 4 * B * T * V, 4 * V * D
     assert allocations(run(fused, True), logits_bytes) == 0
@@ -226,19 +228,31 @@ RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
     ],
 )
 def test_compiles_without_graph_breaks(options):
-    compare_compiled(options, backend="aot_eager")
+    compare_compiled(smile_step(options), backend="aot_eager")
 
 
-def compare_compiled(options: dict[str, Any], backend: str) -> None:
+@pytest.mark.parametrize("with_entropy", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_log_probs_compile_without_graph_breaks(with_entropy):
+    def step(hidden, weight, bias, labels):
+        result = linear_log_probs(hidden, weight, labels, bias=bias, chunk_size=8, return_entropy=with_entropy)
+        return result[0].sum() + result[1].sum() if with_entropy else result.sum()
+
+    compare_compiled(step, backend="aot_eager")
+
+
+def smile_step(options):
+    def step(hidden, weight, bias, labels):
+        return fused_smile_loss(hidden, weight, labels, bias=bias, softcap=3.0, chunk_size=8, **options).sum()
+
+    return step
+
+
+def compare_compiled(step, backend: str) -> None:
     head = make_head(torch.float32)
-
-    def step(hidden, weight, bias):
-        return fused_smile_loss(hidden, weight, head.labels, bias=bias, softcap=3.0, chunk_size=8, **options).sum()
-
     torch._dynamo.reset()
     compiled, eager = head.leaves(), head.leaves()
-    loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled)
-    expected = step(*eager)
+    loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled, head.labels)
+    expected = step(*eager, head.labels)
     assert_close(loss, expected)
     for mine, other in zip(gradients(loss, compiled), gradients(expected, eager), strict=True):
         assert_close(mine, other)
@@ -252,7 +266,7 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}], ids=["smile", "mixture"])
 def test_compiles_with_the_default_backend(options):
     """Slow: runs a C++ compiler for half a minute."""
-    compare_compiled(options, backend="inductor")
+    compare_compiled(smile_step(options), backend="inductor")
 
 
 @pytest.mark.parametrize(
@@ -268,3 +282,82 @@ def test_invalid_arguments_raise(head: Head, change, name):
     arguments = {"hidden": head.hidden, "weight": head.weight, "labels": head.labels} | change
     with pytest.raises(ValueError, match=name):
         fused_smile_loss(**arguments)
+
+
+# Log-probabilities of tokens
+
+
+def loop_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    log_probs, entropies = [], []
+    for row, label in zip(hidden.flatten(0, 1), labels.flatten(), strict=True):
+        logits = weight @ row
+        if bias is not None:
+            logits = logits + bias
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        probs = torch.exp(logits / temperature) / torch.exp(logits / temperature).sum()
+        supervised = label != IGNORE_INDEX
+        log_probs.append(probs[label].log() if supervised else 0 * row.sum())
+        entropies.append(-(probs * probs.log()).sum() if supervised else 0 * row.sum())
+    return torch.stack(log_probs).view(labels.shape), torch.stack(entropies).view(labels.shape)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("case", [{}, {"temperature": 1.7, "softcap": 2.0}])
+def test_log_probs_equal_a_plain_loop_under_any_upstream_gradient(head: Head, case, with_entropy):
+    upstream = torch.linspace(-1, 2, head.labels.numel(), dtype=torch.float64).view_as(head.labels)
+    ours, theirs = head.leaves(), head.leaves()
+    result = linear_log_probs(
+        ours[0], ours[1], head.labels, bias=ours[2], chunk_size=4, return_entropy=with_entropy, **case
+    )
+    log_probs, entropies = result if with_entropy else (result, None)
+    expected, expected_entropies = loop_log_probs(*theirs, head.labels, **case)
+    assert_close(log_probs, expected)
+    loss, other = (log_probs * upstream).sum(), (expected * upstream).sum()
+    if entropies is not None:
+        assert_close(entropies, expected_entropies, ulps=32)
+        loss, other = (
+            loss + (entropies * upstream.flip(0)).sum(),
+            other + (expected_entropies * upstream.flip(0)).sum(),
+        )
+    loss.backward()
+    other.backward()
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine.grad, reference.grad, ulps=128)
+
+
+def test_log_probs_in_half_precision_are_finite_and_close():
+    dtype = torch.float16
+    head, exact = make_head(dtype), make_head()
+    leaves = head.leaves()
+    log_probs, entropy = linear_log_probs(
+        *leaves[:2], head.labels, bias=leaves[2], temperature=0.3, return_entropy=True
+    )
+    (log_probs.sum() + entropy.sum()).backward()
+    assert log_probs.dtype == torch.float32
+    expected = linear_log_probs(exact.hidden, exact.weight, exact.labels, bias=exact.bias, temperature=0.3)
+    assert_close(log_probs.double(), expected, dtype=dtype, ulps=2)
+    assert all(leaf.grad.dtype == dtype and leaf.grad.isfinite().all() for leaf in leaves)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"bias": torch.zeros(22)}, "bias"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"labels": torch.full((4, 7), 23)}, "labels contain 23"),
+        ({"weight": torch.zeros(23, 4)}, "weight"),
+    ],
+)
+def test_invalid_arguments_of_log_probs_raise(head: Head, change, name):
+    arguments = {"hidden": head.hidden, "weight": head.weight, "labels": head.labels} | change
+    with pytest.raises(ValueError, match=name):
+        linear_log_probs(**arguments)

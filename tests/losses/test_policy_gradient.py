@@ -171,14 +171,6 @@ def test_penalty_estimates_kl_and_has_the_gradient_of_the_reverse_kl():
     assert (gradient - forward).abs().max() > 0.05
 
 
-def test_low_precision_is_summed_in_fp32():
-    b = batch(dtype=torch.bfloat16)
-    found = caption_log_probs(b["log_probs"], b["mask"])
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, caption_log_probs(b["log_probs"].float(), b["mask"]))
-    assert policy_gradient_loss(b["log_probs"], b["advantages"], b["mask"])["loss"].dtype == torch.float32
-
-
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 def test_empty_captions_give_loss_zero_not_nan(loss_type):
     log_probs = torch.full((2, 3), -1.0).requires_grad_()

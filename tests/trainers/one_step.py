@@ -84,6 +84,18 @@ class At(TrainerCallback):
             self.action()
 
 
+def spy_on(owner, name):
+    """A list of what a method returns from now on."""
+    found, method = [], getattr(owner, name)
+
+    def spy(*given, **more):
+        found.append(method(*given, **more))
+        return found[-1]
+
+    setattr(owner, name, spy)
+    return found
+
+
 def bits(trainer: Any) -> dict[str, torch.Tensor]:
     """Parameters and the optimizer's state."""
     found = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}

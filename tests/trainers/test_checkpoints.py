@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import hf_captionrl.trainers as trainers
 from hf_captionrl import pipeline
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
@@ -297,13 +296,6 @@ def test_a_moved_checkpoint_resumes(tmp_path, alone):
     resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
     assert not different(bits(resumed), bits(alone))
     assert names(tmp_path / "resumed") == ["checkpoint-6"]
-
-
-def test_every_trainer_saves_and_resumes_in_this_way():
-    kinds = [trainers.SmileTrainer, trainers.SLETrainer, trainers.SelfRetrievalTrainer, trainers.CaptionRLTrainer]
-    for kind in (*kinds, trainers.SelfRetrievalGRPOTrainer, trainers.SmileSFTTrainer):
-        for method in ("train", "_save_checkpoint", "_init_training_state"):
-            assert getattr(kind, method) is getattr(ExactResumeTrainer, method), (kind, method)
 
 
 def in_two_processes(folder):

@@ -64,9 +64,6 @@ def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeyp
     assert ("at step 50" in caplog.text and "mle_weight" in caplog.text) == warns
 
 
-# The loss
-
-
 @pytest.mark.parametrize(("mle_weight", "batch"), [(0.0, 5), (1.0, 12)])
 def test_eval_loss_equals_a_loop(tmp_path, scenes, mle_weight, batch):
     trainer = tiny_trainer(tmp_path, scenes, mle_weight=mle_weight, per_device_eval_batch_size=batch)
@@ -118,9 +115,6 @@ def test_unknown_metric_for_the_best_model_is_refused(tmp_path, scenes, metric, 
     tiny_trainer(
         tmp_path, scenes, trainer_arguments={"eval_dataset": data, "compute_metrics": lambda p: {}}, **settings
     )
-
-
-# Several data sets, predictions, metrics
 
 
 def test_several_evaluation_sets_have_names(tmp_path, scenes):
@@ -196,9 +190,6 @@ def test_data_collator_is_used_in_training_and_evaluation(tmp_path, scenes, scor
     calls.clear()
     SelfRetrievalTrainer(captioner, scorer, config, scenes["train"], data_collator=collate).train()
     assert {len(call) for call in calls} == {8}
-
-
-# model_init and a run without a configuration
 
 
 class ThreeTrials(HyperParamSearchBackendBase):

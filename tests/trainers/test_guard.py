@@ -420,9 +420,6 @@ def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, s
     assert trainer.guard.reason_against(written.captions, torch.tensor(written.ended)) is None
 
 
-# Which scorer selects
-
-
 def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, scorer, held_out_scorer):
     settings = {**BEST, "guard": "warn", "eval_dataset": scenes["validation"], "scorer": scorer}
     trainer = build(tmp_path, scenes["train"], **settings, held_out_scorer=held_out_scorer)

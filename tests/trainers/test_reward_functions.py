@@ -1,13 +1,16 @@
 """Reward functions with TRL's signature in every RL trainer, with bags and on two processes."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from trl import GRPOConfig, GRPOTrainer
 
+from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import CompletionReward
+from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
@@ -19,9 +22,11 @@ from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_captioner
+from tests.tiny.chat import tiny_chat
+from tests.tolerances import assert_close, close
 from tests.trainers.grpo_worker import make_trainer
-from tests.trainers.one_step import PLAIN_SGD, captioner
-from tests.trainers.rl_step import neighbours
+from tests.trainers.one_step import PLAIN_SGD, captioner, spy_on
+from tests.trainers.rl_step import neighbours, train
 
 SHORT = {"max_completion_length": 4, "guard": "off", "num_generations": 2, "per_device_train_batch_size": 4}
 LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none"}
@@ -70,8 +75,7 @@ def self_retrieval(folder, data, reward, **settings):
 def test_columns_reach_the_function_with_their_captions(tmp_path, capsys):
     data, reward = marked(), Recorder()
     trainer = self_retrieval(tmp_path, data, reward, max_steps=2, log_completions=True, num_completions_to_print=2)
-    written, reward_context = [], trainer.rollouts.reward_context
-    trainer.rollouts.reward_context = lambda *given: written.append(reward_context(*given)) or written[-1]
+    written = spy_on(trainer.rollouts, "reward_context")
     trainer.train()
     G = trainer.args.num_generations
     sampled = [context for context in written if context.group_size == G]
@@ -139,9 +143,6 @@ def test_grpo_passes_the_arguments_of_trl(tmp_path):
     assert "doubled" in trainer._logs["extra"]
 
 
-# Two processes
-
-
 class Unequal(Recorder):
     """Logs one metric everywhere and one on the second process only."""
 
@@ -194,9 +195,6 @@ def test_columns_stay_with_their_captions_on_two_processes(two, name):
         assert entry["rewards/marks/mean"] == pytest.approx(sum(every) / len(every))
 
 
-# A scorer or a model that is not needed
-
-
 def test_own_rewards_need_no_scorer(tmp_path):
     def brevity(completions, **columns):
         return [-float(len(str(completion))) for completion in completions]
@@ -223,3 +221,62 @@ def test_model_init_stands_for_the_model(tmp_path):
         cls(**given)
     with pytest.raises(ValueError, match="reward_funcs"):
         CaptionRLTrainer(tiny_captioner("blip"), args=config, train_dataset=given["train_dataset"])
+
+
+# A bank of distractors: one image per rollout, in this package's trainers and in TRL's
+
+BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
+IMPORTANCE = {"bank_images": "nearest_and_random", "num_hard_distractors": 2, "bank_weighting": "importance"}
+
+
+def bank_function(scorer, data, folder, **weights) -> BankRewardFunction:
+    features = scorer_features(scorer, data, cache_dir=str(folder))
+    targets = ImageBank(features, data["image_id"], scorer.signature)
+    return BankRewardFunction(scorer, targets, bank_size=5, bank_batch_size=8, **weights)
+
+
+def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer):
+    data = marked()
+    settings = {"per_device_train_batch_size": 1, "num_generations": 2, "do_sample": True, "max_grad_norm": 1.0}
+    settings |= {"logging_strategy": "steps", "logging_steps": 1}
+    trainer = train(tmp_path / "bank", data, **settings, **BANK, **IMPORTANCE)
+    (logged,) = [entry for entry in trainer.state.log_history if "rewards/self_retrieval/mean" in entry]
+    assert logged["rewards/self_retrieval/mean"] < 0
+    assert logged["grad_norm"] > 0
+    assert "recall_at_1" not in logged
+    bank = trainer.rewards.rewards[0]._banks[0]
+    expected = bank_function(scorer, data, tmp_path / "cache", **IMPORTANCE).reward._banks[0]
+    assert_close(bank.features, expected.features)
+    assert bank.counts.tolist() == expected.counts.tolist() == close([1, 1, 5 / 3, 5 / 3, 5 / 3], dtype="float32")
+    with pytest.raises(ValueError, match="distractor_scope='bank'"):
+        train(tmp_path / "batch", data, **settings)
+
+
+def test_trainer_of_trl_trains_with_the_function(tmp_path, scorer):
+    data = marked()
+    """One prompt group per batch, and a copy of the function that was pickled, as in an asynchronous trainer."""
+    reward = pickle.loads(pickle.dumps(bank_function(scorer, data, tmp_path / "cache")))
+    model, processor = tiny_chat("llava")
+    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
+    given = []
+
+    def recorded(completions, image_id, **columns):
+        given.append(([completion[0]["content"] for completion in completions], image_id))
+        return reward(completions=completions, image_id=image_id, **columns)
+
+    arguments = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
+    arguments |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-2}
+    trainer = GRPOTrainer(
+        model,
+        reward_funcs=recorded,
+        args=GRPOConfig(str(tmp_path), **arguments),
+        train_dataset=data.select_columns(["image", "image_id"]).add_column("prompt", prompts),
+        processing_class=processor,
+    )
+    trainer.train()
+    ((captions, image_id),) = given
+    assert len(set(image_id)) == 1
+    alone = bank_function(scorer, data, tmp_path / "cache")(completions=captions, image_id=image_id)
+    mean = trainer.state.log_history[0]["rewards/recorded/mean"]
+    assert mean == close(float(torch.tensor(alone).mean()), dtype="float32", magnitude=100)

@@ -122,9 +122,6 @@ def test_two_processes_see_one_rollout(tmp_path, trainer):
         assert found["order"] == list(trainer._get_train_sampler())
 
 
-# The sampler
-
-
 def test_rows_have_the_order_of_trl():
     bags = BagCurriculumSampler(None, 4, 1, distractors="random", num_images=13)
     ours = list(BagRepeatSampler(bags, 3, 2))
@@ -153,9 +150,6 @@ def test_bags_stay_whole_and_rollouts_are_filled_with_random_images():
     assert list(again) == list(sampler)
     bags.set_epoch(3)
     assert list(again) != list(sampler)
-
-
-# Bad input
 
 
 RANKED = {"neighbours": np.stack([np.r_[0:r, r + 1 : 8] for r in range(8)])}

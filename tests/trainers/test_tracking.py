@@ -233,33 +233,25 @@ def fake_tracker(monkeypatch, name, *, active=True):
     return module
 
 
-def test_wandb_gets_a_table_with_images(monkeypatch):
-    module = fake_tracker(monkeypatch, "wandb")
-    assert log_completions(ROWS, IMAGES, step=3, report_to=["wandb"]) == ["wandb"]
-    (logged,) = module.logged
-    assert logged["train/global_step"] == 3
-    frame = logged["completions"].dataframe
-    assert list(frame["step"]) == [3, 3]
-    assert list(frame["image_id"]) == ["7", "8"]
-    assert list(frame["image"]) == [("image", "RGB", (4, 3))] * 2
-    assert frame["rewards/cider"][0] == 1.25
-    assert np.isnan(frame["rewards/shape"][0])
-    assert frame["rewards/shape"][1] == 0
-    assert frame["caption"][1] == HOSTILE
-
-
-def test_unknown_images_and_further_columns(monkeypatch):
-    module = fake_tracker(monkeypatch, "trackio")
+def test_trackers_get_a_table_with_images(monkeypatch):
+    wandb, trackio = fake_tracker(monkeypatch, "wandb"), fake_tracker(monkeypatch, "trackio")
     rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
-    for images in ([], [None, None], [None, IMAGES[0]]):
-        log_completions(rows, images, step=3, report_to="trackio")
-    frames = [logged["completions"].dataframe for logged in module.logged]
-    assert ["image" in frame for frame in frames] == [False, False, True]
-    assert frames[2]["image"][0] is None
+    for images in ([], [None, None], [None, IMAGES[0]], IMAGES):
+        assert log_completions(rows, images, step=3, report_to=["wandb", "trackio"]) == ["trackio", "wandb"]
+    frames = [logged["completions"].dataframe for logged in wandb.logged]
+    assert ["image" in frame for frame in frames] == [False, False, True, True]
+    assert list(frames[2]["image"]) == [None, ("image", "RGB", (4, 3))]
+    assert list(frames[3]["image"]) == [("image", "RGB", (4, 3))] * 2
+    assert [logged["train/global_step"] for logged in wandb.logged] == list(frames[0]["step"]) * 2 == [3] * 4
+    assert list(frames[0]["image_id"]) == ["7", "8"]
     assert list(frames[0]["extra/words"]) == ["2", ""]
-    # trackio shows text as Markdown
-    assert "\\<script\\>" in frames[0]["caption"][1]
-    assert "<script>" not in frames[0]["extra/judge"][0]
+    assert frames[0]["rewards/cider"][0] == 1.25
+    assert np.isnan(frames[0]["rewards/shape"][0])
+    assert frames[0]["rewards/shape"][1] == 0
+    assert frames[0]["caption"][1] == HOSTILE
+    markdown = trackio.logged[0]["completions"].dataframe  # trackio shows text as Markdown
+    assert "\\<script\\>" in markdown["caption"][1]
+    assert "<script>" not in markdown["extra/judge"][0]
 
 
 def test_only_trackers_in_report_to_are_written(monkeypatch):

@@ -16,7 +16,6 @@ from hf_captionrl.trainers import (
     SelfRetrievalGRPOConfig,
     SmileConfig,
     SmileSFTConfig,
-    SmileSFTTrainer,
     SmileTrainer,
 )
 from hf_captionrl.trainers.policy import refuse_data_parallel
@@ -26,6 +25,7 @@ from tests.tolerances import resolution
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import SAMPLED, largest_difference, tiny_trainer, weights
 from tests.trainers.rl_step import build, train
+from tests.trainers.sft_runs import make as make_sft
 
 REFUSED = {
     "average_tokens_across_devices": False,
@@ -64,9 +64,6 @@ def test_defaults_work_without_an_accelerator_and_warn_of_nothing(config, tmp_pa
     assert [str(warning.message) for warning in recwarn] == []
 
 
-# Refused
-
-
 @pytest.mark.parametrize(
     ("config", "name", "value"),
     [
@@ -85,9 +82,6 @@ def test_a_field_set_later_is_refused_by_the_trainer(tmp_path, scenes):
     config.label_smoothing_factor = 0.1
     with pytest.raises(ValueError, match="mle_label_smoothing"):
         SmileTrainer(tiny_captioner("blip"), config, scenes["train"])
-
-
-# Works
 
 
 def trained(folder, scenes, **arguments):
@@ -282,8 +276,7 @@ def smile(folder):
 
 def smile_sft(folder):
     model, tokenizer = tiny_llama(["a cat"], vocab_size=300, width=32, layers=1)
-    config, data = SmileSFTConfig(str(folder), use_cpu=True), [{"text": "a cat"}]
-    SmileSFTTrainer(model, config, train_dataset=data, processing_class=tokenizer)
+    make_sft((model, tokenizer), folder, rows=[{"text": "a cat"}])
 
 
 def self_retrieval_grpo(folder):

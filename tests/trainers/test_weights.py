@@ -1,15 +1,16 @@
-"""Trainable weights are fp32: bf16 checkpoints train like fp32 ones, and other 16-bit weights are refused."""
+"""Trainable weights: fp32 whatever the checkpoint, 16-bit ones refused, and adapters over a frozen base."""
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
-from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
 from hf_captionrl.trainers import (
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
@@ -18,12 +19,14 @@ from hf_captionrl.trainers import (
 )
 from hf_captionrl.trainers.policy import refuse_trainable_16_bit
 from hf_captionrl.utils.model_files import model_path
-from tests.tiny import tiny_blip, tiny_captioner, tiny_clipcap, tiny_vit_gpt2
+from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, tiny_images, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
-from tests.tolerances import within
+from tests.tolerances import resolution, within
 from tests.trainers.grpo_worker import make_trainer as make_grpo
+from tests.trainers.one_step import tiny_trainer
 from tests.trainers.sft_runs import make as make_sft
 
+QUERIES = r"text_decoder\.bert\..*\.query"
 STEPS = {
     "max_steps": 3,
     "use_cpu": True,
@@ -126,7 +129,7 @@ BASES = {
     # The modules saved whole are a connector, a mapper, and an output head.
     "vit-gpt2": (tiny_vit_gpt2, ["enc_to_dec_proj"], r"decoder\..*c_attn", False),
     "clipcap": (tiny_clipcap, ["mapper"], r"language_model\..*c_attn", True),
-    "blip": (tiny_blip, ["text_decoder.cls.predictions.decoder"], r"text_decoder\.bert\..*\.query", False),
+    "blip": (tiny_blip, ["text_decoder.cls.predictions.decoder"], QUERIES, False),
 }
 
 
@@ -153,7 +156,7 @@ def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
     model, processor = tiny_blip()
     model.to(torch.bfloat16)
     whole = ["text_decoder.cls.predictions.transform"]
-    lora = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query", modules_to_save=whole)
+    lora = LoraConfig(r=2, target_modules=QUERIES, modules_to_save=whole)
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     before = {id(p): p.detach().clone() for p in adapted.parameters() if p.requires_grad}
     assert {value.dtype for value in before.values()} == {torch.bfloat16}
@@ -168,7 +171,7 @@ def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
 def test_a_trainable_base_weight_beside_an_adapter_is_refused(tmp_path, scenes):
     captioner = tiny_captioner("blip")
     captioner.model.to(torch.bfloat16)
-    lora = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query", bias="all")
+    lora = LoraConfig(r=2, target_modules=QUERIES, bias="all")
     with pytest.raises(ValueError, match="bias='none'"):
         SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"], peft_config=lora)
 
@@ -224,9 +227,6 @@ def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_
     assert set(seen) == {bf16}
 
 
-# Loading a model by name
-
-
 def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monkeypatch):
     seen = {}
 
@@ -271,3 +271,114 @@ def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path)
     config = SmileConfig(str(tmp_path), model_init_kwargs={"torch_dtype": torch.bfloat16})
     assert config.model_init_kwargs == {"dtype": "bfloat16"}
     assert json.loads(config.to_json_string())["model_init_kwargs"] == {"dtype": "bfloat16"}
+
+
+# Adapters: peft_config as in TRL, and the presets for the papers' adapters
+
+LARGE_STEPS = {"learning_rate": 1.0, "freeze_vision_tower": False}
+PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
+
+
+def adapted(model):
+    """Names of the modules that have a LoRA."""
+    return {
+        name.split(".lora_A")[0].removeprefix("base_model.model.")
+        for name, _ in model.named_modules()
+        if name.endswith("lora_A")
+    }
+
+
+def adapting(folder, scenes, peft_config, *, model=None, **settings):
+    given = {"model": model, "peft_config": peft_config}
+    return tiny_trainer(folder, scenes, trainer_arguments=given, **{**LARGE_STEPS, **settings})
+
+
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=QUERIES, task_type=task_type)
+    given = copy.deepcopy(config.to_dict())
+    trainer = adapting(tmp_path, scenes, config)
+    expected = {n for n, _ in tiny_blip()[0].named_modules() if re.fullmatch(QUERIES, n)}
+    assert adapted(trainer.model) == expected != set()
+    assert config.to_dict() == given  # one configuration may serve several trainers
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed
+    assert all("lora" in name for name in changed)
+    batch = trainer.captioner.collate(tiny_images(3), tiny_captions(3))
+    assert trainer.captioner.self_check(batch) < resolution(8.0, ulps=1024)  # the tap sees the adapter
+    assert not trainer.captioner.use_full_logits
+    trainer.save_model()
+    images = trainer.captioner.encode_images(tiny_images(3))
+    written = trainer.captioner.generate(**images, max_new_tokens=6).captions
+    assert len(written) == 3
+    tiny_blip()[0].save_pretrained(tmp_path / "base")
+    trainer.captioner.processor.save_pretrained(tmp_path / "base")
+    again = load_captioner(str(tmp_path), base_model=str(tmp_path / "base"))
+    assert again.generate(**images, max_new_tokens=6).captions == written
+
+
+def test_an_adapter_added_before_with_a_task_type_trains(tmp_path, scenes):
+    model, processor = tiny_blip()
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=QUERIES, task_type="CAUSAL_LM"))
+    trainer = adapting(tmp_path, scenes, None, model=load_captioner(wrapped, processor=processor))
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_B" in n}
+    trainer.train()
+    assert any(not torch.equal(p, before[n]) for n, p in trainer.model.named_parameters() if n in before)
+    assert not trainer.captioner.use_full_logits
+
+
+def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
+    trainer = adapting(tmp_path, scenes, LoraConfig(r=2))  # PEFT knows no targets for BLIP
+    language = {
+        n for n, _ in tiny_blip()[0].named_modules() if re.fullmatch(language_lora(tiny_captioner()).target_modules, n)
+    }
+    assert adapted(trainer.model) == language
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules=QUERIES, modules_to_save=["vision_model.post_layernorm"]),
+        {"tune": "both"},
+    ],
+    ids=["modules_to_save", "dict"],
+)
+def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
+    with pytest.raises(ValueError, match=r"vision_model.*freeze_vision_tower"):
+        adapting(tmp_path, scenes, config, freeze_vision_tower=True)
+
+
+def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
+    model, processor = tiny_blip()
+    wrapped = load_captioner(get_peft_model(model, LoraConfig(target_modules=QUERIES)), processor=processor)
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        adapting(tmp_path, scenes, LoraConfig(target_modules=QUERIES), model=wrapped)
+    with pytest.raises(ValueError, match="PromptTuningConfig"):
+        adapting(tmp_path, scenes, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match="nowhere"):
+        adapting(tmp_path, scenes, LoraConfig(target_modules=["nowhere"]))
+
+
+@pytest.mark.parametrize(("family", "tune"), [("blip", "language"), ("vit-gpt2", "vision"), ("clipcap", "both")])
+def test_presets_equal_the_loras_of_the_captioner(family, tune, tmp_path):
+    captioner = tiny_captioner(family)
+    config = PRESETS[tune](captioner, r=4, alpha=8, dropout=0.1)
+    assert isinstance(config, LoraConfig)
+    assert (config.r, config.lora_alpha, config.lora_dropout, config.task_type) == (4, 8, 0.1, None)
+    assert config.target_modules == captioner.lora_targets(tune)
+    present = {name for name, _ in captioner.model.named_modules()}
+    assert (config.modules_to_save or []) == [path for path in captioner.connector_paths if path in present]
+    captioner.model.save_pretrained(tmp_path)
+    assert PRESETS[tune](str(tmp_path), r=4, alpha=8, dropout=0.1).to_dict() == config.to_dict()
+    assert PRESETS[tune](captioner.base_model, r=4, alpha=8, dropout=0.1).to_dict() == config.to_dict()
+    by_dict = tiny_captioner(family)
+    by_dict.add_lora(tune, r=4, alpha=8, dropout=0.1)
+    captioner.add_adapter(config)
+    assert adapted(by_dict.model) == adapted(captioner.model) != set()
+
+
+def test_presets_of_an_unknown_model_name_the_remedy(parts):
+    with pytest.raises(ValueError, match=r"'llama'.*peft\.LoraConfig"):
+        language_lora(parts[0])
