@@ -265,7 +265,6 @@ def compare_compiled(step, backend: str) -> None:
 )
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}], ids=["smile", "mixture"])
 def test_compiles_with_the_default_backend(options):
-    """Slow: runs a C++ compiler for half a minute."""
     compare_compiled(smile_step(options), backend="inductor")
 
 

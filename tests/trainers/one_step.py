@@ -40,7 +40,6 @@ def tiny_trainer(folder, scenes, *, cls=SmileTrainer, trainer_arguments=None, **
 
 
 def train(folder, dataset, *, model="scenes:blip-mle", peft_config=None, resume=False, captioner=None, **arguments):
-    """Train and return the trainer."""
     config = SmileConfig(str(folder), **{**PLAIN_SGD, **arguments})
     captioner = captioner or load_captioner(model_path(model), dtype=torch.float32)
     trainer = SmileTrainer(captioner, config, train_dataset=dataset, peft_config=peft_config)
@@ -49,13 +48,11 @@ def train(folder, dataset, *, model="scenes:blip-mle", peft_config=None, resume=
 
 
 def weights(trainer):
-    """Copies of all parameters by name."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def largest_difference(a, b):
-    """Over all weights, which must have the same names."""
     assert a.keys() == b.keys()
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
@@ -97,7 +94,6 @@ def spy_on(owner, name):
 
 
 def bits(trainer: Any) -> dict[str, torch.Tensor]:
-    """Parameters and the optimizer's state."""
     found = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for index, state in trainer.optimizer.state_dict()["state"].items():
         found |= {f"{index}/{name}": value.clone() for name, value in state.items()}

@@ -26,39 +26,20 @@ def neighbours(number=IMAGES, k=8):
     return (rows + torch.arange(1, k + 1)) % number
 
 
-def build(
-    folder,
-    dataset,
-    *,
-    policy=None,
-    scorer=None,
-    held_out_scorer=None,
-    kill_at=None,
-    bags=False,
-    num_neighbours=8,
-    peft_config=None,
-    guard_thresholds=None,
-    eval_dataset=None,
-    **kw,
-):
-    """A trainer of the embedded captioner."""
-    return SelfRetrievalTrainer(
-        policy or captioner(),
-        scorer or load_scorer(model_path("scenes:clip-reward")),
-        SelfRetrievalConfig(str(folder), **{**GREEDY, **kw}),
-        dataset,
-        eval_dataset,
-        held_out_scorer=held_out_scorer,
-        neighbours=neighbours(len(dataset), num_neighbours) if bags else None,
-        peft_config=peft_config,
-        guard_thresholds=guard_thresholds,
-        # As if the power had failed.
-        callbacks=[At(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))] if kill_at else None,
-    )
+def build(folder, dataset, *, policy=None, kill_at=None, bags=False, num_neighbours=8, **settings):
+    """A trainer of the embedded captioner; the settings are those of the trainer and of its configuration."""
+    own = {"scorer", "held_out_scorer", "peft_config", "guard_thresholds", "eval_dataset"} & settings.keys()
+    given = {name: settings.pop(name) for name in own}
+    if kill_at:  # as if the power had failed
+        given["callbacks"] = [At(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))]
+    if bags:
+        given["neighbours"] = neighbours(len(dataset), num_neighbours)
+    given.setdefault("scorer", load_scorer(model_path("scenes:clip-reward")))
+    args = SelfRetrievalConfig(str(folder), **{**GREEDY, **settings})
+    return SelfRetrievalTrainer(policy or captioner(), args=args, train_dataset=dataset, **given)
 
 
 def train(folder, dataset, *, resume=False, **arguments):
-    """Train and return the trainer."""
     trainer = build(folder, dataset, **arguments)
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer

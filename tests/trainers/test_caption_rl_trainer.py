@@ -33,7 +33,6 @@ from .rl_step import GREEDY, build, train
 
 @pytest.fixture(scope="module")
 def whole_batch(tmp_path_factory, scenes):
-    """One greedy step on all 16 images at once."""
     return weights(train(tmp_path_factory.mktemp("whole"), scenes["train"], per_device_train_batch_size=16))
 
 
@@ -57,7 +56,6 @@ def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
 
 
 def _run(folder, arguments):
-    """On two processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     command += ["-m", "tests.trainers.rl_step", str(folder / "weights.safetensors"), json.dumps(arguments)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
@@ -407,7 +405,6 @@ def self_retrieval(folder, scenes, **settings):
 
 
 def grpo(folder, scenes):
-    """Likewise."""
     settings = {"bag_schedule": {1: 2, 2: 4}, "max_completion_length": 3, "max_steps": 4}
     ranked = {"neighbours": np.stack([np.r_[0:row, row + 1 : 8] for row in range(8)])}
     return make_trainer(str(folder), per_device_train_batch_size=8, trainer_arguments=ranked, **settings)

@@ -192,7 +192,6 @@ def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
 
 
 def events(step, folder="."):
-    """Arguments of a callback."""
     state = SimpleNamespace(global_step=step, is_world_process_zero=True)
     return SimpleNamespace(output_dir=str(folder)), state, TrainerControl(should_save=True)
 

@@ -33,14 +33,11 @@ LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none"}
 
 
 def marked(rows=8):
-    """Scenes with an additional column, a number per image."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=0)["train"]
     return data.add_column("mark", [100 + row for row in range(len(data))])
 
 
 class Recorder:
-    """A reward with TRL's signature that records its arguments."""
-
     __name__ = "marks"
 
     def __init__(self):

@@ -15,7 +15,6 @@ class NamedScorer:
 
 
 def rewards(config):
-    """Types and weights of a configuration's rewards, in order."""
     return [(type(reward), weight) for reward, weight in config.make_rewards(scorer=[NamedScorer()])]
 
 

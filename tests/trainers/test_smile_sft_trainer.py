@@ -29,7 +29,6 @@ from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 
 def sentence_of(ids, tokenizer) -> list[int]:
-    """Sentence number of each token, by a loop over tokens."""
     number, ended, found = 0, False, []
     for token in ids:
         text = tokenizer.decode([token])
@@ -291,7 +290,6 @@ def test_wrong_types_are_refused(parts, tmp_path):
 
 
 def test_logit_factors_are_those_of_trl(parts, tmp_path):
-    """Against the model's logits via trl's head."""
     model, tokenizer = parts
     assert logit_factors(model.config) == (1.0, None)
     for name, value, expected in (("logit_scale", 0.25, 0.25), ("logits_scaling", 8.0, 0.125)):

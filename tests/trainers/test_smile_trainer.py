@@ -20,7 +20,6 @@ from .one_step import PLAIN_SGD, assert_one_plain_step, captioner, largest_diffe
 
 @pytest.fixture(scope="module")
 def whole_batch(tmp_path_factory, scenes):
-    """One step on all 16 images at once."""
     folder = tmp_path_factory.mktemp("whole")
     return weights(train(folder, scenes["train"], per_device_train_batch_size=16))
 
@@ -115,8 +114,6 @@ def test_unfrozen_tower_trains(tmp_path, scenes):
 
 
 class Spy(SmileTrainer):
-    """Keeps the captions of each batch."""
-
     def compute_loss(self, model, inputs, **kwargs):
         self.seen.append(self.captioner.decode(inputs["input_ids"][:, 1:]))
         return super().compute_loss(model, inputs, **kwargs)

@@ -79,7 +79,6 @@ def offline(monkeypatch, tmp_path):
 
 
 def trackio_rows(folder):
-    """Everything that trackio stored, as dicts in order."""
     with sqlite3.connect(folder / "trackio" / "captions.db") as base:
         return [json.loads(text) for (text,) in base.execute("select metrics from metrics order by id")]
 

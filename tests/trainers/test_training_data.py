@@ -36,12 +36,10 @@ def data():
 
 
 def fit(folder, dataset, **more):
-    """One plain step of a tiny captioner."""
     return weights(train(folder, dataset, captioner=tiny_captioner("blip", seed=1), **more))
 
 
 def distance(a, b):
-    """Largest difference relative to the largest weight."""
     assert a.keys() == b.keys()
     return max(((a[n] - b[n]).abs().max() / a[n].abs().max().clamp(min=1e-3)).item() for n in a)
 

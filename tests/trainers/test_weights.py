@@ -111,14 +111,6 @@ def test_a_16_bit_object_is_refused_with_the_remedy(tmp_path, scenes):
         SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"])
 
 
-def test_a_frozen_16_bit_part_beside_fp32_is_allowed(tmp_path, scenes):
-    captioner = tiny_captioner("blip")
-    captioner.model.vision_model.to(torch.bfloat16)
-    config = SmileConfig(str(tmp_path), **STEPS, freeze_vision_tower=True, cache_image_features=False)
-    trainer = SmileTrainer(captioner, config, scenes["train"])
-    assert next(trainer.captioner.vision_tower.parameters()).dtype == torch.bfloat16
-
-
 def test_16_bit_dtype_is_refused_without_an_adapter(stored, tmp_path, scenes):
     config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
     with pytest.raises(ValueError, match="trainable weights are bfloat16"):
@@ -280,7 +272,6 @@ PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
 
 
 def adapted(model):
-    """Names of the modules that have a LoRA."""
     return {
         name.split(".lora_A")[0].removeprefix("base_model.model.")
         for name, _ in model.named_modules()
