@@ -332,20 +332,6 @@ def test_log_probs_equal_a_plain_loop_under_any_upstream_gradient(head: Head, ca
         assert_close(mine.grad, reference.grad, ulps=128)
 
 
-def test_log_probs_in_half_precision_are_finite_and_close():
-    dtype = torch.float16
-    head, exact = make_head(dtype), make_head()
-    leaves = head.leaves()
-    log_probs, entropy = linear_log_probs(
-        *leaves[:2], head.labels, bias=leaves[2], temperature=0.3, return_entropy=True
-    )
-    (log_probs.sum() + entropy.sum()).backward()
-    assert log_probs.dtype == torch.float32
-    expected = linear_log_probs(exact.hidden, exact.weight, exact.labels, bias=exact.bias, temperature=0.3)
-    assert_close(log_probs.double(), expected, dtype=dtype, ulps=2)
-    assert all(leaf.grad.dtype == dtype and leaf.grad.isfinite().all() for leaf in leaves)
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [

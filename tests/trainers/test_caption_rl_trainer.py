@@ -64,18 +64,9 @@ def _run(folder, arguments):
 
 
 LOGGED = {"logging_strategy": "steps", "logging_steps": 1}
-RESUMED = {
-    **SAMPLED,
-    "num_generations": 2,
-    "bags": True,
-    "bag_schedule": {1: 2, 2: 4},
-    "optim": "adamw_torch",
-    "learning_rate": 1e-4,
-    "max_steps": 5,
-    "save_strategy": "steps",
-    "save_steps": 3,  # in the middle of the second epoch
-    "guard": "warn",
-}
+RESUMED = {**SAMPLED, "num_generations": 2, "bags": True, "bag_schedule": {1: 2, 2: 4}, "guard": "warn"}
+RESUMED |= {"optim": "adamw_torch", "learning_rate": 1e-4, "max_steps": 5, "save_strategy": "steps"}
+RESUMED |= {"save_steps": 3}  # in the middle of the second epoch
 
 
 @pytest.mark.slow
@@ -275,20 +266,9 @@ def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
         build(tmp_path, scenes["train"], policy=model, scorer=twin)
 
 
-STEPS = {
-    **SAMPLED,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "num_generations": 2,
-    "num_iterations": 3,
-    "max_completion_length": 5,
-    "baseline": "leave_one_out",
-    "beta": 0.1,
-    "optim": "adamw_torch",
-    "learning_rate": 1e-3,
-    "max_steps": 8,
-    **LOGGED,
-}
+STEPS = {**SAMPLED, **LOGGED, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 2}
+STEPS |= {"num_iterations": 3, "max_completion_length": 5, "baseline": "leave_one_out", "beta": 0.1}
+STEPS |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": 8}
 SAVED = {**STEPS, "save_strategy": "steps", "save_steps": 1}
 
 

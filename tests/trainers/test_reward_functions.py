@@ -99,7 +99,9 @@ def test_columns_reach_the_function_with_their_captions(tmp_path, capsys):
     assert str(2 * (100 + int(sampled[-1].rows[0]))) in shown
 
 
-def test_a_missing_column_is_named_before_training(tmp_path):
+def test_missing_columns_and_rewards_are_named_before_training(tmp_path):
+    with pytest.raises(ValueError, match="reward_funcs"):
+        CaptionRLTrainer(tiny_captioner("blip"), args=CaptionRLConfig(str(tmp_path)), train_dataset=marked())
     with pytest.raises(ValueError, match=r"'reward' requires \['solution'\]"):
         caption_rl(tmp_path, marked(), CompletionReward(lambda completions, solution: [0.0], name="reward"))
     with pytest.raises(ValueError, match=r"column\(s\) \['log_metric'\]"):
@@ -206,18 +208,6 @@ def test_own_rewards_need_no_scorer(tmp_path):
     for rewards in (None, ["self_retrieval", brevity]):
         with pytest.raises(ValueError, match="scorer"):
             SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=rewards, **given)
-
-
-def test_model_init_stands_for_the_model(tmp_path):
-    cls = SelfRetrievalTrainer
-    config = cls.config_class(str(tmp_path), **PLAIN_SGD | SHORT)
-    given = {"args": config, "train_dataset": marked(), "reward_funcs": "cider"}
-    trainer = cls(model_init=lambda: tiny_captioner("blip"), **given)
-    assert trainer.train().global_step == 1
-    with pytest.raises(ValueError, match="model_init"):
-        cls(**given)
-    with pytest.raises(ValueError, match="reward_funcs"):
-        CaptionRLTrainer(tiny_captioner("blip"), args=config, train_dataset=given["train_dataset"])
 
 
 # A bank of distractors: one image per rollout, in this package's trainers and in TRL's

@@ -9,8 +9,6 @@ from hf_captionrl.trainers import SelfRetrievalConfig
 
 
 class NamedScorer:
-    """Placeholder of a scorer that is never called."""
-
     signature = "none"
 
 

@@ -26,17 +26,9 @@ from .rl_step import build
 
 TOKEN = "hf_" + "FAKEtoken" * 4
 SHOWN = 3
-LOGGED = {
-    "do_sample": True,
-    "per_device_train_batch_size": 4,
-    "num_generations": 2,
-    "log_completions": True,
-    "num_completions_to_print": SHOWN,
-    "logging_strategy": "steps",
-    "logging_steps": 1,
-    "project": "captions",
-    "hub_token": TOKEN,
-}
+LOGGED = {"do_sample": True, "per_device_train_batch_size": 4, "num_generations": 2, "hub_token": TOKEN}
+LOGGED |= {"log_completions": True, "num_completions_to_print": SHOWN, "project": "captions"}
+LOGGED |= {"logging_strategy": "steps", "logging_steps": 1}
 
 
 @pytest.fixture

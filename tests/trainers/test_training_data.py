@@ -56,11 +56,10 @@ def test_a_stream_trains_as_the_same_rows_in_memory(tmp_path, data):
     assert distance(whole, accumulated) < resolution(1.0, ulps=512)
 
 
-def test_workers_share_the_shards(tmp_path, data):
+def test_workers_share_the_shards(data):
     items = StreamedCaptions(data.to_iterable_dataset(num_shards=4))
     loaded = list(torch.utils.data.DataLoader(items, batch_size=None, num_workers=2))
     assert sorted(item["image_id"] for item in loaded) == sorted(data["image_id"])
-    assert len(fit(tmp_path, data.to_iterable_dataset(num_shards=4), dataloader_num_workers=2)) > 0
 
 
 def one_of_two(output, data):
