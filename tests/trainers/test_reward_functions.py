@@ -84,6 +84,7 @@ def test_columns_reach_the_function_with_their_captions(tmp_path, capsys):
         assert captions == list(rows[image_id]["captions"])
         assert isinstance(completion, str)
         assert trainer.captioner.decode(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)) == [completion]
+    assert sampled[0].columns.get("nothing") is None
     pairs = {(seen[0], seen[2]) for seen in reward.seen}
     for context in sampled:
         images = [image_id for image_id in context.image_ids for _ in range(G)]
