@@ -31,9 +31,8 @@ def signalled(folder, step=4, number=signal.SIGTERM, kind="smile", times=1, **ch
         if times == 2:
             send_and_wait(number, lambda: False)
 
-    trainer = trainer_of(
-        kind, folder, callbacks=[At(step, send)], save_on_signal=True, **{"save_steps": 500, **changes}
-    )
+    settings = {"save_on_signal": True, "save_steps": 500, **changes}
+    trainer = trainer_of(kind, folder, callbacks=[At(step, send)], **settings)
     return trainer
 
 
