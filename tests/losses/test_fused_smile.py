@@ -1,4 +1,4 @@
-"""`fused_smile_loss` equals the reference in values and gradients, in any precision and compiled."""
+"""`fused_smile_loss` and `linear_log_probs` equal references in values and gradients, in any precision and compiled."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, smile_loss
+from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, linear_log_probs, smile_loss
 from hf_captionrl.losses import smile as fused_smile
 from tests.losses.conftest import Head, loop_smile, make_head
 from tests.losses.test_smile import OPTIONS
@@ -29,9 +29,9 @@ def gradients(loss: Tensor, leaves: tuple[Tensor, ...]) -> list[Tensor]:
     return [leaf.grad for leaf in leaves]
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("options", OPTIONS, ids=IDS)
-def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, options, softcap):
+def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, options):
+    softcap = 1.5
     upstream = torch.linspace(-1, 2, head.labels.numel()).view_as(head.labels)
     ours, theirs = head.leaves(), head.leaves()
     losses = fused_smile_loss(
@@ -45,9 +45,11 @@ def test_equals_a_plain_loop_under_any_upstream_gradient(head: Head, options, so
         assert_close(mine, other, ulps=32)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("options", OPTIONS, ids=IDS)
+MIXED = {"mle_weight": 0.3, "mle_label_smoothing": 0.1}
+
+
+@pytest.mark.parametrize(("reduction", "weighted"), [("mean", True), ("sum", False)])
+@pytest.mark.parametrize("options", [{}, MIXED, {"subset": "reverse"}])
 def test_scalar_reductions_and_token_weights(head: Head, options, reduction, weighted):
     weights = torch.linspace(-1, 2, 28, dtype=torch.float64).view(4, 7) if weighted else None
     ours, theirs = head.leaves(), head.leaves()
@@ -63,27 +65,18 @@ def test_scalar_reductions_and_token_weights(head: Head, options, reduction, wei
         assert_close(mine, other, ulps=64)
 
 
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}, {"subset": "reverse"}])
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_fused_smile_passes_gradcheck(options, reduction):
+@pytest.mark.parametrize("options", [{}, {**MIXED, "subset": "reverse"}])
+def test_token_weights_pass_gradcheck(options):
     head = make_head()
     weights = torch.linspace(-1, 2, 28, dtype=torch.float64).view(4, 7)
 
     def loss(hidden, weight, bias, weights):
         return fused_smile_loss(
-            hidden,
-            weight,
-            head.labels,
-            bias=bias,
-            token_weights=weights if reduction == "mean" else None,
-            softcap=2.0,
-            reduction=reduction,
-            chunk_size=5,
-            **options,
+            hidden, weight, head.labels, bias=bias, token_weights=weights, softcap=2.0, chunk_size=5, **options
         )
 
     # The first backward pass returns the sums of the forward pass, the second sums again: the last bit differs.
-    for inputs in (weights, weights.clone().requires_grad_(reduction == "mean")):
+    for inputs in (weights, weights.clone().requires_grad_()):
         assert torch.autograd.gradcheck(loss, (*head.leaves(), inputs), nondet_tol=1e-12, fast_mode=True)
 
 
@@ -97,9 +90,10 @@ def test_a_second_backward_gives_the_same_gradient(head: Head, options):
         torch.testing.assert_close(mine, 2 * again)
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("scale", [1.0, 300.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "softcap"),
+    [(torch.float64, 1.0, 2.0), (torch.float64, 300.0, None), (torch.bfloat16, 1.0, None)],
+)
 def test_first_tokens_merge_pieces_of_the_vocabulary(monkeypatch, dtype, scale, softcap):
     """The pieces have 32 of 150 rows here."""
     monkeypatch.setattr(fused_smile, "_CACHE_BYTES", 1)
@@ -114,39 +108,8 @@ def test_first_tokens_merge_pieces_of_the_vocabulary(monkeypatch, dtype, scale, 
     expected = smile_loss(reference_logits(*theirs, softcap), head.labels)
     tolerance = {"dtype": dtype, "ulps": 32 if dtype == torch.float64 else 4}
     assert_close(loss.double(), expected, **tolerance)
-    if dtype == torch.float64 or scale == 1.0:  # in bf16, rounding large logits changes which word is likelier
-        for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
-            assert_close(mine.double(), other, **tolerance, magnitude=1)  # of p - 1 times a hidden state
-
-
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"first_token": "smile"}])
-def test_low_rank_head(head: Head, options):
-    """A computed weight (LoRA, merged in the forward pass) propagates its gradient."""
-    a = torch.randn(2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-
-    def run(function) -> list[Tensor]:
-        down, up = a.clone().requires_grad_(), torch.ones(23, 2, dtype=torch.float64).requires_grad_()
-        function(head.weight + up @ down).backward()
-        return [down.grad, up.grad]
-
-    ours = run(lambda weight: fused_smile_loss(head.hidden, weight, head.labels, **options))
-    theirs = run(lambda weight: smile_loss(head.hidden @ weight.T, head.labels, **options))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other)
-
-
-def test_tied_weights(head: Head):
-    """The gradients of the embedding and of the head add up in one parameter."""
-
-    def run(function) -> Tensor:
-        table = head.weight.clone().requires_grad_()
-        function(table[head.labels.clamp(min=0)] * head.hidden, table).backward()
-        return table.grad
-
-    torch.testing.assert_close(
-        run(lambda hidden, table: fused_smile_loss(hidden, table, head.labels)),
-        run(lambda hidden, table: smile_loss(hidden @ table.T, head.labels)),
-    )
+    for mine, other in zip(gradients(loss, ours), gradients(expected, theirs), strict=True):
+        assert_close(mine.double(), other, **tolerance, magnitude=1)  # of p - 1 times a hidden state
 
 
 def allocations(run, size: int) -> int:
@@ -157,8 +120,8 @@ def allocations(run, size: int) -> int:
     return sum(event.nbytes() >= size for event in kineto.events() if event.name() == "[memory]")
 
 
-@pytest.mark.parametrize(("options", "of_weights_size"), [({}, 1), ({"mle_weight": 0.1}, 1)])
-def test_logits_are_never_built_and_a_frozen_head_costs_nothing(options, of_weights_size):
+@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.1}, "log-probabilities"])
+def test_logits_are_never_built_and_a_frozen_head_costs_nothing(options):
     B, T, V, D = 16, 24, 1000, 64
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(V, (B, T), generator=generator)
@@ -174,20 +137,24 @@ def test_logits_are_never_built_and_a_frozen_head_costs_nothing(options, of_weig
         return step
 
     def fused(hidden, weight):
+        if options == "log-probabilities":
+            return linear_log_probs(hidden, weight, labels, chunk_size=32, return_entropy=True)[0].sum()
         return fused_smile_loss(hidden, weight, labels, chunk_size=32, **options)
 
     def reference(hidden, weight):
-        return smile_loss(hidden @ weight.T, labels, **options)
+        return smile_loss(hidden @ weight.T, labels)
 
     logits_bytes, weight_bytes = 4 * B * T * V, 4 * V * D
     assert allocations(run(fused, True), logits_bytes) == 0
     assert allocations(run(reference, True), logits_bytes) > 0  # the measurement detects built logits
-    assert allocations(run(fused, True), weight_bytes) == of_weights_size
+    assert allocations(run(fused, True), weight_bytes) == 1
     assert allocations(run(fused, False), weight_bytes) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"subset": "reverse"}])
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [(torch.float16, {}), (torch.bfloat16, {"mle_weight": 0.3}), (torch.bfloat16, {"subset": "reverse"})],
+)
 def test_half_precision(dtype, options):
     head = make_head(dtype)
     ours, theirs = head.leaves(), make_head(torch.float32).leaves()
@@ -200,10 +167,9 @@ def test_half_precision(dtype, options):
         assert_close(mine.float(), other, dtype=dtype, ulps=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
-def test_huge_logits_have_finite_gradients(dtype, options):
-    head = make_head(dtype)
+def test_huge_logits_have_finite_gradients(options):
+    head = make_head(torch.float16)
     hidden, weight, bias = head.leaves()
     loss = fused_smile_loss(hidden * 1000, weight, head.labels, bias=bias, **options)
     assert all(value.isfinite().all() for value in (loss, *gradients(loss, (hidden, weight, bias))))
@@ -234,23 +200,18 @@ def test_autocast_gives_fp32_loss_and_gradients(options):
         assert_close(a, b, dtype="bfloat16", ulps=4)
 
 
-@pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}, {"subset": "reverse"}, {"reduction": "none"}])
-def test_loss_without_supervised_tokens_is_a_zero_with_gradients(head: Head, options):
-    hidden, weight, bias = head.leaves()
-    ignored = torch.full_like(head.labels, IGNORE_INDEX)
-    loss = fused_smile_loss(hidden, weight, ignored, bias=bias, **options).sum()
-    assert loss.item() == 0
-    for gradient in gradients(loss, (hidden, weight, bias)):
-        assert torch.equal(gradient, torch.zeros_like(gradient))
-
-
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3}])
-def test_no_grad_gives_the_same_loss(head: Head, options):
+def test_without_gradients_the_loss_is_equal_and_without_supervised_tokens_a_connected_zero(head: Head, options):
     hidden, weight, bias = head.leaves()
     with torch.no_grad():
         loss = fused_smile_loss(hidden, weight, head.labels, bias=bias, **options)
     assert not loss.requires_grad
     assert loss == pytest.approx(smile_loss(reference_logits(*head.leaves()), head.labels, **options).item())
+    ignored = torch.full_like(head.labels, IGNORE_INDEX)
+    loss = fused_smile_loss(hidden, weight, ignored, bias=bias, **options).sum()
+    assert loss.item() == 0
+    for gradient in gradients(loss, (hidden, weight, bias)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
@@ -267,19 +228,31 @@ RANDOM = torch.tensor([[1, 3], [0, 5], [1, 2], [6, 6]])
     ],
 )
 def test_compiles_without_graph_breaks(options):
-    compare_compiled(options, backend="aot_eager")
+    compare_compiled(smile_step(options), backend="aot_eager")
 
 
-def compare_compiled(options: dict[str, Any], backend: str) -> None:
+@pytest.mark.parametrize("with_entropy", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_log_probs_compile_without_graph_breaks(with_entropy):
+    def step(hidden, weight, bias, labels):
+        result = linear_log_probs(hidden, weight, labels, bias=bias, chunk_size=8, return_entropy=with_entropy)
+        return result[0].sum() + result[1].sum() if with_entropy else result.sum()
+
+    compare_compiled(step, backend="aot_eager")
+
+
+def smile_step(options):
+    def step(hidden, weight, bias, labels):
+        return fused_smile_loss(hidden, weight, labels, bias=bias, softcap=3.0, chunk_size=8, **options).sum()
+
+    return step
+
+
+def compare_compiled(step, backend: str) -> None:
     head = make_head(torch.float32)
-
-    def step(hidden, weight, bias):
-        return fused_smile_loss(hidden, weight, head.labels, bias=bias, softcap=3.0, chunk_size=8, **options).sum()
-
     torch._dynamo.reset()
     compiled, eager = head.leaves(), head.leaves()
-    loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled)
-    expected = step(*eager)
+    loss = torch.compile(step, fullgraph=True, backend=backend)(*compiled, head.labels)
+    expected = step(*eager, head.labels)
     assert_close(loss, expected)
     for mine, other in zip(gradients(loss, compiled), gradients(expected, eager), strict=True):
         assert_close(mine, other)
@@ -292,24 +265,84 @@ def compare_compiled(options: dict[str, Any], backend: str) -> None:
 )
 @pytest.mark.parametrize("options", [{}, {"mle_weight": 0.3, "mle_label_smoothing": 0.1}], ids=["smile", "mixture"])
 def test_compiles_with_the_default_backend(options):
-    """Slow: runs a C++ compiler for half a minute."""
-    compare_compiled(options, backend="inductor")
+    compare_compiled(smile_step(options), backend="inductor")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "name"),
     [
-        ({"hidden": torch.zeros(4, 7, 6)}, r"hidden \(4, 7, 6\), weight \(23, 5\)"),
-        ({"labels": torch.zeros(4, 6, dtype=torch.long)}, r"labels \(4, 6\)"),
-        ({"labels": torch.full((4, 7), 23)}, "labels contain 23"),
-        ({"bias": torch.zeros(22)}, "bias"),
-        ({"softcap": 0.0}, "softcap"),
+        ({"hidden": torch.zeros(4, 7, 6)}, "hidden"),
         ({"chunk_size": 0}, "chunk_size"),
         ({"token_weights": torch.ones(4)}, "token_weights"),
         ({"mle_weight": -0.1}, "mle_weight"),
     ],
 )
-def test_invalid_arguments_raise(head: Head, change, message):
+def test_invalid_arguments_raise(head: Head, change, name):
     arguments = {"hidden": head.hidden, "weight": head.weight, "labels": head.labels} | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=name):
         fused_smile_loss(**arguments)
+
+
+# Log-probabilities of tokens
+
+
+def loop_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    log_probs, entropies = [], []
+    for row, label in zip(hidden.flatten(0, 1), labels.flatten(), strict=True):
+        logits = weight @ row
+        if bias is not None:
+            logits = logits + bias
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        probs = torch.exp(logits / temperature) / torch.exp(logits / temperature).sum()
+        supervised = label != IGNORE_INDEX
+        log_probs.append(probs[label].log() if supervised else 0 * row.sum())
+        entropies.append(-(probs * probs.log()).sum() if supervised else 0 * row.sum())
+    return torch.stack(log_probs).view(labels.shape), torch.stack(entropies).view(labels.shape)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("case", [{}, {"temperature": 1.7, "softcap": 2.0}])
+def test_log_probs_equal_a_plain_loop_under_any_upstream_gradient(head: Head, case, with_entropy):
+    upstream = torch.linspace(-1, 2, head.labels.numel(), dtype=torch.float64).view_as(head.labels)
+    ours, theirs = head.leaves(), head.leaves()
+    result = linear_log_probs(
+        ours[0], ours[1], head.labels, bias=ours[2], chunk_size=4, return_entropy=with_entropy, **case
+    )
+    log_probs, entropies = result if with_entropy else (result, None)
+    expected, expected_entropies = loop_log_probs(*theirs, head.labels, **case)
+    assert_close(log_probs, expected)
+    loss, other = (log_probs * upstream).sum(), (expected * upstream).sum()
+    if entropies is not None:
+        assert_close(entropies, expected_entropies, ulps=32)
+        loss, other = (
+            loss + (entropies * upstream.flip(0)).sum(),
+            other + (expected_entropies * upstream.flip(0)).sum(),
+        )
+    loss.backward()
+    other.backward()
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine.grad, reference.grad, ulps=128)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"temperature": 0.0}, "temperature"),
+        ({"bias": torch.zeros(22)}, "bias"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"labels": torch.full((4, 7), 23)}, "labels contain 23"),
+        ({"weight": torch.zeros(23, 4)}, "weight"),
+    ],
+)
+def test_invalid_arguments_of_log_probs_raise(head: Head, change, name):
+    arguments = {"hidden": head.hidden, "weight": head.weight, "labels": head.labels} | change
+    with pytest.raises(ValueError, match=name):
+        linear_log_probs(**arguments)

@@ -37,5 +37,4 @@ def held_out_scorer():
 
 @pytest.fixture(scope="session")
 def parts():
-    """A tiny LLaMA and its tokenizer."""
     return tiny_llama([text for row in ROWS for text in row.values()], vocab_size=300, width=32, layers=1, seed=3)

@@ -1,10 +1,6 @@
-"""Run by torchrun: rewards of fixed completions; the main process writes them."""
+"""A trainer of a tiny LLaVA with TRL's GRPO, and its rewards of fixed completions."""
 
 from __future__ import annotations
-
-import json
-import os
-import sys
 
 import torch
 
@@ -16,7 +12,7 @@ from tests.tiny.chat import tiny_chat
 
 
 def make_trainer(folder: str, rows: int = 8, **settings):
-    """A trainer of a tiny LLaVA; a rollout consists of all its scenes."""
+    """A rollout consists of all scenes."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=1)["train"]
     data = data.add_column("mark", [100 + row for row in range(len(data))])
     model, processor = tiny_chat("llava")
@@ -57,17 +53,3 @@ def rewards_of(trainer, captions: list[str]) -> torch.Tensor:
 CAPTIONS = [
     f"a {color} {thing}" for color in ("red", "blue", "green", "white") for thing in ("cat", "dog", "pig", "fish")
 ]
-
-
-def main() -> None:
-    folder, output = sys.argv[1:]
-    trainer = make_trainer(folder, per_device_train_batch_size=16 // int(os.environ["WORLD_SIZE"]))
-    values = rewards_of(trainer, CAPTIONS)
-    order = list(trainer._get_train_sampler())
-    if trainer.accelerator.is_main_process:
-        with open(output, "w") as file:
-            json.dump({"rewards": values.tolist(), "order": order}, file)
-
-
-if __name__ == "__main__":
-    main()

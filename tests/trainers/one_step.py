@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.model_files import model_path
+from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close
 
 PLAIN_SGD = {
@@ -27,8 +29,17 @@ PLAIN_SGD = {
 }
 
 
+SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "generation_max_new_tokens": 4, "generation_num_beams": 1}
+
+
+def tiny_trainer(folder, scenes, *, cls=SmileTrainer, trainer_arguments=None, **settings):
+    """A trainer of a tiny BLIP; `trainer_arguments` may hold another model."""
+    given = {"eval_dataset": scenes["validation"], **(trainer_arguments or {})}
+    model = given.pop("model", None) or (None if "model_init" in given else tiny_captioner("blip"))
+    return cls(model, SmileConfig(str(folder), **{**SMALL, **settings}), scenes["train"], **given)
+
+
 def train(folder, dataset, *, model="scenes:blip-mle", peft_config=None, resume=False, captioner=None, **arguments):
-    """Train and return the trainer."""
     config = SmileConfig(str(folder), **{**PLAIN_SGD, **arguments})
     captioner = captioner or load_captioner(model_path(model), dtype=torch.float32)
     trainer = SmileTrainer(captioner, config, train_dataset=dataset, peft_config=peft_config)
@@ -37,13 +48,11 @@ def train(folder, dataset, *, model="scenes:blip-mle", peft_config=None, resume=
 
 
 def weights(trainer):
-    """Copies of all parameters by name."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def largest_difference(a, b):
-    """Over all weights, which must have the same names."""
     assert a.keys() == b.keys()
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
@@ -61,8 +70,30 @@ def assert_one_plain_step(trained, model, loss, *, ulps):
     assert moved > 1e-2
 
 
+class At(TrainerCallback):
+    """Calls a function after a step, before its checkpoint."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.action()
+
+
+def spy_on(owner, name):
+    """A list of what a method returns from now on."""
+    found, method = [], getattr(owner, name)
+
+    def spy(*given, **more):
+        found.append(method(*given, **more))
+        return found[-1]
+
+    setattr(owner, name, spy)
+    return found
+
+
 def bits(trainer: Any) -> dict[str, torch.Tensor]:
-    """Parameters and the optimizer's state."""
     found = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     for index, state in trainer.optimizer.state_dict()["state"].items():
         found |= {f"{index}/{name}": value.clone() for name, value in state.items()}

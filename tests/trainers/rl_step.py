@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import TrainerCallback
 
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer, SLEConfig, SLETrainer
 from hf_captionrl.utils.model_files import model_path
 
-from .one_step import PLAIN_SGD, captioner, weights
+from .one_step import PLAIN_SGD, At, captioner, weights
 
 GREEDY = {**PLAIN_SGD, "do_sample": False, "max_completion_length": 12, "guard": "off"}
 IMAGES = 16
@@ -27,49 +26,20 @@ def neighbours(number=IMAGES, k=8):
     return (rows + torch.arange(1, k + 1)) % number
 
 
-class Kill(TrainerCallback):
-    """End the process as if the power had failed."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def build(
-    folder,
-    dataset,
-    *,
-    policy=None,
-    scorer=None,
-    held_out_scorer=None,
-    kill_at=None,
-    bags=False,
-    num_neighbours=8,
-    peft_config=None,
-    guard_thresholds=None,
-    eval_dataset=None,
-    **kw,
-):
-    """A trainer of the embedded captioner."""
-    return SelfRetrievalTrainer(
-        policy or captioner(),
-        scorer or load_scorer(model_path("scenes:clip-reward")),
-        SelfRetrievalConfig(str(folder), **{**GREEDY, **kw}),
-        dataset,
-        eval_dataset,
-        held_out_scorer=held_out_scorer,
-        neighbours=neighbours(len(dataset), num_neighbours) if bags else None,
-        peft_config=peft_config,
-        guard_thresholds=guard_thresholds,
-        callbacks=[Kill(kill_at)] if kill_at else None,
-    )
+def build(folder, dataset, *, policy=None, kill_at=None, bags=False, num_neighbours=8, **settings):
+    """A trainer of the embedded captioner; the settings are those of the trainer and of its configuration."""
+    own = {"scorer", "held_out_scorer", "peft_config", "guard_thresholds", "eval_dataset"} & settings.keys()
+    given = {name: settings.pop(name) for name in own}
+    if kill_at:  # as if the power had failed
+        given["callbacks"] = [At(kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))]
+    if bags:
+        given["neighbours"] = neighbours(len(dataset), num_neighbours)
+    given.setdefault("scorer", load_scorer(model_path("scenes:clip-reward")))
+    args = SelfRetrievalConfig(str(folder), **{**GREEDY, **settings})
+    return SelfRetrievalTrainer(policy or captioner(), args=args, train_dataset=dataset, **given)
 
 
 def train(folder, dataset, *, resume=False, **arguments):
-    """Train and return the trainer."""
     trainer = build(folder, dataset, **arguments)
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer

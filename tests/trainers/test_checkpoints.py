@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
@@ -12,29 +13,69 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import hf_captionrl.trainers as trainers
 from hf_captionrl import pipeline
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.checkpoints import (
     CONFIGURATION_FILE,
     PARTIAL,
     SELECTION_FILE,
+    ExactResumeArguments,
     ExactResumeTrainer,
     data_digest,
     first_non_finite,
-    has_checkpoint,
 )
 from hf_captionrl.trainers.publishing import TRAINING_FILE
 from tests.processes import run_in_processes
-from tests.tiny import tiny_captioner
 from tests.trainers import test_reward_functions as rewarding
-from tests.trainers.one_step import bits, different
-from tests.trainers.toy import KilledError, Linear, toy
+from tests.trainers.one_step import At, bits, different
+
+
+class KilledError(Exception):
+    """Ends a run at any point, like a kill."""
+
+
+def die():
+    raise KilledError
+
+
+class Linear(torch.nn.Module):
+    """Regression on noise, so that every batch moves the weights, and a checkpoint takes milliseconds."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, x, labels):
+        found = self.layer(x)
+        return {"loss": ((found[:, 0] - labels) ** 2).mean(), "logits": found}
+
+
+@dataclass
+class ToyConfig(ExactResumeArguments, TrainingArguments):
+    """Arguments of a plain Trainer with exact resume."""
+
+
+def toy(folder, *, kill_at=None, data=0, callbacks=(), optimizer=None, **settings):
+    """Six steps with a checkpoint every 2 steps; another `data` gives different data, and so another run."""
+    drawn = torch.Generator().manual_seed(data)
+    rows = [{"x": torch.randn(3, generator=drawn), "labels": torch.randn((), generator=drawn)} for _ in range(24)]
+    torch.manual_seed(0)
+    model = Linear()
+    steps = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 0.1}
+    quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
+    return ExactResumeTrainer(
+        model,
+        ToyConfig(str(folder), **{**steps, **quiet, **settings}),
+        train_dataset=rows,
+        eval_dataset=rows[:4],
+        callbacks=[*([] if kill_at is None else [At(kill_at, die)]), *callbacks],
+        optimizers=(None if optimizer is None else optimizer(model.parameters()), None),
+    )
 
 
 def names(folder):
@@ -45,70 +86,68 @@ def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def fail_in_save(trainer, step, error):
-    """The next save of this step ends with an error after its weights are written."""
-    save = trainer._save_rng_state
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run of six steps that nothing stops, to be read only."""
+    trainer = toy(tmp_path_factory.mktemp("alone"))
+    trainer.train()
+    return trainer
+
+
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path, alone):
+    with pytest.raises(KilledError):
+        toy(tmp_path, kill_at=5).train()
+    resumed = toy(tmp_path)
+    resumed.train(resume_from_checkpoint=True)
+    assert not different(bits(resumed), bits(alone))
+    assert losses(resumed) == losses(alone)
+    again = toy(tmp_path)  # after the last step, if a run is killed before it has finished
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert again.state.global_step == 6
+    assert not different(bits(again), bits(alone))
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), OSError(errno.ENOSPC, "No space left on device")])
+def test_a_save_that_is_interrupted_leaves_no_checkpoint(tmp_path, alone, error):
+    trainer = toy(tmp_path)
+    save = trainer._save_rng_state  # after the weights are written
 
     def interrupted(folder):
-        if trainer.state.global_step == step:
+        if trainer.state.global_step == 4:
             raise error
         save(folder)
 
     trainer._save_rng_state = interrupted
-    return trainer
-
-
-@pytest.mark.parametrize("at", [3, 5])
-def test_a_killed_run_resumes_with_the_same_bits(tmp_path, at):
-    alone = toy(tmp_path / "alone")
-    alone.train()
-    with pytest.raises(KilledError):
-        toy(tmp_path / "killed", kill_at=at).train()
-    resumed = toy(tmp_path / "killed")
-    resumed.train(resume_from_checkpoint=True)
-    assert not different(bits(resumed), bits(alone))
-    assert losses(resumed) == losses(alone)
-
-
-@pytest.mark.parametrize("error", [KilledError(), SystemExit(1), OSError(errno.ENOSPC, "No space left on device")])
-def test_a_save_that_is_interrupted_leaves_no_checkpoint(tmp_path, error):
-    alone = toy(tmp_path / "alone")
-    alone.train()
     with pytest.raises(type(error)):
-        fail_in_save(toy(tmp_path / "killed"), 4, error).train()
-    assert names(tmp_path / "killed") == ["checkpoint-2"]
-    assert (tmp_path / "killed" / PARTIAL).exists() == isinstance(error, SystemExit)  # a kill removes nothing
-    resumed = toy(tmp_path / "killed")
+        trainer.train()
+    assert names(tmp_path) == ["checkpoint-2"]
+    assert (tmp_path / PARTIAL).exists() == isinstance(error, SystemExit)  # a kill removes nothing
+    resumed = toy(tmp_path)
     resumed.train(resume_from_checkpoint=True)
     assert not different(bits(resumed), bits(alone))
-    assert not (tmp_path / "killed" / PARTIAL).exists()
+    assert not (tmp_path / PARTIAL).exists()
 
 
 def test_checkpoints_of_an_earlier_start_are_not_mixed_with_those_of_a_new_one(tmp_path, caplog):
     foreign = toy(tmp_path)
     foreign.train()
     (tmp_path / "checkpoint-4" / "old").touch()
+    with pytest.raises(KilledError):  # before it has saved anything
+        toy(tmp_path, kill_at=1, data=1).train()
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     with pytest.raises(KilledError):
         toy(tmp_path, kill_at=5, data=1, save_total_limit=1, callbacks=[SameTime(tmp_path)]).train()
     assert names(tmp_path) == ["checkpoint-4"]
     assert names(tmp_path / "earlier-1") == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     assert (tmp_path / "earlier-1" / "checkpoint-4" / "old").exists()
     assert f"3 checkpoints of an earlier start are moved to {tmp_path / 'earlier-1'}" in caplog.text
-    alone = toy(tmp_path / "alone", data=1)
-    alone.train()
+    through = toy(tmp_path / "through", data=1)
+    through.train()
     resumed = toy(tmp_path, data=1)
     resumed.train(resume_from_checkpoint=True)
-    assert not different(bits(resumed), bits(alone))
+    assert not different(bits(resumed), bits(through))
     assert different(bits(resumed), bits(foreign))
     assert not (tmp_path / "earlier-2").exists()
-
-
-def test_a_start_that_saves_nothing_leaves_the_earlier_run_as_it_is(tmp_path):
-    toy(tmp_path).train()
-    with pytest.raises(KilledError):
-        toy(tmp_path, kill_at=1, data=1).train()
-    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-    assert not (tmp_path / "earlier-1").exists()
 
 
 def test_a_new_run_does_not_move_the_model_that_it_starts_from(tmp_path):
@@ -118,16 +157,6 @@ def test_a_new_run_does_not_move_the_model_that_it_starts_from(tmp_path):
     with pytest.raises(ValueError, match="output_dir"):
         trainer.train()
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
-
-
-def test_a_checkpoint_that_recorded_fewer_arguments_resumes(tmp_path):
-    toy(tmp_path, max_steps=4).train()
-    path = tmp_path / "checkpoint-4" / CONFIGURATION_FILE
-    saved = json.loads(path.read_text())
-    path.write_text(json.dumps({name: saved[name] for name in ("trainer", "rows", "seed", "learning_rate")}))
-    resumed = toy(tmp_path, max_steps=4)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 4
 
 
 class SameTime(TrainerCallback):
@@ -155,22 +184,14 @@ def test_a_run_that_resumes_from_an_earlier_checkpoint_does_not_keep_the_later_o
     assert names(tmp_path / "earlier-1") == ["checkpoint-4", "checkpoint-6"]
 
 
-def test_other_data_of_as_many_rows_do_not_resume(tmp_path):
-    toy(tmp_path, max_steps=2).train()
-    with pytest.raises(ValueError, match="another run: its training_data is"):
-        toy(tmp_path, data=1).train(resume_from_checkpoint=True)
-
-
-@pytest.mark.parametrize("other", [None, torch.optim.Adagrad, lambda weights: torch.optim.SGD(weights, lr=0.5)])
-def test_another_optimizer_does_not_resume(tmp_path, other):
+def test_another_optimizer_does_not_resume(tmp_path):
     def mine(weights):
         return torch.optim.SGD(weights, lr=0.1)
 
-    alone = toy(tmp_path / "alone", optimizer=mine)
-    alone.train()
-    toy(tmp_path, optimizer=mine, lr_scheduler_type="linear", kill_at=None, max_steps=2).train()
-    with pytest.raises(ValueError, match="another run: its optimizer is"):
-        toy(tmp_path, optimizer=other).train(resume_from_checkpoint=True)
+    toy(tmp_path, optimizer=mine, lr_scheduler_type="linear", max_steps=2).train()
+    for other in (None, lambda weights: torch.optim.SGD(weights, lr=0.5)):
+        with pytest.raises(ValueError, match="another run: its optimizer is"):
+            toy(tmp_path, optimizer=other).train(resume_from_checkpoint=True)
     again = toy(tmp_path, optimizer=mine)
     for _ in range(2):
         again.train(resume_from_checkpoint=True)
@@ -196,27 +217,24 @@ def test_the_digest_of_data_is_of_their_content(tmp_path):
     assert data_digest(iter(paths)) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("learning_rate", 0.01),
-        ("seed", 7),
-        ("lr_scheduler_type", "cosine"),
-        ("weight_decay", 0.5),
-        ("adam_beta1", 0.5),
-        ("optim", "sgd"),
-        ("max_grad_norm", 9.0),
-    ],
-)
-def test_a_run_of_another_configuration_does_not_resume(tmp_path, name, value):
+def test_a_run_of_another_configuration_does_not_resume(tmp_path):
     toy(tmp_path, max_steps=2).train()
-    with pytest.raises(ValueError, match=f"another run: its {name} is"):
-        toy(tmp_path, **{name: value}).train(resume_from_checkpoint=True)
+    for name, changed in (("learning_rate", {"learning_rate": 0.01}), ("training_data", {"data": 1})):
+        with pytest.raises(ValueError, match=f"another run: its {name} is"):
+            toy(tmp_path, **changed).train(resume_from_checkpoint=True)
+    path = tmp_path / "checkpoint-2" / CONFIGURATION_FILE
+    saved = json.loads(path.read_text())
+    assert saved["rows"] == 24
+    for name, value in (("rows", 8), ("trainer", "SmileTrainer"), ("alpha", 0.5)):
+        path.write_text(json.dumps({**saved, name: value}))
+        with pytest.raises(ValueError, match=f"another run: its {name} is"):
+            toy(tmp_path).train(resume_from_checkpoint=True)
+    # A checkpoint that recorded fewer arguments resumes.
+    path.write_text(json.dumps({name: saved[name] for name in ("trainer", "rows", "seed", "learning_rate")}))
+    assert toy(tmp_path).train(resume_from_checkpoint=True).global_step == 6
 
 
-def test_a_run_may_resume_with_other_lengths_logs_and_saves(tmp_path):
-    alone = toy(tmp_path / "alone")
-    alone.train()
+def test_a_run_may_resume_with_other_lengths_logs_and_saves(tmp_path, alone):
     settings = {"max_steps": 4, "save_steps": 4, "logging_steps": 4, "num_train_epochs": 2}
     toy(tmp_path / "short", lr_scheduler_type="constant", **settings).train()
     longer = toy(tmp_path / "short", lr_scheduler_type="constant")
@@ -227,59 +245,31 @@ def test_a_run_may_resume_with_other_lengths_logs_and_saves(tmp_path):
     assert different(bits(longer), bits(alone))  # the control: another schedule is another run
 
 
-def test_another_number_of_rows_or_another_trainer_does_not_resume(tmp_path):
-    toy(tmp_path, max_steps=2).train()
-    path = tmp_path / "checkpoint-2" / CONFIGURATION_FILE
-    saved = json.loads(path.read_text())
-    assert saved["rows"] == 24
-    for name, value in (("rows", 8), ("trainer", "SmileTrainer"), ("alpha", 0.5)):
-        path.write_text(json.dumps({**saved, name: value}))
-        with pytest.raises(ValueError, match=f"another run: its {name} is"):
-            toy(tmp_path).train(resume_from_checkpoint=True)
+def pickled(checkpoint):
+    torch.save({}, checkpoint / "pytorch_model.bin")
 
 
-def model_only(folder):
-    toy(folder, max_steps=2, save_only_model=True).train()
-
-
-def pickled(folder):
-    toy(folder, max_steps=2).train()
-    torch.save({}, folder / "checkpoint-2" / "pytorch_model.bin")
-
-
-def outside(folder):
-    toy(folder, max_steps=2).train()
+def outside(checkpoint):
     index = {"weight_map": {"layer.weight": "../model.safetensors"}}
-    (folder / "checkpoint-2" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("settings", "change", "wanted", "said"),
     [
-        (lambda folder: None, "no checkpoint"),
-        (model_only, "save_only_model"),
-        (pickled, "captionrl convert"),
-        (outside, "model.safetensors"),
+        ({"save_strategy": "no"}, None, True, "no checkpoint"),
+        ({}, None, "checkpoint-7", "checkpoint-7"),
+        ({"save_only_model": True}, None, True, "save_only_model"),
+        ({}, pickled, True, "captionrl convert"),
+        ({}, outside, True, "model.safetensors"),
     ],
 )
-def test_what_no_run_resumes_from(tmp_path, make, said):
-    make(tmp_path)
+def test_what_no_run_resumes_from(tmp_path, settings, change, wanted, said):
+    toy(tmp_path, max_steps=2, **settings).train()
+    if change is not None:
+        change(tmp_path / "checkpoint-2")
     with pytest.raises(ValueError, match=said):
-        toy(tmp_path).train(resume_from_checkpoint=True)
-    with pytest.raises(ValueError, match="checkpoint-7"):
-        toy(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
-
-
-def test_the_newest_checkpoint_is_found_by_number(tmp_path):
-    assert not has_checkpoint(tmp_path / "missing")
-    assert not has_checkpoint(tmp_path)
-    toy(tmp_path, max_steps=10, save_steps=1).train()
-    (tmp_path / "checkpoint-best").mkdir()
-    (tmp_path / "checkpoint-99").write_text("a file")
-    assert has_checkpoint(tmp_path)
-    resumed = toy(tmp_path, max_steps=11)
-    resumed.train(resume_from_checkpoint=True)
-    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry][-2:] == [10, 11]
+        toy(tmp_path).train(resume_from_checkpoint=wanted)
 
 
 def test_checkpoints_of_a_plain_trainer_can_be_resumed(tmp_path):
@@ -290,39 +280,22 @@ def test_checkpoints_of_a_plain_trainer_can_be_resumed(tmp_path):
     assert trainer.state.global_step == 6
 
 
-@pytest.mark.parametrize("best", [False, True])
-def test_older_checkpoints_are_removed_but_not_the_best(tmp_path, best):
-    rest = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2} if best else {}
-    rest |= {"metric_for_best_model": "loss", "greater_is_better": True} if best else {}
-    trainer = toy(tmp_path, max_steps=10, save_total_limit=1, **rest)
+def test_older_checkpoints_are_removed_but_not_the_best(tmp_path):
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
+    best |= {"metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = toy(tmp_path, max_steps=10, save_total_limit=1, **best)
     trainer.train()
-    if best:
-        step = trainer.selection["step"]
-        assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
-        assert names(tmp_path) == [f"checkpoint-{step}"]
-    else:
-        assert names(tmp_path) == ["checkpoint-10"]
+    step = trainer.selection["step"]
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
+    assert names(tmp_path) == [f"checkpoint-{step}"]
 
 
-def test_a_moved_checkpoint_resumes(tmp_path):
-    alone = toy(tmp_path / "alone")
-    alone.train()
-    shutil.copytree(tmp_path / "alone" / "checkpoint-4", tmp_path / "copy")
+def test_a_moved_checkpoint_resumes(tmp_path, alone):
+    shutil.copytree(f"{alone.args.output_dir}/checkpoint-4", tmp_path / "copy")
     resumed = toy(tmp_path / "resumed")
     resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
     assert not different(bits(resumed), bits(alone))
-    (tmp_path / "copy").rename(tmp_path / "resumed" / "kept")
-    again = toy(tmp_path / "resumed")
-    again.train(resume_from_checkpoint=str(tmp_path / "resumed" / "kept"))
-    assert not different(bits(again), bits(alone))
-    assert names(tmp_path / "resumed") == names(tmp_path / "resumed" / "earlier-1") == ["checkpoint-6"]
-
-
-def test_every_trainer_saves_and_resumes_in_this_way():
-    kinds = [trainers.SmileTrainer, trainers.SLETrainer, trainers.SelfRetrievalTrainer, trainers.CaptionRLTrainer]
-    for kind in (*kinds, trainers.SelfRetrievalGRPOTrainer, trainers.SmileSFTTrainer):
-        for method in ("train", "_save_checkpoint", "_init_training_state"):
-            assert getattr(kind, method) is getattr(ExactResumeTrainer, method), (kind, method)
+    assert names(tmp_path / "resumed") == ["checkpoint-6"]
 
 
 def in_two_processes(folder):
@@ -335,28 +308,25 @@ def in_two_processes(folder):
 
 def test_processes_write_one_checkpoint(tmp_path):
     run_in_processes(2, in_two_processes, str(tmp_path), folder=tmp_path)
-    assert {path.name for path in (tmp_path / "alone" / "checkpoint-2").glob("rng_state*")} == {
-        "rng_state_0.pth",
-        "rng_state_1.pth",
-    }
+    states = {path.name for path in (tmp_path / "alone" / "checkpoint-2").glob("rng_state*")}
+    assert states == {"rng_state_0.pth", "rng_state_1.pth"}
     assert not (tmp_path / "alone" / PARTIAL).exists()
 
 
-class Diverge(TrainerCallback):
-    """Sets a weight to a value after a step."""
+def diverging(folder, rank=None, **settings):
+    """A trainer of which a weight becomes NaN after step 3."""
+    trainer = toy(folder, **settings)
 
-    def __init__(self, step, value, rank=None):
-        self.step, self.value, self.rank = step, value, rank
+    def spoil():
+        if rank in (None, trainer.args.process_index):
+            trainer.accelerator.unwrap_model(trainer.model).layer.weight.data[0, 1] = math.nan
 
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        if state.global_step == self.step and self.rank in (None, args.process_index):
-            with torch.no_grad():
-                model.layer.weight[0, 1] = self.value
+    trainer.add_callback(At(3, spoil))
+    return trainer
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_path, value):
-    trainer = toy(tmp_path, save_total_limit=1, callbacks=[Diverge(3, value)])
+def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_path):
+    trainer = diverging(tmp_path, save_total_limit=1)
     with pytest.raises(FloatingPointError) as caught:
         trainer.train()
     for part in ("layer.weight", "step 4", repr(str(tmp_path / "checkpoint-2")), "learning_rate"):
@@ -372,22 +342,18 @@ def test_a_learning_rate_that_diverges_stops_the_run(tmp_path):
 
 
 def test_a_run_without_checkpoints_that_diverges_stops_at_its_end(tmp_path):
-    trainer = toy(tmp_path, save_strategy="no", max_steps=3, callbacks=[Diverge(3, math.nan)])
+    trainer = diverging(tmp_path, save_strategy="no", max_steps=3)
     with pytest.raises(FloatingPointError, match=r"NaN or infinite after step 3\. The model is not saved"):
         trainer.train()
     with pytest.raises(FloatingPointError, match=r"The model is not saved.*lower learning_rate"):
-        trainer.save_model()
-    with pytest.raises(FloatingPointError, match="The model is not saved"):
         trainer.save_model(str(tmp_path / "elsewhere"))
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_large_weights_are_finite(dtype):
-    model = Linear().to(dtype)
+def test_large_weights_are_finite():
+    model = Linear().half()
     with torch.no_grad():
-        model.layer.weight.fill_(torch.finfo(dtype).max)
-        model.layer.bias.fill_(-torch.finfo(dtype).max)
+        model.layer.weight.fill_(torch.finfo(torch.float16).max)
     assert first_non_finite(model) is None
     with torch.no_grad():
         model.layer.bias[0] = -math.inf
@@ -406,24 +372,7 @@ def test_only_trainable_weights_and_saved_buffers_are_checked():
     assert first_non_finite(model) == "1.running_mean"
 
 
-def test_adapters_and_modules_to_save_are_checked():
-    from peft import LoraConfig, get_peft_model
-
-    base = tiny_captioner("blip").model
-    model = get_peft_model(base, LoraConfig(r=2, target_modules=["query"], modules_to_save=["fc1"]))
-    assert first_non_finite(model) is None
-    for part in ("lora_B", "modules_to_save"):
-        name, values = next((n, p) for n, p in model.named_parameters() if part in n and p.requires_grad)
-        with torch.no_grad():
-            before, values.view(-1)[-1] = values.view(-1)[-1].clone(), math.nan
-            assert first_non_finite(model) == name
-            values.view(-1)[-1] = before
-
-
 def look_at_shards(folder):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
     model = torch.nn.Module()
     values = torch.ones(4, 2)
     values[3, 1] = math.nan  # in the shard of the second process
@@ -433,9 +382,7 @@ def look_at_shards(folder):
 
 
 def diverge_on_one(folder):
-    from pathlib import Path
-
-    trainer = toy(Path(folder), callbacks=[Diverge(3, math.nan, rank=1)], ddp_broadcast_buffers=False)
+    trainer = diverging(Path(folder), rank=1, ddp_broadcast_buffers=False)
     try:
         trainer.train()
     except FloatingPointError as error:
@@ -461,55 +408,28 @@ def test_saving_the_model_only_on_a_signal_is_warned_of(tmp_path, caplog):
     assert "save_only_model=False" in caplog.text
 
 
-class Evaluated(SmileTrainer):
-    """Evaluations with given values."""
-
-    def evaluate(self, *args, **kwargs):
-        metrics = {"eval_score": self.values[self.state.global_step]}
-        self.log(metrics)
-        return metrics
-
-
 def trained(folder, values, resume=False, **settings):
     """One evaluation and checkpoint per step; the value of step 0 is that before training."""
-    arguments = {
-        "max_steps": len(values) - 1,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1e-2,
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "save_strategy": "steps",
-        "save_steps": 1,
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "score",
-        "greater_is_better": True,
-        "use_cpu": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        **settings,
-    }
-    scenes = load_scenes(num_train=4, num_validation=1, num_test=0)
-    trainer = Evaluated(
-        tiny_captioner("blip"), SmileConfig(str(folder), **arguments), scenes["train"], scenes["validation"]
-    )
-    trainer.values = values
+    selecting = {"load_best_model_at_end": True, "metric_for_best_model": "score", "greater_is_better": True}
+    steps = {"max_steps": len(values) - 1, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = toy(folder, **{**selecting, **steps, **settings})
+
+    def evaluate(*args, **kwargs):
+        metrics = {"eval_score": values[trainer.state.global_step]}
+        trainer.log(metrics)
+        return metrics
+
+    trainer.evaluate = evaluate
     trainer.train(resume_from_checkpoint=resume or None)
     return trainer
 
 
 def test_selection_is_printed_and_stored_with_the_model(tmp_path, capsys):
     trainer = trained(tmp_path, [9.0, 0.25, 0.5, 0.5, 0.125, 0.5], eval_on_start=True)
-    expected = {
-        "step": 2,
-        "metric": "eval_score",
-        "value": 0.5,
-        "greater_is_better": True,
-        "evaluations": 5,
-        "ties": [3, 5],
-        "tie_rule": "earliest",
-    }
-    said = "Selected checkpoint-2: eval_score = 0.5, the highest of 5 evaluations; 2 tied (steps 3, 5): the earliest is taken."
-    assert capsys.readouterr().out.splitlines().count(said) == 1
+    expected = {"step": 2, "metric": "eval_score", "value": 0.5, "greater_is_better": True}
+    expected |= {"evaluations": 5, "ties": [3, 5], "tie_rule": "earliest"}
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Selected checkpoint-2")]
+    assert "the highest of 5 evaluations; 2 tied (steps 3, 5): the earliest is taken." in said
     assert trainer.selection == expected
     trainer.save_model()
     assert json.loads((tmp_path / SELECTION_FILE).read_text()) == expected
@@ -520,30 +440,19 @@ def test_selection_is_printed_and_stored_with_the_model(tmp_path, capsys):
     assert all(torch.equal(kept[name], best[name]) for name in best)
     assert any(not torch.equal(kept[name], last[name]) for name in last)
     assert not (tmp_path / "checkpoint-2" / SELECTION_FILE).exists()
-    load_captioner(str(tmp_path))
-
-
-def test_lowest_value_without_ties(tmp_path, capsys):
-    trained(tmp_path, [0.0, 3.0, 1.0, 2.0], greater_is_better=False)
-    assert "Selected checkpoint-2: eval_score = 1, the lowest of 3 evaluations; no ties." in capsys.readouterr().out
 
 
 def test_resumed_run_counts_the_evaluations_before(tmp_path, capsys):
-    trained(tmp_path, [0.0, 3.0, 1.0])
-    capsys.readouterr()
-    trainer = trained(tmp_path, [0.0, 3.0, 1.0, 3.0], resume=True)
-    assert (trainer.selection["step"], trainer.selection["evaluations"], trainer.selection["ties"]) == (1, 3, [3])
-
-
-def test_nothing_is_selected_by_default(tmp_path, capsys):
-    trainer = trained(tmp_path, [0.0, 1.0, 2.0], load_best_model_at_end=False)
-    trainer.save_model()
-    assert trainer.selection is None
-    assert "elected" not in capsys.readouterr().out
-    assert not (tmp_path / SELECTION_FILE).exists()
+    trained(tmp_path, [0.0, 3.0, 1.0], greater_is_better=False)
+    assert "Selected checkpoint-2: eval_score = 1, the lowest of 2 evaluations; no ties." in capsys.readouterr().out
+    trainer = trained(tmp_path, [0.0, 3.0, 1.0, 1.0], resume=True, greater_is_better=False)
+    assert (trainer.selection["step"], trainer.selection["evaluations"], trainer.selection["ties"]) == (2, 3, [3])
 
 
 def test_best_checkpoint_is_reported_if_not_loaded(tmp_path, capsys):
+    plain = trained(tmp_path / "plain", [0.0, 1.0, 2.0], load_best_model_at_end=False)
+    assert plain.selection is None
+    assert "elected" not in capsys.readouterr().out
     settings = {"load_best_model_at_end": False, "save_strategy": "best"}
     trainer = trained(tmp_path, [0.0, 1.0, 3.0, 2.0], **settings)
     assert (trainer.selection["step"], trainer.selection["value"]) == (2, 3.0)
@@ -556,10 +465,9 @@ def test_best_checkpoint_is_reported_if_not_loaded(tmp_path, capsys):
     assert "kept_instead" not in trainer.selection
 
 
-@pytest.mark.parametrize(("make", "objective"), [(rewarding.self_retrieval, "self_retrieval"), (rewarding.sle, None)])
-def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objective):
+def test_saved_folder_can_caption_and_records_its_training(tmp_path):
     data = rewarding.marked()
-    trainer = make(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
+    trainer = rewarding.self_retrieval(tmp_path, data, rewarding.Recorder(), learning_rate=1e-2)
     trainer.train()
     trainer.save_model()
     written = trainer.generate_captions(data, num_beams=1, max_new_tokens=12)
@@ -574,7 +482,7 @@ def test_saved_folder_can_caption_and_records_its_training(tmp_path, make, objec
     text = (tmp_path / TRAINING_FILE).read_text()
     facts = json.loads(text)
     assert facts["trainer"] == type(trainer).__name__
-    assert facts.get("objective") == objective
+    assert facts["objective"] == "self_retrieval"
     assert "the reward 'marks'" in facts["reward"]
     assert (facts["family"], facts["base_model"]) == ("blip", "blip-mle")
     assert (facts["steps"], facts["train_images"]) == (1, 8)

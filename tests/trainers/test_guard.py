@@ -1,164 +1,25 @@
 """GuardCallback: warn, stop, or roll back to the newest good checkpoint."""
 
 import json
-import logging
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerControl
 
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics import self_retrieval
-from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
 from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
 from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
-from hf_captionrl.utils.model_files import model_path
 from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
 from tests.trainers.one_step import SAMPLED, captioner
 from tests.trainers.rl_step import build
-
-
-class Line(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, x):
-        return {"loss": ((self.weight - x) ** 2).mean()}
-
-
-class Speaker(TrainerCallback):
-    """Replaces the trainer: passes captions to the guard, good ones first."""
-
-    def __init__(self, guard, captions_of):
-        self.guard, self.captions_of = guard, captions_of
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.guard.observe(self.captions_of(state.global_step + 1))
-
-
-def make_trainer(folder, action, hacked_from, *, window=2, max_steps=8, hacked_until=99, **more):
-    callback = GuardCallback(GuardThresholds(window=window), action)
-    bad = lambda step: [HACKED if hacked_from <= step < hacked_until else GOOD]  # noqa: E731
-    arguments = {"save_steps": 1, "per_device_train_batch_size": 1, "learning_rate": 0.1, "report_to": [], **more}
-    trainer = Trainer(
-        Line(),
-        TrainingArguments(str(folder), max_steps=max_steps, use_cpu=True, disable_tqdm=True, **arguments),
-        train_dataset=[{"x": torch.full((2,), float(i))} for i in range(1, 9)],
-        callbacks=[Speaker(callback, bad), callback],
-    )
-    callback.load = trainer._load_from_checkpoint
-    return trainer, callback
-
-
-def test_rollback_loads_the_newest_good_checkpoint(tmp_path, caplog):
-    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=4)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer.train()
-    # The window of two is bad at step 4 already: its mean is .5.
-    assert trainer.state.global_step == 4
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-3")
-    saved = load_file(tmp_path / "checkpoint-3" / "model.safetensors")
-    assert torch.equal(trainer.model.weight.detach(), saved["weight"])
-    assert not torch.equal(saved["weight"], load_file(tmp_path / "checkpoint-2" / "model.safetensors")["weight"])
-    assert not (tmp_path / "checkpoint-4").exists()
-    assert "checkpoint-3" in caplog.text
-    assert HACKED in caplog.text
-
-
-def test_another_run_of_the_same_trainer_saves_again(tmp_path):
-    trainer, callback = make_trainer(
-        tmp_path, "rollback", 10, max_steps=-1, num_train_epochs=3, save_strategy="epoch", hacked_until=11
-    )
-    trainer.train()
-    assert callback.rolled_back_to is not None
-    trainer.train()  # from step 1 again, hacked at step 10 again
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
-    callback.on_train_begin(trainer.args, trainer.state, trainer.control)
-    assert callback.rolled_back_to is None
-
-
-@pytest.mark.parametrize("hacked_from", [10, 12])
-def test_rollback_prevents_the_save_at_the_end_of_the_epoch(tmp_path, hacked_from):
-    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (8 steps here)."""
-    trainer, callback = make_trainer(
-        tmp_path, "rollback", hacked_from, max_steps=-1, num_train_epochs=3, save_strategy="epoch"
-    )
-    trainer.train()
-    assert trainer.state.global_step == hacked_from
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-8")
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-8"]
-
-
-def test_rollback_skips_removed_checkpoints(tmp_path):
-    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=6, window=4)
-    # One hacked step of four is above the limit, also in the newest quarter.
-    trainer.add_callback(Remover(tmp_path / "checkpoint-5"))
-    trainer.train()
-    assert callback.rolled_back_to == str(tmp_path / "checkpoint-4")
-
-
-class Remover(TrainerCallback):
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_save(self, args, state, control, **kwargs):
-        if self.folder.exists():
-            self.folder.rename(self.folder.with_name("moved"))
-
-
-@pytest.mark.parametrize("save_steps", [1, 100])
-def test_rollback_without_a_good_checkpoint_stops_training(tmp_path, caplog, save_steps):
-    trainer, callback = make_trainer(tmp_path, "rollback", hacked_from=1, save_steps=save_steps)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer.train()
-    assert trainer.state.global_step == 2
-    assert callback.rolled_back_to is None
-    assert "No checkpoint was saved while the captions were good" in caplog.text
-    assert trainer.model.weight.abs().sum() > 0
-
-
-def test_warn_logs_once_per_broken_limit(tmp_path, caplog):
-    trainer, _ = make_trainer(tmp_path, "warn", hacked_from=3, hacked_until=6, save_steps=100)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer.train()
-    assert trainer.state.global_step == 8
-    assert sum("the guard tripped" in r.getMessage() for r in caplog.records) == 1
-
-
-def test_a_resumed_run_knows_its_good_checkpoints(tmp_path):
-    first, before = make_trainer(tmp_path, "rollback", hacked_from=99, max_steps=3)
-    states = {}
-    first._save_optimizer_and_scheduler = _saving(first, before, states)
-    first.train()
-    second, after = make_trainer(tmp_path, "rollback", hacked_from=4)
-    after.load_state_dict(json.loads(json.dumps(states[3])))
-    assert 3 not in after.state_dict()["good"]  # saved before it was known to be good
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert second.state.global_step == 4
-    assert after.rolled_back_to == str(tmp_path / "checkpoint-3")
-
-
-def _saving(trainer, callback, states):
-    """Save the callback's state before on_save, as the trainer does."""
-    save = trainer._save_optimizer_and_scheduler
-
-    def wrapped(output_dir):
-        states[trainer.state.global_step] = callback.state_dict()
-        save(output_dir)
-
-    return wrapped
-
-
-def random_captions(number=300, words=6, longest=14):
-    rng = random.Random(0)
-    return [" ".join(rng.choice("abcdefgh"[:words]) for _ in range(rng.randrange(longest))) for _ in range(number)]
 
 
 def longest_repeat(words):
@@ -172,37 +33,27 @@ def longest_repeat(words):
     return best
 
 
-def share_of_different(words, n):
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return len(set(grams)) / len(grams) if grams else None
-
-
-@pytest.mark.parametrize("words", [2, 5, 8])
+@pytest.mark.parametrize("words", [2, 8])
 def test_statistics_equal_plain_loops(words):
-    captions = random_captions(words=words)
+    rng = random.Random(0)
+    captions = [" ".join(rng.choice("abcdefgh"[:words]) for _ in range(rng.randrange(14))) for _ in range(300)]
     cut = [c.split() for c in captions]
     ended = [len(w) % 3 > 0 for w in cut]
-    found = describe_completions(captions, torch.tensor(ended))[0]
-    assert degenerate(captions) == [plainly_degenerate(w) for w in cut]
-    lengths = [len(w) for w in cut]
-    repeats = [longest_repeat(w) for w in cut]
-    for q in (10, 50, 90):
-        assert found[f"length_p{q}"] == pytest.approx(np.percentile(lengths, q))
+    bad, repeats = [plainly_degenerate(w) for w in cut], [longest_repeat(w) for w in cut]
+    assert degenerate(captions) == bad
+    expected = {f"length_p{q}": np.percentile([len(w) for w in cut], q) for q in (10, 50, 90)}
     for n in (1, 2):
-        shares = [s for w in cut if (s := share_of_different(w, n)) is not None]
-        assert found[f"distinct_{n}"] == pytest.approx(np.mean(shares))
-    assert found["longest_repeat_max"] == max(repeats)
-    assert found["longest_repeat_mean"] == pytest.approx(np.mean(repeats))
-    assert found["degenerate"] == pytest.approx(np.mean([plainly_degenerate(w) for w in cut]))
-    assert found["empty"] == pytest.approx(np.mean([not w for w in cut]))
-    assert found["clipped_ratio"] == pytest.approx(np.mean([not e for e in ended]))
-    assert found["distinct_captions"] == len(set(captions)) / len(captions)
+        grams = [[tuple(w[i : i + n]) for i in range(len(w) - n + 1)] for w in cut if len(w) >= n]
+        expected[f"distinct_{n}"] = np.mean([len(set(g)) / len(g) for g in grams])
+    expected |= {"longest_repeat_max": max(repeats), "longest_repeat_mean": np.mean(repeats)}
+    expected |= {"degenerate": np.mean(bad), "empty": np.mean([not w for w in cut])}
+    expected |= {"clipped_ratio": 1 - np.mean(ended), "distinct_captions": len(set(captions)) / len(captions)}
+    assert describe_completions(captions, torch.tensor(ended))[0] == pytest.approx(expected)
 
 
 def test_statistics_of_empty_captions():
     found = describe_completions(["", "."])[0]
-    assert found["empty"] == 1
-    assert found["distinct_2"] == 1
+    assert found["empty"] == found["distinct_2"] == 1
     assert found["degenerate"] == found["longest_repeat_max"] == found["length_p90"] == 0
     assert "clipped_ratio" not in found
 
@@ -220,20 +71,11 @@ def test_a_guard_trips_when_the_window_is_full():
         assert guard.reason is None
     assert logged["guard/degenerate"] == 0.5
     guard.observe([GOOD, HACKED])
-    assert guard.reason is not None
     for part in ("degenerate", "0.5", "0.1", "max_degenerate", HACKED, "3 steps"):
         assert part in guard.reason
     for _ in range(3):
         guard.observe([GOOD])
     assert guard.reason is None
-
-
-def test_ordinary_steps_never_trip():
-    guard = GuardCallback(GuardThresholds(window=2), reference_captions=ORDINARY)
-    for _ in range(5):
-        guard.observe(ORDINARY, ended=torch.ones(5), truncated_by_scorer=0.0, reward=0.5, held_out_scorer=0.5)
-        assert guard.reason is None
-        assert guard.doubt is None
 
 
 LONG = "one small cat two large dogs three red birds four green trees five blue cars six old houses"
@@ -251,19 +93,10 @@ RULES = {
 def test_every_limit_names_itself_and_can_be_switched_off(rule):
     step, example = RULES[rule]
     off = dict.fromkeys(set(RULES) - {rule})
-    start = {
-        "captions": ["a cat", "a dog"],
-        "ended": torch.ones(2),
-        "truncated_by_scorer": 0.0,
-        "reward": 0.5,
-        "held_out_scorer": 0.5,
-    }
-    for thresholds, trips in (
-        (GuardThresholds(window=1, **off), True),
-        (GuardThresholds(1, **off | {rule: None}), False),
-    ):
-        guard = GuardCallback(thresholds)
-        guard.observe(**start)
+    fine = {"ended": torch.ones(2), "truncated_by_scorer": 0.0, "reward": 0.5, "held_out_scorer": 0.5}
+    for more, trips in (({}, True), ({rule: None}, False)):
+        guard = GuardCallback(GuardThresholds(1, **off | more))
+        guard.observe(["a cat", "a dog"], **fine)
         assert guard.reason is None
         guard.observe(**step)
         assert (guard.reason is not None) is trips
@@ -272,22 +105,18 @@ def test_every_limit_names_itself_and_can_be_switched_off(rule):
             assert example in guard.reason
 
 
-def test_captions_that_the_scorer_truncates_have_their_own_message(tmp_path, scenes, caplog, monkeypatch):
-    scorer = load_scorer(model_path("scenes:clip-reward"))
+def test_captions_that_the_scorer_truncates_have_their_own_message(tmp_path, scenes, scorer, caplog, monkeypatch):
     monkeypatch.setattr(type(scorer), "count_truncated", lambda self, captions: len(captions) // 2)
-    settings = {**SAMPLED, "max_steps": 12, "learning_rate": 0.0, "guard": "stop", "save_strategy": "no"}
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer = build(tmp_path / "a", scenes["train"], scorer=scorer, **settings)
-        trainer.train()
-    assert trainer.state.global_step == 10  # the first full window
+    settings = {**SAMPLED, "max_steps": 2, "guard": "stop", "scorer": scorer}
+    trainer = build(tmp_path / "a", scenes["train"], **settings, guard_thresholds=GuardThresholds(window=1))
+    trainer.train()
+    assert trainer.state.global_step == 1
     assert "max_truncated_by_scorer=0.1" in trainer.collapsed
     assert "max_completion_length" in trainer.collapsed
     assert "collapsed" not in caplog.text
     assert "hacked" not in caplog.text
-    caplog.clear()
-    trainer = build(tmp_path / "b", scenes["train"], scorer=scorer, **settings, max_truncated_by_scorer=0.6)
-    trainer.train()
-    assert (trainer.state.global_step, trainer.collapsed) == (12, None)
+    trainer = build(tmp_path / "b", scenes["train"], **settings, max_truncated_by_scorer=0.6)
+    assert trainer.guard.thresholds.max_truncated_by_scorer == 0.6
 
 
 def test_lengths_are_compared_with_the_references():
@@ -311,13 +140,6 @@ def test_non_finite_rewards_are_counted_and_excluded():
     json.dumps(guard.state_dict(), allow_nan=False)
 
 
-def test_constant_gap_is_not_hacking():
-    guard = GuardCallback(GuardThresholds(window=2))
-    for _ in range(6):
-        guard.observe(["a cat"], reward=3.0, held_out_scorer=0.5)
-        assert guard.reason is None
-
-
 def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
     guard = GuardCallback(GuardThresholds(window=2))
     for step in range(12):
@@ -329,8 +151,7 @@ def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
 def test_processes_decide_by_the_mean_over_all_processes():
     guards = [GuardCallback(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
     steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
-    each = [list(GuardCallback().observe(step).values()) for step in steps]
-    mean = np.mean(each, axis=0).tolist()
+    mean = np.mean([list(GuardCallback().observe(step).values()) for step in steps], axis=0).tolist()
     logged = [g.observe(s, means_over_processes=lambda values: mean) for g, s in zip(guards, steps, strict=True)]
     assert logged[0] == logged[1]
     assert logged[0]["guard/degenerate"] == 0.375
@@ -370,28 +191,72 @@ def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
     assert guard.doubt is not None
 
 
-HACKED_COLLAPSED_RUNS = "a blue and blue blue blue and yellow blue"
+def events(step, folder="."):
+    state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+    return SimpleNamespace(output_dir=str(folder)), state, TrainerControl(should_save=True)
+
+
+@pytest.mark.parametrize("kept", [4, None])
+def test_rollback_loads_the_newest_good_checkpoint_that_was_not_removed(tmp_path, caplog, kept):
+    loaded = []
+    guard = GuardCallback(GuardThresholds(window=1), "rollback", loaded.append)
+    guard.load_state_dict({"good": [3, 4, 5]})
+    for step in (kept, 6):  # 6 was not known to be good
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    guard.observe([HACKED])
+    args, state, control = events(7, tmp_path)
+    guard.on_step_end(args, state, control)
+    assert control.should_training_stop
+    assert loaded == ([] if kept is None else [str(tmp_path / "checkpoint-4")])
+    assert guard.rolled_back_to == (loaded[0] if loaded else None)
+    assert control.should_save == (kept is None)
+    assert ("No checkpoint was saved while the captions were good" in caplog.text) == (kept is None)
+    assert HACKED in caplog.text
+    # A new training starts anew.
+    guard.on_train_begin(*events(0))
+    assert guard.rolled_back_to is None
+    assert guard.state_dict()["good"] == guard.trips == []
+
+
+def test_a_resumed_run_knows_that_its_checkpoint_is_good():
+    before, after = GuardCallback(), GuardCallback()
+    before.observe([GOOD])
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert after.state_dict()["good"] == []  # saved before it was known to be good
+    after.on_train_begin(*events(3))
+    assert after.state_dict()["good"] == [3]
+    after.observe([HACKED] * 2)
+    after.on_save(*events(4))
+    assert after.state_dict()["good"] == [3]
+
+
+def test_captions_of_an_evaluation_are_judged_alone():
+    guard = GuardCallback(reference_captions=ORDINARY)
+    good = ["a cat on a bed", "two dogs", ""]
+    assert guard.reason_against(good) is guard.reason_against([]) is None
+    assert "truncated captions was 0.333" in guard.reason_against(good, torch.tensor([True, False, True]))
+    long = " ".join(f"word{number}" for number in range(60))
+    assert f"for example {long!r}" in guard.reason_against([long, "a cat"] * 2)
+
+
+# Runs of the captioner with a given R@1 after each step
+
+LOOPED = "a blue and blue blue blue and yellow blue"
 EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
 BEST = {**EVERY_STEP, **SAMPLED, "load_best_model_at_end": True, "learning_rate": 0.01, "generation_num_beams": 1}
 QUERY = "text_decoder.bert.encoder.layer.0.attention.self.query.weight"
 
 
 def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=False, **arguments):
-    """A run with a given R@1 after each step, in which captions of evaluations or of rollouts are hacked."""
+    """Captions of the evaluations or of the rollouts of some steps are hacked."""
     settings = {**BEST, "max_steps": len(recalls), "guard": "warn", **arguments}
-    trainer = build(
-        folder,
-        scenes["train"],
-        eval_dataset=scenes["validation"],
-        guard_thresholds=GuardThresholds(window=2),
-        **settings,
-    )
-    generate, describe = trainer._generate, trainer._describe
-    roll_out = trainer.rollouts.generate
+    settings |= {"eval_dataset": scenes["validation"], "guard_thresholds": GuardThresholds(window=2)}
+    trainer = build(folder, scenes["train"], **settings)
+    generate, describe, roll_out = trainer._generate, trainer._describe, trainer.rollouts.generate
 
     def generate_or_hack(dataset, **overrides):
         if trainer.state.global_step in hacked:
-            return GeneratedCaptions([HACKED_COLLAPSED_RUNS] * len(dataset), [True] * len(dataset))
+            return GeneratedCaptions([LOOPED] * len(dataset), [True] * len(dataset))
         return generate(dataset, **overrides)
 
     def describe_as_given(dataset, captions):
@@ -401,7 +266,7 @@ def evaluated(folder, scenes, recalls, hacked=(), *, samples_hacked=(), resume=F
     def roll_out_or_hack(images, **overrides):
         completions = roll_out(images, **overrides)
         if trainer.state.global_step + 1 in samples_hacked:
-            completions.captions = [HACKED_COLLAPSED_RUNS] * len(completions.captions)
+            completions.captions = [LOOPED] * len(completions.captions)
         return completions
 
     trainer._generate, trainer._describe = generate_or_hack, describe_as_given
@@ -425,14 +290,10 @@ def test_an_accepted_checkpoint_is_selected_although_a_collapsed_one_has_a_highe
     assert selection["guard"]["trips"] == []
     (refused,) = selection["guard"]["refused"]
     assert refused["step"] == 2
-    assert refused["reason"].startswith(
-        "The captions have collapsed. In 12 evaluated captions the share of degenerate captions was 1, above"
-    )
-    assert HACKED_COLLAPSED_RUNS in refused["reason"]
+    assert "In 12 evaluated captions the share of degenerate captions was 1, above" in refused["reason"]
+    assert LOOPED in refused["reason"]
     assert "Selected checkpoint-3: eval_recall_at_1 = 0.4, the highest of 3 evaluations" in capsys.readouterr().out
-    assert selection_lines(selection)[1].startswith(
-        "Step 2: the guard refused the evaluation. The captions have collapsed. In 12"
-    )
+    assert "Step 2: the guard refused the evaluation." in selection_lines(selection)[1]
     evaluations = {e["step"]: e for e in trainer.state.log_history if "eval_degenerate" in e}
     assert {step: e["eval_degenerate"] for step, e in evaluations.items()} == {1: 0.0, 2: 1.0, 3: 0.0, 4: 0.0}
     assert all(0 <= e["eval_clipped_ratio"] <= 1 for e in evaluations.values())
@@ -441,12 +302,12 @@ def test_an_accepted_checkpoint_is_selected_although_a_collapsed_one_has_a_highe
 
 
 def test_a_refused_evaluation_is_not_a_tie(tmp_path, scenes):
-    trainer = evaluated(tmp_path, scenes, [0.4, 0.4, 0.1], hacked=[2])
+    trainer = evaluated(tmp_path, scenes, [0.4, 0.4], hacked=[2])
     assert (trainer.selection["step"], trainer.selection["ties"]) == (1, [])
 
 
 def test_without_a_guard_the_highest_recall_is_selected(tmp_path, scenes):
-    trainer = evaluated(tmp_path, scenes, [0.2, 0.9, 0.4], hacked=[2], guard="off")
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[2], guard="off")
     assert trainer.selection["step"] == 2
     assert "guard" not in trainer.selection
     assert trainer.collapsed is None
@@ -457,20 +318,18 @@ def test_no_checkpoint_is_selected_while_the_samples_are_hacked(tmp_path, scenes
     trainer = evaluated(tmp_path, scenes, [0.2, 0.3, 0.9, 0.8], samples_hacked=[3, 4])
     assert trainer.selection["step"] == 2
     assert [entry["step"] for entry in trainer.selection["guard"]["refused"]] == [3, 4]
+    # A broken limit is warned of once.
     assert [(trip["step"], trip["action"]) for trip in trainer.selection["guard"]["trips"]] == [(3, "warn")]
 
 
 def test_if_every_evaluation_is_refused_the_trainer_says_that_the_model_has_collapsed(tmp_path, scenes, caplog):
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[1, 2])
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[1, 2])
     assert has_weights_of(trainer, tmp_path / "checkpoint-2")
     assert trainer.selection["step"] is None
-    assert trainer.selection["kept_instead"] == (
-        "the guard refused 2 evaluations and accepted none, and the weights of step 2 are kept"
-    )
+    assert "the guard refused 2 evaluations and accepted none" in trainer.selection["kept_instead"]
     assert trainer.collapsed == trainer.selection["collapsed"]
     assert "degenerate captions was 1" in trainer.collapsed
-    assert "Do not use this model. The captions have collapsed." in caplog.text
+    assert "Do not use this model." in caplog.text
     # The next training of this trainer is judged anew.
     trainer._generate = lambda data, **_: GeneratedCaptions(["a cat"] * len(data), [True] * len(data))
     trainer.train()
@@ -489,27 +348,33 @@ def test_after_a_rollback_the_best_accepted_checkpoint_is_loaded(tmp_path, scene
     # At step 3 the policy is that of step 2 again: there is nothing to evaluate or save.
     assert [e["step"] for e in trainer.state.log_history if "eval_recall_at_1" in e] == [1, 2]
     assert not (tmp_path / "checkpoint-3").exists()
-    assert "The weights were rolled back to checkpoint-2." in selection_lines(trainer.selection)[1]
+    assert "rolled back to checkpoint-2" in selection_lines(trainer.selection)[1]
+
+
+def test_after_a_rollback_within_an_epoch_its_end_saves_nothing(tmp_path, scenes):
+    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (2 steps here)."""
+    epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "guard": "rollback", "learning_rate": 0.0, "seed": 1}
+    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1, 0.1], samples_hacked=[3, 4], **epochs)
+    assert trainer.guard.rolled_back_to == str(tmp_path / "checkpoint-2")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
 def test_a_refused_checkpoint_is_not_rolled_back_to(tmp_path, scenes):
-    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1, 0.1], hacked=[2], samples_hacked=[3, 4], guard="rollback")
+    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1], hacked=[2], samples_hacked=[3], guard="rollback")
     assert trainer.selection["guard"]["trips"][0]["rolled_back_to"] == "checkpoint-1"
 
 
 def test_a_stopped_run_without_selection_says_that_its_weights_have_collapsed(tmp_path, scenes):
-    settings = {"guard": "stop", "load_best_model_at_end": False}
-    trainer = evaluated(tmp_path, scenes, [0.2, 0.3, 0.9, 0.8], samples_hacked=[3, 4], **settings)
+    settings = {"samples_hacked": [3, 4], "load_best_model_at_end": False}
+    trainer = evaluated(tmp_path, scenes, [0.2, 0.3, 0.9, 0.8], **settings, guard="stop")
     assert trainer.state.global_step == 3
     assert trainer.collapsed is not None
-    assert trainer.selection["kept_instead"] == "load_best_model_at_end is False, and the weights of step 3 are kept"
+    assert "the weights of step 3 are kept" in trainer.selection["kept_instead"]
     assert "Training stopped." in selection_lines(trainer.selection)[1]
-    rolled = evaluated(tmp_path / "b", scenes, [0.2, 0.3, 0.9], samples_hacked=[3], **settings | {"guard": "rollback"})
+    rolled = evaluated(tmp_path / "b", scenes, [0.2, 0.3, 0.9], **settings, guard="rollback")
     assert rolled.collapsed is None
-    assert (
-        rolled.selection["kept_instead"]
-        == "load_best_model_at_end is False, and the guard rolled back to checkpoint-2"
-    )
+    assert has_weights_of(rolled, tmp_path / "b" / "checkpoint-2")
+    assert "the guard rolled back to checkpoint-2" in rolled.selection["kept_instead"]
 
 
 def test_a_resumed_run_knows_its_refused_evaluations_and_trips(tmp_path, scenes):
@@ -536,23 +401,13 @@ def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, s
     def repeated_words(completions):
         return [float(len(text.split()) - len(set(text.split()))) for text in completions]
 
-    settings = {"num_generations": 4, "baseline": "leave_one_out", "max_completion_length": 12}
-    settings |= {
-        "cache_image_features": True,
-        "feature_cache_dir": str(tmp_path / "cache"),
-        "freeze_vision_tower": True,
-    }
-    settings |= {"learning_rate": 1e-3, "max_steps": 10, "per_device_train_batch_size": 16, "guard": "warn"}
-    settings |= {"generation_num_beams": 2, "generation_max_new_tokens": 30, "load_best_model_at_end": True}
-    settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True, **EVERY_STEP}
-    trainer = CaptionRLTrainer(
-        captioner(),
-        [repeated_words],
-        CaptionRLConfig(str(tmp_path / "out"), **settings),
-        scenes["train"],
-        scenes["validation"],
-        scorer=scorer,
-    )
+    settings = {"num_generations": 4, "baseline": "leave_one_out", "max_completion_length": 12, "guard": "warn"}
+    settings |= {"learning_rate": 1e-3, "max_steps": 10, "per_device_train_batch_size": 16}
+    settings |= {"freeze_vision_tower": True, "cache_image_features": True, "load_best_model_at_end": True}
+    settings |= {"generation_num_beams": 2, "generation_max_new_tokens": 30, "use_cpu": True, "report_to": "none"}
+    settings |= {"feature_cache_dir": str(tmp_path / "cache"), "disable_tqdm": True, **EVERY_STEP}
+    config, rewards = CaptionRLConfig(str(tmp_path / "out"), **settings), [repeated_words]
+    trainer = CaptionRLTrainer(captioner(), rewards, config, scenes["train"], scenes["validation"], scorer=scorer)
     trainer.train()
     collapsed = [e["step"] for e in trainer.state.log_history if e.get("eval_degenerate", 0) > 0.5]
     assert collapsed[-1] == 10  # without the guard, this would be the last policy
@@ -564,12 +419,9 @@ def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, s
     assert trainer.guard.reason_against(written.captions, torch.tensor(written.ended)) is None
 
 
-# Which scorer selects
-
-
 def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, scorer, held_out_scorer):
-    both = {"scorer": scorer, "held_out_scorer": held_out_scorer, "guard": "warn"}
-    trainer = build(tmp_path, scenes["train"], eval_dataset=scenes["validation"], **both, **BEST)
+    settings = {**BEST, "guard": "warn", "eval_dataset": scenes["validation"], "scorer": scorer}
+    trainer = build(tmp_path, scenes["train"], **settings, held_out_scorer=held_out_scorer)
     assert trainer.args.metric_for_best_model == "reward_recall_at_1"
     assert trainer.args.greater_is_better
     found = trainer.evaluate(scenes["validation"])
@@ -581,29 +433,11 @@ def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, sc
     assert "eval_reward_rd100_recall_at_1" not in found  # 12 images
 
 
-def test_a_metric_that_is_named_stays(tmp_path, scenes, scorer, held_out_scorer):
-    both = {"scorer": scorer, "held_out_scorer": held_out_scorer}
-    trainer = build(
-        tmp_path, scenes["train"], eval_dataset=scenes["validation"], **both, metric_for_best_model="length", **BEST
-    )
-    assert trainer.args.metric_for_best_model == "length"
-
-
-def test_a_single_scorer_selects_by_its_recall(tmp_path, scenes, scorer):
-    trainer = build(tmp_path, scenes["train"], eval_dataset=scenes["validation"], scorer=scorer, **BEST)
-    assert trainer.args.metric_for_best_model == "recall_at_1"
-    assert "eval_reward_recall_at_1" not in trainer.evaluate(scenes["validation"])
-    config = CaptionRLConfig(str(tmp_path), use_cpu=True, **{k: v for k, v in BEST.items() if k != "learning_rate"})
+def test_a_single_scorer_selects_by_its_recall_and_a_metric_that_is_named_stays(tmp_path, scenes):
+    settings = {**BEST, "eval_dataset": scenes["validation"]}
+    assert build(tmp_path, scenes["train"], **settings).args.metric_for_best_model == "recall_at_1"
+    named = build(tmp_path, scenes["train"], **settings, metric_for_best_model="length")
+    assert named.args.metric_for_best_model == "length"
+    config = CaptionRLConfig(str(tmp_path), use_cpu=True, **BEST)
     with pytest.raises(ValueError, match=r"recall_at_1.*scorer"):
         CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])
-
-
-def test_the_guard_accepts_ordinary_captions(tmp_path, scenes):
-    guard = build(tmp_path, scenes["train"], guard="warn", **SAMPLED).guard
-    good = ["a cat on a bed", "two dogs", ""]
-    assert guard.reason_against(good) is None
-    assert guard.reason_against([]) is None
-    assert "share of truncated captions was 0.333" in guard.reason_against(good, torch.tensor([True, False, True]))
-    long = " ".join(f"word{number}" for number in range(60))
-    assert "length in words was" in guard.reason_against([long])
-    assert f"for example {long!r}" in guard.reason_against([long, "a cat"] * 2)

@@ -1,47 +1,43 @@
 """Reward functions with TRL's signature in every RL trainer, with bags and on two processes."""
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from trl import GRPOConfig, GRPOTrainer
 
-from hf_captionrl.captioners import load_captioner
-from hf_captionrl.data import open_image
+from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import CompletionReward
+from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
     CaptionRLTrainer,
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
-    SLEConfig,
-    SLETrainer,
 )
-from hf_captionrl.trainers.caption_rl_trainer import RowColumns
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
-from tests.test_docs import blocks
 from tests.tiny import tiny_captioner
+from tests.tiny.chat import tiny_chat
+from tests.tolerances import assert_close, close
 from tests.trainers.grpo_worker import make_trainer
-from tests.trainers.one_step import PLAIN_SGD
-from tests.trainers.rl_step import neighbours
+from tests.trainers.one_step import PLAIN_SGD, captioner, spy_on
+from tests.trainers.rl_step import neighbours, train
 
 SHORT = {"max_completion_length": 4, "guard": "off", "num_generations": 2, "per_device_train_batch_size": 4}
 LOGGED = {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none"}
 
 
 def marked(rows=8):
-    """Scenes with an additional column, a number per image."""
     data = load_scenes(num_train=rows, num_validation=1, num_test=0)["train"]
     return data.add_column("mark", [100 + row for row in range(len(data))])
 
 
 class Recorder:
-    """A reward with TRL's signature that records its arguments."""
-
     __name__ = "marks"
 
     def __init__(self):
@@ -61,88 +57,56 @@ class Recorder:
 
 def caption_rl(folder, data, reward, **settings):
     args = CaptionRLConfig(str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, **settings})
-    return CaptionRLTrainer(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), reward, args, data)
-
-
-def sle(folder, data, reward, **settings):
-    args = SLEConfig(str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, "num_generations": 3, **settings})
-    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
-    return SLETrainer(captioner, args, data, reward_funcs=[reward])
+    return CaptionRLTrainer(captioner(), reward, args, data)
 
 
 def self_retrieval(folder, data, reward, **settings):
     args = SelfRetrievalConfig(
         str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, "baseline": "leave_one_out", "bag_schedule": 2, **settings}
     )
-    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
     scorer = load_scorer(model_path("scenes:clip-reward"))
     ranked, rewards = neighbours(len(data), 3), ["self_retrieval", reward]
-    return SelfRetrievalTrainer(captioner, scorer, args, data, neighbours=ranked, reward_funcs=rewards)
+    return SelfRetrievalTrainer(captioner(), scorer, args, data, neighbours=ranked, reward_funcs=rewards)
 
 
-@pytest.mark.parametrize("make", [caption_rl, sle, self_retrieval])
-def test_columns_reach_the_function_with_their_captions(tmp_path, make):
+def test_columns_reach_the_function_with_their_captions(tmp_path, capsys):
     data, reward = marked(), Recorder()
-    trainer = make(tmp_path, data, reward, max_steps=2)
-    written = []
-    reward_context = trainer.rollouts.reward_context
-
-    def spy(*given):
-        context = reward_context(*given)
-        written.append(context)
-        return context
-
-    trainer.rollouts.reward_context = spy
+    trainer = self_retrieval(tmp_path, data, reward, max_steps=2, log_completions=True, num_completions_to_print=2)
+    written = spy_on(trainer.rollouts, "reward_context")
     trainer.train()
     G = trainer.args.num_generations
     sampled = [context for context in written if context.group_size == G]
     assert len(sampled) == 2
     rows = {row["image_id"]: row for row in data}
-    # SLE's baseline rewards the greedy captions of the same images too.
-    assert len(reward.seen) == 2 * 4 * (G + 1 if make is sle else G)
+    assert len(reward.seen) == 2 * 4 * G
     for image_id, mark, completion, ids, captions in reward.seen:
         assert mark == rows[image_id]["mark"]
         assert captions == list(rows[image_id]["captions"])
         assert isinstance(completion, str)
         assert trainer.captioner.decode(torch.tensor([ids]), torch.ones(1, len(ids), dtype=torch.bool)) == [completion]
+    assert sampled[0].columns.get("nothing") is None
     pairs = {(seen[0], seen[2]) for seen in reward.seen}
     for context in sampled:
         images = [image_id for image_id in context.image_ids for _ in range(G)]
         assert set(zip(images, context.captions, strict=True)) <= pairs
     assert set(reward.states) == {0, 1}
-    first = next(i for i, seen in enumerate(reward.seen) if i == 0)
-    assert reward.images[0].tobytes() == rows[reward.seen[first][0]]["image"].tobytes()
+    assert reward.images[0].tobytes() == rows[reward.seen[0][0]]["image"].tobytes()
     logged = [entry for entry in trainer.state.log_history if "mark" in entry]
     assert [entry["mark"] for entry in logged] == [100 + int(context.rows[0]) for context in sampled]
     means = [sum(100 + int(row) for row in context.rows) / 4 for context in sampled]
     assert [entry["rewards/marks/mean"] for entry in logged] == pytest.approx(means)
-
-
-def test_table_of_completions_has_the_logged_columns(tmp_path, capsys):
-    trainer = caption_rl(tmp_path, marked(), Recorder(), log_completions=True, num_completions_to_print=2)
-    trainer.train()
-    shown = capsys.readouterr().out
+    shown = capsys.readouterr().out  # the table of completions, with what the function logged
     assert "doubled" in shown
-    assert str(2 * (100 + int(trainer.monitor._last[0].rows[0]))) in shown
+    assert str(2 * (100 + int(sampled[-1].rows[0]))) in shown
 
 
-def test_a_missing_column_is_named_before_training(tmp_path):
+def test_missing_columns_and_rewards_are_named_before_training(tmp_path):
+    with pytest.raises(ValueError, match="reward_funcs"):
+        CaptionRLTrainer(tiny_captioner("blip"), args=CaptionRLConfig(str(tmp_path)), train_dataset=marked())
     with pytest.raises(ValueError, match=r"'reward' requires \['solution'\]"):
         caption_rl(tmp_path, marked(), CompletionReward(lambda completions, solution: [0.0], name="reward"))
     with pytest.raises(ValueError, match=r"column\(s\) \['log_metric'\]"):
         caption_rl(tmp_path, marked().rename_column("mark", "log_metric"), CompletionReward(lambda **k: [0.0], "r"))
-
-
-def test_columns_of_rows(tmp_path):
-    data = marked().with_format("torch")
-    columns = RowColumns(data, [5, 2, 5])
-    assert columns["mark"] == [105, 102, 105]
-    assert set(columns) == set(data.column_names)
-    images = columns["image"]
-    assert [image.tobytes() for image in images] == [open_image(marked()[r]["image"]).tobytes() for r in (5, 2, 5)]
-    assert len(images[:2]) == 2
-    with pytest.raises(KeyError):
-        columns["nothing"]
 
 
 def test_grpo_passes_the_arguments_of_trl(tmp_path):
@@ -177,25 +141,6 @@ def test_grpo_passes_the_arguments_of_trl(tmp_path):
     logged = [entry["mark"] for entry in trainer.state.log_history if "mark" in entry]
     assert logged == [reward.seen[0][1], reward.seen[8][1]]
     assert "doubled" in trainer._logs["extra"]
-
-
-def test_example_of_the_documentation_runs(tmp_path):
-    page = Path(__file__).parents[2] / "docs" / "rewards.md"
-    code = next(block for block in blocks(page, "python") if "def names_label" in block)
-    names: dict = {}
-    exec(code, names)
-    labels = ["cat", None] * 4
-    functions = [names["names_label"], (names["fewer_words"], 0.5), names["DifferentTokens"]()]
-    trainer = caption_rl(tmp_path, marked().add_column("label", labels), functions)
-    assert [type(reward) for reward in trainer.rewards.rewards[:2]] == [CompletionReward, CompletionReward]
-    trainer.train()
-    logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
-    unlabelled = logged["rewards/names_label/undefined"]
-    assert logged["labelled"] == pytest.approx(1 - unlabelled / 8)
-    assert logged["rewards/fewer_words/mean"] < 0 < logged["rewards/different_tokens/mean"]
-
-
-# Two processes
 
 
 class Unequal(Recorder):
@@ -250,40 +195,76 @@ def test_columns_stay_with_their_captions_on_two_processes(two, name):
         assert entry["rewards/marks/mean"] == pytest.approx(sum(every) / len(every))
 
 
-# A scorer or a model that is not needed
-
-
-def small():
-    return tiny_captioner("blip")
-
-
-@pytest.mark.parametrize("kind", ["self_retrieval", "grpo"])
-def test_own_rewards_need_no_scorer(kind, tmp_path):
+def test_own_rewards_need_no_scorer(tmp_path):
     def brevity(completions, **columns):
         return [-float(len(str(completion))) for completion in completions]
 
-    rows = marked()
-    if kind == "grpo":
-        trainer = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [brevity]}, max_steps=1)
-    else:
-        config = SelfRetrievalConfig(str(tmp_path), **PLAIN_SGD | SHORT | LOGGED, do_sample=True)
-        trainer = SelfRetrievalTrainer(small(), args=config, train_dataset=rows, reward_funcs=[brevity])
+    config = SelfRetrievalConfig(str(tmp_path), **PLAIN_SGD | SHORT | LOGGED, do_sample=True)
+    given = {"args": config, "train_dataset": marked()}
+    trainer = SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=[brevity], **given)
+    grpo = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [brevity]}, max_steps=1)
+    for one in (trainer, grpo):
+        one.train()
+        assert any(entry.get("rewards/brevity/mean", 0) < 0 for entry in one.state.log_history)
+    for rewards in (None, ["self_retrieval", brevity]):
+        with pytest.raises(ValueError, match="scorer"):
+            SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=rewards, **given)
+
+
+# A bank of distractors: one image per rollout, in this package's trainers and in TRL's
+
+BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
+IMPORTANCE = {"bank_images": "nearest_and_random", "num_hard_distractors": 2, "bank_weighting": "importance"}
+
+
+def bank_function(scorer, data, folder, **weights) -> BankRewardFunction:
+    features = scorer_features(scorer, data, cache_dir=str(folder))
+    targets = ImageBank(features, data["image_id"], scorer.signature)
+    return BankRewardFunction(scorer, targets, bank_size=5, bank_batch_size=8, **weights)
+
+
+def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer):
+    data = marked()
+    settings = {"per_device_train_batch_size": 1, "num_generations": 2, "do_sample": True, "max_grad_norm": 1.0}
+    settings |= {"logging_strategy": "steps", "logging_steps": 1}
+    trainer = train(tmp_path / "bank", data, **settings, **BANK, **IMPORTANCE)
+    (logged,) = [entry for entry in trainer.state.log_history if "rewards/self_retrieval/mean" in entry]
+    assert logged["rewards/self_retrieval/mean"] < 0
+    assert logged["grad_norm"] > 0
+    assert "recall_at_1" not in logged
+    bank = trainer.rewards.rewards[0]._banks[0]
+    expected = bank_function(scorer, data, tmp_path / "cache", **IMPORTANCE).reward._banks[0]
+    assert_close(bank.features, expected.features)
+    assert bank.counts.tolist() == expected.counts.tolist() == close([1, 1, 5 / 3, 5 / 3, 5 / 3], dtype="float32")
+    with pytest.raises(ValueError, match="distractor_scope='bank'"):
+        train(tmp_path / "batch", data, **settings)
+
+
+def test_trainer_of_trl_trains_with_the_function(tmp_path, scorer):
+    data = marked()
+    """One prompt group per batch, and a copy of the function that was pickled, as in an asynchronous trainer."""
+    reward = pickle.loads(pickle.dumps(bank_function(scorer, data, tmp_path / "cache")))
+    model, processor = tiny_chat("llava")
+    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
+    given = []
+
+    def recorded(completions, image_id, **columns):
+        given.append(([completion[0]["content"] for completion in completions], image_id))
+        return reward(completions=completions, image_id=image_id, **columns)
+
+    arguments = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
+    arguments |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-2}
+    trainer = GRPOTrainer(
+        model,
+        reward_funcs=recorded,
+        args=GRPOConfig(str(tmp_path), **arguments),
+        train_dataset=data.select_columns(["image", "image_id"]).add_column("prompt", prompts),
+        processing_class=processor,
+    )
     trainer.train()
-    assert any(entry.get("rewards/brevity/mean", 0) < 0 for entry in trainer.state.log_history)
-    if kind == "self_retrieval":
-        with pytest.raises(ValueError, match="scorer"):
-            SelfRetrievalTrainer(small(), args=config, train_dataset=rows)
-        with pytest.raises(ValueError, match="scorer"):
-            SelfRetrievalTrainer(small(), args=config, train_dataset=rows, reward_funcs=["self_retrieval", brevity])
-
-
-@pytest.mark.parametrize("cls", [CaptionRLTrainer, SelfRetrievalTrainer, SLETrainer])
-def test_model_init_stands_for_the_model(cls, tmp_path):
-    config = cls.config_class(str(tmp_path), **PLAIN_SGD | SHORT)
-    given = {"args": config, "train_dataset": marked(), "reward_funcs": "cider"}
-    trainer = cls(model_init=small, **given)
-    assert trainer.train().global_step == 1
-    with pytest.raises(ValueError, match="model_init"):
-        cls(**given)
-    with pytest.raises(ValueError, match="reward_funcs"):
-        CaptionRLTrainer(small(), args=config, train_dataset=given["train_dataset"])
+    ((captions, image_id),) = given
+    assert len(set(image_id)) == 1
+    alone = bank_function(scorer, data, tmp_path / "cache")(completions=captions, image_id=image_id)
+    mean = trainer.state.log_history[0]["rewards/recorded/mean"]
+    assert mean == close(float(torch.tensor(alone).mean()), dtype="float32", magnitude=100)

@@ -22,15 +22,6 @@ def test_the_first_epochs_are_maximum_likelihood(tmp_path, scenes):
     assert largest_difference(weights(ours), weights(theirs)) > 1e-3
 
 
-def test_split_of_a_cross_entropy_step_does_not_matter(tmp_path, scenes):
-    arguments = {"rl_start_epoch": 1, "per_device_train_batch_size": 16}
-    whole = train(tmp_path / "a", scenes["train"], **arguments)
-    arguments |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
-    assert largest_difference(
-        weights(train(tmp_path / "b", scenes["train"], **arguments)), weights(whole)
-    ) < resolution(1)
-
-
 SWITCHED = {
     "rl_start_epoch": 1,
     "xe_learning_rate": 3e-4,
@@ -71,20 +62,19 @@ def test_two_learning_rates_need_a_schedule_of_the_step(tmp_path, scenes):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        ({"alpha": 1.1}, "alpha is 1.1"),
-        ({"alpha": float("nan")}, "alpha is nan"),
-        ({"num_generations": 1}, "num_generations is 1"),
-        ({"distance": "hamming"}, "distance is 'hamming'"),
-        ({"diversity": "triples"}, "diversity is 'triples'"),
-        ({"diversity": "multi_reference", "distance": "edit"}, "defined for BLEU only"),
-        ({"rl_start_epoch": -1}, "rl_start_epoch is -1"),
-        ({"xe_learning_rate": 0.0}, "xe_learning_rate is 0.0"),
+        ({"alpha": 1.1}, "alpha"),
+        ({"num_generations": 1}, "num_generations"),
+        ({"distance": "hamming"}, "distance"),
+        ({"diversity": "triples"}, "diversity"),
+        ({"diversity": "multi_reference", "distance": "edit"}, "BLEU"),
+        ({"rl_start_epoch": -1}, "rl_start_epoch"),
+        ({"xe_learning_rate": 0.0}, "xe_learning_rate"),
         ({"rl_start_epoch": 1, "num_iterations": 2}, "num_iterations"),
-        ({"do_sample": False}, "do_sample=False"),
+        ({"do_sample": False}, "do_sample"),
     ],
 )
-def test_bad_settings_are_refused(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_settings_are_refused(tmp_path, arguments, name):
+    with pytest.raises(ValueError, match=name):
         SLEConfig(str(tmp_path), use_cpu=True, **arguments)

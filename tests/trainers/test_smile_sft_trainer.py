@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
-import math
 import subprocess
 import sys
 
@@ -14,7 +12,6 @@ import torch
 from peft import LoraConfig, PromptTuningConfig
 from torch import Tensor
 from trl import SFTConfig, SFTTrainer
-from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
@@ -22,7 +19,6 @@ from hf_captionrl.trainers.trl_smile_sft import (
     document_ids,
     find_segments,
     logit_factors,
-    segment_loss,
     sentence_ends,
     similar_lengths,
 )
@@ -33,13 +29,11 @@ from tests.trainers.sft_runs import batch_of, loss_eval, make
 
 
 def sentence_of(ids, tokenizer) -> list[int]:
-    """Sentence number of each token, by a loop over tokens."""
     number, ended, found = 0, False, []
     for token in ids:
         text = tokenizer.decode([token])
         ends = token in tokenizer.all_special_ids or "\n" in text or text.rstrip("\"') ").endswith((".", "!", "?"))
-        if ended and not ends:
-            number += 1
+        number += ended and not ends
         found.append(number)
         ended = ends
     return found
@@ -84,9 +78,17 @@ def loss_of(trainer) -> float:
     return float(trainer.compute_loss(trainer.model, batch, num_items_in_batch=number).detach())
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "bfd"])
-@pytest.mark.parametrize("scope", ["document", "sentence", "window"])
-@pytest.mark.parametrize(("mle_weight", "first_token"), [(0.0, "mle"), (0.0, "smile"), (0.3, "mle")])
+@pytest.mark.parametrize(
+    ("packed", "scope", "mle_weight", "first_token"),
+    [
+        (False, "document", 0.0, "mle"),
+        (True, "document", 0.3, "mle"),
+        (False, "sentence", 0.0, "smile"),
+        (True, "sentence", 0.0, "mle"),
+        (False, "window", 0.3, "mle"),
+        (True, "window", 0.0, "smile"),
+    ],
+)
 def test_equals_a_loop_over_documents(parts, tmp_path, packed, scope, mle_weight, first_token):
     settings = {"subset_scope": scope, "window_tokens": 4, "mle_weight": mle_weight, "first_token": first_token}
     if packed:
@@ -100,32 +102,16 @@ def test_equals_a_loop_over_documents(parts, tmp_path, packed, scope, mle_weight
     assert loss_of(trainer) == pytest.approx(expected, rel=2e-5)
 
 
-def test_scopes_differ_and_prompt_words_stay_out(parts, tmp_path):
-    losses = {scope: loss_of(make(parts, tmp_path, subset_scope=scope)) for scope in ("document", "sentence")}
-    assert losses["sentence"] != pytest.approx(losses["document"], rel=1e-3)
-    # The loop above collects only words of the answers; if the prompt is supervised, its words are in the subset too.
-    whole = make(parts, tmp_path, completion_only_loss=False)
-    assert loss_of(whole) != pytest.approx(losses["document"], rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("packing", "lora"), [(False, False), (True, False), (False, True)], ids=["padded", "bfd", "lora"]
-)
+@pytest.mark.parametrize(("packing", "lora"), [(True, False), (False, True)], ids=["bfd", "lora"])
 def test_lambda_1_equals_trl(parts, tmp_path, packing, lora):
     """Same weights after two accumulated steps, same logs, bit-exactly."""
-    settings = {
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 2,
-        "packing": packing,
-        "max_length": 64,
-    }
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 2, "max_length": 64}
     kinds: list[dict] = [{"mle_weight": 1.0}, {"cls": SFTTrainer, "config": SFTConfig}]
     trainers = []
     for number, kind in enumerate(kinds):
         torch.manual_seed(0)  # of the adapter
         peft = LoraConfig(**LORA) if lora else None
-        trainers.append(make(parts, tmp_path / str(number), peft=peft, **kind, **settings))
+        trainers.append(make(parts, tmp_path / str(number), peft=peft, packing=packing, **kind, **settings))
         trainers[-1].train()
     ours, theirs = trainers
     for mine, reference in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
@@ -151,47 +137,14 @@ def test_mixture_near_lambda_1_approaches_trl(parts, tmp_path):
         assert_close(mine.grad, reference.grad, ulps=64, magnitude=0.01)
 
 
-@pytest.mark.parametrize("scope", ["document", "sentence", "window"])
-def test_accumulation_does_not_change_the_step(parts, tmp_path, scope):
-    together = make(parts, tmp_path / "a", subset_scope=scope, per_device_train_batch_size=4, optim="sgd", max_steps=1)
-    split = make(
-        parts,
-        tmp_path / "b",
-        subset_scope=scope,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=4,
-        optim="sgd",
-        max_steps=1,
-    )
+def test_accumulation_does_not_change_the_step(parts, tmp_path):
+    settings = {"subset_scope": "window", "optim": "sgd", "max_steps": 1}
+    together = make(parts, tmp_path / "a", per_device_train_batch_size=4, **settings)
+    split = make(parts, tmp_path / "b", per_device_train_batch_size=1, gradient_accumulation_steps=4, **settings)
     for trainer in (together, split):
         trainer.train()
     for a, b in zip(together.model.parameters(), split.model.parameters(), strict=True):
         assert_close(a, b, magnitude=1)
-
-
-def test_gradients_equal_those_of_the_loop(parts, tmp_path):
-    """With a group of several lengths and a trained head."""
-    torch.manual_seed(0)
-    B, T, D, V = 2, 9, 8, 20
-    hidden = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(V, (B, T))
-    labels[0, 3] = labels[1, :4] = IGNORE_INDEX
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 0, 1]])
-    documents = document_ids(labels, positions)
-    segment_loss(hidden, weight, labels, documents).backward()
-    mine = hidden.grad.clone(), weight.grad.clone()
-    hidden.grad = weight.grad = None
-    total = torch.zeros((), dtype=torch.float64)
-    for row, start, stop in ((0, 0, 3), (0, 3, 9), (1, 0, 7), (1, 7, 9)):
-        at = [t for t in range(start, stop) if labels[row, t] != IGNORE_INDEX]
-        words = sorted({int(labels[row, t]) for t in at})
-        for t in at:
-            scores = weight @ hidden[row, t]
-            total = total + (scores if t == at[0] else scores[words]).logsumexp(0) - scores[labels[row, t]]
-    total.backward()
-    torch.testing.assert_close(mine[0], hidden.grad)
-    torch.testing.assert_close(mine[1], weight.grad)
 
 
 def test_no_full_logits_at_lambda_0(parts, tmp_path):
@@ -219,27 +172,19 @@ def test_no_full_logits_at_lambda_0(parts, tmp_path):
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
 
 
-@pytest.mark.parametrize("head", [False, True], ids=["body", "head"])
 @pytest.mark.parametrize("mle_weight", [0.0, 1.0])
-def test_lora_moves_and_the_base_stays(parts, tmp_path, head, mle_weight):
-    targets = [*LORA["target_modules"], *(["lm_head"] if head else [])]
+def test_lora_of_the_head_moves_and_the_base_stays(parts, tmp_path, mle_weight):
+    targets = [*LORA["target_modules"], "lm_head"]
     settings = {"gradient_checkpointing": True, "max_steps": 2, "mle_weight": mle_weight}
     trainer = make(parts, tmp_path, peft=LoraConfig(**{**LORA, "target_modules": targets}), **settings)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(before[name], parameter) != ("lora_" in name), name
-    assert any("lm_head" in name for name in before if "lora_B" in name) == head
+    assert any("lm_head" in name for name in before if "lora_B" in name)
     # The loss uses the trained head.
     trainer.model.eval()
     assert loss_eval(trainer) == pytest.approx(looped(trainer, "document", mle_weight=mle_weight), rel=2e-5)
-
-
-def test_trl_alone_refuses_the_head(parts, tmp_path):
-    """The reason for `plain_head_for_checks`, which can be removed when TRL accepts the head."""
-    lora = LoraConfig(**{**LORA, "target_modules": ["lm_head"]})
-    with pytest.raises(ValueError, match="lm_head"):
-        make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, peft=lora)
 
 
 def test_bf16_and_checkpointing(parts, tmp_path):
@@ -262,7 +207,6 @@ def test_resume_is_exact(parts, tmp_path):
 
 
 def test_evaluation_and_a_model_by_name(parts, tmp_path):
-    """A model by name and packed evaluation give the loss of the loop."""
     model, _ = parts
     for part in parts:
         part.save_pretrained(tmp_path / "base")
@@ -291,36 +235,11 @@ def test_assistant_turns_share_a_document_but_no_sentence():
     assert find_segments(labels, documents, "window", window_tokens=2).segment.tolist() == [0, 0, 1, 1, 1]
 
 
-def test_assistant_only_labels(parts, tmp_path):
-    _, tokenizer = parts
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>{% endgeneration %}"
-        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
-    )
-    turns = [
-        {"role": "user", "content": "Rain? "},
-        {"role": "assistant", "content": "Yes. It rains."},
-        {"role": "user", "content": "Red? "},
-        {"role": "assistant", "content": "No."},
-    ]
-    trainer = make((parts[0], tokenizer), tmp_path, rows=[{"messages": turns}], assistant_only_loss=True)
-    labels = batch_of(trainer)["labels"][0]
-    said = tokenizer.decode(labels[labels != IGNORE_INDEX])
-    assert said == "Yes. It rains.</s>No.</s>"
-    assert math.isfinite(loss_of(trainer))
-
-
 def test_sentence_ends(parts):
     _, tokenizer = parts
     ends = sentence_ends(tokenizer, len(tokenizer) + 3)
     by_text = {tokenizer.decode([i]): bool(ends[i]) for i in range(len(tokenizer))}
-    assert by_text["."]
-    assert by_text["!"]
-    assert by_text["\n"]
-    assert by_text["</s>"]
-    assert not by_text["a"]
-    assert not by_text[","]
+    assert [by_text[text] for text in (".", "!", "\n", "</s>", "a", ",")] == [True] * 4 + [False] * 2
     assert not ends[-3:].any()  # rows of the head beyond the tokenizer
 
 
@@ -333,26 +252,15 @@ def test_groups_hold_each_segment_once():
     assert len(list(similar_lengths(torch.tensor([7, 1])))) == 1
 
 
-def test_nothing_supervised_is_a_connected_zero():
-    hidden = torch.randn(1, 4, 3, requires_grad=True)
-    labels = torch.full((1, 4), IGNORE_INDEX)
-    loss = segment_loss(hidden, torch.randn(5, 3), labels, document_ids(labels, None))
-    loss.backward()
-    assert float(loss.detach()) == 0.0
-    assert not hidden.grad.any()
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("window_tokens", 1),
         ("subset_scope", "chapter"),
-        ("mle_weight", 1.5),
         ("first_token", "shift"),
         ("packing_strategy", "wrapped"),
         ("eval_packing", True),
         ("loss_type", "dft"),
-        ("label_smoothing_factor", 0.1),
     ],
 )
 def test_values_that_are_refused(tmp_path, name, value):
@@ -371,59 +279,15 @@ def test_wrong_types_are_refused(parts, tmp_path):
 
 
 def test_logit_factors_are_those_of_trl(parts, tmp_path):
-    """Cohere's scale and Gemma's cap, against the model's logits via trl's head."""
-    _, tokenizer = parts
-    config = copy.deepcopy(parts[0].config)
-    assert logit_factors(config) == (1.0, None)
+    model, tokenizer = parts
+    assert logit_factors(model.config) == (1.0, None)
     for name, value, expected in (("logit_scale", 0.25, 0.25), ("logits_scaling", 8.0, 0.125)):
-        changed = copy.deepcopy(config)
-        setattr(changed, name, value)
-        assert logit_factors(changed)[0] == expected
-        model = copy.deepcopy(parts[0])
-        model.config = changed
-        ours = make((model, tokenizer), tmp_path, mle_weight=1 - 1e-9)
-        theirs = make((model, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
+        scaled = copy.deepcopy(model)
+        setattr(scaled.config, name, value)
+        assert logit_factors(scaled.config)[0] == expected
+        ours = make((scaled, tokenizer), tmp_path, mle_weight=1 - 1e-9)
+        theirs = make((scaled, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
         assert loss_eval(ours) == pytest.approx(loss_eval(theirs), rel=1e-5)
-
-
-def test_contract_compute_loss():
-    source = inspect.getsource(SFTTrainer.compute_loss)
-    assert list(inspect.signature(SFTTrainer.compute_loss).parameters) == [
-        "self", "model", "inputs", "return_outputs", "num_items_in_batch",
-    ]  # fmt: skip
-    for used in (
-        "outputs = model(**inputs, fused_lm_head=True)",
-        "per_token_loss = -outputs.log_probs",
-        "outputs.label_mask",
-        "outputs.entropy",
-        "outputs.is_top1",
-        'self._metrics[mode]["entropy"]',
-        'self._metrics[mode]["mean_token_accuracy"]',
-    ):
-        assert used in source, used
-
-
-def test_contract_fused_output():
-    fields = set(inspect.signature(FusedCausalLMOutput).parameters)
-    assert {"loss", "log_probs", "entropy", "is_top1", "label_mask"} <= fields
-
-
-def test_contract_attributes(parts, tmp_path):
-    trainer = make(parts, tmp_path, cls=SFTTrainer, config=SFTConfig, packing=True)
-    assert trainer.padding_free is True
-    assert set(trainer._metrics) == {"train", "eval"}
-    assert trainer.processing_class is not None
-    assert "forward" in trainer.model.__dict__  # add_fused_lm_head patches the object itself
-    batch = batch_of(trainer)
-    starts = batch["position_ids"] == 0
-    assert (batch["labels"][starts] == IGNORE_INDEX).all()  # the first token of a document is not a target
-
-
-def test_contract_only_compute_loss_is_overridden():
-    own = {
-        name for name in vars(SmileSFTTrainer) if callable(getattr(SmileSFTTrainer, name)) and name in dir(SFTTrainer)
-    }
-    assert own == {"__init__", "compute_loss"}
 
 
 @pytest.mark.slow

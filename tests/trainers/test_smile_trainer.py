@@ -1,39 +1,30 @@
 """SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
-import dataclasses
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.pipeline import generate_captions
+from hf_captionrl.captioners import HeadInputs
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
-from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.trainers import SelfRetrievalConfig, SmileConfig, SmileObjective, SmileTrainer
+from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
 from hf_captionrl.trainers.publishing import TRAINING_FILE
-from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import bits, different
 
-from .one_step import PLAIN_SGD, assert_one_plain_step, largest_difference, train, weights
-
-
-def captioner():
-    return load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+from .one_step import PLAIN_SGD, assert_one_plain_step, captioner, largest_difference, train, weights
 
 
 @pytest.fixture(scope="module")
 def whole_batch(tmp_path_factory, scenes):
-    """One step on all 16 images at once."""
     folder = tmp_path_factory.mktemp("whole")
     return weights(train(folder, scenes["train"], per_device_train_batch_size=16))
 
 
-@pytest.mark.parametrize("mle_weight", [0.0, 1.0, 0.3])
+@pytest.mark.parametrize("mle_weight", [0.0, 0.3])
 def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
     trained = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=16, mle_weight=mle_weight))
 
@@ -60,40 +51,21 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
     assert_one_plain_step(trained, plain.model, total / count, ulps=64)
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), pytest.param(4, 4, marks=pytest.mark.slow), (2, 8)])
-def test_gradient_does_not_depend_on_micro_batches(tmp_path, scenes, whole_batch, batch, accumulation):
-    split = weights(
-        train(
-            tmp_path,
-            scenes["train"],
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-        )
-    )
-    assert largest_difference(split, whole_batch) < resolution(1)
-
-
-@pytest.mark.parametrize("family", ["git", "vit-gpt2", "vit-bert", "clipcap"])
+@pytest.mark.parametrize("family", ["git", "vit-gpt2"])
 def test_gradient_of_other_families_does_not_depend_on_micro_batches(tmp_path, scenes, family):
-    settings = {"learning_rate": 1.0, "freeze_vision_tower": False}
+    def trained(folder, **split):
+        settings = {"learning_rate": 1.0, "freeze_vision_tower": False, **split}
+        return weights(train(tmp_path / folder, scenes["train"], captioner=tiny_captioner(family), **settings))
+
     before = dict(tiny_captioner(family).model.named_parameters())
-    whole = train(
-        tmp_path / "a", scenes["train"], captioner=tiny_captioner(family), per_device_train_batch_size=16, **settings
-    )
-    split = train(
-        tmp_path / "b",
-        scenes["train"],
-        captioner=tiny_captioner(family),
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=4,
-        **settings,
-    )
-    assert largest_difference(weights(whole), weights(split)) < resolution(1, ulps=64)
-    assert max((weights(whole)[name] - before[name]).abs().max().item() for name in before) > 1e-3
+    whole = trained("whole", per_device_train_batch_size=16)
+    split = trained("split", per_device_train_batch_size=4, gradient_accumulation_steps=4)
+    assert largest_difference(whole, split) < resolution(1, ulps=64)
+    assert largest_difference(whole, before) > 1e-3
 
 
 def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_batch, monkeypatch):
-    """Negative control: dividing by the tokens of each micro-batch changes the gradient, which the test above detects."""
+    """Negative control: dividing by the tokens of each micro-batch changes the gradient."""
     monkeypatch.setattr(
         SmileTrainer,
         "token_mean",
@@ -106,27 +78,17 @@ def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_
 @pytest.mark.parametrize("draw", ["sequence", "position"])
 def test_random_subsets_do_not_depend_on_the_split(tmp_path, scenes, draw):
     settings = {"subset": "random", "random_draw": draw}
-    whole = weights(train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings))
-    split = weights(
-        train(
-            tmp_path / "b",
-            scenes["train"],
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=4,
-            **settings,
-        )
-    )
-    assert largest_difference(whole, split) < resolution(1)
+    whole = train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings)
+    split = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    assert largest_difference(
+        weights(whole), weights(train(tmp_path / "b", scenes["train"], **split, **settings))
+    ) < resolution(1)
 
 
 def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, monkeypatch):
-    encoded = []
-    original = type(captioner()).image_features
-    monkeypatch.setattr(
-        type(captioner()),
-        "image_features",
-        lambda self, pixel_values: (encoded.append(len(pixel_values)), original(self, pixel_values))[1],
-    )
+    encoded, encode = [], type(captioner()).image_features
+    spy = lambda self, pixel_values: encoded.append(len(pixel_values)) or encode(self, pixel_values)  # noqa: E731
+    monkeypatch.setattr(type(captioner()), "image_features", spy)
     settings = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
     cached = train(tmp_path / "a", scenes["train"], per_device_train_batch_size=16, **settings)
     assert largest_difference(weights(cached), whole_batch) < resolution(1)
@@ -151,78 +113,27 @@ def test_unfrozen_tower_trains(tmp_path, scenes):
     assert not torch.equal(trained[name], before[name])
 
 
-@pytest.mark.parametrize("step", [6, 10])
-def test_resume_is_exact(tmp_path, scenes, step):
-    """Also after the last step, if a run is killed before it has finished."""
-    settings = {
-        "optim": "adamw_torch",
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "cosine",
-        "per_device_train_batch_size": 4,  # 4 steps per epoch: steps 6 and 10 are in the middle of one
-        "max_steps": 10,
-        "save_strategy": "steps",
-        "save_steps": step,
-        "freeze_vision_tower": True,
-    }
-    through = train(tmp_path / "a", scenes["train"], **settings)
-    resumed = train(tmp_path / "b", scenes["train"], resume=str(tmp_path / "a" / f"checkpoint-{step}"), **settings)
-    assert different(bits(through), bits(resumed)) == []
-    assert resumed.state.global_step == 10
+class Spy(SmileTrainer):
+    def compute_loss(self, model, inputs, **kwargs):
+        self.seen.append(self.captioner.decode(inputs["input_ids"][:, 1:]))
+        return super().compute_loss(model, inputs, **kwargs)
 
 
 def test_every_epoch_draws_other_captions(tmp_path, scenes):
-    seen = []
-
-    class Spy(SmileTrainer):
-        def compute_loss(self, model, inputs, **kwargs):
-            seen.append(self.captioner.decode(inputs["input_ids"][:, 1:]))
-            return super().compute_loss(model, inputs, **kwargs)
-
     config = SmileConfig(str(tmp_path), **{**PLAIN_SGD, "max_steps": 3, "per_device_train_batch_size": 16})
-    Spy(captioner(), config, train_dataset=scenes["train"]).train()
-    drawn = [sorted(batch) for batch in seen]
-    expected = []
+    trainer = Spy(captioner(), config, train_dataset=scenes["train"])
+    trainer.seen = []
+    trainer.train()
+    drawn = [sorted(batch) for batch in trainer.seen]
+    dataset = CaptionDataset(scenes["train"], seed=42)
     for epoch in range(3):
-        dataset = CaptionDataset(scenes["train"], seed=42)
         dataset.set_epoch(epoch)
-        expected.append(sorted(dataset[i]["caption"] for i in range(16)))
-    assert drawn == expected
+        assert drawn[epoch] == sorted(dataset[i]["caption"] for i in range(16))
     assert drawn[0] != drawn[1] != drawn[2]
 
 
-def test_adapters_train_and_load(tmp_path, scenes):
-    trainer = train(
-        tmp_path,
-        scenes["train"],
-        peft_config={"tune": "language", "r": 4, "alpha": 8},
-        per_device_train_batch_size=8,
-        max_steps=2,
-        learning_rate=1.0,
-    )
-    trainable = {n for n, p in trainer.model.named_parameters() if p.requires_grad}
-    assert trainable
-    assert all("lora" in name for name in trainable)
-    trainer.save_model()
-    assert not [file for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".pkl")]
-    features = trainer.captioner.image_features(**trainer.captioner.encode_images(scenes["train"][:4]["image"]))
-    expected = generate_captions(trainer.captioner, None, image_features=features.detach(), max_new_tokens=12)
-    again = load_captioner(str(tmp_path), dtype=torch.float32)
-    assert generate_captions(again, None, image_features=features.detach(), max_new_tokens=12) == expected
-
-
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"bf16": True},
-        {"gradient_checkpointing": True},
-        {"first_token": "shift"},
-        {"subset": "reverse", "mle_weight": 0.5},
-        {"preset": "code", "mle_weight": 0.01},
-        # The workers take ten seconds to end.
-        pytest.param({"dataloader_num_workers": 2, "dataloader_persistent_workers": True}, marks=pytest.mark.slow),
-        {"torch_compile": False, "prompt": "a picture of "},
-    ],
-    ids=lambda s: next(iter(s)),
+    "settings", [{"gradient_checkpointing": True}, {"first_token": "shift"}, {"prompt": "photo "}]
 )
 def test_two_steps_move_the_parameters(tmp_path, scenes, settings):
     trainer = train(tmp_path, scenes["train"], per_device_train_batch_size=8, **{"max_steps": 2, **settings})
@@ -232,65 +143,29 @@ def test_two_steps_move_the_parameters(tmp_path, scenes, settings):
     assert any(not torch.equal(after[name], before[name]) for name in after)
 
 
-def test_evaluation_generates_and_retrieves(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), disable_tqdm=True, use_cpu=True, generation_max_new_tokens=12)
-    scorer = load_scorer(model_path("scenes:clip-reward"))
-    trainer = SmileTrainer(captioner(), config, eval_dataset=scenes["validation"], scorer=scorer)
-    metrics = trainer.evaluate()
-    assert {"eval_length", "eval_lexical_diversity", "eval_recall_at_1", "eval_recall_at_5"} <= metrics.keys()
-    assert "eval_rd100_recall_at_1" not in metrics  # fewer than 100 images
-    assert 0.0 <= metrics["eval_recall_at_1"] <= metrics["eval_recall_at_5"] <= 1.0
-    assert metrics["eval_length"] == pytest.approx(
-        sum(len(c.split()) for c in trainer.generate_captions(scenes["validation"])) / 12
-    )
-    assert trainer.generate_captions(scenes["validation"], num_beams=1) is not None
-
-
-@pytest.mark.parametrize("metric", ["recall_at_1", "loss"])
-def test_the_best_epoch_is_kept(tmp_path, scenes, metric):
-    by_loss = {"metric_for_best_model": "loss", "prediction_loss_only": True}
-    config = SmileConfig(
-        str(tmp_path),
-        **{
-            **PLAIN_SGD,
-            "max_steps": -1,
-            "num_train_epochs": 3,
-            "learning_rate": 3.0,  # ruins the captioner
-            "per_device_train_batch_size": 16,
-            "eval_strategy": "epoch",
-            "save_strategy": "epoch",
-            "load_best_model_at_end": True,
-            "generation_max_new_tokens": 12,
-            **(by_loss if metric == "loss" else {}),
-        },
-    )
-    scorer = load_scorer(model_path("scenes:clip-reward"))
-    trainer = SmileTrainer(
-        captioner(), config, train_dataset=scenes["train"], eval_dataset=scenes["validation"], scorer=scorer
-    )
+def test_the_best_epoch_is_kept(tmp_path, scenes, scorer):
+    settings = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 16}
+    settings |= {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    settings |= {"learning_rate": 3.0, "generation_max_new_tokens": 12}  # the rate ruins the captioner
+    config = SmileConfig(str(tmp_path), **{**PLAIN_SGD, **settings})
+    trainer = SmileTrainer(captioner(), config, scenes["train"], scenes["validation"], scorer=scorer)
     trainer.train()
-    history = [e[f"eval_{metric}"] for e in trainer.state.log_history if f"eval_{metric}" in e]
-    best = min(history) if metric == "loss" else max(history)
-    assert trainer.state.best_metric == best
-    assert trainer.evaluate()[f"eval_{metric}"] == pytest.approx(best, rel=1e-6)
+    history = [e["eval_recall_at_1"] for e in trainer.state.log_history if "eval_recall_at_1" in e]
+    assert trainer.state.best_metric == max(history)
+    assert trainer.evaluate()["eval_recall_at_1"] == pytest.approx(max(history), rel=1e-6)
 
 
-def test_all_labels_ignored_is_an_error(tmp_path, scenes):
+def test_batches_without_labels_and_evaluation_without_data_are_refused(tmp_path, scenes):
     trainer = SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"])
     batch = trainer.data_collator([trainer.train_dataset[0]])
     batch["labels"].fill_(-100)
     with pytest.raises(ValueError, match="max_caption_length"):
         trainer.compute_loss(trainer.model, batch)
-
-
-def test_evaluation_without_data_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="no evaluation data"):
-        SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True)).evaluate()
+    with pytest.raises(ValueError, match="evaluation data"):
+        trainer.evaluate()
 
 
 def test_objective_falls_back_to_full_logits():
-    from hf_captionrl.captioners import HeadInputs
-
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 5, 8, generator=generator)
     weight = torch.randn(30, 8, generator=generator)
@@ -318,37 +193,11 @@ def test_adapters_with_the_same_seed_start_equal(tmp_path, scenes):
     assert largest_difference(a, c) > 0
 
 
-def test_an_adapter_in_a_frozen_tower_is_refused(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, freeze_vision_tower=True)
-    with pytest.raises(ValueError, match="tune='language'"):
-        SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config={"tune": "both"})
-
-
-def test_paper_defaults(tmp_path):
-    config = SmileConfig(str(tmp_path))
-    assert config.learning_rate == 1e-5
-    assert config.weight_decay == 0.05
-    assert config.lr_scheduler_type == "cosine"
-    assert config.per_device_train_batch_size == 32
-    assert config.num_train_epochs == 5
-    assert config.mle_weight == 0.0
-    assert config.max_caption_length == 40
-    assert (config.generation_num_beams, config.generation_max_new_tokens) == (3, 75)
-    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "sequence")
-    assert config.remove_unused_columns is False
-
-
 def test_code_preset_sets_only_missing_values(tmp_path):
     config = SmileConfig(str(tmp_path), preset="code")
     assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
     config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)
     assert (config.mle_label_smoothing, config.random_draw) == (0.0, "position")
-
-
-def test_best_model_is_chosen_by_retrieval(tmp_path):
-    config = SmileConfig(str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="epoch")
-    assert config.metric_for_best_model == "recall_at_1"
-    assert config.greater_is_better
 
 
 @pytest.mark.parametrize(
@@ -369,13 +218,10 @@ def test_best_model_is_chosen_by_retrieval(tmp_path):
         ("frame_pooling", "max"),
         ("generation_num_beams", 0),
         ("generation_max_new_tokens", 0),
-        ("remove_unused_columns", True),
         ("max_caption_length", 1),
         ("per_device_train_batch_size", 0),
         ("gradient_accumulation_steps", 0),
         ("learning_rate", float("nan")),
-        ("weight_decay", -0.1),
-        ("max_grad_norm", float("inf")),
         ("adam_beta1", 1.0),
         ("neftune_noise_alpha", -1.0),
     ],
@@ -388,32 +234,20 @@ def test_bad_values_are_named(tmp_path, name, value):
 def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, scenes):
     data = scenes["train"].select(range(4))
     everything = sorted(caption for group in data["captions"] for caption in group)
-    settings = {
-        "optim": "adamw_torch",
-        "learning_rate": 1e-3,
-        "per_device_train_batch_size": 2,
-        "max_steps": -1,
-        "num_train_epochs": 2,
-        "save_strategy": "steps",
-        "freeze_vision_tower": True,
-        "captions_per_image": "all",
-    }
     steps = -(-len(everything) // 2)
-    seen = []
-
-    class Spy(SmileTrainer):
-        def compute_loss(self, model, inputs, **kwargs):
-            seen.extend(self.captioner.decode(inputs["input_ids"][:, 1:]))
-            return super().compute_loss(model, inputs, **kwargs)
+    settings = {"optim": "adamw_torch", "learning_rate": 1e-3, "per_device_train_batch_size": 2, "max_steps": -1}
+    settings |= {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": steps + 1}
 
     def trained(folder, resume=None):
-        config = SmileConfig(str(folder), **{**PLAIN_SGD, **settings, "save_steps": steps + 1})
-        trainer = Spy(load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32), config, train_dataset=data)
+        config = SmileConfig(str(folder), **{**PLAIN_SGD, **settings}, captions_per_image="all")
+        trainer = Spy(captioner(), config, train_dataset=data)
+        trainer.seen = []
         trainer.train(resume_from_checkpoint=resume)
         return trainer
 
     through = trained(tmp_path / "a")
     assert through.state.global_step == 2 * steps
+    seen = [caption for batch in through.seen for caption in batch]
     first, second = seen[: len(everything)], seen[len(everything) :]
     assert sorted(first) == sorted(second) == everything
     assert first != second  # in another order
@@ -421,8 +255,3 @@ def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, 
     assert different(bits(through), bits(resumed)) == []
     through.save_model()
     assert json.loads((tmp_path / "a" / TRAINING_FILE).read_text())["train_images"] == 4
-
-
-def test_only_captions_of_references_can_all_be_rows():
-    """With rewards an epoch consists of images, so bags hold each image once."""
-    assert "captions_per_image" not in {field.name for field in dataclasses.fields(SelfRetrievalConfig)}

@@ -11,17 +11,7 @@ from transformers import TrainerCallback
 
 from hf_captionrl.trainers.checkpoints import StopOnSignal
 from tests.faults.jobs import trainer_of
-
-
-class At(TrainerCallback):
-    """Calls a function after a step."""
-
-    def __init__(self, step, action):
-        self.step, self.action = step, action
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.step:
-            self.action()
+from tests.trainers.one_step import At
 
 
 def send_and_wait(number, is_handled):

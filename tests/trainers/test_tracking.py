@@ -1,10 +1,8 @@
 """Captions with images, references, rewards and ranks, read back from the files of the trackers; offline."""
 
 import contextvars
-import importlib.machinery
 import io
 import json
-import logging
 import socket
 import sqlite3
 import sys
@@ -13,56 +11,40 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from huggingface_hub.utils import close_session
 from PIL import Image
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
-from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.trainers import SLEConfig, SLETrainer, SmileConfig, SmileTrainer
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers import guard as completion_log
 from hf_captionrl.trainers.guard import log_completions, print_completions
-from hf_captionrl.utils.model_files import model_path
 
-from .rl_step import GREEDY, build
+from .one_step import captioner
+from .rl_step import build
 
 TOKEN = "hf_" + "FAKEtoken" * 4
 SHOWN = 3
-LOGGED = {
-    "do_sample": True,
-    "per_device_train_batch_size": 4,
-    "num_generations": 2,
-    "log_completions": True,
-    "num_completions_to_print": SHOWN,
-    "logging_strategy": "steps",
-    "logging_steps": 1,
-    "project": "captions",
-    "hub_token": TOKEN,
-}
+LOGGED = {"do_sample": True, "per_device_train_batch_size": 4, "num_generations": 2, "hub_token": TOKEN}
+LOGGED |= {"log_completions": True, "num_completions_to_print": SHOWN, "project": "captions"}
+LOGGED |= {"logging_strategy": "steps", "logging_steps": 1}
 
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """Block and record connections to other machines, and set a token that must not be sent."""
-    tried = []
-    connect, look_up = socket.socket.connect, socket.getaddrinfo
+    """Record connections to other machines, which tests/offline refuses, and set a token that must not be sent."""
+    tried, connect, look_up = [], socket.socket.connect, socket.getaddrinfo
 
-    def is_far(host):
-        return host not in ("127.0.0.1", "::1", "localhost", None)
+    def record(host):
+        tried.extend([host] if host not in ("127.0.0.1", "::1", "localhost", None) else [])
 
     def guarded(self, address):
-        if self.family in (socket.AF_INET, socket.AF_INET6) and is_far(address[0]):
-            tried.append(address)
-            raise OSError("there is no network in this test")
+        record(address[0] if self.family in (socket.AF_INET, socket.AF_INET6) else None)
         return connect(self, address)
 
     def named(host, *arguments, **more):
-        if is_far(host):
-            tried.append(host)
-            raise socket.gaierror("there is no network in this test")
+        record(host)
         return look_up(host, *arguments, **more)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
@@ -89,7 +71,6 @@ def offline(monkeypatch, tmp_path):
 
 
 def trackio_rows(folder):
-    """Everything that trackio stored, as dicts in order."""
     with sqlite3.connect(folder / "trackio" / "captions.db") as base:
         return [json.loads(text) for (text,) in base.execute("select metrics from metrics order by id")]
 
@@ -98,37 +79,13 @@ def tables_of(folder, tag):
     return [row[tag]["_value"] for row in trackio_rows(folder) if tag in row]
 
 
-def fake_wandb(monkeypatch):
-    """The part of wandb that transformers and this package use."""
-    module = mock.MagicMock(name="wandb")
-    module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    module.__path__ = []
-    errors = types.ModuleType("wandb.sdk.lib.config_util")
-    errors.ConfigError = KeyError
-    for name, part in (("wandb.sdk", module.sdk), ("wandb.sdk.lib", module.sdk.lib), (errors.__name__, errors)):
-        monkeypatch.setitem(sys.modules, name, part)
-    module.run = None
-    module.init.side_effect = lambda *a, **k: setattr(module, "run", mock.MagicMock())
-    module.Table = lambda dataframe: types.SimpleNamespace(dataframe=dataframe)
-    module.Image = lambda image: ("image", image.size)
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: True)
-    return module
-
-
-def test_trackers_store_what_was_logged(tmp_path, scenes, offline, monkeypatch, capsys):
-    wandb = fake_wandb(monkeypatch)
+def test_trackers_store_what_was_logged(tmp_path, scenes, offline, capsys):
     data = scenes["train"].select(range(8))
-    trackers = ["tensorboard", "trackio", "wandb"]
-    trainer = build(tmp_path / "run", data, report_to=trackers, run_name="one", max_steps=2, **LOGGED)
-    seen = []
-    record = trainer.monitor.record
-
-    def recorded(context, rewards, advantages):
-        seen.append((context, rewards))
-        return record(context, rewards, advantages)
-
-    trainer.monitor.record = recorded
+    trainer = build(
+        tmp_path / "run", data, report_to=["tensorboard", "trackio"], run_name="one", max_steps=2, **LOGGED
+    )
+    seen, record = [], trainer.monitor.record
+    trainer.monitor.record = lambda *given: seen.append(given[:2]) or record(*given)
     trainer.train()
     history = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert len(history) == len(seen) == 2
@@ -150,7 +107,6 @@ def test_trackers_store_what_was_logged(tmp_path, scenes, offline, monkeypatch, 
             assert row["reference"].replace("\\", "") == context.references[n // 2][0]
             assert row["rewards/self_retrieval"] == pytest.approx(float(rewards[n, 0]))
             assert row["rank"] == int(context.ranks[n]) >= 1
-            # The share of captions with rank 1 is logged as a number.
             stored = Image.open(tmp_path / "trackio" / "media" / row["image"]["file_path"])
             expected = open_image(image_of[row["image_id"]])
             assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(expected))
@@ -169,40 +125,20 @@ def test_trackers_store_what_was_logged(tmp_path, scenes, offline, monkeypatch, 
         assert all(caption in markdown.replace("\\", "") for caption in context.captions[:SHOWN])
     assert [len(events.Images(f"completions/{n}")) for n in range(SHOWN)] == [2] * SHOWN
 
-    # wandb: the arguments of its calls.
-    given = [
-        call.args[0]["completions"].dataframe for call in wandb.log.call_args_list if "completions" in call.args[0]
-    ]
-    for frame, (context, _) in zip(given, seen, strict=True):
-        assert list(frame["caption"]) == context.captions[:SHOWN]
-        assert list(frame["rank"]) == [int(rank) for rank in context.ranks[:SHOWN]]
-        assert all(image[0] == "image" for image in frame["image"])
-    assert TOKEN not in repr(wandb.mock_calls)
     assert TOKEN not in "".join(capsys.readouterr())
 
 
-def smile(folder, scenes, **more):
-    config = SmileConfig(
-        str(folder / "run"),
-        max_steps=1,
-        per_device_train_batch_size=4,
-        project="captions",
-        num_completions_to_print=SHOWN,
-        generation_num_beams=1,
-        generation_max_new_tokens=10,
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-        **{"log_completions": True, "report_to": "trackio", **more},
-    )
-    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
-    scorer = load_scorer(model_path("scenes:siglip-held-out"))
+def smile(folder, scenes, scorer, **more):
+    settings = {"log_completions": True, "report_to": "trackio", "project": "captions", "save_strategy": "no"}
+    settings |= {"max_steps": 1, "per_device_train_batch_size": 4, "num_completions_to_print": SHOWN}
+    settings |= {"generation_num_beams": 1, "generation_max_new_tokens": 10, "use_cpu": True, "disable_tqdm": True}
+    config = SmileConfig(str(folder / "run"), **{**settings, **more})
     data = scenes["train"].select(range(8))
-    return SmileTrainer(captioner, config, train_dataset=data, eval_dataset=scenes["validation"], scorer=scorer)
+    return SmileTrainer(captioner(), config, train_dataset=data, eval_dataset=scenes["validation"], scorer=scorer)
 
 
-def test_mle_and_smile_log_evaluation_captions(tmp_path, scenes, offline):
-    trainer = smile(tmp_path, scenes, eval_strategy="steps", eval_steps=1)
+def test_mle_and_smile_log_evaluation_captions(tmp_path, scenes, held_out_scorer, offline):
+    trainer = smile(tmp_path, scenes, held_out_scorer, eval_strategy="steps", eval_steps=1)
     trainer.train()
     (table,) = tables_of(tmp_path, "eval_completions")
     said = trainer.generate_captions(scenes["validation"])
@@ -218,37 +154,26 @@ def test_mle_and_smile_log_evaluation_captions(tmp_path, scenes, offline):
     assert found["eval/recall_at_1"] == pytest.approx(entry["eval_recall_at_1"])
 
 
-def test_sle_logs_rewards_without_ranks(tmp_path, scenes, offline):
-    settings = {name: value for name, value in GREEDY.items() if name not in ("do_sample", "max_steps")}
-    config = SLEConfig(
-        str(tmp_path / "run"), report_to="trackio", max_steps=1, **{**settings, **LOGGED, "num_generations": 3}
-    )
-    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
-    SLETrainer(captioner, config, train_dataset=scenes["train"].select(range(8))).train()
-    (table,) = tables_of(tmp_path, "completions")
-    assert len(table) == SHOWN
-    assert {"rewards/cider", "advantage", "caption", "reference", "image"} <= set(table[0])
-    assert "rank" not in table[0]
-
-
-def test_tensorboard_writes_into_the_output_folder_also_before_training(tmp_path, scenes, offline, monkeypatch):
+def test_tensorboard_writes_into_the_output_folder_also_before_training(
+    tmp_path, scenes, scorer, offline, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    trainer = smile(tmp_path / "out", scenes, report_to="tensorboard")
+    trainer = smile(tmp_path / "out", scenes, scorer, report_to="tensorboard")
     trainer.evaluate()  # as the recipes do, for the first row of their table
     assert list((tmp_path / "out/run/runs").rglob("events.out.*"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_nothing_is_shown_by_default(tmp_path, scenes, offline, capsys):
-    trainer = smile(tmp_path, scenes, log_completions=False, eval_strategy="steps", eval_steps=1)
+def test_nothing_is_shown_by_default(tmp_path, scenes, scorer, offline, capsys):
+    trainer = smile(tmp_path, scenes, scorer, log_completions=False, eval_strategy="steps", eval_steps=1)
     trainer.train()
     assert any("eval/recall_at_1" in row for row in trackio_rows(tmp_path))
     assert tables_of(tmp_path, "eval_completions") == []
     assert "Captions of step" not in capsys.readouterr().out
 
 
-def test_blocked_connections_are_detected(offline):
-    with pytest.raises(OSError, match="no network"):
+def test_connections_are_recorded(offline):
+    with pytest.raises(OSError, match="tests"):
         socket.create_connection(("192.0.2.1", 80), timeout=1)
     assert offline
     offline.clear()
@@ -267,34 +192,15 @@ def _forget_warnings():
     completion_log._warn_once.cache_clear()
 
 
-def printed(rows, **settings):
+def test_captions_are_printed_as_text():
     out = io.StringIO()
-    print_completions(rows, step=12, console=Console(file=out, width=200, **settings))
-    return out.getvalue()
-
-
-def test_everything_is_printed():
-    text = printed(ROWS)
-    for part in (
-        "12",
-        "a cat",
-        "one cat",
-        "cider",
-        "shape",
-        "1.250",
-        "-0.500",
-        "nan",
-        "0.000",
-        "advantage",
-        "reference",
-    ):
-        assert part in text
-
-
-def test_captions_are_escaped():
-    text = printed(ROWS, force_terminal=True, color_system=None)
-    assert "[bold red]a cat[/] \\x1b[2J <script>x</script> | `pipe` new [/nothing]" in " ".join(text.split())
+    rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
+    print_completions(rows, step=12, console=Console(file=out, width=250, force_terminal=True, color_system=None))
+    text = " ".join(out.getvalue().split())
+    assert "[bold red]a cat[/] \\x1b[2J <script>x</script> | `pipe` new [/nothing]" in text
     assert "\x1b[2J" not in text
+    for part in ("12", "one cat", "cider", "1.250", "-0.500", "nan", "0.000", "words", "judge"):
+        assert part in text
 
 
 def test_ascii_terminal_gets_replacements():
@@ -318,102 +224,55 @@ def fake_tracker(monkeypatch, name, *, active=True):
     return module
 
 
-class FakeWriter:
-    """The two methods of a SummaryWriter that are used."""
-
-    def __init__(self):
-        self.texts, self.images = [], []
-
-    def add_text(self, tag, text, step):
-        self.texts.append((tag, text, step))
-
-    def add_image(self, tag, image, step, dataformats):
-        self.images.append((tag, image, step, dataformats))
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_trackers_get_a_table_with_images(monkeypatch, name):
-    module = fake_tracker(monkeypatch, name)
-    assert log_completions(ROWS, IMAGES, step=3, report_to=[name]) == [name]
-    (logged,) = module.logged
-    assert logged["train/global_step"] == 3
-    frame = logged["completions"].dataframe
-    assert list(frame["step"]) == [3, 3]
-    assert list(frame["image_id"]) == ["7", "8"]
-    assert list(frame["image"]) == [("image", "RGB", (4, 3))] * 2
-    assert frame["rewards/cider"][0] == 1.25
-    assert np.isnan(frame["rewards/shape"][0])
-    assert frame["rewards/shape"][1] == 0
-    if name == "wandb":
-        assert frame["caption"][1] == HOSTILE
-    else:  # shows text as Markdown
-        assert "\\<script\\>" in frame["caption"][1]
-
-
-def test_without_images_there_is_no_image_column(monkeypatch):
-    module = fake_tracker(monkeypatch, "wandb")
-    log_completions(ROWS, [], step=3, report_to="wandb")
-    log_completions(ROWS, [None, None], step=3, report_to="wandb")
-    log_completions(ROWS, [None, IMAGES[0]], step=3, report_to="wandb")
-    frames = [logged["completions"].dataframe for logged in module.logged]
-    assert ["image" in frame for frame in frames] == [False, False, True]
-    assert frames[2]["image"][0] is None
-
-
-def test_tensorboard_gets_text_and_images():
-    writer = FakeWriter()
-    assert log_completions(ROWS, IMAGES, step=5, report_to=["tensorboard"], tensorboard_writer=writer) == [
-        "tensorboard"
-    ]
-    ((tag, text, step),) = writer.texts
-    assert (tag, step) == ("completions", 5)
-    lines = text.splitlines()
-    assert len(lines) == 4  # a line break in a caption does not end its row
-    assert all(line.replace("\\|", "").count("|") == lines[0].count("|") for line in lines)
-    assert "<script>" not in text.replace("\\<", "")
-    assert [image.shape for _, image, _, _ in writer.images] == [(3, 4, 3)] * 2
-    assert all(layout == "HWC" and at == 5 for _, _, at, layout in writer.images)
-    assert tuple(writer.images[0][1][0, 0]) == (255, 0, 0)
+def test_trackers_get_a_table_with_images(monkeypatch):
+    wandb, trackio = fake_tracker(monkeypatch, "wandb"), fake_tracker(monkeypatch, "trackio")
+    rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
+    for images in ([], [None, None], [None, IMAGES[0]], IMAGES):
+        assert log_completions(rows, images, step=3, report_to=["wandb", "trackio"]) == ["trackio", "wandb"]
+    frames = [logged["completions"].dataframe for logged in wandb.logged]
+    assert ["image" in frame for frame in frames] == [False, False, True, True]
+    assert list(frames[2]["image"]) == [None, ("image", "RGB", (4, 3))]
+    assert list(frames[3]["image"]) == [("image", "RGB", (4, 3))] * 2
+    assert [logged["train/global_step"] for logged in wandb.logged] == list(frames[0]["step"]) * 2 == [3] * 4
+    assert list(frames[0]["image_id"]) == ["7", "8"]
+    assert list(frames[0]["extra/words"]) == ["2", ""]
+    assert frames[0]["rewards/cider"][0] == 1.25
+    assert np.isnan(frames[0]["rewards/shape"][0])
+    assert frames[0]["rewards/shape"][1] == 0
+    assert frames[0]["caption"][1] == HOSTILE
+    markdown = trackio.logged[0]["completions"].dataframe  # trackio shows text as Markdown
+    assert "\\<script\\>" in markdown["caption"][1]
+    assert "<script>" not in markdown["extra/judge"][0]
 
 
 def test_only_trackers_in_report_to_are_written(monkeypatch):
-    wandb, trackio, writer = fake_tracker(monkeypatch, "wandb"), fake_tracker(monkeypatch, "trackio"), FakeWriter()
+    wandb, trackio, writer = fake_tracker(monkeypatch, "wandb"), fake_tracker(monkeypatch, "trackio"), mock.Mock()
     for report_to in (None, [], "none", ["mlflow"]):
         assert log_completions(ROWS, IMAGES, step=1, report_to=report_to, tensorboard_writer=writer) == []
     assert log_completions([], [], step=1, report_to="all", tensorboard_writer=writer) == []
-    assert not wandb.logged + trackio.logged + writer.texts
+    assert not wandb.logged + trackio.logged + writer.mock_calls
     found = log_completions(ROWS, IMAGES, step=1, report_to=["all"], tensorboard_writer=writer)
     assert found == ["tensorboard", "trackio", "wandb"]
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio", "tensorboard"])
-def test_a_missing_tracker_is_skipped_with_one_warning(monkeypatch, caplog, name):
-    monkeypatch.setitem(sys.modules, name, None)  # cannot be imported
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        for _ in range(3):
-            assert log_completions(ROWS, IMAGES, step=1, report_to=[name]) == []
-    assert len(caplog.records) == 1
-    assert name in caplog.text
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_tracker_without_a_run_is_skipped_with_one_warning(monkeypatch, caplog, name):
+@pytest.mark.parametrize(
+    ("name", "installed", "why"),
+    [
+        ("wandb", False, "not installed"),
+        ("tensorboard", False, "no writer"),
+        ("wandb", True, "no run"),
+        ("trackio", True, "no run"),
+    ],
+)
+def test_a_tracker_that_is_missing_or_has_no_run_is_skipped_with_one_warning(
+    monkeypatch, caplog, name, installed, why
+):
     module = fake_tracker(monkeypatch, name, active=False)
-    with caplog.at_level(logging.WARNING, logger="hf_captionrl"):
-        for _ in range(3):
-            assert log_completions(ROWS, IMAGES, step=1, report_to=[name]) == []
+    if not installed:
+        monkeypatch.setitem(sys.modules, name, None)  # cannot be imported
+    for _ in range(3):
+        assert log_completions(ROWS, IMAGES, step=1, report_to=[name]) == []
     assert not module.logged
     assert len(caplog.records) == 1
-    assert "no run is active" in caplog.text
-
-
-def test_further_columns_are_printed_and_logged():
-    rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
-    text = printed(rows)
-    assert "words" in text
-    assert "judge" in text
-    assert "\x1b" not in text
-    columns = completion_log._columns(rows, completion_log._escaped)
-    assert columns["extra/words"] == ["2", ""]
-    assert "<script>" not in columns["extra/judge"][0]
-    assert not any(name.startswith("extra/") for name in completion_log._columns(ROWS, str))
+    assert name in caplog.text
+    assert why in caplog.text

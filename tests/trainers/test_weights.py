@@ -1,0 +1,375 @@
+"""Trainable weights: fp32 whatever the checkpoint, 16-bit ones refused, and adapters over a frozen base."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from torch import nn
+
+from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
+from hf_captionrl.trainers import (
+    SelfRetrievalConfig,
+    SelfRetrievalTrainer,
+    SmileConfig,
+    SmileTrainer,
+)
+from hf_captionrl.trainers.policy import refuse_trainable_16_bit
+from hf_captionrl.utils.model_files import model_path
+from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, tiny_images, tiny_vit_gpt2
+from tests.tiny.chat import tiny_chat
+from tests.tolerances import resolution, within
+from tests.trainers.grpo_worker import make_trainer as make_grpo
+from tests.trainers.one_step import tiny_trainer
+from tests.trainers.sft_runs import make as make_sft
+
+QUERIES = r"text_decoder\.bert\..*\.query"
+STEPS = {
+    "max_steps": 3,
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "logging_strategy": "no",
+    "per_device_train_batch_size": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """One captioner with weights rounded to bf16, stored in bf16 and in fp32."""
+    folders = {}
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = tmp_path_factory.mktemp(str(dtype).removeprefix("torch."))
+        captioner.model.to(dtype).save_pretrained(folder)
+        captioner.processor.save_pretrained(folder)
+        folders[dtype] = str(folder)
+    assert json.loads((Path(folders[torch.bfloat16]) / "config.json").read_text())["dtype"] == "bfloat16"
+    return folders
+
+
+def values(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def share_changed(trainer):
+    before = values(trainer.model)
+    trainer.train()
+    after = values(trainer.accelerator.unwrap_model(trainer.model))
+    assert before.keys() == after.keys()
+    changed = sum(int((after[name] != before[name]).sum()) for name in before)
+    return changed / sum(value.numel() for value in before.values())
+
+
+def test_a_bf16_checkpoint_by_name_changes_as_many_weights_as_fp32(stored, tmp_path, scenes):
+    low, full = (
+        SmileTrainer(stored[dtype], SmileConfig(str(tmp_path), **STEPS), scenes["train"])
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert {p.dtype for p in low.model.parameters()} == {torch.float32}
+    share = share_changed(low)
+    assert share == within(share_changed(full), 1e-3)
+    assert share > 0.5
+
+
+def test_grpo_by_name_loads_fp32_and_refuses_a_16_bit_object(tmp_path):
+    model, processor = tiny_chat("llava")
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "chat")
+    processor.save_pretrained(tmp_path / "chat")
+    trainer = make_grpo(str(tmp_path / "a"), per_device_train_batch_size=16, model=str(tmp_path / "chat"))
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
+        make_grpo(str(tmp_path / "b"), per_device_train_batch_size=16, model=model)
+
+
+def test_smile_sft_refuses_a_16_bit_object_and_upcasts_modules_to_save(parts, tmp_path):
+    model, tokenizer = parts
+    low = copy.deepcopy(model).to(torch.bfloat16)
+    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
+        make_sft((low, tokenizer), tmp_path)
+    low.save_pretrained(tmp_path / "low")  # by name it is loaded in fp32
+    assert {p.dtype for p in make_sft((str(tmp_path / "low"), tokenizer), tmp_path).model.parameters()} == {
+        torch.float32
+    }
+    lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"], task_type="CAUSAL_LM")
+    trainer = make_sft((low, tokenizer), tmp_path, peft=lora)
+    assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.train()
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    assert any(not torch.equal(before[n], p) for n, p in trainer.model.named_parameters() if "modules_to_save" in n)
+
+
+def test_a_16_bit_object_is_refused_with_the_remedy(tmp_path, scenes):
+    captioner = tiny_captioner("blip")
+    captioner.model.to(torch.float16)
+    with pytest.raises(ValueError, match=r"trainable weights are float16 .*dtype='float32'.*LoraConfig"):
+        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"])
+
+
+def test_16_bit_dtype_is_refused_without_an_adapter(stored, tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
+    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
+        SmileTrainer(stored[torch.float32], config, scenes["train"])
+
+
+BASES = {
+    # The modules saved whole are a connector, a mapper, and an output head.
+    "vit-gpt2": (tiny_vit_gpt2, ["enc_to_dec_proj"], r"decoder\..*c_attn", False),
+    "clipcap": (tiny_clipcap, ["mapper"], r"language_model\..*c_attn", True),
+    "blip": (tiny_blip, ["text_decoder.cls.predictions.decoder"], QUERIES, False),
+}
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_lora_over_a_16_bit_base_trains_adapters_and_saved_modules_in_fp32(family, tmp_path, scenes):
+    build, whole, targets, mixed = BASES[family]
+    model, processor = build()
+    lora = LoraConfig(r=2, target_modules=targets, modules_to_save=whole, lora_alpha=4)
+    config = SmileConfig(str(tmp_path), **STEPS, bf16=mixed, generation_max_new_tokens=4)
+    captioner, data = load_captioner(model.to(torch.bfloat16), processor=processor), scenes["train"]
+    trainer = SmileTrainer(captioner, config, data, scenes["validation"], peft_config=lora)
+    trainable = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in trainable.values()} == {torch.float32}
+    assert {p.dtype for p in trainer.model.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert {"lora" in n for n in trainable} == {True, False}
+    before = {n: p.detach().clone() for n, p in trainable.items()}
+    trainer.train()
+    changed = {n for n, p in trainable.items() if not torch.equal(before[n], p)}
+    assert {"lora" in n for n in changed} == {True, False}
+    assert torch.isfinite(torch.tensor(trainer.evaluate()["eval_loss"]))
+
+
+def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
+    model, processor = tiny_blip()
+    model.to(torch.bfloat16)
+    whole = ["text_decoder.cls.predictions.transform"]
+    lora = LoraConfig(r=2, target_modules=QUERIES, modules_to_save=whole)
+    adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    before = {id(p): p.detach().clone() for p in adapted.parameters() if p.requires_grad}
+    assert {value.dtype for value in before.values()} == {torch.bfloat16}
+    trainer = SmileTrainer(adapted, SmileConfig(str(tmp_path), **STEPS), scenes["train"], processing_class=processor)
+    found = [p for p in trainer.model.parameters() if p.requires_grad]
+    assert {p.dtype for p in found} == {torch.float32}
+    assert len(found) == len(before)
+    # The same parameters, of which an optimizer may know already.
+    assert all(torch.equal(p, before[id(p)].float()) for p in found)
+
+
+def test_a_trainable_base_weight_beside_an_adapter_is_refused(tmp_path, scenes):
+    captioner = tiny_captioner("blip")
+    captioner.model.to(torch.bfloat16)
+    lora = LoraConfig(r=2, target_modules=QUERIES, bias="all")
+    with pytest.raises(ValueError, match="bias='none'"):
+        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"], peft_config=lora)
+
+
+def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypatch):
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+            self.scale = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16), requires_grad=False)
+            self.adapter = nn.Parameter(torch.zeros(4))
+
+    config = SmileConfig(str(tmp_path), use_cpu=True, bf16=True)
+    refuse_trainable_16_bit(Quantised(), config)
+    low = nn.Linear(2, 2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="2 of 2 trainable weights"):
+        refuse_trainable_16_bit(low, config)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    refuse_trainable_16_bit(low, config)  # accelerate keeps the shards in fp32 in mixed precision
+    with pytest.raises(ValueError, match="trainable weights"):
+        refuse_trainable_16_bit(low, SmileConfig(str(tmp_path), use_cpu=True))
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    config.deepspeed_plugin = object()
+    refuse_trainable_16_bit(low, config)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_the_run(
+    bf16, tmp_path, scenes, scorer, monkeypatch
+):
+    seen, generate = [], Captioner.generate
+
+    def spy(self, **arguments):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return generate(self, **arguments)
+
+    monkeypatch.setattr(Captioner, "generate", spy)
+    config = {**STEPS, "max_completion_length": 8, "guard": "off", "num_generations": 2, "max_steps": 1}
+    # use_cpu follows where there is no accelerator.
+    config |= {"generation_max_new_tokens": 4, "bf16": bf16, "use_cpu": False}
+    trainer = SelfRetrievalTrainer(
+        tiny_captioner("blip"),
+        scorer,
+        SelfRetrievalConfig(str(tmp_path), **config),
+        scenes["train"],
+        scenes["validation"],
+    )
+    trainer.train()
+    rollouts = len(seen)
+    trainer.evaluate()
+    assert rollouts > 0
+    assert len(seen) > rollouts
+    assert set(seen) == {bf16}
+
+
+def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monkeypatch):
+    seen = {}
+
+    def spy(model, **settings):
+        seen.update(settings, model=model)
+        return tiny_captioner("blip")
+
+    monkeypatch.setattr("hf_captionrl.trainers.policy.load_captioner", spy)
+    quantised = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    given = {"attn_implementation": "eager", "revision": "abc", "quantization_config": quantised}
+    SmileTrainer("owner/name", SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=given), scenes["train"])
+    assert seen == {"model": "owner/name", "processor": None, "prompt": None, "dtype": "float32", **given}
+
+
+def test_model_init_kwargs_as_json(stored, tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs='{"attn_implementation": "eager"}')
+    trainer = SmileTrainer(stored[torch.bfloat16], config, scenes["train"])
+    assert trainer.captioner.base_model.config._attn_implementation == "eager"
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"dtype": "bf16"}, "dtype 'bf16'"),
+        ("sdpa", "model_init_kwargs"),
+        ({"trust_remote_code": True}, "trust_remote_code"),
+    ],
+)
+def test_bad_model_init_kwargs_are_refused(given, name, tmp_path):
+    with pytest.raises(ValueError, match=name):
+        SmileConfig(str(tmp_path), model_init_kwargs=given)
+
+
+def test_model_init_kwargs_with_a_loaded_model_are_refused(tmp_path, scenes):
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"revision": "main"})
+    with pytest.raises(ValueError, match="model_init_kwargs"):
+        SmileTrainer(tiny_captioner("blip"), config, scenes["train"])
+
+
+def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path):
+    config = SmileConfig(str(tmp_path), model_init_kwargs={"torch_dtype": torch.bfloat16})
+    assert config.model_init_kwargs == {"dtype": "bfloat16"}
+    assert json.loads(config.to_json_string())["model_init_kwargs"] == {"dtype": "bfloat16"}
+
+
+# Adapters: peft_config as in TRL, and the presets for the papers' adapters
+
+LARGE_STEPS = {"learning_rate": 1.0, "freeze_vision_tower": False}
+PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
+
+
+def adapted(model):
+    return {
+        name.split(".lora_A")[0].removeprefix("base_model.model.")
+        for name, _ in model.named_modules()
+        if name.endswith("lora_A")
+    }
+
+
+def adapting(folder, scenes, peft_config, *, model=None, **settings):
+    given = {"model": model, "peft_config": peft_config}
+    return tiny_trainer(folder, scenes, trainer_arguments=given, **{**LARGE_STEPS, **settings})
+
+
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=QUERIES, task_type=task_type)
+    given = copy.deepcopy(config.to_dict())
+    trainer = adapting(tmp_path, scenes, config)
+    expected = {n for n, _ in tiny_blip()[0].named_modules() if re.fullmatch(QUERIES, n)}
+    assert adapted(trainer.model) == expected != set()
+    assert config.to_dict() == given  # one configuration may serve several trainers
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+    trainer.train()
+    changed = {n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])}
+    assert changed
+    assert all("lora" in name for name in changed)
+    batch = trainer.captioner.collate(tiny_images(3), tiny_captions(3))
+    assert trainer.captioner.self_check(batch) < resolution(8.0, ulps=1024)  # the tap sees the adapter
+    assert not trainer.captioner.use_full_logits
+    trainer.save_model()
+    images = trainer.captioner.encode_images(tiny_images(3))
+    written = trainer.captioner.generate(**images, max_new_tokens=6).captions
+    assert len(written) == 3
+    tiny_blip()[0].save_pretrained(tmp_path / "base")
+    trainer.captioner.processor.save_pretrained(tmp_path / "base")
+    again = load_captioner(str(tmp_path), base_model=str(tmp_path / "base"))
+    assert again.generate(**images, max_new_tokens=6).captions == written
+
+
+def test_an_adapter_added_before_with_a_task_type_trains(tmp_path, scenes):
+    model, processor = tiny_blip()
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=QUERIES, task_type="CAUSAL_LM"))
+    trainer = adapting(tmp_path, scenes, None, model=load_captioner(wrapped, processor=processor))
+    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_B" in n}
+    trainer.train()
+    assert any(not torch.equal(p, before[n]) for n, p in trainer.model.named_parameters() if n in before)
+    assert not trainer.captioner.use_full_logits
+
+
+def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
+    trainer = adapting(tmp_path, scenes, LoraConfig(r=2))  # PEFT knows no targets for BLIP
+    language = {
+        n for n, _ in tiny_blip()[0].named_modules() if re.fullmatch(language_lora(tiny_captioner()).target_modules, n)
+    }
+    assert adapted(trainer.model) == language
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules=QUERIES, modules_to_save=["vision_model.post_layernorm"]),
+        {"tune": "both"},
+    ],
+    ids=["modules_to_save", "dict"],
+)
+def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
+    with pytest.raises(ValueError, match=r"vision_model.*freeze_vision_tower"):
+        adapting(tmp_path, scenes, config, freeze_vision_tower=True)
+
+
+def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
+    model, processor = tiny_blip()
+    wrapped = load_captioner(get_peft_model(model, LoraConfig(target_modules=QUERIES)), processor=processor)
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        adapting(tmp_path, scenes, LoraConfig(target_modules=QUERIES), model=wrapped)
+    with pytest.raises(ValueError, match="PromptTuningConfig"):
+        adapting(tmp_path, scenes, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(ValueError, match="nowhere"):
+        adapting(tmp_path, scenes, LoraConfig(target_modules=["nowhere"]))
+
+
+@pytest.mark.parametrize(("family", "tune"), [("blip", "language"), ("vit-gpt2", "vision"), ("clipcap", "both")])
+def test_presets_equal_the_loras_of_the_captioner(family, tune, tmp_path):
+    captioner = tiny_captioner(family)
+    config = PRESETS[tune](captioner, r=4, alpha=8, dropout=0.1)
+    assert isinstance(config, LoraConfig)
+    assert (config.r, config.lora_alpha, config.lora_dropout, config.task_type) == (4, 8, 0.1, None)
+    assert config.target_modules == captioner.lora_targets(tune)
+    present = {name for name, _ in captioner.model.named_modules()}
+    assert (config.modules_to_save or []) == [path for path in captioner.connector_paths if path in present]
+    captioner.model.save_pretrained(tmp_path)
+    assert PRESETS[tune](str(tmp_path), r=4, alpha=8, dropout=0.1).to_dict() == config.to_dict()
+    assert PRESETS[tune](captioner.base_model, r=4, alpha=8, dropout=0.1).to_dict() == config.to_dict()
+    by_dict = tiny_captioner(family)
+    by_dict.add_lora(tune, r=4, alpha=8, dropout=0.1)
+    captioner.add_adapter(config)
+    assert adapted(by_dict.model) == adapted(captioner.model) != set()
+
+
+def test_presets_of_an_unknown_model_name_the_remedy(parts):
+    with pytest.raises(ValueError, match=r"'llama'.*peft\.LoraConfig"):
+        language_lora(parts[0])
