@@ -538,7 +538,7 @@ class CaptionTrainer(ExactResumeTrainer):
             resample=False,
         )
         size, number = args.per_device_eval_batch_size, len(rows)
-        own = [rows[index] for index in self._shard(number)]
+        own = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
         batches = [own[start : start + size] for start in range(0, len(own), size)]
         # Each process runs the same number of forwards, or a sharded model would hang; extra batches are not counted.
         missing = math.ceil(math.ceil(number / self.accelerator.num_processes) / size) - len(batches)

@@ -347,10 +347,10 @@ def _evaluate(folder: str) -> None:
     trainer = SmileTrainer(
         tiny_captioner("blip"), SmileConfig(folder, generation_max_new_tokens=6, **settings, **caching)
     )
-    # Each process runs two forwards of one image; the second of the other process does not count.
-    found = {"loss": trainer.evaluate(images(3))["eval_loss"]}
     shard(trainer.captioner, head_alone=False)
     assert is_sharded(trainer.captioner.model)
+    # Each process runs two forwards of one image; the second of the other process does not count.
+    found = {"loss": trainer.evaluate(images(3))["eval_loss"]}
     for number in (3, 1):  # two images and one; one and none
         for beams in (1, 3):
             found[f"{number} {beams}"] = trainer.generate_captions(images(number), num_beams=beams)
