@@ -65,9 +65,8 @@ def test_copies_share_a_caption_and_are_not_confusions(captioner, scorer, images
     assert found.captions[:3] == alone.captions, "copies do not change the choice"
 
 
-@pytest.mark.parametrize(
-    "most_exact", [200_000, 10]
-)  # so few images are one or two lists of faiss, which are all searched
+# So few images are one or two lists of faiss, which are all searched.
+@pytest.mark.parametrize("most_exact", [200_000, 10])
 def test_neighbours_of_large_albums(scorer, monkeypatch, most_exact):
     monkeypatch.setattr(steps, "_MOST_EXACT", most_exact)
     scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
@@ -95,21 +94,12 @@ def test_existing_captions_are_candidates(captioner, scorer, images):
     assert alone.captions[:2] == ["a", "b"]
 
 
-def test_diagnosis_of_existing_captions(scorer, images):
-    texts = ["two pigs", "two pigs", "", "a cow " * 60, "two pigs"]
-    found = describe_album([*images, images[0].transpose(0), images[0]], None, scorer, captions=texts)
-    problems = [set(image.problems) for image in found.images]
-    assert problems[2] == {"missing"}
-    assert problems[3] >= {"unread", "repetitive"}
-    assert "duplicate" in problems[0]
-    assert "duplicate" in problems[1]
-    assert found.images[4].copy_of == 0
+def test_long_captions_are_unread_and_repetitive(scorer, images):
+    texts = ["two pigs", "a cow " * 60, ""]
+    found = describe_album(images, None, scorer, captions=texts)
+    assert {"unread", "repetitive"}.isdisjoint(found.images[0].problems)
+    assert {"unread", "repetitive"} <= set(found.images[1].problems)
     assert found.captions == texts
-    # Two copies with the same text are not duplicates of each other.
-    alone = describe_album([images[0], images[1], images[0]], None, scorer, captions=["a pig", "a cow", "a pig"])
-    assert all("duplicate" not in image.problems for image in alone.images)
-    with pytest.raises(ValueError, match="no captions to diagnose"):
-        describe_album(images, None, scorer)
 
 
 def test_generic_captions_fit_half_of_the_images():
@@ -168,28 +158,15 @@ def test_degenerate_candidates_are_used_only_without_others(scorer, images):
     assert found.captions == ["a pig", loop, "a tree"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"num_beams": 0}, "num_beams"),
-        ({"num_samples": -1}, "num_samples"),
-        ({"temperature": 0}, "temperature"),
-        ({"contrastive": True}, "contrastive"),
-        ({"shared_share": 0}, "shared_share"),
-    ],
-)
-def test_bad_settings(captioner, scorer, images, settings, name):
-    with pytest.raises(ValueError, match=name):
-        describe_album(images, captioner, scorer, **({"num_beams": 1} | settings))
+def test_bad_input(captioner, scorer, images):
+    for settings, name in (({"shared_share": 0}, "shared_share"), ({"contrastive": True}, "contrastive")):
+        with pytest.raises(ValueError, match=name):
+            describe_album(images, captioner, scorer, num_beams=1, **settings)
     for function in (describe_album, lambda *all_: compare_captioners({"MLE": all_[1]}, scorer, all_[0])):
         with pytest.raises(ValueError, match=r"0 images|there are none"):
             function([], captioner, scorer)
-
-
-def test_batch_size_does_not_change_the_beams(captioner, scorer, images):
-    settings = {"num_beams": 2, "num_samples": 0, "max_new_tokens": 8}
-    one = describe_album(images, captioner, scorer, batch_size=1, **settings)
-    assert one.captions == describe_album(images, captioner, scorer, batch_size=3, **settings).captions
+    with pytest.raises(ValueError, match="captions"):
+        describe_album(images, None, scorer)
 
 
 PICTURES = [picture(n) for n in (0, 1, 2, 3, 4, 5, 0)]  # the last one is a copy of the first
@@ -257,21 +234,19 @@ def test_command_judges_every_caption_of_a_file(tmp_path, monkeypatch, scenes, c
         assert (again["texts"], again["problems"]) == (3, summary["problems"])
 
 
-@pytest.mark.parametrize("text", ["=1+1", "'=1", "''-x", "\tindented", "\rx", "-5 degrees", "'tis", 'plain, "quoted"'])
-def test_every_text_survives_a_file(tmp_path, text):
-    found = Album(
-        [AlbumImage("a.png", text, rank=1, margin=0.123456, is_distinct=True), AlbumImage("@b", "b")], 2, 1.0
-    )
+def test_every_text_survives_a_file(tmp_path):
+    texts = ["=1+1", "'=1", "''-x", "\tindented", "\rx", "-5 degrees", "'tis", 'plain, "quoted"']
+    ids = ["a.png", "@b", *map(str, range(2, len(texts)))]
+    images = [AlbumImage(name, text, rank=1, margin=0.123456) for name, text in zip(ids, texts, strict=True)]
+    found = Album(images, 2, 1.0)
     path = found.to_csv(tmp_path / "o.csv")
     with open(path, encoding="utf-8-sig", newline="") as file:
         assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for row in csv.reader(file) for cell in row)
-    source = AlbumSource(["a.png", "b.png"], ["a.png", "@b"])
-    assert read_captions_for(source, path) == [[text], ["b"]]
+    assert read_captions_for(AlbumSource(ids, ids), path) == [[text] for text in texts]
     rows = rows_of(found.to_jsonl(tmp_path / "o.jsonl"))
     assert rows == found.rows()
-    assert [(row["image_id"], row["caption"], row["margin"]) for row in rows] == [
-        ("a.png", text, 0.1235),
-        ("@b", "b", None),
+    assert [(r["image_id"], r["caption"], r["margin"]) for r in rows] == [
+        (name, text, 0.1235) for name, text in zip(ids, texts, strict=True)
     ]
 
 
@@ -287,18 +262,15 @@ def test_captions_meet_required_words_forbidden_words_and_length(scorer, images)
     assert found.captions[2] == "a dog, sitting"
 
 
-@pytest.mark.parametrize(
-    ("word", "texts", "expected"),
-    [
+def test_words_are_found_in_scripts_with_and_without_spaces():
+    for word, texts, expected in (
         ("cat", ["a cat", "a Cat.", "cats", "concatenate"], [True, True, False, False]),
         ("猫", ["一只猫坐着", "一只狗"], [True, False]),
         ("แมว", ["มีแมวนั่งอยู่", "หมา"], [True, False]),
         ("ねこ", ["このねこは", "いぬ"], [True, False]),
         ("кот", ["чёрный кот", "который"], [True, False]),
-    ],
-)
-def test_words_are_found_in_scripts_with_and_without_spaces(word, texts, expected):
-    assert with_word(texts, word).tolist() == expected
+    ):
+        assert with_word(texts, word).tolist() == expected
 
 
 def test_broken_constraint_is_a_problem(scorer, images):
@@ -316,7 +288,7 @@ PHOTOS = [
 ]
 
 
-@pytest.mark.parametrize("choice", ["assignment", "margin", "first"])
+@pytest.mark.parametrize("choice", ["assignment", "first"])
 def test_constraints_and_ranks_are_those_of_the_edited_captions(scorer, images, choice):
     settings = {"diagnose_only": False, "choice": choice, "copy_threshold": 2}
     found = describe_album(
