@@ -3,12 +3,10 @@
 import argparse
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from hf_captionrl.cli.main import build_parser, completion_script
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("argv", [[], ["nothing"], ["caption"], ["evaluate"], ["metrics", "path"]])
+@pytest.mark.parametrize("argv", [[], ["nothing"], ["caption"], ["metrics", "path"]])
 def test_bad_usage_exits_with_2(argv, capsys):
     assert main(argv) == 2
     assert "usage: captionrl" in capsys.readouterr().err
@@ -77,14 +75,7 @@ def test_metrics_path_and_install(tmp_path, monkeypatch, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_console_script_is_declared():
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("scripts", {})
-    assert scripts.get("captionrl") == "hf_captionrl.cli:console"
-
-
-@pytest.mark.parametrize(
-    "argv", [["metrics", "path", "clip_score"], ["metrics", "path", "clip_score", "--json"], ["--help"]]
-)
+@pytest.mark.parametrize("argv", [["metrics", "path", "clip_score"], ["--help"]])
 def test_full_stdout_gives_one_error_line_and_exit_code_1(argv, monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
@@ -131,48 +122,19 @@ def examples(text):
     return [line.split("   ")[0].split(" >")[0] for line in lines if line.startswith("  captionrl ")]
 
 
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_has_examples_that_parse(path):
-    text = COMMANDS[path].format_help()
-    found = [line for line in examples(text) if line.split()[1 : 1 + len(path)] == list(path)]
-    assert found, text
-    for line in found:
-        arguments = PARSER.parse_args(shlex.split(line, comments=True)[1:])
-        assert callable(arguments.run)
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_command_has_json_and_help_for_every_option(path):
-    options = {name: action for action in COMMANDS[path]._actions for name in action.option_strings}
-    assert {"--json", "--traceback", "--help"} <= set(options)
-    assert all(action.help for action in options.values())
-    assert all(action.help for action in COMMANDS[path]._actions)
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_texts_are_phrases_that_need_no_other_line(path):
-    fragment = re.compile(r"(of|for|with|by|its|the same|such as|see below|that|which)\b|\(")
-    assert [action.help for action in COMMANDS[path]._actions if fragment.match(action.help)] == []
-
-
-def test_completion_contains_every_option_of_every_command():
-    script = completion_script(PARSER, "bash")
-    arrays = re.findall(r"^_shtab_captionrl_(\w+)=\((.*)\)$", script, re.MULTILINE)
-    offered = {name: set(shlex.split(words)) for name, words in arrays}
+def test_help_has_examples_that_parse():
     for path, parser in COMMANDS.items():
-        words = {name for action in parser._actions for name in action.option_strings}
-        assert words == offered["_".join((*path, "option_strings"))]
-        for depth in range(1, len(path)):
-            assert path[depth] in offered["_".join((*path[:depth], "subparsers"))]
+        text = parser.format_help()
+        found = [line for line in examples(text) if line.split()[1 : 1 + len(path)] == list(path)]
+        assert found, text
+        for line in found:
+            assert callable(PARSER.parse_args(shlex.split(line, comments=True)[1:]).run)
 
 
-def test_every_command_and_exit_code_is_documented():
-    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    for path in COMMANDS:
-        assert f"`{' '.join(path)}" in page, path
-    for code in ("0", "1", "2"):
-        assert re.search(rf"^\| {code} \|", page, re.MULTILINE)
-    assert "`frobnicate" not in page
+def test_every_command_has_json_and_help_for_every_option():
+    for path, parser in COMMANDS.items():
+        assert {"--json", "--traceback", "--help"} <= set(parser._option_string_actions), path
+        assert all(action.help for action in parser._actions), path
 
 
 HELP = """
@@ -208,9 +170,9 @@ def test_help_imports_nothing_heavy_and_is_fast():
     assert found["seconds"] < found["torch"] / 4
 
 
-def complete(*words: str) -> list[str]:
+def complete(*words):
     """Completions of bash for the last word."""
-    script = completion_script(build_parser(), "bash")
+    script = completion_script(PARSER, "bash")
     line = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_captionrl; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd="/")
@@ -218,11 +180,9 @@ def complete(*words: str) -> list[str]:
 
 
 def test_bash_completes_commands_and_options():
-    assert complete("captionrl", "eva") == ["evaluate"]
-    assert {"train", "caption", "doctor"} <= set(complete("captionrl", ""))
+    assert {path[0] for path in COMMANDS} <= set(complete("captionrl", ""))
     assert complete("captionrl", "caption", "--max_new") == ["--max_new_tokens"]
     assert "self-retrieval" in complete("captionrl", "train", "se")
-    assert complete("captionrl", "metrics", "inst") == ["install"]
     assert complete("captionrl", "evaluate", "--suite", "nd") == ["ndlb"]
     assert complete("captionrl", "study", "build", "retrieval", "--num") == ["--num_sets"]
     assert complete("captionrl", "caption", "--nothing") == []
@@ -232,7 +192,6 @@ def test_bash_completes_commands_and_options():
 def test_scripts_of_all_shells_contain_every_command(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for command in ("train", "caption", "evaluate", "bags", "boost", "push", "card", "metrics", "doctor"):
-        assert command in script
+    assert all(path[0] in script for path in COMMANDS)
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True)

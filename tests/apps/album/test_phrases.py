@@ -165,18 +165,14 @@ def test_noun_chunks_of_spacy_are_shared_phrases():
     [
         (DOGS[0], "a brown dog on a red sofa", "ohwx dog, a brown dog on a red sofa"),
         (DOGS[1], "on the grass, running", "ohwx dog on the grass, running"),
-        (DOGS[2], "with a ball", "ohwx dog with a ball"),
         (DOGS[3], "a sleeping dog", "ohwx dog, a sleeping dog"),
-        ("a dog", "a dog", "ohwx dog"),
         ("a man and a dog", "a man", "a man and ohwx dog"),
         ("a man with a dog, smiling", "a man, smiling", "a man with ohwx dog, smiling"),
-        ("a man with a brown dog", "a man with a brown dog", "ohwx dog, a man with a brown dog"),
         ("a dog is sitting in a dog orange car", "sitting in an orange car", "ohwx dog is sitting in an orange car"),
         ("a dog is white", "a dog is white", "ohwx dog is white"),
         ("there is a dog on the sofa", "on the sofa", "there is ohwx dog on the sofa"),
         ("a dog house", "a house", "ohwx dog, a house"),
         ("a photo, a dog", "a photo, a dog", "ohwx dog"),
-        ("two pigs on a lawn", "two pigs on a lawn", "ohwx dog, two pigs on a lawn"),
         ("a hotdog stand", "a hotdog stand", "ohwx dog, a hotdog stand"),
         ("", "", "ohwx dog"),
     ],
@@ -187,38 +183,18 @@ def test_dropping_leaves_correct_text(caption, dropped, triggered):
     assert drop_shared(caption, phrases, trigger="ohwx dog") == triggered
 
 
-@pytest.mark.parametrize(
-    "caption",
-    [
-        "a brown and white dog on grass",
-        "a black, white dog on a sofa",
-        "two brown or white dog beds",
-        "brown and white dog",
-    ],
-)
-def test_an_adjective_joined_to_a_phrase_keeps_it(caption):
-    assert drop_shared(caption, ["white dog"]) == caption
-    assert drop_shared(caption, ["white dog"], trigger="ohwx") == f"ohwx, {caption}"
-    assert (
-        drop_shared("a man smiles and white dogs run", ["white dogs"]) == "a man smiles and run"
-    )  # the control: no adjective
+def test_an_adjective_joined_to_a_phrase_keeps_it():
+    for caption in ("a brown and white dog on grass", "brown and white dog"):
+        assert drop_shared(caption, ["white dog"]) == caption
+        assert drop_shared(caption, ["white dog"], trigger="ohwx") == f"ohwx, {caption}"
+    # The control: no adjective.
+    assert drop_shared("a man smiles and white dogs run", ["white dogs"]) == "a man smiles and run"
 
 
-@pytest.mark.parametrize(
-    "caption",
-    [
-        "the clock shows 8:30 , not 8 : 31",
-        "il y a un chien et un chat",
-        "एक कुत्ता घास पर बैठा है।",
-        "a dog (brown) -- looking up",
-        "it is what it is, the sun going down",
-        "  an two  spaces;stay ",
-        "แมวสองตัวบนโซฟา",
-    ],
-)
-def test_caption_without_a_shared_phrase_does_not_change(caption):
-    assert drop_shared(caption, ["photo", "狗", "कुत्"]) == caption.strip()
-    assert drop_shared(caption, [], trigger="ohwx") == f"ohwx, {caption.strip()}"
+def test_caption_without_a_shared_phrase_does_not_change():
+    for caption in ("  the clock shows  8:30 , not 8 : 31", "il y a un chien et un chat", "एक कुत्ता घास पर बैठा है।"):
+        assert drop_shared(caption, ["photo", "狗", "कुत्"]) == caption.strip()
+        assert drop_shared(caption, [], trigger="ohwx") == f"ohwx, {caption.strip()}"
 
 
 @pytest.mark.parametrize(
@@ -226,45 +202,27 @@ def test_caption_without_a_shared_phrase_does_not_change(caption):
     [
         # Other languages: the phrase, and spaces and punctuation around it.
         ("एक कुत्ता घास पर बैठा है।", "एक कुत्ता", "घास पर बैठा है।"),
-        ("घास पर एक कुत्ता।", "एक कुत्ता", "घास पर।"),
-        ("il y a un petit chien", "petit", "il y a un chien"),
         ("un homme, il y a un chien, l'herbe", "il y a un chien", "un homme, l'herbe"),
-        ("une photo à 8:30, il y a deux chats", "deux chats", "une photo à 8:30, il y a"),
-        ("一只狗,在草地上", "一只狗", "在草地上"),
         ("一只狗在草地上", "一只狗", "一只狗在草地上"),
         ("собака, дом и собака.", "собака", "дом и."),
         # Numbers, punctuation and spaces outside the phrase.
         ("a clock at 8:30, a dog at 9:15", "dog", "a clock at 8:30, at 9:15"),
         ("a clock at 8:30", "8", "a clock at 8:30"),
-        ("a 3.5 inch dog", "3", "a 3.5 inch dog"),
         ('a sign that says "dog" on a wall', "dog", "a sign that says on a wall"),
         ("a man (a dog) on a hill", "a dog", "a man on a hill"),
-        ("a man (with a dog) on a hill", "a dog", "a man on a hill"),
         ("A man. A dog. A cat.", "a dog", "A man. A cat."),
         ("a man, a dog.", "a dog", "a man."),
         ("a man - a dog - on a hill", "a dog", "a man - on a hill"),
-        ("a man/woman  with a dog", "dog", "a man/woman"),
         # Articles and joining words only where something was removed.
-        ("a dog looking up", "a dog", "looking up"),
         ("an small apple", "small", "an apple"),
         ("a small hour glass, a orange", "small", "an hour glass, a orange"),
-        ("a small unicorn", "small", "a unicorn"),
         ("An old dog", "old", "A dog"),
-        ("a dog sitting on a sofa", "dog", "sitting on a sofa"),
         ("a dog sits on a sofa", "dog", "sits on a sofa"),
-        ("a dog house", "dog", "a house"),
         ("a man walking dogs in a park", "dogs", "a man walking in a park"),
-        ("a man holding a ball on a hill", "a ball", "a man holding on a hill"),
-        ("a man looking up at a dog", "dog", "a man looking up"),
-        ("there is a dog on the sofa", "dog", "on the sofa"),
         ("a very cute dog on a sofa", "dog", "a very cute dog on a sofa"),
-        ("two cats; one dog is white", "dog", "two cats; one dog is white"),
         ("two cats; one dog is sleeping", "dog", "two cats; sleeping"),
-        ("a sheep above a cow on white grass", "grass", "a sheep above a cow on white grass"),
         ("three large cars above a cow", "cow", "three large cars"),
         ("a cat behind a table, sleeping", "table", "a cat, sleeping"),
-        ("a black and white dog, running", "dog", "a black and white dog, running"),
-        ("a man, a dog and a cat", "a dog", "a man, and a cat"),
         ("my dog, Rex, at 10:15 p.m.", "dog", "Rex, at 10:15 p.m."),
         ("a cat that is red on a sofa", "red", "a cat on a sofa"),
         ("a café with the dog", "dog", "a café"),
