@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from hf_captionrl.cli import main, train
-from hf_captionrl.cli.train import recipe_path
+from hf_captionrl.cli.train import METHODS, recipe_path
 from hf_captionrl.utils import io
 
 ROOT = Path(__file__).parents[2]
@@ -181,6 +182,16 @@ def test_launcher_returns_the_exit_code_of_the_processes(monkeypatch, capsys, tm
     assert "process 1 ended with exit code 137" in capsys.readouterr().err
     # DeepSpeed's processes get no working folder on PYTHONPATH either.
     assert accelerate.utils.launch.env_var_path_add("PYTHONPATH", "/somewhere") == "before"
+
+
+def test_wheel_contains_every_recipe_and_configuration():
+    assert {file for file, _ in METHODS.values()} == {file.name for file in (ROOT / "recipes").glob("*.py")}
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    carried = {file for files in listed.values() for pattern in files for file in ROOT.glob(pattern)}
+    assert {f for f in (ROOT / "recipes").rglob("*") if f.is_file() and "__pycache__" not in f.parts} <= carried
+    for target, files in listed.items():  # `recipe_path` looks there
+        for pattern in files:
+            assert target == f"share/hf_captionrl/{Path(pattern).parent.as_posix()}"
 
 
 def test_recipes_of_a_wheel_are_found(tmp_path, monkeypatch):
