@@ -6,22 +6,8 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.main import build_parser
 from hf_captionrl.data import load_captions
 from hf_captionrl.data.options import DatasetOptions, load_split
-
-WITH_DATA = {
-    "caption": ["m"],
-    "evaluate": ["--captions", "x"],
-    "gallery": ["--captions", "x"],
-    "bags": [],
-    "boost": [],
-    "truematch build": [],
-    "truematch evaluate": ["folder"],
-    "truematch review": ["folder"],
-    "study build retrieval": ["--captions", "x"],
-    "study build rating": ["--captions", "x"],
-}
 
 
 def folder_of(path, number=12, names=None):
@@ -35,29 +21,11 @@ def folder_of(path, number=12, names=None):
     return path
 
 
-@pytest.mark.parametrize("command", WITH_DATA)
-def test_every_command_takes_the_same_split_arguments(command):
-    parse = build_parser().parse_args
-    words = [*command.split(), *WITH_DATA[command]]
-    plain = parse(words)
-    assert (plain.split, plain.validation_share, plain.test_share, plain.split_seed) == (None, 0.1, 0.1, 0)
-    given = parse([*words, "--split", "val+test", "--test_share", "0.3", "--split_seed", "7"])
-    assert (given.split, given.test_share, given.split_seed) == ("val+test", 0.3, 7)
-
-
-@pytest.mark.parametrize("bad", ["-0.1", "1", "10", "x", "nan"])
-def test_share_above_1_is_refused(bad, capsys):
-    assert main(["caption", "m", "--test_share", bad]) == 2
-    assert "test_share" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("split", "names", "wanted"),
     [
         (None, None, range(12)),
-        ("all", None, range(12)),
         (None, ["train", "val", "test"], range(2, 12, 3)),
-        ("all", ["train", "val", "test"], range(12)),
         ("train+test", ["train", "val", "test"], [n for n in range(12) if n % 3 != 1]),
     ],
 )

@@ -1,15 +1,12 @@
 """Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
 
 import csv
-import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from hf_captionrl.apps.album import album as steps
 from hf_captionrl.apps.album.album import Album, AlbumImage, AlbumWork, describe_album
-from hf_captionrl.apps.album.assignment import same_text
 from hf_captionrl.apps.album.command import summary_text
 from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.apps.album.page import compare_captioners
@@ -17,7 +14,7 @@ from hf_captionrl.apps.album.phrases import check_candidates, script_of, with_wo
 from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for, saved_again
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
-from tests.apps.album.conftest import Axes, album, picture, rows_of, write_images, write_rows
+from tests.apps.album.conftest import Axes, picture, rows_of
 from tests.tolerances import assert_close
 
 
@@ -40,15 +37,6 @@ def test_candidates_are_beams_and_samples(captioner, images):
     assert generated([2], seed=1) == first[2:]
     beams = captioner.generate(**captioner.encode_images(images), do_sample=False, num_beams=2, num_return_sequences=2)
     assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
-
-
-def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
-    found = describe_album(images, captioner, scorer)
-    assert len(set(map(same_text, found.captions))) == 3
-    greedy = compare_captioners({"MLE": captioner}, scorer, images)["MLE"]
-    assert sum(image.rank == 1 for image in found.images) >= sum(finding.rank == 1 for finding in greedy)
-    assert found.copies == []
-    assert found.summary()["distinct"] == 1
 
 
 def test_copies_share_a_caption_and_are_not_confusions(captioner, scorer, images, tmp_path):
@@ -213,27 +201,6 @@ def test_every_caption_has_a_row():
     assert "Of 11 captions, 77.8% are distinct, and 66.7% rank their image first among 6" in text
 
 
-def test_command_judges_every_caption_of_a_file(tmp_path, monkeypatch, scenes, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_images(scenes, [f"{number}.png" for number in range(3)])
-    write_rows(
-        "old.jsonl",
-        [{"image_id": "0.png", "captions": ["a pig", "two cows"]}, {"image_id": "1.png", "caption": "a pig"}],
-    )
-    assert album("--captions", "old.jsonl", "--output", "o.csv", "o.jsonl", "o.html", "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["captions"], summary["texts"], summary["problems"]["duplicate"]) == (2, 3, 2)
-    with open("o.csv", encoding="utf-8-sig", newline="") as file:
-        table = [(row["image_id"], row["number"], row["caption"]) for row in csv.DictReader(file)]
-    assert table == [("0.png", "1", "a pig"), ("0.png", "2", "two cows"), ("1.png", "1", "a pig"), ("2.png", "1", "")]
-    assert "two cows" in Path("o.html").read_text(encoding="utf-8")
-    # Both tables can be judged again.
-    for name in ("o.csv", "o.jsonl"):
-        assert album("--captions", name, "--output", f"again-{name}", "--json") == 0
-        again = json.loads(capsys.readouterr().out)
-        assert (again["texts"], again["problems"]) == (3, summary["problems"])
-
-
 def test_every_text_survives_a_file(tmp_path):
     texts = ["=1+1", "'=1", "''-x", "\tindented", "\rx", "-5 degrees", "'tis", 'plain, "quoted"']
     ids = ["a.png", "@b", *map(str, range(2, len(texts)))]
@@ -321,13 +288,6 @@ def test_texts_that_become_equal_are_not_distinct_captions(scorer, images):
     texts = [["a dog", "a red dog"], ["the dog", "a blue dog"], ["dog", "a green dog"]]
     found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="x", drop_shared=True)
     assert sorted(found.captions) == ["x, a blue dog", "x, a green dog", "x, a red dog"]
-
-
-def test_trigger_in_another_script_does_not_count_as_a_script(scorer, images):
-    texts = ["два кота", "кот", "кит"]
-    found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="ohwx animal")
-    assert found.captions == [f"ohwx animal, {text}" for text in texts]
-    assert all("constraint" not in image.problems for image in found.images)
 
 
 def test_copies_in_different_folders_get_one_caption(scorer, images):

@@ -36,16 +36,6 @@ def photos(tmp_path, monkeypatch, scenes):
     return folder
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """The rows of every batch that is captioned."""
-    found, real = [], steps.generate_candidates
-    monkeypatch.setattr(
-        steps, "generate_candidates", lambda c, i, rows, *rest: found.append(list(rows)) or real(c, i, rows, *rest)
-    )
-    return found
-
-
 class DyingWork(KeptWork):
     """The first process that samples captions dies; `killed-PID` is left in the working folder."""
 
@@ -180,21 +170,6 @@ def test_two_processes_of_which_one_is_killed_equal_one_process_file_by_file(pho
     assert album("two/o.jsonl", *shards, "--processes", "2") == 0
     assert len(list(Path().glob("killed-*"))) == 1
     assert contents("two") == contents("one")
-
-
-def test_images_that_are_added_are_the_only_ones_computed(photos, asked):
-    (photos / "4.png").rename(photos.parent / "later.png")
-    assert album("o.jsonl") == 0
-    before = contents("o.shards")
-    (photos.parent / "later.png").rename(photos / "1b.png")
-    asked.clear()
-    assert album("o.jsonl") == 0
-    assert asked == [[2]]  # 0.png, 1.png, 1b.png
-    after = contents("o.shards")
-    assert before.items() <= after.items()
-    added = [name for name in after if name not in before]
-    assert sorted(name.partition("-")[0] for name in added) == ["candidates"] * 2 + ["images"] * 2
-    assert {row["image_id"]: row["caption"] for row in rows_of("o.jsonl")}["1b.png"]
 
 
 def test_other_weights_are_refused_if_nothing_is_left_to_do(photos, monkeypatch, capsys):
