@@ -10,6 +10,7 @@ import pytest
 
 from hf_captionrl.cli import doctor, main
 from hf_captionrl.metrics import meteor_spice
+from hf_captionrl.utils import console
 
 
 @pytest.fixture(scope="module")
@@ -169,51 +170,47 @@ def test_unreachable_hub_is_reported_with_the_offline_setting(monkeypatch):
     assert "HF_HUB_OFFLINE=1" in finding.what
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, capsys):
+@pytest.fixture
+def client(monkeypatch):
+    """Asks a Hub at an address where nothing listens, and how long it would have waited between the tries."""
     import huggingface_hub.utils._http as client
     from huggingface_hub import constants
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    from hf_captionrl.utils import console
 
     waits = []
     monkeypatch.setattr(client.time, "sleep", waits.append)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    logger = logging.getLogger("huggingface_hub.utils._http")
-    monkeypatch.setattr(logger, "filters", [])
-    console.work_offline_without_hub()
-    console.work_offline_without_hub()
+    monkeypatch.setattr(logging.getLogger("huggingface_hub.utils._http"), "filters", [])
     client.close_session()
+    yield lambda method: client.http_backoff(method, "http://127.0.0.1:9/nothing", max_retries=2), waits
+    client.close_session()
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(client, capsys):
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    ask, waits = client
+    console.work_offline_without_hub()
+    console.work_offline_without_hub()
     with pytest.raises(Exception, match=r"refused|failed|connect"):  # an upload is tried again
-        client.http_backoff("PUT", "http://127.0.0.1:9/nothing-listens", max_retries=2)
-    assert len(waits) == 2
+        ask("PUT")
     for _ in range(2):
         with pytest.raises(OfflineModeIsEnabled):
-            client.http_backoff("GET", "http://127.0.0.1:9/nothing-listens", max_retries=2)
-    client.close_session()
-    said = capsys.readouterr().err
+            ask("GET")
     assert len(waits) == 2
+    said = capsys.readouterr().err
     assert said.count("HF_HUB_OFFLINE=1") == 1
     assert len(said.splitlines()) == 1
 
 
-def test_retries_continue_where_the_hub_answers(monkeypatch, capsys):
-    import huggingface_hub.utils._http as client
+def test_retries_continue_where_the_hub_answers(client, monkeypatch, capsys):
     from huggingface_hub import constants
 
-    from hf_captionrl.utils import console
-
-    waits = []
-    monkeypatch.setattr(client.time, "sleep", waits.append)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    ask, waits = client
     monkeypatch.setattr(console, "_hub_answers", lambda: True)
-    monkeypatch.setattr(logging.getLogger("huggingface_hub.utils._http"), "filters", [])
     console.work_offline_without_hub()
-    client.close_session()
     with pytest.raises(Exception, match=r"refused|failed|connect"):
-        client.http_backoff("GET", "http://127.0.0.1:9/nothing-listens", max_retries=2)
-    client.close_session()
+        ask("GET")
     assert len(waits) == 2
     assert not constants.HF_HUB_OFFLINE
     assert capsys.readouterr().err == ""

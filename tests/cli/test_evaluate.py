@@ -9,7 +9,6 @@ import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation import evaluator as suites
-from hf_captionrl.evaluation.options import clip_prefix
 from hf_captionrl.retrieval.bags import BagFile, save_bags
 from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.utils.model_files import model_path
@@ -126,13 +125,8 @@ def test_full_captions_score_above_generic_ones(everything):
     assert smile["generic"]["pool_recall_at_1"] <= 2 / IMAGES  # two captions find at most one image each
     assert smile["full"]["hallucination"] == 0
     assert smile["full"]["fact_recall"] > smile["five"]["fact_recall"] > smile["generic"]["fact_recall"]
-    for name in ("full", "generic", "references"):
-        low, high = smile[name]["perplexity_ci"]
-        assert low < smile[name]["perplexity"] < high
-    assert smile["full"]["perplexity_p_value"] < 1
-    assert "model.safetensors" not in str(smile)
-    blocks = rows_of(everything, "discritune")
-    assert blocks["full"]["blocks_recall_at_1"] >= blocks["generic"]["blocks_recall_at_1"]
+    low, high = smile["full"]["perplexity_ci"]
+    assert low < smile["full"]["perplexity"] < high
 
 
 def test_missing_number_has_its_reason_in_the_cell(everything):
@@ -171,17 +165,6 @@ def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):
     assert "nouns, generic: " in printed
     assert "not run: no scorer" in printed
     assert "- nouns, generic:" in (tmp_path / "comparison.md").read_text()
-
-
-def test_stdout_holds_only_json(files, tmp_path, capsys):
-    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12", "--suite", "smile", "--json"]
-    command += ["--no_references", "--scorer", "none", "--language_model", "none", "--names", "Full <b>"]
-    assert main([*command, "--output_dir", str(tmp_path)]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result == json.loads((tmp_path / "comparison.json").read_text())
-    assert [row["name"] for row in result["tables"]["smile"]["rows"]] == ["Full <b>"]
-    assert result["tables"]["smile"]["rows"][0]["perplexity_reason"] == "no language model"
-    assert "<b>" not in (tmp_path / "comparison.md").read_text()
 
 
 def test_images_without_captions_are_measured_without_references(tmp_path, capsys):
@@ -265,11 +248,6 @@ def test_clip_score_prefix_is_used_and_reported(files, cache, tmp_path):
         assert f"|prefix:{prefix.strip() or 'none'}|" in result["signatures"]["smile"]["clip_score"]
     assert found[""]["clip_score"] != found["two small pigs "]["clip_score"]
     assert found[""]["pool_recall_at_1"] == found["two small pigs "]["pool_recall_at_1"]  # of the captions as they are
-    # The default: the paper's prefix for a scorer of photographs, none for one of the embedded world.
-    assert clip_prefix(None, "scenes", None) == ""
-    assert clip_prefix(None, "scenes", "openai/clip") == "A photo depicts "
-    assert clip_prefix(None, "a.json", None) == "A photo depicts "
-    assert clip_prefix("A photo", "scenes", None) == "A photo "
 
 
 def test_given_bags_are_used_and_invalid_ones_refused(files, cache, tmp_path, capsys):
@@ -299,12 +277,6 @@ def test_given_bags_are_used_and_invalid_ones_refused(files, cache, tmp_path, ca
     assert row["bag_5_recall_at_1_reason"] == "no bags of 5 in the data"
 
 
-def edited(files, folder, change):
-    path = folder / "edited.jsonl"
-    path.write_text("".join(change(files["full"].read_text().splitlines(keepends=True))))
-    return path
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -313,21 +285,14 @@ def edited(files, folder, change):
     ],
 )
 def test_files_of_other_images_are_refused_in_one_line(files, tmp_path, capsys, change, said):
-    path = edited(files, tmp_path, change)
+    path = tmp_path / "edited.jsonl"
+    path.write_text("".join(change(files["full"].read_text().splitlines(keepends=True))))
     command = ["evaluate", "--captions", str(path), "--max_images", str(IMAGES), "--output_dir", str(tmp_path / "out")]
     assert main(command) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_empty_captions_are_counted(files, cache, tmp_path):
-    path = edited(files, tmp_path, lambda lines: ['{"image_id": "test-00104", "caption": " "}\n', *lines[1:]])
-    command = ["evaluate", "--captions", str(path), "--max_images", str(IMAGES), "--language_model", "none"]
-    assert main([*command, "--no_references", "--cache_dir", str(cache), "--output_dir", str(tmp_path)]) == 0
-    assert rows_of(tmp_path, "captions")["edited"]["empty_captions"] == 1
-    assert rows_of(tmp_path, "smile")["edited"]["pool_recall_at_1"] > 0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.io import to_plain
 from hf_captionrl.utils.model_files import model_path
-from tests.evaluation.test_pages import HOSTILE, Page, browse, needs_chromium
+from tests.evaluation.test_pages import HOSTILE, Page
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import close, within
@@ -245,12 +245,6 @@ def test_hostile_captions_and_tokens_are_escaped(seen, tmp_path):
         assert all(value.startswith(("data:image/png;base64,", "#token-")) for value in fetched)
         assert "49" not in re.sub(r"[\d.]+ ?%?", "", page.text)
         assert write_explanation_picture(tmp_path / "e.png", view, reward=reward).stat().st_size > 0
-
-
-@needs_chromium
-def test_browser_applies_the_style(seen, tmp_path):
-    path = write_explanation(tmp_path / "e.html", *seen, "Seen")
-    assert "<title>Seen</title>" in browse(path, tmp_path / "profile")
 
 
 def test_picture_is_a_png_and_json_has_full_precision(seen, tmp_path):
