@@ -187,10 +187,7 @@ def test_search_does_not_depend_on_the_shard(tmp_path):
         build_compressed_index(np.ascontiguousarray(unit[:600]), tmp_path / "few")
 
 
-@pytest.mark.parametrize(
-    ("mode", "ending", "why"), [("neighbours", "safetensors", "many"), ("training", "json", "asked")]
-)
-def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys, mode, ending, why):
+def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):
     """Above a number of images, and with --approximate; below it, the search is exact."""
     features = torch.randn(1_200, 32, generator=torch.Generator().manual_seed(0))
     folder = ShardFolder(tmp_path / "features", {}, num_rows=1_200, rows_per_shard=1_200)
@@ -198,31 +195,22 @@ def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys
     schema = pa.schema({"image_id": pa.string(), "image": pa.list_(pa.float32())})
     folder.write(0, rows, schema, {"scorer": "made-up@1"})
     folder.finish()
-    monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", 1_199 if why == "many" else 1_200)
-    more = ["--approximate"] if why == "asked" else []
 
-    def bags(name, *options):
-        sizes = ["--bag_sizes", "5"] if mode == "training" else []
-        source = ["--feature_shards", str(tmp_path / "features"), "--features", "image"]
-        output = tmp_path / "out" / f"{name}.{ending}"
-        assert (
-            main(["bags", *source, "--mode", mode, "--top", "7", *sizes, "--output", str(output), "--json", *options])
-            == 0
-        )
-        return output, json.loads(capsys.readouterr().out)
+    def neighbours(name, *options, most=1_200):
+        monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", most)
+        source = ["--feature_shards", str(tmp_path / "features"), "--features", "image", "--mode", "neighbours"]
+        output = tmp_path / "out" / f"{name}.safetensors"
+        assert main(["bags", *source, "--top", "7", "--output", str(output), "--json", *options]) == 0
+        return load_neighbours(output), json.loads(capsys.readouterr().out).get("recall")
 
-    one, said = bags("one", *more)
-    assert 0.5 < said["recall"] < 1
-    assert [path.name for path in one.parent.iterdir()] == [one.name]  # the index is removed
-    if mode == "neighbours":
-        shards, other = bags("shards", "--processes", "1", "--rows_per_shard", "500", *more)
-        assert other["recall"] == said["recall"]
-        found, wanted = load_neighbours(one), load_neighbours(shards)
-        assert found.indices.equal(wanted.indices)
-        assert found.similarities.equal(wanted.similarities)
-        assert found.image_ids == wanted.image_ids
-    monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", 1_200)
-    exact, said = bags("exact")
-    assert "recall" not in said
-    if mode == "neighbours":
-        assert not load_neighbours(exact).indices.equal(found.indices)
+    found, recall = neighbours("one", most=1_199)
+    assert 0.5 < recall < 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one.safetensors"]  # the index is removed
+    wanted, same = neighbours("shards", "--processes", "1", "--rows_per_shard", "500", "--approximate")
+    assert same == recall
+    assert found.indices.equal(wanted.indices)
+    assert found.similarities.equal(wanted.similarities)
+    assert found.image_ids == wanted.image_ids
+    exact, nothing = neighbours("exact")
+    assert nothing is None
+    assert not exact.indices.equal(found.indices)

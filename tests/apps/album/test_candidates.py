@@ -89,17 +89,6 @@ def test_without_rationality_it_is_beam_search(family):
     assert found == captioner.generate(**captioner.encode_images(images[:1]), **settings).captions
 
 
-def test_listener_prefers_what_others_would_not_say():
-    """Both images may be called 'animal', only the target 'dog'; the captioner alone prefers 'animal'."""
-    animal, dog, cat = range(3)
-    speakers = torch.tensor([[0.6, 0.4, 1e-9], [0.6, 1e-9, 0.4]]).log()
-    ids = torch.zeros(2, 1, dtype=torch.long)
-    assert PragmaticProcessor(2, rationality=0)(ids, speakers).argmax(-1).tolist() == [animal, animal]
-    assert PragmaticProcessor(2, rationality=1)(ids, speakers).argmax(-1).tolist() == [dog, dog]
-    swapped = speakers.flip(0)
-    assert PragmaticProcessor(2, rationality=1)(ids, swapped).argmax(-1).tolist() == [cat, cat]
-
-
 @pytest.fixture(scope="module")
 def scorers():
     return [load_scorer(model_path(f"scenes:{name}"), device="cpu") for name in ("clip-reward", "siglip-held-out")]

@@ -1,4 +1,4 @@
-"""The album's HTML: every caption with its rank and find, and hostile texts stay text."""
+"""The album's HTML: every caption with its rank and find. Hostile texts: tests/security/test_pages.py."""
 
 import csv
 import json
@@ -21,27 +21,21 @@ from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.truth_checker import check
 from tests.browser import CHROMIUM, Browser
-from tests.evaluation.test_pages import HOSTILE
-
-ALLOWED = set("section div table thead tbody tr th td p b i span bdi figure figcaption img ol li".split())
 
 
 class Parts(HTMLParser):
-    """Tags, attributes that are not ours, and all text."""
+    """Attributes of the cells, sources of the pictures, and all text."""
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.cells, self.text, self.sources = set(), [], "", []
+        self.cells, self.text, self.sources = [], "", []
         self.feed(html)
 
     def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-        values = dict(attributes)
-        assert not [name for name in values if name.startswith("on") or name in ("href", "srcset", "style")]
         if tag == "img":
-            self.sources.append(values["src"])
-        if tag in ("td", "li"):
-            self.cells.append(values)
+            self.sources.append(dict(attributes)["src"])
+        if tag == "td":
+            self.cells.append(dict(attributes))
 
     def handle_data(self, data):
         self.text += data
@@ -92,16 +86,13 @@ def test_false_captions_are_not_green_where_facts_are_known():
 
 
 def test_album_names_copies_and_confusions():
-    album = Album(
-        [
-            AlbumImage("a", "a pig", rank=2, margin=-0.25, is_distinct=True, confused_with=(1,)),
-            AlbumImage("b", "two pigs", rank=1, margin=0.125),
-            AlbumImage("c", "Two pigs.", rank=1, margin=0.5),
-            AlbumImage("d", "a pig", rank=2, margin=-0.25, is_distinct=True, copy_of=0),
-        ],
-        num_compared=3,
-        copy_threshold=0.97,
-    )
+    shown = [
+        AlbumImage("a", "a pig", rank=2, margin=-0.25, is_distinct=True, confused_with=(1,)),
+        AlbumImage("b", "two pigs", rank=1, margin=0.125),
+        AlbumImage("c", "Two pigs.", rank=1, margin=0.5),
+        AlbumImage("d", "a pig", rank=2, margin=-0.25, is_distinct=True, copy_of=0),
+    ]
+    album = Album(shown, num_compared=3, copy_threshold=0.97)
     text = " ".join(Parts(render_album(images(4), album)).text.split())
     assert "1 of 3 images have a caption that no other image has, and 0 of these captions rank the image first" in text
     assert "Images 1 and 4 are copies and share a caption." in text
@@ -111,18 +102,6 @@ def test_album_names_copies_and_confusions():
     alone = render_album(images(1), Album([AlbumImage("a", "a pig", rank=1, is_distinct=True)], 1, 1.0))
     assert "margin" not in alone
     assert "copies" not in alone
-
-
-def test_hostile_captions_and_names_are_escaped():
-    for text in HOSTILE:
-        album = Album([AlbumImage(text, text, rank=1, margin=0.1, is_distinct=True)] * 2, 2, 1.0)
-        for html in (render_comparison(images(2), {text: [Finding(text, 2, 1)] * 2}), render_album(images(2), album)):
-            parts = Parts(html)
-            assert parts.tags <= ALLOWED
-            assert all(source.startswith("data:image/") for source in parts.sources)
-            assert text.strip() == "" or text.replace("\x00", "\ufffd") in parts.text.replace("\x00", "\ufffd")
-    # The negative control: this parser sees a tag that is one.
-    assert "script" in Parts(html.replace("<figure>", "<script></script><figure>")).tags
 
 
 def made(number=4):
@@ -165,19 +144,6 @@ def test_pages_of_large_albums_have_all_captions_and_pictures_of_problems_first(
         assert list(data["pictures"]) == shown
         assert [card["image_id"] for card in data["cards"]] == ["0.png", "1.png", "2.png", "3.png"]
         assert f"no pictures of {4 - number} images" in page
-
-
-def test_page_has_a_card_per_caption_and_one_picture_per_image(report):
-    album = made(3)
-    more = AlbumImage("0.png", "a cow", rank=2, confused_with=(1,), problems=("ambiguous",))
-    album.images[0] = replace(album.images[0], further=(more,))
-    _, data = report(album, pictures(3), max_images=2)
-    assert [(c["row"], c["image_id"], c["number"], c["caption"]) for c in data["cards"]][:3] == [
-        (0, "0.png", 1, "a pig 0"),
-        (0, "0.png", 2, "a cow"),
-        (1, "1.png", 1, "=a pig"),
-    ]
-    assert list(data["pictures"]) == ["0", "1"], "the second caption has a problem"
 
 
 SAVE = "window.saved = []; URL.createObjectURL = (blob) => { window.saved.push(blob); return '#'; }; URL.revokeObjectURL = () => {};"

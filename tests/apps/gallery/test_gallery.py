@@ -217,17 +217,6 @@ def test_hand_made_pairs():
     assert "rules:faithful+retrieval" in found["signature"]
 
 
-def test_one_rule_alone():
-    by_rank = cider_failures(SCORES, ranks=RANKS)
-    assert [(case.row, case.better) for case in by_rank["cases"]] == [(0, "B"), (3, "B")]
-    assert by_rank["faithful_pairs"] is None
-    assert by_rank["faithful_failures"] is None
-    by_truth = cider_failures(SCORES, wrong=ERRORS, recalled=RECALLED)
-    assert [case.row for case in by_truth["cases"]] == [0]
-    assert by_truth["retrieval_pairs"] is None
-    assert cider_failures(SCORES, ranks=RANKS, min_gap=1.0)["failures"] == 1
-
-
 def test_right_captions_with_a_score_near_0():
     scores = {"A": [0.0, 0.05, 0.0, 0.1, 0.02], "B": [3.0, 0.0, 0.0, 0.0, 0.0]}
     right = {"A": [2, 5, 3, 1, 1], "B": [1, 0, 4, 2, 2]}
