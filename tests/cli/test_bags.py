@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 
 from hf_captionrl.cli import main
 from hf_captionrl.cli.bags import neighbours_on_shards
@@ -55,16 +56,6 @@ def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys)
     assert scores == sorted(scores, reverse=True)
 
 
-def test_image_features_give_other_similarities(cache, tmp_path, capsys):
-    assert bags(cache, tmp_path / "a.json", "--features", "image", "--bag-size", "3") == 0
-    assert "bags of 3, mean similarity" in capsys.readouterr().out
-    assert bags(cache, tmp_path / "b.json", "--bag-sizes", "3") == 0
-    image, both = load_bags(tmp_path / "a.json"), load_bags(tmp_path / "b.json")
-    assert image.features == "image"
-    assert {len(bag) for bag in image.bags} == {3}
-    assert image.similarities != both.similarities
-
-
 def test_training_bags_contain_every_image_once(cache, tmp_path):
     path = tmp_path / "bags.parquet"
     assert bags(cache, path, "--mode", "training", "--bag_sizes", "2", "7", "--seed", "3") == 0
@@ -85,6 +76,21 @@ def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     assert "There are 120 rows, but IVF-PQ needs 640" in capsys.readouterr().err
     assert load_neighbours(path).indices.equal(file.indices)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_whole_folder_without_captions(tmp_path, capsys):
+    for number in range(12):
+        (tmp_path / "photos").mkdir(exist_ok=True)
+        Image.new("RGB", (32, 24), (number * 20, 90, 255 - number * 15)).save(tmp_path / "photos" / f"{number}.png")
+    options = ["--scorer", "scenes:siglip-held-out", "--bag_size", "3", "--cache_dir", str(tmp_path / "c")]
+    options += ["--output", str(tmp_path / "b.parquet"), "--dataset", str(tmp_path / "photos")]
+    assert main(["bags", *options]) == 2
+    assert "have no captions" in capsys.readouterr().err
+    assert main(["bags", *options, "--features", "image"]) == 0
+    said = capsys.readouterr()
+    assert "12 images" in said.out
+    assert "bags of 3, mean similarity" in said.out
+    assert load_bags(tmp_path / "b.parquet").features == "image"
 
 
 @pytest.mark.parametrize(
@@ -176,15 +182,6 @@ def test_codes_have_eight_bits_from_10240_rows_on(tmp_path):
     found = CompressedIndex(tmp_path / "8", unit).search(rows, 5)[0]
     # The codes find nearly every neighbour: with 16 parts of one number each, 256 codes are finer than the differences.
     assert neighbour_recall(found, exact) > 0.95
-
-
-def test_search_does_not_depend_on_the_shard(tmp_path):
-    unit = normalised(clusters(1_200, 16)).numpy()
-    index = CompressedIndex(build_compressed_index(unit, tmp_path / "index"), unit)
-    whole = index.search(range(300), 4)[0]
-    assert torch.cat([index.search(range(100), 4)[0], index.search(range(100, 300), 4)[0]]).equal(whole)
-    with pytest.raises(ValueError, match="There are 600 rows, but IVF-PQ needs 640"):
-        build_compressed_index(np.ascontiguousarray(unit[:600]), tmp_path / "few")
 
 
 def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):

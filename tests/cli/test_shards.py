@@ -240,21 +240,6 @@ def test_shards_and_filled_cache_equal_cached_pixels_row_by_row(
     assert json.loads(capsys.readouterr().out)["cached"] == IMAGES
 
 
-def test_images_of_a_warm_cache_are_not_opened(scenes, blip, tmp_path, capsys, monkeypatch):
-    parts = load_captioner(blip).prepared_pixels
-    cached_pixels(scenes.select(range(6)), parts, form="uint8", directory=tmp_path / "cache", progress=False)
-    opened = []
-    monkeypatch.setattr(pixel_cache, "decode_image", lambda value: opened.append(value) or decode_image(value))
-    assert pixels(blip, tmp_path, "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["cached"], len(opened)) == (IMAGES - 6, IMAGES - 6)
-    shutil.copytree(tmp_path / "out", tmp_path / "before")
-    monkeypatch.setattr(Image, "open", refuse)
-    assert pixels(blip, tmp_path, "--overwrite") == 0
-    assert len(opened) == IMAGES - 6
-    assert list(read_shards(tmp_path / "out")) == list(read_shards(tmp_path / "before"))
-
-
 def test_a_changed_image_is_prepared_again(blip, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "images"
     folder.mkdir()
@@ -374,16 +359,6 @@ def test_no_image_is_decoded_and_everything_is_mapped(work, tmp_path, monkeypatc
     # The negative control: without the cache, images are opened.
     with pytest.raises(Exception, match="an image was opened"):
         trained(work, tmp_path / "again")
-
-
-def test_the_check_opens_what_was_never_prepared(work, tmp_path, monkeypatch):
-    opened, before = [], Image.open
-    monkeypatch.setattr(Image, "open", lambda *args, **kwargs: opened.append(args) or before(*args, **kwargs))
-    arguments = DataArguments(dataset_name=str(work / "images"))
-    load_data(arguments, output_dir=tmp_path, cache_dir=work / "cache")
-    assert not opened
-    load_data(arguments, output_dir=tmp_path, cache_dir=tmp_path / "empty")
-    assert len(opened) == 14
 
 
 def test_shards_of_an_unfinished_folder_are_refused(work, tmp_path):

@@ -167,11 +167,9 @@ def test_the_best_text_of_each_image_alone_is_not_the_best_choice():
     # The negative control: the enumeration gives another choice another value.
     margin = np.array([0.8, 0.6, 0.4])
     scores, starts, names = CandidateScores(margin, np.ones(3, int)), np.array([0, 2, 3]), np.array([0, 1, 0])
-    assert (
-        best_by_enumeration(starts, names, scores)
-        == pytest.approx((2, 2, 1.0))
-        > value_of(starts, names, scores, [0, 2])
-    )
+    best = best_by_enumeration(starts, names, scores)
+    assert best == pytest.approx((2, 2, 1.0))
+    assert best > value_of(starts, names, scores, [0, 2])
 
 
 def test_identical_images_are_not_distinguished():

@@ -283,7 +283,7 @@ def test_work_of_other_settings_is_refused(tmp_path, monkeypatch):
         folder = Path(f"{output}.adapter")
         folder.mkdir()
         (folder / file).write_text(json.dumps(content))
-        made = AlbumOptions("photos", model="scenes:blip-mle", adapt="1s", output=[Path(f"{output}.jsonl")])
+        made = AlbumOptions(images="photos", model="scenes:blip-mle", adapt="1s", output=[Path(f"{output}.jsonl")])
         if file == "decision.json":
             assert command.adapt(made, source, None) == facts
         for name, value in CHANGES.items():

@@ -581,7 +581,7 @@ def test_memory_does_not_grow_with_the_number_of_photographs(captioner, scorer, 
     assert held.most == 2 * PIXELS
     held.most = 0
     assert write_report(tmp_path / "page.html", found, paths).stat().st_size < 1e6, "the page has small pictures"
-    assert held.most == 2 * PIXELS
+    assert held.most == PIXELS
 
 
 NAMES = [

@@ -1,7 +1,5 @@
 """Numbers of the token-level view, against the model's full logits and plain loops."""
 
-import base64
-import hashlib
 import io
 import json
 import math
@@ -206,10 +204,10 @@ def test_page_has_every_number_and_labels_for_screen_readers(seen, tmp_path):
     assert all(a["scope"] in ("row", "col") for tag, a in page.tags if tag == "th")
 
 
-def test_page_without_reward_has_links_bars_and_a_policy(seen, tmp_path):
+def test_page_without_reward_has_links_and_bars(seen, tmp_path):
     view, image = seen
     path = write_explanation(tmp_path / "e.html", view, image, "T")
-    page, html = Page(path), path.read_text(encoding="utf-8")
+    page = Page(path)
     assert "Advantage" not in page.text
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
@@ -221,13 +219,6 @@ def test_page_without_reward_has_links_bars_and_a_policy(seen, tmp_path):
     first = [view.tokens[0].mle_loss / longest, view.tokens[0].smile_loss / longest, view.tokens[0].outside]
     assert widths[:3] == within([100 * share for share in first], 0.01)
     assert all(0 <= width <= 100 for width in widths)
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1)
-    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL).group(1)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy.startswith("default-src 'none'; img-src data:;")
-    assert f"style-src 'sha256-{digest}'" in policy
-    assert "script-src" not in policy
-    assert "unsafe" not in policy
 
 
 def test_hostile_captions_and_tokens_are_escaped(seen, tmp_path):
