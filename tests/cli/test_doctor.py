@@ -97,18 +97,6 @@ def test_meteor_is_ok_exactly_if_it_can_be_computed(monkeypatch, tmp_path):
     assert {programs()[name].state for name in ("Java", "METEOR", "SPICE")} == {"missing"}
 
 
-def test_meteor_without_its_program_is_missing_with_java(monkeypatch):
-    def lacking(part, jar):
-        raise meteor_spice.JavaError(f"pycocoevalcap, which contains {jar}, is not installed")
-
-    monkeypatch.setattr(meteor_spice, "_program", lacking)
-    monkeypatch.setattr(meteor_spice, "_RUNNING", {})
-    monkeypatch.setattr(meteor_spice, "find_java", lambda java=None: "/usr/bin/true")
-    found = programs()
-    assert (found["Java"].state, found["METEOR"].state, found["SPICE"].state) == ("ok", "missing", "missing")
-    assert "pycocoevalcap" in found["METEOR"].what
-
-
 def hub_finding(monkeypatch, answer, status=200):
     """The report about a local Hub with a given answer."""
     import huggingface_hub
