@@ -1,7 +1,6 @@
 """The report of `captionrl doctor`, and its exit code."""
 
 import http.server
-import json
 import logging
 import socket
 import threading
@@ -13,27 +12,13 @@ from hf_captionrl.metrics import meteor_spice
 from hf_captionrl.utils import console
 
 
-@pytest.fixture(scope="module")
-def report():
-    return doctor.examine()
-
-
-def test_nothing_is_broken_in_the_test_environment(report):
-    assert not [finding for findings in report.values() for finding in findings if finding.state == "broken"]
-    named = {finding.name: finding for findings in report.values() for finding in findings}
-    assert named["torch"].state == "ok"
-    assert named["scenes:blip-mle"].what == "shipped"
-    assert {"faiss", "spacy", "vllm", "gradio", "Java", "METEOR", "SPICE", "Chromium"} <= set(named)
-
-
-def test_text_and_json_report(report, capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "examine", lambda: report)
-    assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"packages", "devices", "optional", "programs", "places", "shipped models"}
-    assert found["packages"][0]["name"] == "python"
+def test_nothing_is_broken_in_the_test_environment(capsys):
     assert main(["doctor"]) == 0
-    assert "[ ok ] torch" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "[ ok ] torch" in said
+    assert "scenes:blip-mle: shipped" in said
+    for name in ("faiss", "spacy", "vllm", "gradio", "Java", "METEOR", "SPICE", "Chromium"):
+        assert f"] {name}" in said
 
 
 def test_missing_package_is_broken_and_exits_with_1(monkeypatch, capsys):

@@ -121,12 +121,6 @@ def test_help_has_examples_that_parse():
             assert callable(PARSER.parse_args(shlex.split(line, comments=True)[1:]).run)
 
 
-def test_every_command_has_json_and_help_for_every_option():
-    for path, parser in COMMANDS.items():
-        assert {"--json", "--traceback", "--help"} <= set(parser._option_string_actions), path
-        assert all(action.help for action in parser._actions), path
-
-
 HELP = """
 import json, sys, time
 start = time.process_time()
@@ -178,10 +172,10 @@ def test_bash_completes_commands_and_options():
     assert complete("captionrl", "caption", "--nothing") == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_of_all_shells_contain_every_command(shell, capsys):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(path[0] in script for path in COMMANDS)
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+def test_scripts_of_all_shells_contain_every_command(capsys):
+    for shell in ("bash", "zsh", "fish"):
+        assert main(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        assert all(path[0] in script for path in COMMANDS)
+        if shutil.which(shell):
+            subprocess.run([shell, "-n"], input=script, text=True, check=True)

@@ -1,10 +1,8 @@
 """`captionrl caption --processes N` and `--engine`: Parquet shards with the captions of one process."""
 
 import json
-import os
 import pickle
 import shutil
-import threading
 from dataclasses import replace
 
 import datasets
@@ -284,19 +282,6 @@ def test_unreadable_image_is_listed_and_other_settings_are_refused(scenes, blip,
     assert not (tmp_path / "cache").exists()
     assert pixels(blip, tmp_path, *source, "--form", "jpeg") == 2
     assert "written with form 'uint8', but form is now 'jpeg'" in capsys.readouterr().err
-
-
-def test_images_of_one_process_are_prepared_in_several_threads(blip, tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(IMAGES)), raising=False)
-    together = threading.Barrier(IMAGES)
-
-    def waiting(value):
-        together.wait(timeout=20)  # raises unless a thread per image arrives, whatever the batch size
-        return decode_image(value)
-
-    monkeypatch.setattr(pixel_cache, "decode_image", waiting)
-    assert pixels(blip, tmp_path, "--rows_per_shard", str(IMAGES)) == 0
-    assert all(row["pixels"] is not None for row in read_shards(tmp_path / "out"))
 
 
 @pytest.fixture(scope="module")

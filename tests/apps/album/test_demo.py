@@ -92,19 +92,6 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         assert shown == wanted
         # The negative control: the other album would not do.
         assert shown != plain(MODELS, scorer, [rows[i] for i in range(3)])
-        # A caption that finds its image and is false is not green.
-        greens = page.evaluate(
-            "[...document.querySelectorAll('#compared td')].map((e) => !!e.querySelector('.first'))"
-        )
-        assert greens == [rank == 1 and "no false claim" in said for _, _, rank, _, said in wanted]
-        assert page.pale(["light"]) == []
-        heads = page.evaluate("[...document.querySelectorAll('#compared thead th')].map((e) => e.innerText)")
-        said = [
-            f"{name} finds {sum(row[2] == 1 for row in wanted if row[0] == name)} of 3; "
-            f"{sum('false: ' in row[4] for row in wanted if row[0] == name)} of 3 false"
-            for name in MODELS
-        ]
-        assert [" ".join(head.split()) for head in heads[1:]] == said
         assert page.evaluate("document.querySelectorAll('marquee').length") == 0
         assert page.evaluate("document.title") == "captionrl demo"
 
@@ -139,14 +126,6 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         note = page.evaluate("document.querySelector('#compared [role=status]').innerText")
         assert note.startswith("broken.png cannot be used.")
         assert note.endswith("The other images are used.")
-
-        # On a phone, the table scrolls, and not the page.
-        page.phone()
-        place = "document.querySelector('#compared .frame')"
-        assert page.evaluate(f"{place}.scrollWidth > {place}.clientWidth && {place}.clientWidth > 250")
-        page.evaluate(f"{place}.scrollLeft = 999")
-        edges = "document.querySelector('#compared td:last-child').getBoundingClientRect().right"
-        assert page.evaluate(f"{edges} <= innerWidth && document.documentElement.scrollWidth <= innerWidth")
 
         assert list((tmp_path / "temporary").glob("captionrl-demo-*/*/own.png"))
         events = [event["params"] for event in page.events if event.get("method") == "Network.requestWillBeSent"]

@@ -85,25 +85,6 @@ def test_false_captions_are_not_green_where_facts_are_known():
     assert "false" not in render_comparison(images(3), {"MLE": found})
 
 
-def test_album_names_copies_and_confusions():
-    shown = [
-        AlbumImage("a", "a pig", rank=2, margin=-0.25, is_distinct=True, confused_with=(1,)),
-        AlbumImage("b", "two pigs", rank=1, margin=0.125),
-        AlbumImage("c", "Two pigs.", rank=1, margin=0.5),
-        AlbumImage("d", "a pig", rank=2, margin=-0.25, is_distinct=True, copy_of=0),
-    ]
-    album = Album(shown, num_compared=3, copy_threshold=0.97)
-    text = " ".join(Parts(render_album(images(4), album)).text.split())
-    assert "1 of 3 images have a caption that no other image has, and 0 of these captions rank the image first" in text
-    assert "Images 1 and 4 are copies and share a caption." in text
-    assert "rank 2 of 3 margin -0.250 also fits image 2" in text
-    assert "rank 1 of 3 margin +0.500 same caption as another image" in text
-    assert text.endswith("copy of image 1")
-    alone = render_album(images(1), Album([AlbumImage("a", "a pig", rank=1, is_distinct=True)], 1, 1.0))
-    assert "margin" not in alone
-    assert "copies" not in alone
-
-
 def made(number=4):
     images = [AlbumImage(f"{n}.png", f"a pig {n}", rank=1, margin=0.1, is_distinct=True) for n in range(number)]
     images[1] = AlbumImage(

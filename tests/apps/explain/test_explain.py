@@ -204,23 +204,6 @@ def test_page_has_every_number_and_labels_for_screen_readers(seen, tmp_path):
     assert all(a["scope"] in ("row", "col") for tag, a in page.tags if tag == "th")
 
 
-def test_page_without_reward_has_links_and_bars(seen, tmp_path):
-    view, image = seen
-    path = write_explanation(tmp_path / "e.html", view, image, "T")
-    page = Page(path)
-    assert "Advantage" not in page.text
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(set(ids)) == len(ids)
-    targets = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
-    assert targets == {f"#token-{number}" for number in range(1, len(view.tokens) + 1)}
-    assert {target[1:] for target in targets} <= set(ids)
-    widths = [float(attributes["width"]) for tag, attributes in page.tags if tag == "rect"]
-    longest = max(token.mle_loss for token in view.tokens)
-    first = [view.tokens[0].mle_loss / longest, view.tokens[0].smile_loss / longest, view.tokens[0].outside]
-    assert widths[:3] == within([100 * share for share in first], 0.01)
-    assert all(0 <= width <= 100 for width in widths)
-
-
 def test_hostile_captions_and_tokens_are_escaped(seen, tmp_path):
     for text in HOSTILE:
         reward = CaptionReward(-1.0, 0.0, text, 1, 2, text)

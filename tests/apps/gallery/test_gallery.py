@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from PIL import Image
 
 import hf_captionrl.scenes
 from hf_captionrl.apps.gallery.gallery import (
@@ -15,12 +14,11 @@ from hf_captionrl.apps.gallery.gallery import (
     unrewarded,
 )
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, PanelItem, write_gallery, write_panel
+from hf_captionrl.evaluation.pages import Mark
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import Facts, check
 from hf_captionrl.utils.model_files import model_path
-from tests.browser import CHROMIUM, Browser
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 RIGHT, WRONG, BOUND = Mark("a", "right", 0, 1), Mark("b", "wrong", 0, 1), Mark("c", "misbound", 0, 1, "pig")
@@ -227,33 +225,3 @@ def test_right_captions_with_a_score_near_0():
     assert (found["right_captions"], found["unrewarded"]) == (6, 4)
     assert found["share"] == pytest.approx(4 / 6)
     assert unrewarded({"A": [1.0]}, right={"A": [0]}, wrong={"A": [0]})["share"] == 0
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_all_texts_have_contrast_on_a_screen_and_on_a_phone(tmp_path):
-    image = Image.new("RGB", (400, 300))
-    marks = [
-        Mark("two pigs", "right", 0, 8),
-        Mark("left of", "misbound", 9, 16, "duck"),
-        Mark("a cow", "wrong", 17, 22),
-    ]
-    captions = [
-        GalleryCaption(name, "two pigs left of a cow", rank=rank, pool_size=9, marks=marks, numbers={"CIDEr-D": "0.1"})
-        for name, rank in zip("ABCDEFGHI", range(1, 10), strict=True)
-    ]
-    pages = [
-        write_gallery(
-            tmp_path / "g.html", [GalleryItem(image, "0", captions, ["pigs"], "Bag 1")], "Bags", note="a note"
-        ),
-        write_panel(
-            tmp_path / "p.html", [PanelItem(image, "0", {"A": ["a dog", "a dog"]}, ["pigs"])], "Panel", note="x"
-        ),
-    ]
-    with Browser() as page:
-        for is_phone in (False, True):
-            if is_phone:
-                page.phone()
-            for path in pages:
-                page.open(path.as_uri())
-                assert page.pale() == []
-                assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
