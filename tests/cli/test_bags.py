@@ -8,16 +8,13 @@ import torch
 from PIL import Image
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.bags import neighbours_on_shards
 from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
 from hf_captionrl.retrieval.neighbours import (
-    nearest_neighbours,
     neighbour_recall,
     normalised,
 )
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder
 from tests.tolerances import close, within
 
@@ -118,12 +115,6 @@ def test_launched_processes_are_refused_where_neighbours_are_searched(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def clusters(count, width, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(count // 20, width, generator=generator)
-    return torch.randn(count, width, generator=generator) * 0.5 + centres[torch.arange(count) % len(centres)]
-
-
 def test_neighbours_of_feature_shards_equal_those_of_images(tmp_path, capsys):
     few = ["--max_images", "40", "--cache_dir", str(tmp_path / "cache"), "--scorer", "scenes:clip-reward"]
     mode = ["--mode", "neighbours", "--top", "5"]
@@ -144,28 +135,6 @@ def test_neighbours_of_feature_shards_equal_those_of_images(tmp_path, capsys):
     assert main(["bags", *mode, *shards, "--output", str(tmp_path / "shards.safetensors")]) == 0
     assert main(["bags", *mode[:3], "4", *shards, "--output", str(tmp_path / "shards.safetensors")]) == 2
     assert "written with top 5, but top is now 4" in capsys.readouterr().err
-
-
-def test_compressed_neighbours_are_close_to_exact_ones(tmp_path):
-    features = clusters(1_200, 16)
-    indices, similarities, recall = neighbours_on_shards(
-        features,
-        5,
-        tmp_path / "shards",
-        EngineOptions(rows_per_shard=500, processes=1),
-        approximate=True,
-        settings={},
-    )
-    exact = nearest_neighbours(features, 5)
-    assert recall > 0.9
-    assert neighbour_recall(indices, exact[0]) == within(recall, 0.05)  # a sample of 256 rows
-    assert not (indices == torch.arange(len(features))[:, None]).any()
-    unit = normalised(features)
-    for row in (0, 500, 1_199):  # similarities are exact, and most similar first
-        assert similarities[row].tolist() == close(
-            (unit[indices[row]] @ unit[row]).tolist(), dtype="float32", magnitude=1
-        )
-        assert similarities[row].tolist() == sorted(similarities[row].tolist(), reverse=True)
 
 
 def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):
@@ -194,4 +163,11 @@ def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys
     assert found.image_ids == wanted.image_ids
     exact, nothing = neighbours("exact")
     assert nothing is None
-    assert not exact.indices.equal(found.indices)
+    # The recall was measured on a sample of 256 rows; similarities are exact, and most similar first.
+    assert neighbour_recall(found.indices, exact.indices) == within(recall, 0.05)
+    unit = normalised(features)
+    for row in (0, 500, 1_199):
+        wanted = (unit[found.indices[row]] @ unit[row]).tolist()
+        assert found.similarities[row].tolist() == close(wanted, dtype="float32", magnitude=1)
+        assert found.similarities[row].tolist() == sorted(found.similarities[row].tolist(), reverse=True)
+        assert row not in found.indices[row]

@@ -211,17 +211,6 @@ def test_unreadable_images_are_counted_and_listed(album, tmp_path, capsys):
     assert "captions of 5 of 7 images, 4 of them from an earlier run" in capsys.readouterr().out
 
 
-def test_folder_without_images_gives_one_error_line(tmp_path, capsys):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    (folder / "a.heic").touch()
-    assert caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "1 .heic" in capsys.readouterr().err
-    (folder / "c.png").write_bytes(b"x")
-    assert caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "nothing is left" in capsys.readouterr().err
-
-
 def test_images_are_opened_once_and_one_batch_is_in_memory(tmp_path, monkeypatch):
     for number in range(8):
         photograph(tmp_path / "photos" / f"{number}.jpg", shade=number * 10)
@@ -238,15 +227,6 @@ def test_images_are_opened_once_and_one_batch_is_in_memory(tmp_path, monkeypatch
     assert caption_folder(tmp_path / "x.jsonl", tmp_path / "photos", "--batch_size", "2") == 0
     assert len(opened) == len(set(opened)) == 8
     assert 2 <= max(most) <= 3  # a batch
-
-
-def test_file_is_not_resumed_for_another_folder_with_equal_names(tmp_path, capsys):
-    for folder, shade in (("100", 10), ("101", 200)):
-        photograph(tmp_path / folder / "IMG_0001.jpg", shade=shade)
-    assert caption_folder(tmp_path / "c.jsonl", tmp_path / "100") == 0
-    assert caption_folder(tmp_path / "c.jsonl", tmp_path / "101") == 2
-    assert "source" in capsys.readouterr().err
-    assert caption_folder(tmp_path / "c.jsonl", tmp_path / "100") == 0
 
 
 def test_replaced_images_do_not_keep_their_captions(tmp_path, capsys):

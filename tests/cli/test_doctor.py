@@ -1,11 +1,11 @@
 """The report of `captionrl doctor`, and its exit code."""
 
-import http.server
 import logging
-import socket
-import threading
 
+import httpx
+import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from hf_captionrl.cli import doctor, main
 from hf_captionrl.metrics import meteor_spice
@@ -82,72 +82,37 @@ def test_meteor_is_ok_exactly_if_it_can_be_computed(monkeypatch, tmp_path):
     assert {programs()[name].state for name in ("Java", "METEOR", "SPICE")} == {"missing"}
 
 
-def hub_finding(monkeypatch, answer, status=200):
-    """The report about a local Hub with a given answer."""
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_):
-            pass
-
-    asked = []
-    server = http.server.HTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.handle_request, daemon=True).start()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    huggingface_hub.close_session()
-    finding = doctor._hub()
-    server.server_close()
-    huggingface_hub.close_session()
-    assert asked == ["/api/models?limit=1"]
-    return finding
-
-
 def test_hub_is_ok_only_after_an_answer(monkeypatch):
-    assert hub_finding(monkeypatch, b"[]").state == "ok"
-    for answer, status, what in (
-        (b"<html>Sign in", 200, "not the Hub's"),
-        (b"{}", 200, "200 without"),
-        (b"", 503, "503"),
-    ):
-        finding = hub_finding(monkeypatch, answer, status)
-        assert finding.state == "missing"
-        assert what in finding.what
-        assert "Use HF_HUB_OFFLINE=1" in finding.what
-
-
-def test_unreachable_hub_is_reported_with_the_offline_setting(monkeypatch):
-    import huggingface_hub
-    from huggingface_hub import constants
-
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert doctor._hub().state == "ok"
     assert "offline" in doctor._hub().what
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{free.getsockname()[1]}")  # nothing listens
-        huggingface_hub.close_session()
-        finding = doctor._hub()
-    huggingface_hub.close_session()
-    assert finding.state == "missing"
-    assert "does not answer" in finding.what
-    assert "HF_HUB_OFFLINE=1" in finding.what
+    for content, status, state, what in (
+        (b"[]", 200, "ok", "answers"),
+        (b"<html>Sign in", 200, "missing", "not the Hub's"),
+        (b"{}", 200, "missing", "200 without"),
+        (b"", 503, "missing", "503"),
+        (None, 0, "missing", "does not answer"),
+    ):
+
+        def answer(request, content=content, status=status):
+            assert request.url.raw_path == b"/api/models?limit=1"
+            if content is None:
+                raise httpx.ConnectError("nothing listens")
+            return httpx.Response(status, content=content)
+
+        with httpx.Client(transport=httpx.MockTransport(answer)) as session:
+            monkeypatch.setattr(huggingface_hub, "get_session", lambda session=session: session)
+            finding = doctor._hub()
+        assert finding.state == state
+        assert what in finding.what
+        assert ("Use HF_HUB_OFFLINE=1" in finding.what) == (state == "missing")
 
 
 @pytest.fixture
 def client(monkeypatch):
     """Asks a Hub at an address where nothing listens, and how long it would have waited between the tries."""
     import huggingface_hub.utils._http as client
-    from huggingface_hub import constants
 
     waits = []
     monkeypatch.setattr(client.time, "sleep", waits.append)
@@ -177,8 +142,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(client, capsys):
 
 
 def test_retries_continue_where_the_hub_answers(client, monkeypatch, capsys):
-    from huggingface_hub import constants
-
     ask, waits = client
     monkeypatch.setattr(console, "_hub_answers", lambda: True)
     console.work_offline_without_hub()

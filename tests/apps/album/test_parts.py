@@ -1,6 +1,5 @@
 """Shards of `captionrl album`: equal results, killed workers, skipped shards, refusals."""
 
-import json
 import os
 import pickle
 import shutil
@@ -18,7 +17,6 @@ from hf_captionrl.apps.album.command import AlbumStage, KeptWork
 from hf_captionrl.apps.album.options import AlbumOptions
 from hf_captionrl.apps.album.sources import AlbumSource, load_album_source
 from hf_captionrl.utils import ray_engine
-from hf_captionrl.utils.parts import read_shards
 from hf_captionrl.utils.ray_engine import RayActor
 from tests.apps.album.conftest import MODEL, rows_of, write_images
 from tests.apps.album.conftest import album as quick_album
@@ -63,31 +61,6 @@ def album(output, *more):
 def contents(folder, pattern="**/*"):
     """The content of every file below a folder."""
     return {name: content for name, (content, _) in written(folder, pattern).items()}
-
-
-def shard_rows(folder, kind):
-    (path,) = Path(folder).glob(f"{kind}-*")
-    return list(read_shards(path))
-
-
-def test_size_of_the_shards_does_not_change_the_result(photos, capsys):
-    assert album("one/o.jsonl") == 0
-    one = json.loads(capsys.readouterr().out)
-    assert album("two/o.jsonl", "--processes", "1", "--rows_per_shard", "2") == 0
-    two = json.loads(capsys.readouterr().out)
-    ignored = {"outputs", "seconds"}
-    assert {k: v for k, v in two.items() if k not in ignored} == {k: v for k, v in one.items() if k not in ignored}
-    assert contents("one", "o.jsonl") == contents("two", "o.jsonl")
-    for kind, number in (("images", 7), ("candidates", 5)):
-        rows = shard_rows("one/o.shards", kind)
-        assert rows == shard_rows("two/o.shards", kind)
-        assert len(rows) == number
-        assert len(list(Path("two/o.shards").glob(f"{kind}-*/part-*"))) == -(-number // 2)
-    # The unreadable image is listed with the reason.
-    assert one["unreadable_images"] == ["broken.png"]
-    reasons = {row["id"].split()[0]: row["reason"] for row in shard_rows("two/o.shards", "images")}
-    assert [name for name, reason in reasons.items() if reason is not None] == ["broken.png"]
-    assert "broken.png" in reasons["broken.png"]
 
 
 def test_shards_equal_one_call_with_loaded_models(photos, captioner, scorer):
