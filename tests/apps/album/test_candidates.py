@@ -322,5 +322,6 @@ def test_command_adapts_once_resumes_and_leaves_no_checkpoints(scenes, tmp_path,
     assert not list(Path("album.adapter").glob("checkpoint-*"))
     # --overwrite starts again, also if checkpoints are left.
     checkpoint.mkdir()
-    assert main([*words, "--overwrite"]) == 0
+    assert main([*words[:-1], "--overwrite"]) == 0
     assert asked[2] == []
+    assert "\nAdapted in " in capsys.readouterr().out

@@ -315,11 +315,14 @@ def test_greedy_caption_has_advantage_0_against_the_greedy_baseline(tmp_path, ca
 
 def test_image_files(rows, tmp_path, capsys):
     rows[0]["image"].save(tmp_path / "a<b>.png")
-    assert main(["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]) == 0
+    command = ["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]
+    assert main([*command, "--distractors", "scenes:test-00003", "--scorer", "scenes:clip-reward"]) == 0
     html = (tmp_path / "explain.html").read_text()
     assert "a&lt;b&gt;.png" in html
     assert str(tmp_path) not in html
-    assert "nats per token under MLE" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nats per token under MLE" in said
+    assert re.search(r"advantage [-+].* \(rank [12] of 2\)", said)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,10 @@ def test_captioner_as_source_and_removal_of_old_pages(files, tmp_path, capsys):
     assert found["cider"] is None
     assert found["scorer"] is None
     assert " of 3<" not in (tmp_path / "bags.html").read_text()
+    # Two images are no bag.
+    assert main([*only[:5], "--max_images", "2", "--output_dir", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "gallery.json").read_text())["bags"] == []
+    assert not (tmp_path / "bags.html").exists()
 
 
 @pytest.mark.parametrize(
