@@ -131,7 +131,7 @@ def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
         (["--rerank", "scenes:clip-reward"], "--num_return_sequences"),
         (["--num_return_sequences", "5"], "--num_beams"),
         (["--temperature", "0"], "temperature"),
-        (["--test_share", "1"], "test_share"),
+        (["--validation_share", "0.5", "--test_share", "0.5"], "--test_share"),
         (["--split", "nowhere"], "'nowhere'"),
         (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
         (["--data_dir", "photos"], "--dataset imagefolder"),

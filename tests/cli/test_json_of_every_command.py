@@ -192,7 +192,9 @@ def test_access_token_is_not_in_any_file(world):
     "argv",
     [
         ["caption", "./nowhere", "--json"],
+        ["card", "gone", "--json"],
         ["push", "gone", "--repo_id", "a b", "--json"],
+        ["truematch", "review", "gone", "--json"],
         ["train", "--json", "--processes", "0", "smile"],
     ],
     ids=lambda argv: argv[0],
