@@ -41,10 +41,7 @@ def test_one_line_per_image_in_order(whole):
         assert line["caption"] == line["captions"][0]
         assert len(line["captions"]) == 5
     assert len({c for line in lines for c in line["captions"]}) > 5
-    made = json.loads(whole.with_suffix(".run.json").read_text())
-    assert made["settings"]["top_k"] == 0
-    assert made["settings"]["seed"] == 0
-    assert "torch" in made["versions"]
+    assert json.loads(whole.with_suffix(".run.json").read_text())["settings"]["top_k"] == 0
 
 
 def test_rerank_writes_the_caption_most_similar_to_its_image(whole, tmp_path):
@@ -54,14 +51,11 @@ def test_rerank_writes_the_caption_most_similar_to_its_image(whole, tmp_path):
     images = [open_image(row["image"]) for row in load_scenes(num_train=0, num_validation=0)["test"].select(range(10))]
     best, groups = read_caption_file(path).captions, read_caption_file(whole).captions
     assert list(best) == list(groups)
-    for image, written, group in zip(images, best.values(), groups.values(), strict=True):
+    for image, (written,), group in zip(images, best.values(), groups.values(), strict=True):
         similarity = [float(scorer.text_features([text])[0] @ scorer.image_features([image])[0]) for text in group]
-        assert len(written) == 1
-        assert written[0] in group
-        assert similarity[group.index(written[0])] == close(max(similarity), dtype="float32", magnitude=1)
-    assert (
-        caption(path, *SAMPLES, "--rerank", "scenes:siglip-held-out") == 2
-    )  # a file of another scorer is not resumed
+        assert similarity[group.index(written)] == close(max(similarity), dtype="float32", magnitude=1)
+    # A file of another scorer is not resumed.
+    assert caption(path, *SAMPLES, "--rerank", "scenes:siglip-held-out") == 2
 
 
 def test_resume_after_sigkill_gives_the_same_file(whole, tmp_path, capsys):
@@ -88,8 +82,6 @@ def test_resume_with_other_settings_is_refused(whole, capsys):
     size = whole.stat().st_size
     assert caption(whole, *SAMPLES, "--temperature", "0.5") == 2
     assert "written with temperature 1.0, but temperature is now 0.5" in capsys.readouterr().err
-    assert caption(whole, "--num_beams", "5", "--num_return_sequences", "5") == 2
-    assert "--overwrite" in capsys.readouterr().err
     settings = whole.with_suffix(".run.json")
     text = settings.read_text()
     settings.unlink()
@@ -101,9 +93,10 @@ def test_resume_with_other_settings_is_refused(whole, capsys):
     assert "10 of them from an earlier run" in capsys.readouterr().out
 
 
-def test_resume_with_more_images_and_overwrite(tmp_path):
+def test_resume_with_more_images_and_overwrite(tmp_path, capsys):
     path = tmp_path / "mle.jsonl"
     assert caption(path, "--num_beams", "1", images=2) == 0
+    assert "(--max_images 2)" in capsys.readouterr().out
     first = path.read_bytes()
     assert caption(path, "--num_beams", "1", images=3) == 0
     assert path.read_bytes().startswith(first)
@@ -113,159 +106,81 @@ def test_resume_with_more_images_and_overwrite(tmp_path):
     assert [len(c) for c in read_caption_file(path).captions.values()] == [2]
 
 
-def test_failed_start_keeps_the_existing_file(tmp_path, capsys):
+def test_failed_start_keeps_the_existing_file_and_leaves_no_other(tmp_path, capsys):
     path = tmp_path / "mle.jsonl"
     path.write_text('{"image_id": "test-00000", "caption": "kept"}\n')
-    assert (
-        main(["caption", str(tmp_path / "no-model"), "--output", str(path), "--overwrite", "--max_images", "1"]) == 2
-    )
+    for more in (["--output", str(path), "--overwrite"], ["--output", str(tmp_path / "x.jsonl")]):
+        assert main(["caption", str(tmp_path / "no-model"), *more, "--max_images", "1"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
     assert "kept" in path.read_text()
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_failed_start_leaves_no_file(tmp_path):
-    assert main(["caption", str(tmp_path / "no-model"), "--output", str(tmp_path / "x.jsonl")]) == 2
-    assert not list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["x.csv", "x", "x.json", "/dev/null", "/dev/stdout"])
-def test_outputs_that_are_not_json_lines_are_refused(tmp_path, capsys, name):
-    assert caption(tmp_path / name) == 2
-    assert "--output" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.timeout(60)
-def test_a_pipe_is_no_output(tmp_path, capsys):
-    os.mkfifo(tmp_path / "x.jsonl")
-    assert caption(tmp_path / "x.jsonl") == 2
-    assert "x.jsonl" in capsys.readouterr().err
+def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe.jsonl")  # opening it would wait forever
+    for name in ("x.csv", "/dev/null", "", "pipe.jsonl"):
+        assert caption(tmp_path / name) == 2
+        assert (name if name == "pipe.jsonl" else "--output") in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe.jsonl"]
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "named"),
     [
-        (["--rerank", "scenes:clip-reward"], "--rerank chooses among captions, but --num_return_sequences is 1"),
-        (["--num_return_sequences", "5"], "needs at least as many beams, but --num_beams is 3"),
-        (["--temperature", "0"], "temperature is 0"),
-        (["--top_p", "1.5"], "top_p is 1.5"),
-        (["--top_k", "-1"], "top_k is -1"),
-        (["--split", "nowhere"], "no split 'nowhere'"),
-        (["--batch_size", "0"], "batch_size is 0"),
+        (["--rerank", "scenes:clip-reward"], "--num_return_sequences"),
+        (["--num_return_sequences", "5"], "--num_beams"),
+        (["--temperature", "0"], "temperature"),
+        (["--validation_share", "0.5", "--test_share", "0.5"], "--test_share"),
+        (["--split", "nowhere"], "'nowhere'"),
         (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
+        (["--data_dir", "photos"], "--dataset imagefolder"),
     ],
 )
-def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, said):
+def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, named):
     assert caption(tmp_path / "x.jsonl", *more) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert named in error
+    assert error.splitlines()[-1].startswith("captionrl caption: error: ")
     assert "Traceback" not in error
-    assert "captionrl caption: error: " in error
-
-
-def test_model_that_is_not_a_captioner_is_refused(tmp_path, capsys):
-    assert main(["caption", "scenes:siglip-held-out", "--output", str(tmp_path / "x.jsonl"), "--max_images", "1"]) == 2
-    assert "load_scorer" in capsys.readouterr().err
-    assert caption(tmp_path) == 2
-    assert "is a folder" in capsys.readouterr().err
 
 
 QUICK = ["--num_beams", "1", "--max_new_tokens", "3"]
-KINDS = {"a.jpg": "JPEG", "b.PNG": "PNG", "c.webp": "WEBP", "d.gif": "GIF", "e.bmp": "BMP", "f.tiff": "TIFF"}
+NAMES = ["a.jpg", "b.PNG", "2024/summer/g.jpeg", '2024/h "quoted"\nsecond line é.jpg']
 
 
-def photograph(path, size=(40, 30), shade=90, kind=None):
+def photograph(path, shade=90):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (shade % 256, 90, 20)).save(path, kind)
+    Image.new("RGB", (40, 30), (shade, 90, 20)).save(path)
 
 
-def caption_caption_folder(output, folder, *more):
-    command = [
-        "caption",
-        "scenes:blip-mle",
-        "--output",
-        str(output),
-        "--dataset",
-        "imagefolder",
-        "--data_dir",
-        str(folder),
-    ]
-    return main([*command, *QUICK, *more])
+def caption_folder(output, folder, *more):
+    command = ["caption", "scenes:blip-mle", "--output", str(output), "--dataset", "imagefolder"]
+    return main([*command, "--data_dir", str(folder), *QUICK, *more])
 
 
 @pytest.fixture
 def album(tmp_path):
-    """Six formats, subfolders, an unusual name, and files of operating systems."""
-    folder = tmp_path / "photos"
-    for name, kind in KINDS.items():
-        photograph(folder / name, kind=kind)
-    photograph(folder / "2024" / "summer" / "g.jpeg")
-    photograph(folder / "2024" / 'h "quoted"\nsecond line é.jpg')
-    photograph(folder / "__MACOSX" / "._a.jpg")
-    (folder / ".a.jpg").write_bytes(b"x")
-    (folder / "Thumbs.db").write_bytes(b"x")
-    return folder
+    """Subfolders, an unusual name, and a file of an operating system."""
+    for name in (*NAMES, "__MACOSX/._a.jpg"):
+        photograph(tmp_path / "photos" / name)
+    return tmp_path / "photos"
 
 
 def test_all_images_of_a_folder_without_metadata_are_captioned(album, tmp_path, capsys):
     output = tmp_path / "x.jsonl"
-    assert caption_caption_folder(output, album) == 0
+    assert caption_folder(output, album) == 0
     said = capsys.readouterr()
-    assert said.out == f"{output}: captions of 8 of 8 images.\n"
-    assert "captionrl: photos: all 8 images." in said.err
-    found = read_caption_file(output).captions
-    assert list(found) == sorted([*KINDS, "2024/summer/g.jpeg", '2024/h "quoted"\nsecond line é.jpg'])
+    assert said.out == f"{output}: captions of 4 of 4 images.\n"
+    assert "captionrl: photos: all 4 images." in said.err
+    assert list(read_caption_file(output).captions) == sorted(NAMES)
     assert not output.with_suffix(".quarantine.jsonl").exists()
-    # The folder itself is a name, too; a second run has nothing left to do.
+    # The folder itself is a name, too.
     command = ["caption", "scenes:blip-mle", "--output", str(tmp_path / "y.jsonl"), "--dataset", str(album), *QUICK]
     assert main([*command, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["images"], summary["of"], summary["split"], summary["unreadable"]) == (8, 8, "all", [])
-    assert main(command) == 0
-    assert "captions of 8 of 8 images, 8 of them from an earlier run." in capsys.readouterr().out
+    assert (summary["images"], summary["of"], summary["split"], summary["unreadable"]) == (4, 4, "all", [])
     assert (tmp_path / "y.jsonl").read_bytes() == output.read_bytes()
-
-
-def test_metadata_without_splits_are_divided_only_on_request(tmp_path, capsys):
-    folder, rows = tmp_path / "photos", []
-    for number in range(20):
-        photograph(folder / f"{number}.png", shade=number * 12)
-        rows.append({"file_name": f"{number}.png", "text": "a photo"})
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:18]))
-    assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 0
-    said = capsys.readouterr()
-    assert "captions of 18 of 18 images." in said.out
-    assert caption_caption_folder(tmp_path / "test.jsonl", folder, "--split", "test", "--test_share", "0.5") == 0
-    said = capsys.readouterr()
-    assert "captions of 9 of 9 images." in said.out
-    assert "9 images, split 'test' of 18" in said.err
-    assert caption_caption_folder(tmp_path / "few.jsonl", folder, "--max_images", "3") == 0
-    assert "captions of 3 of 18 images (--max_images 3)." in capsys.readouterr().out
-    assert (
-        caption_caption_folder(tmp_path / "none.jsonl", folder, "--test_share", "0.9", "--validation_share", "0.2")
-        == 2
-    )
-    assert "leave nothing for train" in capsys.readouterr().err
-
-
-def test_default_split_is_test_and_is_printed(tmp_path, capsys):
-    folder, rows = tmp_path / "photos", []
-    for number in range(6):
-        photograph(folder / f"{number}.png", shade=number * 12)
-        rows.append({"file_name": f"{number}.png", "split": ["train", "val", "test"][number % 3]})
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for split, number in ((None, 2), ("all", 6), ("val+test", 4), ("train", 2)):
-        output = tmp_path / f"{split}.jsonl"
-        assert caption_caption_folder(output, folder, *([] if split is None else ["--split", split])) == 0
-        said = capsys.readouterr()
-        assert f"captions of {number} of {number} images." in said.out
-        if split is None:
-            assert "2 images, split 'test' (there are 2 train, 2 validation, 2 test)." in said.err
-    assert set(read_caption_file(tmp_path / "None.jsonl").captions) == {"2.png", "5.png"}
-    for bad, why in (("test+", "empty name"), ("test+test", "twice"), ("nowhere", "no split 'nowhere'")):
-        assert caption_caption_folder(tmp_path / "x.jsonl", folder, "--split", bad) == 2
-        assert why in capsys.readouterr().err
 
 
 def test_unreadable_images_are_counted_and_listed(album, tmp_path, capsys):
@@ -274,57 +189,32 @@ def test_unreadable_images_are_counted_and_listed(album, tmp_path, capsys):
     (album / "cut.jpg").write_bytes(whole[: len(whole) // 2])
     (album / "empty.png").touch()
     output = tmp_path / "x.jsonl"
-    assert caption_caption_folder(output, album, "--batch_size", "2") == 2
+    assert caption_folder(output, album, "--batch_size", "2") == 2
     said = capsys.readouterr()
     assert "max_bad_fraction" in said.err
-    assert "captions of 8 of 11 images" in said.out  # the others are captioned
+    assert "captions of 4 of 7 images" in said.out  # the others are captioned
     assert len(output.with_suffix(".quarantine.jsonl").read_text().splitlines()) == 3
     captions = output.read_bytes()
     more = ["--max_bad_fraction", "0.5", "--batch_size", "2"]
-    assert caption_caption_folder(output, album, *more) == 0
+    assert caption_folder(output, album, *more) == 0
     said = capsys.readouterr().out
-    assert "captions of 8 of 11 images" in said
+    assert "captions of 4 of 7 images" in said
     assert "3 cannot be read and are listed in" in said
     for name in ("'broken.jpg' (image_unreadable)", "'cut.jpg' (image_truncated)", "'empty.png' (image_unreadable)"):
         assert name in said
-    listed = [json.loads(line) for line in output.with_suffix(".quarantine.jsonl").read_text().splitlines()]
-    assert [entry["image_id"] for entry in listed] == ["broken.jpg", "cut.jpg", "empty.png"]
-    assert len(read_caption_file(output).captions) == 8
     assert output.read_bytes() == captions
-    assert caption_caption_folder(output, album, *more, "--json") == 0
+    assert caption_folder(output, album, *more, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
-    assert (summary["images"], summary["of"], summary["written"], summary["resumed"]) == (8, 11, 0, 8)
+    assert (summary["images"], summary["of"], summary["written"], summary["resumed"]) == (4, 7, 0, 4)
     (album / "broken.jpg").write_bytes(whole)
-    assert caption_caption_folder(output, album, *more) == 0
-    assert "captions of 9 of 11 images, 8 of them from an earlier run" in capsys.readouterr().out
-
-
-def test_folder_without_images_gives_one_error_line(tmp_path, capsys):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    (tmp_path / "secret.png").write_bytes(b"x")
-    assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "no images" in capsys.readouterr().err
-    (folder / "a.heic").touch()
-    assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "1 .heic" in capsys.readouterr().err
-    (folder / "b.png").symlink_to(tmp_path / "secret.png")
-    assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "1 links lead out of the folder" in capsys.readouterr().err
-    (folder / "b.png").unlink()
-    (folder / "c.png").write_bytes(b"x")
-    assert caption_caption_folder(tmp_path / "x.jsonl", folder) == 2
-    assert "nothing is left" in capsys.readouterr().err
+    assert caption_folder(output, album, *more) == 0
+    assert "captions of 5 of 7 images, 4 of them from an earlier run" in capsys.readouterr().out
 
 
 def test_images_are_opened_once_and_one_batch_is_in_memory(tmp_path, monkeypatch):
-    """24 photographs of 3 megapixels, 9 MB each decoded: 215 MB together."""
-    folder = tmp_path / "photos"
-    for number in range(24):
-        photograph(folder / f"{number}.jpg", (2000, 1500), number * 10)
-    opened = []
-    open_image = image_reader.open_image
-    alive = []
+    for number in range(8):
+        photograph(tmp_path / "photos" / f"{number}.jpg", shade=number * 10)
+    opened, alive, most, open_image = [], [], [], image_reader.open_image
 
     def counted(value, **settings):
         image = open_image(value, **settings)
@@ -333,39 +223,29 @@ def test_images_are_opened_once_and_one_batch_is_in_memory(tmp_path, monkeypatch
         most.append(sum(reference() is not None for reference in alive))
         return image
 
-    most = []
     monkeypatch.setattr(image_reader, "open_image", counted)
-    assert caption_caption_folder(tmp_path / "x.jsonl", folder, "--batch_size", "2") == 0
-    assert len(opened) == len(set(opened)) == 24
+    assert caption_folder(tmp_path / "x.jsonl", tmp_path / "photos", "--batch_size", "2") == 0
+    assert len(opened) == len(set(opened)) == 8
     assert 2 <= max(most) <= 3  # a batch
-
-
-def test_file_is_not_resumed_for_another_folder_with_equal_names(tmp_path, capsys):
-    for folder, shade in (("100", 10), ("101", 200)):
-        photograph(tmp_path / folder / "IMG_0001.jpg", shade=shade)
-    assert caption_caption_folder(tmp_path / "c.jsonl", tmp_path / "100") == 0
-    assert caption_caption_folder(tmp_path / "c.jsonl", tmp_path / "101") == 2
-    assert "source" in capsys.readouterr().err
-    assert caption_caption_folder(tmp_path / "c.jsonl", tmp_path / "100") == 0
 
 
 def test_replaced_images_do_not_keep_their_captions(tmp_path, capsys):
     for number in range(3):
         photograph(tmp_path / "photos" / f"{number}.png", shade=number * 80)
     output = tmp_path / "c.jsonl"
-    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    assert caption_folder(output, tmp_path / "photos") == 0
     whole = output.read_text().splitlines(keepends=True)
     os.utime(tmp_path / "photos" / "0.png", (1e9, 1e9))  # copied again
-    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    assert caption_folder(output, tmp_path / "photos") == 0
     photograph(tmp_path / "photos" / "1.png", shade=200)
     capsys.readouterr()
-    assert caption_caption_folder(output, tmp_path / "photos") == 2
+    assert caption_folder(output, tmp_path / "photos") == 2
     assert "1 images are not those that" in (said := capsys.readouterr().err)
     assert "'1.png'" in said
     assert output.read_text() == "".join(whole)
     output.write_text(whole[0] + whole[2])
     for _ in range(2):
-        assert caption_caption_folder(output, tmp_path / "photos") == 0
+        assert caption_folder(output, tmp_path / "photos") == 0
     assert list(read_caption_file(output).captions) == ["0.png", "2.png", "1.png"]
 
 
@@ -373,37 +253,20 @@ def test_lines_that_a_person_wrote_after_a_kill_are_kept(tmp_path, capsys):
     for number in range(3):
         photograph(tmp_path / "photos" / f"{number}.png", shade=number * 80)
     output = tmp_path / "c.jsonl"
-    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    assert caption_folder(output, tmp_path / "photos") == 0
     first = output.read_text().splitlines(keepends=True)[0]
     for text in ("my notes", '{"image_id": "1.png", "caption": "mine"}'):  # saved without a line feed
         output.write_text(first + text)
-        code = caption_caption_folder(output, tmp_path / "photos")
+        code = caption_folder(output, tmp_path / "photos")
         assert output.read_text().startswith(first + text)
         assert code == (2 if text == "my notes" else 0)
     assert "'my notes'" in capsys.readouterr().err.replace('b"', "'").replace("b'", "'")
     assert read_caption_file(output).captions["1.png"] == ["mine"]
     assert len(read_caption_file(output).captions) == 3
     output.write_text(first + '{"image_id": "1.png", "capt')  # what a kill leaves
-    assert caption_caption_folder(output, tmp_path / "photos") == 0
+    assert caption_folder(output, tmp_path / "photos") == 0
     assert '"capt' in capsys.readouterr().err  # shown before it is removed
     assert len(read_caption_file(output).captions) == 3
-
-
-def test_other_files_in_the_folder_do_not_hide_images(tmp_path, capsys):
-    for name in ("test_me.jpg", "holiday.jpg", "b.jpg"):
-        photograph(tmp_path / "photos" / name)
-    (tmp_path / "photos" / "gps.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "photos" / "backup.zip").write_bytes(b"PK")
-    few = ["--output", str(tmp_path / "c.jsonl"), *QUICK]
-    assert main(["caption", "scenes:blip-mle", "--dataset", str(tmp_path / "photos"), *few]) == 0
-    assert "captions of 3 of 3 images" in capsys.readouterr().out
-
-
-def test_data_dir_without_imagefolder_is_refused(tmp_path, capsys):
-    photograph(tmp_path / "photos" / "a.jpg")
-    few = ["--output", str(tmp_path / "c.jsonl"), *QUICK]
-    assert main(["caption", "scenes:blip-mle", "--data_dir", str(tmp_path / "photos"), *few]) == 2
-    assert "--dataset imagefolder" in capsys.readouterr().err
 
 
 class KillingOs:

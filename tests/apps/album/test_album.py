@@ -1,15 +1,12 @@
 """Candidates, copies, constraints and diagnosis of an album, with the embedded captioners."""
 
 import csv
-import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from hf_captionrl.apps.album import album as steps
 from hf_captionrl.apps.album.album import Album, AlbumImage, AlbumWork, describe_album
-from hf_captionrl.apps.album.assignment import same_text
 from hf_captionrl.apps.album.command import summary_text
 from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.apps.album.page import compare_captioners
@@ -17,7 +14,7 @@ from hf_captionrl.apps.album.phrases import check_candidates, script_of, with_wo
 from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for, saved_again
 from hf_captionrl.data import ImageError
 from hf_captionrl.scenes import load_scenes
-from tests.apps.album.conftest import Axes, album, picture, rows_of, write_images, write_rows
+from tests.apps.album.conftest import Axes, picture, rows_of
 from tests.tolerances import assert_close
 
 
@@ -42,15 +39,6 @@ def test_candidates_are_beams_and_samples(captioner, images):
     assert [mine[:2] for mine in first] == [beams.captions[2 * i : 2 * i + 2] for i in range(3)]
 
 
-def test_album_of_look_alikes_gets_distinct_captions(captioner, scorer, images):
-    found = describe_album(images, captioner, scorer)
-    assert len(set(map(same_text, found.captions))) == 3
-    greedy = compare_captioners({"MLE": captioner}, scorer, images)["MLE"]
-    assert sum(image.rank == 1 for image in found.images) >= sum(finding.rank == 1 for finding in greedy)
-    assert found.copies == []
-    assert found.summary()["distinct"] == 1
-
-
 def test_copies_share_a_caption_and_are_not_confusions(captioner, scorer, images, tmp_path):
     images[1].save(tmp_path / "file.png")
     saved = saved_again(images[0]).resize(images[0].size)
@@ -65,9 +53,8 @@ def test_copies_share_a_caption_and_are_not_confusions(captioner, scorer, images
     assert found.captions[:3] == alone.captions, "copies do not change the choice"
 
 
-@pytest.mark.parametrize(
-    "most_exact", [200_000, 10]
-)  # so few images are one or two lists of faiss, which are all searched
+# So few images are one or two lists of faiss, which are all searched.
+@pytest.mark.parametrize("most_exact", [200_000, 10])
 def test_neighbours_of_large_albums(scorer, monkeypatch, most_exact):
     monkeypatch.setattr(steps, "_MOST_EXACT", most_exact)
     scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]["image"]
@@ -95,21 +82,12 @@ def test_existing_captions_are_candidates(captioner, scorer, images):
     assert alone.captions[:2] == ["a", "b"]
 
 
-def test_diagnosis_of_existing_captions(scorer, images):
-    texts = ["two pigs", "two pigs", "", "a cow " * 60, "two pigs"]
-    found = describe_album([*images, images[0].transpose(0), images[0]], None, scorer, captions=texts)
-    problems = [set(image.problems) for image in found.images]
-    assert problems[2] == {"missing"}
-    assert problems[3] >= {"unread", "repetitive"}
-    assert "duplicate" in problems[0]
-    assert "duplicate" in problems[1]
-    assert found.images[4].copy_of == 0
+def test_long_captions_are_unread_and_repetitive(scorer, images):
+    texts = ["two pigs", "a cow " * 60, ""]
+    found = describe_album(images, None, scorer, captions=texts)
+    assert {"unread", "repetitive"}.isdisjoint(found.images[0].problems)
+    assert {"unread", "repetitive"} <= set(found.images[1].problems)
     assert found.captions == texts
-    # Two copies with the same text are not duplicates of each other.
-    alone = describe_album([images[0], images[1], images[0]], None, scorer, captions=["a pig", "a cow", "a pig"])
-    assert all("duplicate" not in image.problems for image in alone.images)
-    with pytest.raises(ValueError, match="no captions to diagnose"):
-        describe_album(images, None, scorer)
 
 
 def test_generic_captions_fit_half_of_the_images():
@@ -168,28 +146,15 @@ def test_degenerate_candidates_are_used_only_without_others(scorer, images):
     assert found.captions == ["a pig", loop, "a tree"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"num_beams": 0}, "num_beams"),
-        ({"num_samples": -1}, "num_samples"),
-        ({"temperature": 0}, "temperature"),
-        ({"contrastive": True}, "contrastive"),
-        ({"shared_share": 0}, "shared_share"),
-    ],
-)
-def test_bad_settings(captioner, scorer, images, settings, name):
-    with pytest.raises(ValueError, match=name):
-        describe_album(images, captioner, scorer, **({"num_beams": 1} | settings))
+def test_bad_input(captioner, scorer, images):
+    for settings, name in (({"shared_share": 0}, "shared_share"), ({"contrastive": True}, "contrastive")):
+        with pytest.raises(ValueError, match=name):
+            describe_album(images, captioner, scorer, num_beams=1, **settings)
     for function in (describe_album, lambda *all_: compare_captioners({"MLE": all_[1]}, scorer, all_[0])):
         with pytest.raises(ValueError, match=r"0 images|there are none"):
             function([], captioner, scorer)
-
-
-def test_batch_size_does_not_change_the_beams(captioner, scorer, images):
-    settings = {"num_beams": 2, "num_samples": 0, "max_new_tokens": 8}
-    one = describe_album(images, captioner, scorer, batch_size=1, **settings)
-    assert one.captions == describe_album(images, captioner, scorer, batch_size=3, **settings).captions
+    with pytest.raises(ValueError, match="captions"):
+        describe_album(images, None, scorer)
 
 
 PICTURES = [picture(n) for n in (0, 1, 2, 3, 4, 5, 0)]  # the last one is a copy of the first
@@ -236,42 +201,19 @@ def test_every_caption_has_a_row():
     assert "Of 11 captions, 77.8% are distinct, and 66.7% rank their image first among 6" in text
 
 
-def test_command_judges_every_caption_of_a_file(tmp_path, monkeypatch, scenes, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_images(scenes, [f"{number}.png" for number in range(3)])
-    write_rows(
-        "old.jsonl",
-        [{"image_id": "0.png", "captions": ["a pig", "two cows"]}, {"image_id": "1.png", "caption": "a pig"}],
-    )
-    assert album("--captions", "old.jsonl", "--output", "o.csv", "o.jsonl", "o.html", "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["captions"], summary["texts"], summary["problems"]["duplicate"]) == (2, 3, 2)
-    with open("o.csv", encoding="utf-8-sig", newline="") as file:
-        table = [(row["image_id"], row["number"], row["caption"]) for row in csv.DictReader(file)]
-    assert table == [("0.png", "1", "a pig"), ("0.png", "2", "two cows"), ("1.png", "1", "a pig"), ("2.png", "1", "")]
-    assert "two cows" in Path("o.html").read_text(encoding="utf-8")
-    # Both tables can be judged again.
-    for name in ("o.csv", "o.jsonl"):
-        assert album("--captions", name, "--output", f"again-{name}", "--json") == 0
-        again = json.loads(capsys.readouterr().out)
-        assert (again["texts"], again["problems"]) == (3, summary["problems"])
-
-
-@pytest.mark.parametrize("text", ["=1+1", "'=1", "''-x", "\tindented", "\rx", "-5 degrees", "'tis", 'plain, "quoted"'])
-def test_every_text_survives_a_file(tmp_path, text):
-    found = Album(
-        [AlbumImage("a.png", text, rank=1, margin=0.123456, is_distinct=True), AlbumImage("@b", "b")], 2, 1.0
-    )
+def test_every_text_survives_a_file(tmp_path):
+    texts = ["=1+1", "'=1", "''-x", "\tindented", "\rx", "-5 degrees", "'tis", 'plain, "quoted"']
+    ids = ["a.png", "@b", *map(str, range(2, len(texts)))]
+    images = [AlbumImage(name, text, rank=1, margin=0.123456) for name, text in zip(ids, texts, strict=True)]
+    found = Album(images, 2, 1.0)
     path = found.to_csv(tmp_path / "o.csv")
     with open(path, encoding="utf-8-sig", newline="") as file:
         assert not any(cell.startswith(("=", "+", "-", "@", "\t", "\r")) for row in csv.reader(file) for cell in row)
-    source = AlbumSource(["a.png", "b.png"], ["a.png", "@b"])
-    assert read_captions_for(source, path) == [[text], ["b"]]
+    assert read_captions_for(AlbumSource(ids, ids), path) == [[text] for text in texts]
     rows = rows_of(found.to_jsonl(tmp_path / "o.jsonl"))
     assert rows == found.rows()
-    assert [(row["image_id"], row["caption"], row["margin"]) for row in rows] == [
-        ("a.png", text, 0.1235),
-        ("@b", "b", None),
+    assert [(r["image_id"], r["caption"], r["margin"]) for r in rows] == [
+        (name, text, 0.1235) for name, text in zip(ids, texts, strict=True)
     ]
 
 
@@ -287,18 +229,15 @@ def test_captions_meet_required_words_forbidden_words_and_length(scorer, images)
     assert found.captions[2] == "a dog, sitting"
 
 
-@pytest.mark.parametrize(
-    ("word", "texts", "expected"),
-    [
+def test_words_are_found_in_scripts_with_and_without_spaces():
+    for word, texts, expected in (
         ("cat", ["a cat", "a Cat.", "cats", "concatenate"], [True, True, False, False]),
         ("猫", ["一只猫坐着", "一只狗"], [True, False]),
         ("แมว", ["มีแมวนั่งอยู่", "หมา"], [True, False]),
         ("ねこ", ["このねこは", "いぬ"], [True, False]),
         ("кот", ["чёрный кот", "который"], [True, False]),
-    ],
-)
-def test_words_are_found_in_scripts_with_and_without_spaces(word, texts, expected):
-    assert with_word(texts, word).tolist() == expected
+    ):
+        assert with_word(texts, word).tolist() == expected
 
 
 def test_broken_constraint_is_a_problem(scorer, images):
@@ -316,7 +255,7 @@ PHOTOS = [
 ]
 
 
-@pytest.mark.parametrize("choice", ["assignment", "margin", "first"])
+@pytest.mark.parametrize("choice", ["assignment", "first"])
 def test_constraints_and_ranks_are_those_of_the_edited_captions(scorer, images, choice):
     settings = {"diagnose_only": False, "choice": choice, "copy_threshold": 2}
     found = describe_album(
@@ -351,13 +290,6 @@ def test_texts_that_become_equal_are_not_distinct_captions(scorer, images):
     assert sorted(found.captions) == ["x, a blue dog", "x, a green dog", "x, a red dog"]
 
 
-def test_trigger_in_another_script_does_not_count_as_a_script(scorer, images):
-    texts = ["два кота", "кот", "кит"]
-    found = describe_album(images, None, scorer, captions=texts, diagnose_only=False, trigger="ohwx animal")
-    assert found.captions == [f"ohwx animal, {text}" for text in texts]
-    assert all("constraint" not in image.problems for image in found.images)
-
-
 def test_copies_in_different_folders_get_one_caption(scorer, images):
     groups = ["dogs", "dogs", "dogs", "cats", "cats", "cats", "cats"]
     flipped = [image.transpose(0) for image in images]
@@ -384,13 +316,9 @@ def test_script_of_existing_captions_is_kept(scorer, images):
     texts = [["два кота", "two cats"], ["three cats"], ["four cats"]]
     allowed = check_candidates([["two cats", "один кот"], *texts[1:]], [["кот"], [], []], AlbumSettings())
     assert allowed.tolist() == [False, True, True, True]
-    assert script_of("два кота, 2") == "CYRILLIC"
-    assert script_of("2 + 2") is None
-    assert script_of("2 é") == "LATIN"
-    assert script_of("2 x") == "LATIN"
-    assert script_of("猫 is猫猫") == "CJK"
-    assert script_of("is 猫") == "LATIN"
-    assert script_of("\ue000 2") is None
+    scripts = {"два кота, 2": "CYRILLIC", "2 é": "LATIN", "2 x": "LATIN", "猫 is猫猫": "CJK", "is 猫": "LATIN"}
+    scripts |= {"2 + 2": None, "\ue000 2": None}
+    assert {text: script_of(text) for text in scripts} == scripts
 
 
 def test_notebooks_show_a_table_of_escaped_captions():

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import tqdm
 from peft import get_peft_model
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
@@ -26,7 +25,7 @@ from hf_captionrl.trainers.guard import GuardCallback
 from hf_captionrl.utils.model_files import model_path
 from tests.apps.album.conftest import write_images
 from tests.processes import Forked
-from tests.tiny import FAMILIES, tiny_captioner, tiny_images
+from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import assert_close
 
 
@@ -39,10 +38,9 @@ def listener_by_loop(speakers, words):
     return belief
 
 
-@pytest.mark.parametrize("rationality", [0.0, 1.0, 2.5])
-def test_scores_against_a_loop(rationality):
+def test_scores_against_a_loop():
     generator = torch.Generator().manual_seed(0)
-    K, V, T, groups = 3, 5, 4, 2
+    K, V, T, groups, rationality = 3, 5, 4, 2, 2.5
     speakers = torch.rand(groups, K, T, V, generator=generator).softmax(-1)
     words = torch.randint(0, V, (groups, T), generator=generator)
     processor = PragmaticProcessor(K, rationality=rationality)
@@ -83,23 +81,12 @@ def test_listener_follows_reordered_beams():
     assert torch.equal(straight(third, scores), crossed(third, scores))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["blip", "clipcap"])
 def test_without_rationality_it_is_beam_search(family):
     captioner, images = tiny_captioner(family), tiny_images(3)
     settings = {"num_beams": 3, "max_new_tokens": 6, "num_return_sequences": 2, "do_sample": False}
     found = pragmatic_captions(captioner, images, 0, **settings)
     assert found == captioner.generate(**captioner.encode_images(images[:1]), **settings).captions
-
-
-def test_listener_prefers_what_others_would_not_say():
-    """Both images may be called 'animal', only the target 'dog'; the captioner alone prefers 'animal'."""
-    animal, dog, cat = range(3)
-    speakers = torch.tensor([[0.6, 0.4, 1e-9], [0.6, 1e-9, 0.4]]).log()
-    ids = torch.zeros(2, 1, dtype=torch.long)
-    assert PragmaticProcessor(2, rationality=0)(ids, speakers).argmax(-1).tolist() == [animal, animal]
-    assert PragmaticProcessor(2, rationality=1)(ids, speakers).argmax(-1).tolist() == [dog, dog]
-    swapped = speakers.flip(0)
-    assert PragmaticProcessor(2, rationality=1)(ids, swapped).argmax(-1).tolist() == [cat, cat]
 
 
 @pytest.fixture(scope="module")
@@ -116,32 +103,21 @@ def load():
     return load_captioner(model_path("scenes:blip-mle"), device="cpu")
 
 
-@pytest.fixture
-def decided(monkeypatch):
-    """Lets the held-out scorer measure 0.25 before and another number after the training."""
-
-    def decide(after):
-        measured, real = iter([0.25, after]), candidates._measure
-        monkeypatch.setattr(candidates, "_measure", lambda *all_: {**real(*all_), "held_out": next(measured)})
-
-    return decide
+def decide(monkeypatch, after):
+    """Let the held-out scorer measure 0.25 before and another number after the training."""
+    measured, real = iter([0.25, after]), candidates._measure
+    monkeypatch.setattr(candidates, "_measure", lambda *all_: {**real(*all_), "held_out": next(measured)})
 
 
-@pytest.mark.parametrize("better", [True, False])
-def test_held_out_scorer_decides(scorers, images, tmp_path, decided, better):
-    decided(0.5 if better else 0.25)
+def test_held_out_scorer_decides(scorers, images, tmp_path, monkeypatch):
+    decide(monkeypatch, 0.25)
     # One image twice: it must not be its own distractor.
     album, captioner = [*images, images[0]], load()
     facts = adapt_to_album(captioner, *scorers, album, tmp_path / "adapter", seconds=3600, max_steps=2, batch_size=4)
-    assert facts["kept"] is better
-    assert facts["steps"] == 2
+    assert (facts["kept"], facts["steps"]) == (False, 2)
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
-    assert ("is used" if better else "is not used") in facts["sentence"]
+    assert "is not used" in facts["sentence"]
     assert captioner.generate(**captioner.encode_images(images[:1])).captions[0]
-
-
-def test_time_ends_the_training(scorers, images, tmp_path):
-    assert adapt_to_album(load(), *scorers, images, tmp_path, seconds=0.01, batch_size=4)["steps"] == 1
 
 
 def test_guard_and_degenerate_captions_are_reasons():
@@ -158,7 +134,7 @@ def test_guard_and_degenerate_captions_are_reasons():
     assert reason(guard, held_out=0.6) is None
 
 
-def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, monkeypatch, decided):
+def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, monkeypatch):
     steps, weights = [], []
 
     def reason(guard):
@@ -173,38 +149,29 @@ def test_guard_returns_to_the_last_good_checkpoint(scorers, images, tmp_path, mo
     monkeypatch.setattr(GuardCallback, "reason", property(reason))
     monkeypatch.setattr(GuardCallback, "doubt", property(lambda guard: "Captions loop." if len(steps) >= 4 else None))
     monkeypatch.setattr(candidates._Clock, "on_step_end", on_step_end)
-    decided(0.5)
+    decide(monkeypatch, 0.5)
     captioner = load()
     facts = adapt_to_album(captioner, *scorers, images, tmp_path, seconds=3600, max_steps=20, batch_size=4)
     assert (facts["steps"], facts["rolled_back_to"], facts["kept"]) == (7, "checkpoint-2", True)
-    assert "The guard returned to checkpoint-2." in facts["sentence"]
+    assert "The guard returned to checkpoint-2. The adapter is used." in facts["sentence"]
     delivered = dict(captioner.model.named_parameters())
     assert all(torch.equal(delivered[name], weight) for name, weight in weights[1].items())
     assert not all(torch.equal(delivered[name], weight) for name, weight in weights[3].items())
 
 
-@pytest.mark.parametrize(
-    ("scorers", "refused"),
-    [
-        ({"model": "a/b", "scorer": "google/siglip-base-patch16-224"}, True),
-        ({"model": "a/b", "held_out_scorer": "openai/clip-vit-base-patch32"}, True),
-        ({"model": "scenes:blip-mle", "held_out_scorer": "scenes:clip-reward"}, True),
-        ({"model": "scenes:blip-mle", "scorer": "scenes:siglip-held-out"}, True),
-        ({"model": "a/b", "scorer": "models/x", "held_out_scorer": "./models/x/"}, True),
-        ({"model": "a/b"}, False),
-        ({"model": "scenes:blip-mle"}, False),
-    ],
-)
-def test_one_scorer_cannot_reward_and_decide(tmp_path, monkeypatch, scorers, refused):
+def test_one_scorer_cannot_reward_and_decide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "x").mkdir(parents=True)
-    options = AlbumOptions(images="photos", adapt="1s", **scorers)
-    if refused:
+    for more in (
+        {"model": "a/b", "scorer": "google/siglip-base-patch16-224"},
+        {"model": "scenes:blip-mle", "held_out_scorer": "scenes:clip-reward"},
+        {"model": "a/b", "scorer": "models/x", "held_out_scorer": "./models/x/"},
+    ):
         with pytest.raises(ValueError, match="held_out_scorer"):
-            check_options(options)
-    else:
-        check_options(options)
-    check_options(dataclasses.replace(options, adapt=None))
+            check_options(AlbumOptions(images="photos", adapt="1s", **more))
+        check_options(AlbumOptions(images="photos", **more))
+    for model in ("a/b", "scenes:blip-mle"):  # the defaults differ
+        check_options(AlbumOptions(images="photos", adapt="1s", model=model))
 
 
 def test_adapter_is_loaded_onto_the_base_of_the_options(tmp_path, monkeypatch):
@@ -270,28 +237,9 @@ def test_killed_training_equals_one_that_was_not(tmp_path, monkeypatch, scenes):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-class Bar:
-    """Records what a bar shows."""
-
-    def __init__(self, **settings):
-        self.n, self.settings, self.shown, self.is_closed = 0, settings, [], False
-
-    def set_postfix_str(self, text, refresh):
-        self.text = text
-
-    def update(self, number):
-        self.n += number
-        self.shown.append((self.n, self.text))
-
-    def close(self):
-        self.is_closed = True
-
-
-def test_clock_counts_earlier_seconds_saves_and_shows_the_steps(monkeypatch):
+def test_clock_counts_earlier_seconds_and_saves(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(candidates.time, "monotonic", lambda: now[0])
-    bars = []
-    monkeypatch.setattr(tqdm, "tqdm", lambda **settings: bars.append(Bar(**settings)) or bars[-1])
     clock, args, control = _Clock(200.0), SimpleNamespace(train_batch_size=8), TrainerControl()
     state = TrainerState(global_step=7)
     state.stateful_callbacks = {"_Clock": {"args": {}, "attributes": {"used": 150.0}}}
@@ -307,10 +255,6 @@ def test_clock_counts_earlier_seconds_saves_and_shows_the_steps(monkeypatch):
     clock.on_train_end(args, state, control)
     assert seen == [(170.0, False, False), (195.0, True, False), (205.0, True, True)]
     assert clock.state()["attributes"] == {"used": 205.0}
-    (bar,) = bars
-    assert bar.settings["total"] == 200
-    assert bar.is_closed
-    assert bar.shown == [(170.0, "8 steps"), (195.0, "9 steps"), (200.0, "10 steps")]
     # A new training has all its time, whatever an earlier one left in the state.
     clock.on_train_begin(args, TrainerState(global_step=0), TrainerControl())
     assert clock.used == 0
@@ -329,22 +273,24 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("file", ["decision.json", "asked.json"])
-def test_work_of_other_settings_is_refused(tmp_path, monkeypatch, name, file):
+def test_work_of_other_settings_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = AlbumOptions(images="photos", model="scenes:blip-mle", adapt="1s", output=[Path("o.jsonl")])
     source = AlbumSource(["a.png"], ["a.png"])
-    Path("o.adapter").mkdir()
     asked = {"seconds": 1.0, "images": "photos", "model": "scenes:blip-mle", "dtype": "float32", "seed": 0}
     asked |= dict.fromkeys(("split", "image_root", "max_images", "revision", "prompt", "scorer", "held_out_scorer"))
     facts = {"kept": True, "asked": asked}
-    Path("o.adapter", file).write_text(json.dumps(facts if file == "decision.json" else asked))
-    if file == "decision.json":
-        assert command.adapt(options, source, None) == facts
-    setattr(options, name, CHANGES[name])
-    with pytest.raises(ValueError, match=rf"{name} is now .* o\.adapter has an adapter of that command"):
-        command.adapt(options, source, None)
+    for output, file, content in (("o", "decision.json", facts), ("p", "asked.json", asked)):
+        folder = Path(f"{output}.adapter")
+        folder.mkdir()
+        (folder / file).write_text(json.dumps(content))
+        made = AlbumOptions(images="photos", model="scenes:blip-mle", adapt="1s", output=[Path(f"{output}.jsonl")])
+        if file == "decision.json":
+            assert command.adapt(made, source, None) == facts
+        for name, value in CHANGES.items():
+            with pytest.raises(
+                ValueError, match=rf"{name} is now .* {output}\.adapter has an adapter of that command"
+            ):
+                command.adapt(dataclasses.replace(made, **{name: value}), source, None)
 
 
 def test_command_adapts_once_resumes_and_leaves_no_checkpoints(scenes, tmp_path, monkeypatch, capsys):
@@ -376,5 +322,6 @@ def test_command_adapts_once_resumes_and_leaves_no_checkpoints(scenes, tmp_path,
     assert not list(Path("album.adapter").glob("checkpoint-*"))
     # --overwrite starts again, also if checkpoints are left.
     checkpoint.mkdir()
-    assert main([*words, "--overwrite"]) == 0
+    assert main([*words[:-1], "--overwrite"]) == 0
     assert asked[2] == []
+    assert "\nAdapted in " in capsys.readouterr().out

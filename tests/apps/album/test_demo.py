@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import runpy
-import weakref
 from pathlib import Path
 
 import pytest
@@ -93,19 +92,6 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         assert shown == wanted
         # The negative control: the other album would not do.
         assert shown != plain(MODELS, scorer, [rows[i] for i in range(3)])
-        # A caption that finds its image and is false is not green.
-        greens = page.evaluate(
-            "[...document.querySelectorAll('#compared td')].map((e) => !!e.querySelector('.first'))"
-        )
-        assert greens == [rank == 1 and "no false claim" in said for _, _, rank, _, said in wanted]
-        assert page.pale(["light"]) == []
-        heads = page.evaluate("[...document.querySelectorAll('#compared thead th')].map((e) => e.innerText)")
-        said = [
-            f"{name} finds {sum(row[2] == 1 for row in wanted if row[0] == name)} of 3; "
-            f"{sum('false: ' in row[4] for row in wanted if row[0] == name)} of 3 false"
-            for name in MODELS
-        ]
-        assert [" ".join(head.split()) for head in heads[1:]] == said
         assert page.evaluate("document.querySelectorAll('marquee').length") == 0
         assert page.evaluate("document.title") == "captionrl demo"
 
@@ -140,14 +126,6 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, tmp_path):
         note = page.evaluate("document.querySelector('#compared [role=status]').innerText")
         assert note.startswith("broken.png cannot be used.")
         assert note.endswith("The other images are used.")
-
-        # On a phone, the table scrolls, and not the page.
-        page.phone()
-        place = "document.querySelector('#compared .frame')"
-        assert page.evaluate(f"{place}.scrollWidth > {place}.clientWidth && {place}.clientWidth > 250")
-        page.evaluate(f"{place}.scrollLeft = 999")
-        edges = "document.querySelector('#compared td:last-child').getBoundingClientRect().right"
-        assert page.evaluate(f"{edges} <= innerWidth && document.documentElement.scrollWidth <= innerWidth")
 
         assert list((tmp_path / "temporary").glob("captionrl-demo-*/*/own.png"))
         events = [event["params"] for event in page.events if event.get("method") == "Network.requestWillBeSent"]
@@ -253,8 +231,7 @@ def test_albums_of_a_folder(tmp_path, caplog):
         albums_of(tmp_path / "p")
 
 
-def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatch):
-    """Decoded, an album of photographs would not fit into memory."""
+def test_album_of_files_is_shown_without_loss(small, rows, tmp_path, monkeypatch):
     names = [f"{number}.tiff" for number in range(3)]
     write_images(rows["image"][:3], names, tmp_path)
     paths = [str(tmp_path / name) for name in names]
@@ -265,17 +242,6 @@ def test_album_of_files_is_not_decoded_at_once(small, rows, tmp_path, monkeypatc
     assert [Image.open(path).tobytes() for path in shown] == [Image.open(path).tobytes() for path in paths]
     assert demo.album("files") == shown  # written once
     assert demo.compare(shown) == demo.compare(paths)
-    held, opened = [], page.open_image
-
-    def counted(value, **settings):
-        image = opened(value, **settings)
-        held.append(weakref.ref(image))
-        assert sum(reference() is not None for reference in held) <= 2
-        return image
-
-    monkeypatch.setattr(page, "open_image", counted)
-    demo.compare(paths)
-    assert len(held) == 3
 
 
 def test_embedded_albums(rows):
@@ -312,8 +278,6 @@ def test_page_is_local_by_default(small, monkeypatch):
     assert (given["share"], given["server_name"], given["inbrowser"]) == (False, "127.0.0.1", False)
     assert given["analytics"] == ("False", False)
     assert not [font for font in given["theme"]._stylesheets if "//" in font]
-    assert build_parser().parse_args(["demo"]).share is False
-    assert build_parser().parse_args(["demo", "--share"]).share is True
     # With --share the public address is announced.
     monkeypatch.setattr(gradio.Blocks, "launch", lambda self, **_: (None, "http://127.0.0.1:7860/", "https://x.test/"))
     told = []
@@ -336,62 +300,43 @@ def test_port_in_use_is_refused(small, monkeypatch):
         serve(small, DemoOptions(port=80))
 
 
-def test_help_has_examples_that_parse(capsys):
-    assert main(["demo", "--help"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  captionrl ")]
-    assert len(lines) == 3
-    for line in lines:
-        assert callable(build_parser().parse_args(line.split()[1:]).run)
-
-
 MODELS_HUB_SPACE = {"MLE": "Salesforce/blip-image-captioning-base", "my SR": "me/blip-sr"}
 
 
-def started(folder, monkeypatch):
-    """Parsed arguments that the page of the Space gives to the command."""
+def test_page_of_the_space_starts_the_demo(tmp_path, monkeypatch):
     called = []
     monkeypatch.setattr("hf_captionrl.cli.main", lambda argv: called.append(argv) or 0)
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(folder / "app.py"), run_name="__main__")
-    assert stop.value.code == 0
-    return build_parser().parse_args(called[0])
-
-
-def test_page_of_the_space_starts_the_demo(tmp_path, monkeypatch):
-    arguments = started(write_demo_space(tmp_path / "mine", MODELS_HUB_SPACE), monkeypatch)
-    assert named_models(arguments.model) == MODELS_HUB_SPACE
-    assert arguments.scorer == "openai/clip-vit-base-patch32"
-    assert (arguments.host, arguments.port, arguments.no_browser, arguments.share) == ("0.0.0.0", 7860, True, False)
-    arguments = started(write_demo_space(tmp_path / "embedded"), monkeypatch)
-    assert named_models(arguments.model) == named_models(None)
-    assert arguments.scorer == "scenes:siglip-held-out"
+    for models, scorer in ((MODELS_HUB_SPACE, "openai/clip-vit-base-patch32"), (None, "scenes:siglip-held-out")):
+        folder = write_demo_space(tmp_path / "space", models)
+        with pytest.raises(SystemExit) as stop:
+            runpy.run_path(str(folder / "app.py"), run_name="__main__")
+        assert stop.value.code == 0
+        asked = build_parser().parse_args(called.pop())
+        assert named_models(asked.model) == (models or named_models(None))
+        assert asked.scorer == scorer
+        assert (asked.host, asked.port, asked.no_browser, asked.share) == ("0.0.0.0", 7860, True, False)
 
 
 def test_card_of_the_space(tmp_path):
     folder = write_demo_space(tmp_path, {"<b>*A*</b>": "me/a|b"}, scorer="me/clip")
     card = (folder / "README.md").read_text()
     meta = check_card(card)
-    assert (meta["sdk"], meta["app_file"], meta["license"]) == ("gradio", "app.py", "apache-2.0")
-    assert len(meta["short_description"]) <= 60
+    assert (meta["sdk"], meta["app_file"]) == ("gradio", "app.py")
     assert "<b>" not in card.replace("\\<b", "")
     assert "me/clip" in card
     assert (folder / "requirements.txt").read_text().startswith("hf-captionrl[demo]")
 
 
-@pytest.mark.parametrize(
-    ("models", "message"),
-    [
+def test_unusable_models_of_a_space_are_refused(tmp_path):
+    for models, message in (
         ({"A": "outputs/sr/model"}, "is a local folder"),
         ({"A": "me/a\n--share"}, "invisible character"),
         ({"A": "scenes:nothing"}, "no shipped model"),
-        ({"TODO": "me/a"}, "a placeholder"),
         ({"A": "me/hf_" + "a" * 34}, "contains an access token"),
-    ],
-)
-def test_unusable_models_of_a_space_are_refused(tmp_path, models, message):
-    with pytest.raises(ValueError, match=message):
-        write_demo_space(tmp_path / "space", models)
-    assert not (tmp_path / "space").exists()
+    ):
+        with pytest.raises(ValueError, match=message):
+            write_demo_space(tmp_path / "space", models)
+        assert not (tmp_path / "space").exists()
 
 
 def test_push_and_repeated_push(hub, monkeypatch, capfd):

@@ -1,6 +1,5 @@
 """Shards of `captionrl album`: equal results, killed workers, skipped shards, refusals."""
 
-import json
 import os
 import pickle
 import shutil
@@ -18,7 +17,6 @@ from hf_captionrl.apps.album.command import AlbumStage, KeptWork
 from hf_captionrl.apps.album.options import AlbumOptions
 from hf_captionrl.apps.album.sources import AlbumSource, load_album_source
 from hf_captionrl.utils import ray_engine
-from hf_captionrl.utils.parts import read_shards
 from hf_captionrl.utils.ray_engine import RayActor
 from tests.apps.album.conftest import MODEL, rows_of, write_images
 from tests.apps.album.conftest import album as quick_album
@@ -34,16 +32,6 @@ def photos(tmp_path, monkeypatch, scenes):
     folder = write_images([*scenes[:5], scenes[0]], [*(f"{number}.png" for number in range(5)), "copy.png"])
     (folder / "broken.png").write_bytes(b"no image")
     return folder
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The rows of every batch that is captioned."""
-    found, real = [], steps.generate_candidates
-    monkeypatch.setattr(
-        steps, "generate_candidates", lambda c, i, rows, *rest: found.append(list(rows)) or real(c, i, rows, *rest)
-    )
-    return found
 
 
 class DyingWork(KeptWork):
@@ -75,45 +63,12 @@ def contents(folder, pattern="**/*"):
     return {name: content for name, (content, _) in written(folder, pattern).items()}
 
 
-def shard_rows(folder, kind):
-    (path,) = Path(folder).glob(f"{kind}-*")
-    return list(read_shards(path))
-
-
-def test_size_of_the_shards_does_not_change_the_result(photos, capsys):
-    assert album("one/o.jsonl") == 0
-    one = json.loads(capsys.readouterr().out)
-    assert album("two/o.jsonl", "--processes", "1", "--rows_per_shard", "2") == 0
-    two = json.loads(capsys.readouterr().out)
-    ignored = {"outputs", "seconds"}
-    assert {k: v for k, v in two.items() if k not in ignored} == {k: v for k, v in one.items() if k not in ignored}
-    assert contents("one", "o.jsonl") == contents("two", "o.jsonl")
-    for kind, number in (("images", 7), ("candidates", 5)):
-        rows = shard_rows("one/o.shards", kind)
-        assert rows == shard_rows("two/o.shards", kind)
-        assert len(rows) == number
-        assert len(list(Path("two/o.shards").glob(f"{kind}-*/part-*"))) == -(-number // 2)
-    # The unreadable image is listed with the reason.
-    assert one["unreadable_images"] == ["broken.png"]
-    reasons = {row["id"].split()[0]: row["reason"] for row in shard_rows("two/o.shards", "images")}
-    assert [name for name, reason in reasons.items() if reason is not None] == ["broken.png"]
-    assert "broken.png" in reasons["broken.png"]
-
-
-@pytest.mark.parametrize("decoding", ["beam", "rsa"])
-def test_shards_equal_one_call_with_loaded_models(photos, captioner, scorer, decoding):
+def test_shards_equal_one_call_with_loaded_models(photos, captioner, scorer):
     settings = {"num_beams": 1, "num_samples": 2, "max_new_tokens": 6, "batch_size": 2, "num_distractors": 1}
-    assert album("o.jsonl", "--decoding", decoding, "--num_distractors", "1", "--rows_per_shard", "2") == 0
+    assert album("o.jsonl", "--decoding", "rsa", "--num_distractors", "1", "--rows_per_shard", "2") == 0
     source = load_album_source("photos")
-    expected = describe_album(
-        source.images,
-        captioner,
-        scorer,
-        image_ids=source.image_ids,
-        skip_unreadable=True,
-        decoding=decoding,
-        **settings,
-    ).rows()
+    settings |= {"image_ids": source.image_ids, "skip_unreadable": True, "decoding": "rsa"}
+    expected = describe_album(source.images, captioner, scorer, **settings).rows()
     found = rows_of("o.jsonl")
     assert len(found) == 7
     for one, other in zip(found, expected, strict=True):
@@ -160,16 +115,6 @@ def test_actors_that_load_everything_again_give_the_same_files(photos, monkeypat
     assert contents("two") == contents("one")
 
 
-@pytest.mark.slow  # two processes that import everything
-def test_images_read_by_two_processes_equal_those_of_one_file_by_file(photos):
-    (photos / "0.txt").write_text("a pig")
-    for output, processes in (("one", "1"), ("two", "2")):
-        options = ["--rows_per_shard", "2", "--processes", processes, "--output", f"{output}/o.jsonl"]
-        assert quick_album(*options, cache=f"cache-{output}") == 0
-    assert contents("two") == contents("one")
-    assert sum(name.endswith(".parquet") for name in contents("two")) == 4
-
-
 @pytest.mark.slow  # four processes that import everything; the tests above interrupt one process
 def test_two_processes_of_which_one_is_killed_equal_one_process_file_by_file(photos, monkeypatch):
     shards = ["--rows_per_shard", "2"]
@@ -182,46 +127,14 @@ def test_two_processes_of_which_one_is_killed_equal_one_process_file_by_file(pho
     assert contents("two") == contents("one")
 
 
-def test_images_that_are_added_are_the_only_ones_computed(photos, asked):
-    (photos / "4.png").rename(photos.parent / "later.png")
-    assert album("o.jsonl") == 0
-    before = contents("o.shards")
-    (photos.parent / "later.png").rename(photos / "1b.png")
-    asked.clear()
-    assert album("o.jsonl") == 0
-    assert asked == [[2]]  # 0.png, 1.png, 1b.png
-    after = contents("o.shards")
-    assert before.items() <= after.items()
-    added = [name for name in after if name not in before]
-    assert sorted(name.partition("-")[0] for name in added) == ["candidates"] * 2 + ["images"] * 2
-    assert {row["image_id"]: row["caption"] for row in rows_of("o.jsonl")}["1b.png"]
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_other_weights_are_refused(photos, monkeypatch, capsys, is_finished):
+def test_other_weights_are_refused_if_nothing_is_left_to_do(photos, monkeypatch, capsys):
     assert album("o.jsonl", "--rows_per_shard", "2") == 0
-    if not is_finished:
-        sorted(Path("o.shards").glob("candidates-*/part-*"))[1].unlink()
     before = contents("o.shards")
     monkeypatch.setattr("hf_captionrl.apps.album.command.model_fingerprint", lambda model: "other")
     capsys.readouterr()
     assert album("o.jsonl", "--rows_per_shard", "2") == 2
     assert "but weights is now 'other'" in capsys.readouterr().err
     assert contents("o.shards") == before
-
-
-def test_parts_of_another_place_are_refused_and_other_files_left_alone(photos, capsys):
-    assert album("o.jsonl", "--rows_per_shard", "2") == 0
-    first, second = sorted(Path("o.shards").glob("candidates-*/part-*"))[:2]
-    first.with_name("part-notes.parquet").write_text("mine")
-    assert album("o.jsonl", "--rows_per_shard", "2") == 0
-    kept = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    capsys.readouterr()
-    assert album("o.jsonl", "--rows_per_shard", "2") == 2
-    assert first.name in capsys.readouterr().err
-    first.write_bytes(kept)
-    assert album("o.jsonl", "--rows_per_shard", "2") == 0
 
 
 def test_answers_are_asked_again_only_for_other_prompts(tmp_path, monkeypatch):

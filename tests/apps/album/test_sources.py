@@ -23,7 +23,6 @@ from hf_captionrl.apps.album.sources import (
     saved_again,
     small_picture,
 )
-from hf_captionrl.cli import main
 from hf_captionrl.data import cached_features
 from hf_captionrl.retrieval import FeatureCache
 from tests.apps.album.conftest import MODEL, rows_of, write_images
@@ -53,16 +52,12 @@ def test_near_copies_need_cosine_and_picture(among):
     assert copy_leaders(list("abcda"), levels, features, near, threshold=1.1).tolist() == [0, 1, 2, 3, 0]
 
 
-def test_groups_do_not_grow_along_chains():
-    """Each is a near-copy of the one before, but the last one is not one of the first."""
-    angles = np.arange(4) * 0.04
-    found = copy_leaders(list("abcd"), pictures(*[100] * 4), unit(*angles), None, threshold=float(np.cos(0.05)))
-    assert found.tolist() == [0, 0, 2, 2]
-
-
-def test_leader_that_becomes_a_copy_takes_its_copies_along():
-    found = copy_leaders(list("abb"), pictures(100, 100, 100), unit(0, 0.01, 0.01), None, threshold=0.999)
-    assert found.tolist() == [0, 0, 0]
+def test_groups_do_not_grow_along_chains_but_follow_their_leader():
+    angles, same = np.arange(4) * 0.04, pictures(*[100] * 4)
+    found = copy_leaders(list("abcd"), same, unit(*angles), None, threshold=float(np.cos(0.05)))
+    assert found.tolist() == [0, 0, 2, 2], "the last one is no near-copy of the first"
+    found = copy_leaders(list("abb"), same[:3], unit(0, 0.01, 0.01), None, threshold=0.999)
+    assert found.tolist() == [0, 0, 0], "the leader of equal images becomes a near-copy itself"
 
 
 def test_threshold_is_what_saved_copies_reach():
@@ -99,45 +94,26 @@ def cache_of(folder):
     return FeatureCache(folder, model_id="colours", revision="1", what="image", dtype="float32")
 
 
-@pytest.fixture
-def photos(tmp_path, scenes):
-    # The last one has the same pixels in another file.
-    return write_images([*scenes[:4], scenes[0]], ["0.png", "1.png", "2.png", "3.png", "4.bmp"], tmp_path / "photos")
-
-
 def paths(folder):
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def dataset_of(folder):
-    return datasets.Dataset.from_dict({"image": paths(folder)}).cast_column("image", datasets.Image())
-
-
-def test_features_of_files_are_found(tmp_path, photos):
+def test_only_new_pixels_are_encoded(tmp_path, scenes):
+    # The last one has the same pixels in another file.
+    names = ["0.png", "1.png", "2.png", "3.png", "4.bmp"]
+    files = paths(write_images([*scenes[:4], scenes[0]], names, tmp_path / "photos"))
     scorer = Counted()
-    dataset = dataset_of(photos)
-    wanted = cached_features(cache_of(tmp_path / "cache"), dataset, scorer.image_features, progress=False)
-    assert scorer.encoded == 5
-    facts = read_images(paths(photos), scorer, cache=cache_of(tmp_path / "cache"))
-    assert scorer.encoded == 5
-    assert torch.equal(facts.features, torch.from_numpy(np.array(wanted)))
-
-
-def test_only_new_pixels_are_encoded(tmp_path, photos):
-    scorer = Counted()
-    expected = read_images(paths(photos), scorer).features
+    expected = read_images(files, scorer).features
     assert scorer.encoded == 4  # the copy is not encoded
     assert torch.equal(expected[0], expected[4])
-    cached_features(
-        cache_of(tmp_path / "cache"), dataset_of(photos).select([0, 2]), scorer.image_features, progress=False
-    )
+    # Features of training and of other commands are found by the bytes of the files.
+    rows = datasets.Dataset.from_dict({"image": [files[0], files[2]]}).cast_column("image", datasets.Image())
+    cached_features(cache_of(tmp_path / "cache"), rows, scorer.image_features, progress=False)
     scorer.encoded = 0
-    facts = read_images(paths(photos), scorer, cache=cache_of(tmp_path / "cache"))
-    assert scorer.encoded == 2
-    assert torch.equal(facts.features, expected)
-    again = read_images(paths(photos), scorer, cache=cache_of(tmp_path / "cache"))
-    assert scorer.encoded == 2
-    assert torch.equal(again.features, expected)
+    for _ in range(2):
+        facts = read_images(files, scorer, cache=cache_of(tmp_path / "cache"))
+        assert scorer.encoded == 2
+        assert torch.equal(facts.features, expected)
 
 
 @pytest.fixture
@@ -154,8 +130,8 @@ def opened(monkeypatch):
 
 
 @pytest.fixture
-def photos_opened_images(tmp_path, monkeypatch, scenes):
-    """Six photographs: two are equal in their pixels, but not in their bytes."""
+def six(tmp_path, monkeypatch, scenes):
+    """Six photographs with captions: two are equal in their pixels, but not in their bytes."""
     monkeypatch.chdir(tmp_path)
     write_images([*scenes[:5], scenes[1]], [*(f"{number}.png" for number in range(5)), "5.bmp"], "album")
     for number in range(5):
@@ -169,18 +145,7 @@ def album(*more, output="o.jsonl", images="album", cache="cache"):
     return rows_of(output)
 
 
-def test_repeated_command_opens_no_image(photos_opened_images, opened):
-    features = "--dataset album --split all --features image --cache_dir cache --output features".split()
-    assert main(["features", *features, "--scorer", "scenes:siglip-held-out"]) == 0
-    opened.clear()
-    first = album(*MODEL)
-    assert len(opened) > 0
-    opened.clear()
-    assert album(*MODEL) == first
-    assert opened == []
-
-
-def test_album_with_other_settings_opens_no_image(photos_opened_images, opened):
+def test_only_new_images_are_opened(six, opened, scenes):
     first = album("--batch_size", "4")
     # Each image once to be read and once to be saved again, which decodes the copy; equal pixels only once.
     assert sorted(opened) == sorted(
@@ -189,20 +154,16 @@ def test_album_with_other_settings_opens_no_image(photos_opened_images, opened):
     opened.clear()
     assert album("--batch_size", "3", "--max_characters", "99", output="other.jsonl") == first
     assert opened == []
-
-
-def test_only_a_changed_image_is_opened(photos_opened_images, opened, scenes):
-    album()
-    scenes[7].save(photos_opened_images / "2.png")
+    # A changed image, and the result equals that of a cache that has nothing.
+    scenes[7].save(six / "2.png")
     opened.clear()
     found = album()
     assert opened == ["2.png", "2.png", "memory"]
-    # The result equals that of a cache that has nothing.
     assert album(output="new.jsonl", cache="new") == found
 
 
-def test_facts_of_cached_images_equal_those_of_opened_ones(tmp_path, photos_opened_images, opened):
-    files = [path for path in paths(photos_opened_images) if not path.endswith(".txt")]
+def test_facts_of_cached_images_equal_those_of_opened_ones(tmp_path, six, opened):
+    files = [path for path in paths(six) if not path.endswith(".txt")]
     Path("album/broken.png").write_bytes(b"no image")
     files.insert(2, "album/broken.png")
     scorer, reasons = Counted(), {}
@@ -277,29 +238,22 @@ def captions(name):
     return [row["caption"] for row in album(*MODEL, images=name)]
 
 
-@pytest.mark.parametrize("write", [write_folder, write_table])
-def test_only_replaced_images_are_read_and_captioned_again(asked, scenes, write):
-    first = captions(write(scenes[:4]))
+def test_only_replaced_images_are_read_and_captioned_again(asked, scenes):
+    first = captions(write_folder(scenes[:4]))
     assert asked == {"read": [0, 1, 2, 3], "captioned": [0, 1, 2, 3]}
-    assert captions(write(scenes[:4])) == first
-    assert asked == {"read": [0, 1, 2, 3], "captioned": [0, 1, 2, 3]}, "the same images in a new file"
-    changed = captions(write([scenes[0], scenes[9], scenes[2], scenes[3]]))
+    assert captions(write_folder(scenes[:4])) == first
+    assert asked == {"read": [0, 1, 2, 3], "captioned": [0, 1, 2, 3]}, "nothing changed"
+    changed = captions(write_folder([scenes[0], scenes[9], scenes[2], scenes[3]]))
     assert asked == {"read": [0, 1, 2, 3, 1], "captioned": [0, 1, 2, 3, 1]}
     assert changed[1] != first[1]
-    # The earlier image is known.
-    assert captions(write(scenes[:4])) == first
+    # A file that was only touched is read, and the earlier image is known.
+    os.utime(Path("album", "2.png"))
+    assert captions(write_folder(scenes[:4])) == first
     assert asked["captioned"] == [0, 1, 2, 3, 1]
     # Images that change places.
-    swapped = captions(write([scenes[1], scenes[0], scenes[2], scenes[3]]))
+    swapped = captions(write_folder([scenes[1], scenes[0], scenes[2], scenes[3]]))
     assert asked["captioned"] == [0, 1, 2, 3, 1, 0, 1]
     assert swapped[2:] == first[2:]
-
-
-def test_a_file_that_was_only_touched_is_not_captioned_again(asked, scenes):
-    first = captions(write_folder(scenes[:3]))
-    os.utime(Path("album", "1.png"))
-    assert captions("album") == first
-    assert asked == {"read": [0, 1, 2, 1], "captioned": [0, 1, 2]}
 
 
 def test_stamps_tell_images_of_one_name_apart(tmp_path, monkeypatch, scenes):
@@ -311,7 +265,7 @@ def test_stamps_tell_images_of_one_name_apart(tmp_path, monkeypatch, scenes):
     assert counted == [1, 1, 1]
     second = load_album_source(write_table([scenes[0], scenes[0], scenes[2]])).stamps(counted.append)
     assert [one == other for one, other in zip(first, second, strict=True)] == [True, False, True]
-    # Files are not opened; what cannot be read is left to the stage that reads.
+    # Files are not opened; what cannot be read is left to the step that reads.
     Path("x.png").write_bytes(b"no image")
     source = AlbumSource([scenes[0], "x.png", {"bytes": None, "path": None}], list("abc"))
     counted.clear()

@@ -1,14 +1,10 @@
 """Numbers of the token-level view, against the model's full logits and plain loops."""
 
-import base64
-import hashlib
 import io
 import json
 import math
 import re
-import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,18 +23,16 @@ from hf_captionrl.apps.explain.explain import (
 )
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli import main
-from hf_captionrl.cli.main import build_parser
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.io import to_plain
 from hf_captionrl.utils.model_files import model_path
-from tests.evaluation.test_pages import HOSTILE, Page, browse, needs_chromium
+from tests.evaluation.test_pages import HOSTILE, Page
 from tests.tiny import FAMILIES, tiny_captioner, tiny_images
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import close, within
 
 CAPTION = "a red house with a red fish"
-NAMES = [*FAMILIES, "llava", "gemma3"]
 
 
 def make(name):
@@ -63,8 +57,11 @@ def own_logits(captioner, image, caption):
     return logits[0, kept].double(), labels[0, 1:][kept].tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("first_token", ["mle", "smile"])
+@pytest.mark.parametrize(
+    ("name", "first_token"),
+    # A decoder with cross-attention, one that reads the image as a prefix, an encoder-decoder, and chat models.
+    [("blip", "smile"), ("git", "mle"), ("vit-gpt2", "mle"), ("llava", "mle"), ("gemma3", "smile")],
+)
 def test_numbers_equal_those_of_the_models_logits(name, first_token):
     captioner, image = make(name), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION, first_token=first_token, top_k=4)
@@ -106,9 +103,8 @@ def test_numbers_equal_those_of_the_models_logits(name, first_token):
             assert other.probability == close(share, ulps=32, dtype="float32")
 
 
-@pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_losses_equal_those_of_training_and_distributions_sum_to_1(name):
-    captioner, image = make(name), tiny_images(1)[0]
+def test_losses_equal_those_of_training_and_distributions_sum_to_1():
+    captioner, image = make("clipcap"), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION, top_k=10**6)
     logits, ids = own_logits(captioner, image, CAPTION)
     labels = torch.tensor([ids])
@@ -125,9 +121,8 @@ def test_losses_equal_those_of_training_and_distributions_sum_to_1(name):
         assert inside + token.outside == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_full_logits_and_training_mode_give_the_same_view(name):
-    captioner, image = make(name), tiny_images(1)[0]
+def test_full_logits_and_training_mode_give_the_same_view():
+    captioner, image = make("blip"), tiny_images(1)[0]
     tapped = explain_caption(captioner, image, CAPTION)
     captioner.model.train()
     next(captioner.model.children()).eval()
@@ -141,7 +136,7 @@ def test_full_logits_and_training_mode_give_the_same_view(name):
             assert getattr(a, number) == close(getattr(b, number), dtype="float32")
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "sum"])
+@pytest.mark.parametrize("loss_type", ["grpo", "sum"])
 def test_pushes_equal_the_gradient_at_the_logits_of_the_tokens(loss_type):
     captioner, image = tiny_captioner("blip"), tiny_images(1)[0]
     view = explain_caption(captioner, image, CAPTION)
@@ -181,7 +176,7 @@ def seen():
     return explain_caption(tiny_captioner("blip"), image, "a red house with a red fish"), image
 
 
-def test_page_has_every_number_and_labels_for_screen_readers(seen, tmp_path):
+def test_page_has_every_number(seen, tmp_path):
     view, image = seen
     path = write_explanation(
         tmp_path / "e.html", view, image, "Title", image_name="one.png", note="By X.", reward=REWARD
@@ -198,66 +193,24 @@ def test_page_has_every_number_and_labels_for_screen_readers(seen, tmp_path):
     assert f"{view.mle_loss:.2f} nats per token" in text
     assert f"{view.smile_loss:.2f} nats per token" in text
     assert text.count('(first_token="mle")') == 1
-    assert [a["alt"] for tag, a in page.tags if tag == "img"] == ["one.png"]
-    assert all(a.get("aria-hidden") == "true" for tag, a in page.tags if tag == "svg")
-    assert len([1 for tag, a in page.tags if tag == "a" and "loss" in a.get("aria-label", "")]) == len(view.tokens)
-    (region,) = [a for _, a in page.tags if a.get("role") == "region"]
-    assert region["tabindex"] == "0"
-    assert region["aria-labelledby"] in [a.get("id") for _, a in page.tags]
-    # In words, not only by colour.
-    assert page.text.count("not in the caption") > len(view.tokens)
-    assert all(a["scope"] in ("row", "col") for tag, a in page.tags if tag == "th")
+    assert page.text.count("not in the caption") > len(view.tokens), "in words, not only by colour"
 
 
-def test_page_without_reward_has_links_bars_and_a_policy(seen, tmp_path):
-    view, image = seen
-    path = write_explanation(tmp_path / "e.html", view, image, "T")
-    page, html = Page(path), path.read_text(encoding="utf-8")
-    assert "Advantage" not in page.text
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(set(ids)) == len(ids)
-    targets = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
-    assert targets == {f"#token-{number}" for number in range(1, len(view.tokens) + 1)}
-    assert {target[1:] for target in targets} <= set(ids)
-    widths = [float(attributes["width"]) for tag, attributes in page.tags if tag == "rect"]
-    longest = max(token.mle_loss for token in view.tokens)
-    first = [view.tokens[0].mle_loss / longest, view.tokens[0].smile_loss / longest, view.tokens[0].outside]
-    assert widths[:3] == within([100 * share for share in first], 0.01)
-    assert all(0 <= width <= 100 for width in widths)
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html).group(1)
-    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL).group(1)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert policy.startswith("default-src 'none'; img-src data:;")
-    assert f"style-src 'sha256-{digest}'" in policy
-    assert "script-src" not in policy
-    assert "unsafe" not in policy
-
-
-def hostile_view(view, text):
-    other = replace(view.tokens[0].mle_top[0], text=text)
-    tokens = [replace(token, text=text, mle_top=(other,), smile_top=(other,)) for token in view.tokens]
-    return replace(view, caption=text, subset=(text,), tokens=tuple(tokens))
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_captions_and_tokens_are_escaped(seen, text, tmp_path):
-    reward = CaptionReward(-1.0, 0.0, text, 1, 2, text)
-    view = hostile_view(seen[0], text)
-    path = write_explanation(tmp_path / "e.html", view, seen[1], text, image_name=text, note=text, reward=reward)
-    page = Page(path)
-    tags = [tag for tag, _ in page.tags]
-    assert [tags.count(tag) for tag in ("script", "link", "img", "style")] == [0, 0, 1, 1]
-    assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on") or key == "style"]
-    fetched = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href", "srcset", "action", "data")]
-    assert all(value.startswith(("data:image/png;base64,", "#token-")) for value in fetched)
-    assert "49" not in re.sub(r"[\d.]+ ?%?", "", page.text)
-    assert write_explanation_picture(tmp_path / "e.png", view, reward=reward).stat().st_size > 0
-
-
-@needs_chromium
-def test_browser_applies_the_style(seen, tmp_path):
-    path = write_explanation(tmp_path / "e.html", *seen, "Seen")
-    assert "<title>Seen</title>" in browse(path, tmp_path / "profile")
+def test_hostile_captions_and_tokens_are_escaped(seen, tmp_path):
+    for text in HOSTILE:
+        reward = CaptionReward(-1.0, 0.0, text, 1, 2, text)
+        other = replace(seen[0].tokens[0].mle_top[0], text=text)
+        tokens = [replace(token, text=text, mle_top=(other,), smile_top=(other,)) for token in seen[0].tokens]
+        view = replace(seen[0], caption=text, subset=(text,), tokens=tuple(tokens))
+        path = write_explanation(tmp_path / "e.html", view, seen[1], text, image_name=text, note=text, reward=reward)
+        page = Page(path)
+        tags = [tag for tag, _ in page.tags]
+        assert [tags.count(tag) for tag in ("script", "link", "img", "style")] == [0, 0, 1, 1]
+        assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on") or key == "style"]
+        fetched = [v for _, a in page.tags for k, v in a.items() if k in ("src", "href", "srcset", "action", "data")]
+        assert all(value.startswith(("data:image/png;base64,", "#token-")) for value in fetched)
+        assert "49" not in re.sub(r"[\d.]+ ?%?", "", page.text)
+        assert write_explanation_picture(tmp_path / "e.png", view, reward=reward).stat().st_size > 0
 
 
 def test_picture_is_a_png_and_json_has_full_precision(seen, tmp_path):
@@ -274,16 +227,11 @@ def test_picture_is_a_png_and_json_has_full_precision(seen, tmp_path):
     assert (found["reward"]["weights"], found["reward"]["pushes"]) == token_pushes(view, 1.25)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [(" pig", "pig"), (" ", "␣"), ("\n", "\\n"), ("\x07", "\\x07"), ("é", "é"), ("\ud83d", "\\ud83d")],
-)
-def test_invisible_tokens_are_shown(text, shown):
-    assert visible_token(text) == shown
+def test_invisible_tokens_are_shown():
+    shown = {" pig": "pig", " ": "␣", "\n": "\\n", "\x07": "\\x07", "é": "é", "\ud83d": "\\ud83d"}
+    assert {text: visible_token(text) for text in shown} == shown
 
 
-ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
 CAPTION_COMMAND = "two purple trucks above a pizza in the snow"
 
 
@@ -367,11 +315,14 @@ def test_greedy_caption_has_advantage_0_against_the_greedy_baseline(tmp_path, ca
 
 def test_image_files(rows, tmp_path, capsys):
     rows[0]["image"].save(tmp_path / "a<b>.png")
-    assert main(["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]) == 0
+    command = ["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]
+    assert main([*command, "--distractors", "scenes:test-00003", "--scorer", "scenes:clip-reward"]) == 0
     html = (tmp_path / "explain.html").read_text()
     assert "a&lt;b&gt;.png" in html
     assert str(tmp_path) not in html
-    assert "nats per token under MLE" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nats per token under MLE" in said
+    assert re.search(r"advantage [-+].* \(rank [12] of 2\)", said)
 
 
 @pytest.mark.parametrize(
@@ -389,26 +340,3 @@ def test_bad_input_exits_with_2_and_the_reason(more, name, tmp_path, capsys):
     assert main(["explain", "scenes:blip-mle", *more.split(), "--output_dir", str(tmp_path)]) == 2
     assert name in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_commands_of_the_documentation_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    commands = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-    explained = [line for line in commands if line.startswith("captionrl explain scenes:")]
-    assert len(explained) == 2
-    for line in commands:
-        build_parser().parse_args(shlex.split(line)[1:])
-    for line in explained:
-        assert main(shlex.split(line)[1:]) == 0, capsys.readouterr().err
-    assert (tmp_path / "outputs" / "explain" / "explain.html").is_file()
-    assert (ROOT / "docs" / "images" / "explain.png").stat().st_size < 200_000
-
-
-def test_examples_of_the_help_parse():
-    commands = next(action for action in build_parser()._actions if action.dest == "command").choices
-    for name, number in (("explain", 3), ("gallery", 4)):
-        text = re.sub(r"\\\n *", " ", commands[name].epilog)
-        examples = [line for line in text.splitlines() if line.startswith("  captionrl ")]
-        assert len(examples) == number
-        for line in examples:
-            assert callable(build_parser().parse_args(shlex.split(line)[1:]).run)
