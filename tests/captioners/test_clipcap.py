@@ -97,17 +97,10 @@ def test_forward_equals_the_published_code(mapper):
         swapped = model(**{**batch, "pixel_values": batch["pixel_values"].flip(0)}).logits
     torch.testing.assert_close(other, output.logits)
     assert (swapped - output.logits).abs().max() > 1e-2
-
-
-def test_wrong_mapper_is_detected():
-    """Negative control of the comparison, with one changed weight."""
-    model, processor = tiny_clipcap(**MAPPERS["transformer"])
-    batch = inputs(processor)
-    expected = published_logits(model, batch["pixel_values"], batch["input_ids"][:, 1:])
+    # Negative control of the comparison, with one changed weight.
     with torch.no_grad():
-        model.mapper.prefix_const[0, 0] += 1.0
-        logits = model(**batch).logits[:, :-1]
-    assert (logits - expected).abs().max() > 1e-3
+        next(model.mapper.parameters()).view(-1)[0] += 1.0
+        assert (model(**batch).logits[:, :-1][kept] - expected[kept]).abs().max() > 1e-3
 
 
 def plain_greedy(model, pixel_values, ids, number, ends):
@@ -139,9 +132,8 @@ def test_generation_with_cache_equals_without(mapper):
     mask = torch.ones(3, batch["input_ids"].size(1) + model.config.prefix_length)
     token = output.logits[:, -1:].argmax(-1)
     again = model(input_ids=token, attention_mask=mask, past_key_values=output.past_key_values).logits[:, -1]
-    whole = model(
-        pixel_values=batch["pixel_values"], input_ids=torch.cat([batch["input_ids"], token], 1), use_cache=False
-    ).logits[:, -1]
+    ids = torch.cat([batch["input_ids"], token], 1)
+    whole = model(pixel_values=batch["pixel_values"], input_ids=ids, use_cache=False).logits[:, -1]
     assert_close(again, whole, ulps=64)
 
 
@@ -166,8 +158,8 @@ def test_beams_samples_and_lengths():
     assert samples.shape == (9, 6)
     assert len({tuple(row) for row in samples.tolist()}) == 9
     # DiscriTune's 40 tokens are 10 prefix vectors and 30 tokens of the caption.
-    P = model.config.prefix_length
-    assert model.generate(batch["pixel_values"], max_length=P + 4, do_sample=False).size(1) <= 1 + 4
+    length = model.config.prefix_length + 4
+    assert model.generate(batch["pixel_values"], max_length=length, do_sample=False).size(1) <= 1 + 4
     with pytest.raises(ValueError, match="Pass pixel_values"):
         model.generate(input_ids=batch["input_ids"])
     with pytest.raises(ValueError, match="Pass pixel_values and input_ids"):
@@ -244,7 +236,6 @@ def test_saved_in_safetensors_with_tied_weights_once(tmp_path):
     for (name, left), right in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(left, right), name
     assert again.config.to_diff_dict()["clip_length"] == 4
-    assert again.config.num_mapper_layers == 2
     torch.manual_seed(0)
     fresh = ClipCapForConditionalGeneration(model.config)
     assert 0.8 < fresh.mapper.prefix_const.std() < 1.2  # as published
@@ -258,7 +249,6 @@ def test_clipcap_processor_prepends_the_start_token(tmp_path):
     assert batch["input_ids"].shape == batch["attention_mask"].shape
     assert processor.batch_decode(batch["input_ids"], skip_special_tokens=True) == ["a cat", "red"]
     assert set(processor(images=tiny_images(1))) == {"pixel_values"}
-    assert processor(text="a cat")["input_ids"][0] == start
     with pytest.raises(ValueError, match="images, text, or both"):
         processor()
     processor.tokenizer.bos_token = None
@@ -335,26 +325,13 @@ def test_auto_classes_without_the_package_raise(saved, tmp_path):
     assert "clipcap" in done.stderr
 
 
-def test_registration_in_this_process():
+def test_classes_are_loaded_on_first_use():
     assert type(AutoConfig.for_model("clipcap")) is ClipCapConfig
     mapping = _OnFirstUse({"known": int})
-
-    def load():  # another thread may load the class in the meantime
-        mapping["late"] = str
-        return str
-
-    mapping.setdefault("late", functools.partial(load))
+    mapping.setdefault("late", functools.partial(lambda: str))
     assert mapping["late"] is mapping["late"] is str
     assert dict(mapping.items()) == {"known": int, "late": str}
     assert list(mapping.values()) == [int, str]
-
-
-def test_defaults_equal_the_paper():
-    config = ClipCapConfig()
-    assert (config.vision_config.model_type, config.text_config.model_type) == ("clip_vision_model", "gpt2")
-    assert (config.prefix_length, config.image_embed_dim, config.text_config.n_embd) == (10, 512, 768)
-    assert config.vision_config.patch_size == 32
-    assert config.get_text_config(decoder=True) is config.text_config
 
 
 def stopping(**settings):
@@ -379,10 +356,9 @@ def test_the_end_token_is_the_full_stop():
     plain = tiny_captioner("clipcap")
     assert plain.end_token_ids == (plain.eos_token_id,) == (end,)
     # Every encoded caption ends with exactly one full stop, also if the data have none.
-    batches = [captioner.encode_captions([c]) for c in ("a red cat", "a red cat.", "a red cat .  ", "a red cat...")]
-    for batch in batches:
-        assert torch.equal(batch["labels"], batches[0]["labels"])
-    labels = batches[0]["labels"][0]
+    labels = captioner.encode_captions(["a red cat"])["labels"][0]
+    for caption in ("a red cat.", "a red cat .  ", "a red cat..."):
+        assert torch.equal(captioner.encode_captions([caption])["labels"][0], labels)
     assert labels[-1] == period
     assert (labels[1:-1] != period).all()
     assert captioner.decode(labels[None, 1:]) == ["a red cat."]
@@ -398,9 +374,8 @@ def test_log_probs_include_the_stop_token():
     captioner = stopping(seed=2)
     pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
     torch.manual_seed(0)
-    written = captioner.generate(
-        pixel_values=pixel_values, max_new_tokens=40, do_sample=True, top_k=0, num_return_sequences=60
-    )
+    settings = {"max_new_tokens": 40, "do_sample": True, "top_k": 0, "num_return_sequences": 60}
+    written = captioner.generate(pixel_values=pixel_values, **settings)
     ends = set(captioner.end_token_ids)
     seen = set()
     for ids, mask, ended, caption in zip(written.ids, written.mask, written.ended, written.captions, strict=True):
@@ -449,13 +424,10 @@ def test_stop_at_period_is_an_argument_and_is_saved(tmp_path, monkeypatch):
 
 def test_vocabulary_without_a_full_stop_raises():
     model, processor = tiny_clipcap()
-    alphabet = processor.tokenizer.get_vocab()
-    tokens = {("full stop" if token == "." else token): index for token, index in alphabet.items()}
-    processor.tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(tokens, unk_token=processor.tokenizer.eos_token)),
-        eos_token=processor.tokenizer.eos_token,
-        pad_token=processor.tokenizer.pad_token,
-    )
+    end = processor.tokenizer.eos_token
+    tokens = {token.replace(".", "full stop"): index for token, index in processor.tokenizer.get_vocab().items()}
+    words = Tokenizer(WordLevel(tokens, unk_token=end))
+    processor.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end, pad_token=end)
     assert load_captioner(model, processor=processor).eos_token_id == model.config.text_config.eos_token_id
     model, _ = tiny_clipcap(stop_at_period=True)
     with pytest.raises(ValueError, match="no token for a full stop"):
@@ -504,15 +476,10 @@ def test_clipcap_assembled_from_shipped_parts():
     assert len(captioner.generate(**captioner.encode_images(tiny_images(1, size=72)), max_new_tokens=3).captions) == 1
     fresh, _ = assemble(*parts, prefix_length=4, fresh_language_model=True)
     assert model.language_model.lm_head.weight is model.get_input_embeddings().weight
-    assert torch.equal(
-        fresh.vision_tower.encoder.visual_projection.weight, model.vision_tower.encoder.visual_projection.weight
-    )
+    left, right = (m.vision_tower.encoder.visual_projection.weight for m in (fresh, model))
+    assert torch.equal(left, right)
     assert not torch.equal(fresh.get_input_embeddings().weight, model.get_input_embeddings().weight)
     assert captioner.max_text_tokens == 64 - 4 + 1
-    assert captioner.image_features(captioner.encode_images(tiny_images(1, size=72))["pixel_values"]).shape == (
-        1,
-        1,
-        4 * HIDDEN,
-    )
+    assert captioner.image_features(**captioner.encode_images(tiny_images(1, size=72))).shape == (1, 1, 4 * HIDDEN)
     with pytest.raises(ValueError, match="no token for a full stop"):
         assemble(*parts, stop_at_period=True)

@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, AutoProcessor, GitModel
+from transformers import AutoConfig, GitModel
 
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.experiments.arguments import ModelArguments
@@ -27,7 +27,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils import model_files as device_arguments
 from hf_captionrl.utils.model_files import check_kwargs, model_path
 from tests.captioners.test_families import build
-from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
+from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
 from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
@@ -55,9 +55,8 @@ def test_loaded_captioner_generates_the_same_captions(tmp_path):
     assert next(half.model.parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
-    base = tiny_captioner(family, prompt="a ")
+def test_loaded_adapter_generates_the_same_captions(tmp_path):
+    base = tiny_captioner("vit-gpt2", prompt="a ")
     base.save_pretrained(tmp_path / "base")
     captioner = load_captioner(tmp_path / "base")
     captioner.add_lora("both", r=4)
@@ -72,11 +71,8 @@ def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
     again = load_captioner(tmp_path / "adapter")
     assert write(again) == write(captioner)
     assert again.prompt == "a "
-    assert sum(p.requires_grad for p in again.model.parameters()) == sum(
-        p.requires_grad for p in captioner.model.parameters()
-    )
-    if family != "blip":
-        return
+    left, right = (sum(p.requires_grad for p in c.model.parameters()) for c in (again, captioner))
+    assert left == right > 0
     elsewhere = tmp_path / "moved"
     (tmp_path / "base").rename(elsewhere)
     with pytest.raises(FileNotFoundError, match="no folder"):
@@ -84,20 +80,18 @@ def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
     assert write(load_captioner(tmp_path / "adapter", base_model=elsewhere)) == write(captioner)
 
 
-@pytest.mark.parametrize(
-    "other", [{"hidden_size": 48}, {"num_hidden_layers": 1}, {"num_hidden_layers": 4}, "git"], ids=str
-)
+@pytest.mark.parametrize("other", [{"hidden_size": 48}, {"num_hidden_layers": 1}, {"num_hidden_layers": 4}], ids=str)
 def test_adapter_of_another_base_model_raises(other, tmp_path):
     captioner = tiny_captioner("blip")
     captioner.add_lora(r=4)
     captioner.save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match="does not name its base model"):
         load_captioner(tmp_path / "adapter")
-    model, processor = tiny_git() if other == "git" else tiny_blip(**other)
+    model, processor = tiny_blip(**other)
     load_captioner(model, processor=processor).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"adapter' does not fit '\S+other': .* Pass base_model="):
         load_captioner(tmp_path / "adapter", base_model=tmp_path / "other")
-    with pytest.raises(ValueError, match=r"does not fit '(Blip|Git)For"):
+    with pytest.raises(ValueError, match=r"does not fit 'BlipFor"):
         load_captioner(tmp_path / "adapter", base_model=model, processor=processor)
     captioner.model.save_pretrained(tmp_path / "pickled", safe_serialization=False)
     with pytest.raises(FileNotFoundError, match=r"'\S+pickled' has no adapter_model.safetensors"):
@@ -123,15 +117,17 @@ def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
         load_captioner(model, processor=processor)
 
 
-OTHERS = {
-    **dict.fromkeys(("llama", "t5", "gpt2", "bloom"), "reads only text"),
-    **dict.fromkeys(("bert", "blip_2_qformer"), "vision-to-text"),
-    **dict.fromkeys(("vit", "resnet"), "classifies images"),
-    **dict.fromkeys(("clip", "siglip", "clip_vision_model"), "load_scorer"),
-}
-
-
-@pytest.mark.parametrize(("name", "reason"), OTHERS.items())
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("llama", "reads only text"),
+        ("t5", "reads only text"),
+        ("blip_2_qformer", "vision-to-text"),
+        ("vit", "classifies images"),
+        ("clip", "load_scorer"),
+        ("clip_vision_model", "load_scorer"),
+    ],
+)
 def test_models_and_configurations_of_other_kinds_raise(name, reason, tmp_path):
     config = AutoConfig.for_model(name)
     config.save_pretrained(tmp_path)
@@ -188,9 +184,6 @@ def test_parts_that_do_not_match_raise():
         ("blip", "Salesforce/blip-image-captioning-base", "a picture of "),
         ("blip2-opt", "Salesforce/blip2-opt-2.7b-coco", "a photo of"),
         ("blip2-opt", "Salesforce/blip2-opt-2.7b", ""),
-        ("florence2", "florence-community/Florence-2-base", "<CAPTION>"),
-        ("kosmos2", "microsoft/kosmos-2-patch14-224", "An image of"),
-        ("llava", "", "Briefly describe the content of the image."),
     ],
 )
 def test_known_prompts_and_captioners_pass_through(name, place, prompt):
@@ -218,7 +211,6 @@ def test_arguments_of_loading_raise_for_loaded_models(tmp_path):
 
 
 _build = functools.cache(build)
-OWN = ("blip", "git", "vit-gpt2", "vit-bert", "clipcap", "blip2-t5", "llava", "qwen2_vl", "internvl", "paligemma")
 
 
 def load(name, processor):
@@ -230,9 +222,7 @@ def load(name, processor):
     ("name", "other", "message"),
     [
         ("blip", "git", r"start token of BlipFor\w+ \(id 5\) is the word 'a'"),
-        ("git", "blip2-t5", r"end token of Git\w+ \(id 3\) is the word '▁a'"),
         ("vit-gpt2", "blip", "end token of Vision.* has the id 269, but the tokenizer has only 51 tokens"),
-        ("clipcap", "git", "has the id 269, but the tokenizer has only 49 tokens"),
         ("paligemma", "llava", "needs a PaliGemmaProcessor, not a LlavaProcessor"),
         ("qwen2_vl", "llava", "image token of the LlavaProcessor is <image> with the id 6, but .* id 8"),
         ("llava", "pair", "image token of the ProcessorPair is None"),
@@ -249,25 +239,6 @@ def test_processor_of_another_model_raises(name, other, message):
         load(name, processor)
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [("vit-bert", "pix2struct"), ("internvl", "qwen2_vl"), ("qwen2_vl", "internvl"), ("idefics3", "llava")]
-    + [(name, "another size") for name in ("blip", "git", "vit-gpt2", "clipcap", "llava", "blip2-opt")],
-)
-def test_pixels_of_another_model_raise_in_the_first_forward(name, other):
-    """Such a processor loads, but nothing is computed from it."""
-    processor = copy.deepcopy(_build(name if other == "another size" else other)[1])
-    images = processor.image_processor
-    if other == "another size":
-        edge = {"height": 48, "width": 48}
-        images.size = {"shortest_edge": 48} if "shortest_edge" in dict(images.size) else edge
-        if getattr(images, "crop_size", None):
-            images.crop_size = edge
-    captioner = load(name, processor)
-    with pytest.raises((ValueError, RuntimeError, KeyError, AttributeError)):
-        captioner.log_probs(captioner.collate(tiny_images(1, size=40), ["a red cat"]))
-
-
 def test_ordinary_word_after_the_answer_in_the_template_is_not_an_end_token():
     own = _build("llava")[1]
     expected = load("llava", own).end_token_ids
@@ -279,15 +250,12 @@ def test_ordinary_word_after_the_answer_in_the_template_is_not_an_end_token():
 
 def test_mismatch_that_may_be_harmless_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
-        for name in OWN:
+        for name in ("blip", "vit-bert", "clipcap", "blip2-t5", "llava"):
             load(name, _build(name)[1])
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         load("vit-bert", _build("blip2-t5")[1])
     assert "The end token of VisionEncoderDecoderModel (id 3) is the word '▁a'" in caplog.text
-
-
-WITHOUT_STATIC_CACHE = {"blip", "git", "kosmos2", "paligemma"}
 
 
 @pytest.fixture
@@ -299,9 +267,8 @@ def saved(tmp_path):
 # Attention
 
 
-@pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert", "clipcap"])
-def test_eager_attention_and_sdpa_give_equal_log_probabilities(family, tmp_path):
-    tiny_captioner(family).save_pretrained(tmp_path)
+def test_eager_attention_and_sdpa_give_equal_log_probabilities(tmp_path):
+    tiny_captioner("clipcap").save_pretrained(tmp_path)
     found = {}
     for name in ("eager", "sdpa"):
         captioner = load_captioner(tmp_path, attn_implementation=name)
@@ -323,12 +290,11 @@ def on_a_gpu_with_bitsandbytes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-@pytest.mark.parametrize("given", [{"load_in_4bit": True}, {"load_in_8bit": True}])
-def test_quantization_without_a_gpu_names_what_is_missing(given, saved, monkeypatch):
+def test_quantization_without_a_gpu_names_what_is_missing(saved, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device_arguments, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"is set, but needs bitsandbytes, .* and a GPU, .* Use dtype="):
-        load_captioner(saved, **given)
+        load_captioner(saved, load_in_8bit=True)
 
 
 @pytest.mark.usefixtures("on_a_gpu_with_bitsandbytes")
@@ -420,13 +386,11 @@ def test_image_processor_inside_and_outside_of_the_processor(tmp_path):
 
 @pytest.mark.parametrize("key", ["image_processor_type", "feature_extractor_type"])
 def test_vit_feature_extractor(key, tmp_path):
-    """For `image_processor_type: ViTFeatureExtractor` AutoProcessor silently returns a tokenizer."""
+    """For the first AutoProcessor silently returns a tokenizer."""
     captioner = tiny_captioner("vit-gpt2")
     captioner.save_pretrained(tmp_path)
     edit(tmp_path, "preprocessor_config.json", image_processor_type=None)
     edit(tmp_path, "preprocessor_config.json", **{key: "ViTFeatureExtractor"})
-    if key == "image_processor_type":
-        assert not hasattr(AutoProcessor.from_pretrained(tmp_path), "image_processor")
     again = load_captioner(tmp_path)
     expected = captioner.encode_images(IMAGES)["pixel_values"]
     assert torch.equal(again.encode_images(IMAGES)["pixel_values"], expected)

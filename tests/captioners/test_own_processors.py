@@ -1,8 +1,4 @@
-"""BLIP-2, InstructBLIP, Florence-2, Kosmos-2 and Pix2Struct equal their original processors and models.
-
-`FamilySuite` has the tests; a family defines the reference results, computed with its processor and model. test_families.py has
-the other features of all families.
-"""
+"""BLIP-2, InstructBLIP, Florence-2, Kosmos-2 and Pix2Struct equal their original processors and models."""
 
 from __future__ import annotations
 
@@ -19,20 +15,12 @@ from hf_captionrl.captioners import (
     Captioner,
     ProcessorPair,
     load_captioner,
-    mean_cross_entropy,
 )
-from tests.captioners.test_head_tap import assert_same_gradients, gradients, smile
 from tests.tiny import tiny_images
 from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
 
 CAPTIONS = ["a red cat", "two small birds near the tree", "the yellow boat"]
-
-
-def taken(model: Any) -> dict[str, Tensor]:
-    found = gradients(model)
-    model.zero_grad()
-    return found
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
@@ -41,7 +29,7 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class FamilySuite:
-    """Subclass it as `Test...` in a test file."""
+    """The tests; a subclass computes the reference results with the processor and the model of its family."""
 
     name: str
     prompt = "a photo of"
@@ -77,39 +65,9 @@ class FamilySuite:
         swapped = captioner.log_probs(captioner.collate(images[::-1], CAPTIONS[:2])).detach()
         assert (ours - swapped).abs().max() > 1e-3
 
-    @pytest.mark.parametrize("objective", [smile, mean_cross_entropy])
-    def test_gradients_through_the_tap_equal_those_of_full_logits(self, captioner, images, objective):
-        batch, results = captioner.collate(images, CAPTIONS[:2]), []
-        for captioner.use_full_logits in (False, True):
-            loss = captioner.model(**batch, head_objective=objective).loss
-            loss.backward()
-            results.append((loss.detach(), taken(captioner.model)))
-        if objective is mean_cross_entropy:
-            captioner.model(**batch).loss.backward()
-            results.append((results[0][0], taken(captioner.model)))  # of the model's own loss
-        for loss, found in results[1:]:
-            assert_close(loss, results[0][0])
-            assert_same_gradients(found, results[0][1])
-
-    def test_captions_of_one_image_share_it(self, captioner, images):
-        captions = [*CAPTIONS, *CAPTIONS[::-1]]
-        grouped = captioner.collate(images, captions)
-        repeated = captioner.collate([image for image in images for _ in range(3)], captions)
-        assert len(grouped["pixel_values"]) == 2
-        results = []
-        for batch in (grouped, repeated):
-            log_probs = captioner.log_probs(batch)
-            (log_probs * torch.arange(1.0, 7.0)[:, None]).sum().backward()
-            results.append((log_probs.detach(), taken(captioner.model)))
-        assert_close(results[0][0], results[1][0])
-        assert_same_gradients(results[0][1], results[1][1])
-        with pytest.raises(ValueError, match="cannot be divided evenly among"):
-            captioner.log_probs(captioner.collate(images, CAPTIONS))
-
-    @pytest.mark.parametrize("num_beams", [1, 3])
-    def test_captions_equal_the_models_own(self, captioner, images, num_beams):
+    def test_captions_equal_the_models_own(self, captioner, images):
         plain, processor = tiny_family(self.name)
-        settings = {"do_sample": False, "num_beams": num_beams}
+        settings = {"do_sample": False, "num_beams": 3}
         encoded = captioner.encode_images(images)
         written = captioner.generate(**encoded, max_new_tokens=7, **settings)
         for row, image in enumerate(images):
@@ -118,29 +76,6 @@ class FamilySuite:
         features = captioner.image_features(**encoded).detach()
         known = captioner.generate(image_features=features, max_new_tokens=7, **settings)
         assert torch.equal(known.ids, written.ids)
-
-    def test_cached_features_are_fp32_for_a_model_in_bf16_too(self, captioner, images):
-        captioner.model.to(torch.bfloat16)
-        features = captioner.image_features(**captioner.encode_images(images)).detach()
-        assert features.dtype == torch.bfloat16
-        batch = captioner.collate(images, CAPTIONS[:2])
-        known = captioner.collate(None, CAPTIONS[:2], image_features=features.float())
-        assert_close(captioner.log_probs(known), captioner.log_probs(batch), dtype="bfloat16", ulps=1)
-
-    def test_saved_adapter_loads_equal(self, captioner, images, tmp_path):
-        batch = captioner.collate(images, CAPTIONS[:2])
-        before = captioner.log_probs(batch).detach()
-        captioner.add_lora("both", r=4)
-        assert_close(captioner.log_probs(batch), before)
-        with torch.no_grad():
-            for parameter in captioner.model.parameters():
-                parameter.add_(0.1 * parameter.requires_grad)
-        captioner.save_pretrained(tmp_path)
-        model, processor = tiny_family(self.name)
-        again = load_captioner(tmp_path, base_model=model, processor=processor)
-        assert again.prompt == self.prompt
-        torch.testing.assert_close(again.log_probs(batch), captioner.log_probs(batch))
-        assert (again.log_probs(batch) - before).abs().max() > 1e-2
 
 
 class TestBlip2WithOpt(FamilySuite):
@@ -164,9 +99,8 @@ class TestBlip2WithOpt(FamilySuite):
 
     def own_ids(self, model, processor, image, number, **settings):
         inputs = self.read(processor, image)
-        ids = model.generate(
-            **inputs, max_new_tokens=number, suppress_tokens=[model.config.image_token_id], **settings
-        )
+        settings["suppress_tokens"] = [model.config.image_token_id]
+        ids = model.generate(**inputs, max_new_tokens=number, **settings)
         return ids[0, inputs["input_ids"].size(1) :].tolist()
 
 
@@ -203,13 +137,17 @@ def test_language_model_determines_the_class(name, family):
     assert len(captioner.generate(image_features=torch.randn(2, 5, 32), max_new_tokens=3).captions) == 2
 
 
-def test_opt_ends_with_a_newline():
+def test_opt_ends_with_a_newline_and_never_writes_the_image_token():
     model, processor = tiny_family("blip2-opt")
     captioner = load_captioner(model, processor=processor)
     assert captioner.tokenizer.decode([captioner.eos_token_id]) == "\n"
     batch = captioner.encode_captions(["a cat"])
     assert batch["labels"][0, -1] == captioner.eos_token_id
     assert captioner.decode(batch["labels"][:, 1:]) == ["a cat"]
+    token = model.config.image_token_id
+    settings = {"max_new_tokens": 4, "sequence_bias": {(token,): 100.0}, "do_sample": False}
+    written = captioner.generate(image_features=torch.randn(2, 5, 32), **settings)
+    assert not (written.ids == token).any()
 
 
 def test_the_prompt_reaches_encoder_and_qformer():
@@ -222,15 +160,6 @@ def test_the_prompt_reaches_encoder_and_qformer():
         assert first[name].shape[0] == 2
         assert first[name].tolist() != second[name].tolist()
     assert captioner.text_prompt == ""
-
-
-def test_image_token_is_never_generated():
-    model, processor = tiny_family("blip2-opt")
-    captioner = load_captioner(model, processor=processor)
-    token = model.config.image_token_id
-    settings = {"max_new_tokens": 4, "sequence_bias": {(token,): 100.0}, "do_sample": False}
-    written = captioner.generate(image_features=torch.randn(2, 5, 32), **settings)
-    assert not (written.ids == token).any()
 
 
 class TestFlorence2(FamilySuite):
@@ -271,12 +200,8 @@ class TestKosmos2(FamilySuite):
         ids = torch.cat([inputs["input_ids"], torch.tensor([[2]])], 1)
         places = F.pad(inputs["image_embeds_position_mask"], (0, 1))
         assert ids[0, : len(before)].tolist() == before
-        logits = model(
-            pixel_values=inputs["pixel_values"],
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            image_embeds_position_mask=places,
-        ).logits
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "image_embeds_position_mask": places}
+        logits = model(pixel_values=inputs["pixel_values"], **given).logits
         return log_probs_of(logits[0, len(before) - 1 : -1], ids[0, len(before) :])
 
     def own_ids(self, model, processor, image, number, **settings):
@@ -359,11 +284,6 @@ def test_cached_keys_do_not_change_captions():
     [
         ("instructblip-llama", "pair", "qformer_tokenizer"),
         ("blip2-opt", "pix2struct", "<image> has the id None"),
-        (
-            "blip2-opt",
-            lambda model, own: setattr(model.config, "image_token_index", None),
-            "None in the configuration",
-        ),
         ("florence2", "pair", "num_image_tokens and no task_prompts_without_inputs"),
         ("kosmos2", "pair", "eoi_token"),
         ("pix2struct", lambda model, own: setattr(own.image_processor, "is_vqa", True), "is_vqa"),
