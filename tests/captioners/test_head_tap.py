@@ -210,39 +210,6 @@ def test_known_softcap_is_applied():
     assert_close(got, expected)
 
 
-def test_bf16_weights_and_autocast():
-    captioner, untouched, batch = pair("clipcap")
-    own = untouched(**native("clipcap", batch)).loss
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = captioner.model(**batch, head_objective=mean_cross_entropy).loss
-        captioner.self_check(batch)
-    loss.backward()
-    assert abs(loss - own) < 0.05
-    captioner.model.to(torch.bfloat16)
-    batch["pixel_values"] = batch["pixel_values"].bfloat16()
-    loss = captioner.model(**batch, head_objective=smile).loss
-    loss.backward()
-    assert loss.isfinite()
-    captioner.self_check(batch)
-    assert not captioner.use_full_logits
-
-
-@pytest.mark.parametrize("family", ["git", "clipcap"])
-def test_reentrant_activation_checkpointing_gives_the_same_loss_and_gradient(family):
-    captioner, untouched, batch = pair(family)
-    captioner.model.train().gradient_checkpointing_enable({"use_reentrant": True})
-    captioner.model.enable_input_require_grads()  # as PEFT and the Trainer do
-    loss = captioner.model(**batch, head_objective=mean_cross_entropy).loss
-    expected = untouched.train()(**native(family, batch)).loss
-    loss.backward()
-    expected.backward()
-    assert_close(loss, expected)
-    assert_same_gradients(gradients(captioner.model), gradients(untouched))
-    # Generation needs the cache, which checkpointing disables in train mode.
-    assert captioner.generate(pixel_values=batch["pixel_values"], max_new_tokens=3).ids.shape[0] == 4
-    assert captioner.model.training
-
-
 def test_copies_pickles_and_signatures():
     captioner, untouched, batch = pair("blip")
     model = captioner.model

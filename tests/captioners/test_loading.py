@@ -5,11 +5,8 @@ import functools
 import importlib.metadata
 import json
 import logging
-import os
 import shutil
 import types
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from transformers import AutoConfig, GitModel
 
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.experiments.arguments import ModelArguments
-from hf_captionrl.captioners import BlipCaptioner, ProcessorPair, load_captioner
+from hf_captionrl.captioners import ProcessorPair, load_captioner
 from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.captioners.head_tap import floating_dtype
 from hf_captionrl.retrieval import load_scorer
@@ -32,22 +29,19 @@ from tests.tiny.chat import tiny_chat
 from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
 
+IMAGES = tiny_images(3, size=24)
+
 
 def write(captioner) -> list[str]:
-    pixel_values = captioner.encode_images(tiny_images(3, size=24))["pixel_values"]
-    return captioner.generate(pixel_values=pixel_values, max_new_tokens=6).captions
+    return captioner.generate(**captioner.encode_images(IMAGES), max_new_tokens=6).captions
 
 
 def test_loaded_captioner_generates_the_same_captions(tmp_path):
-    """test_families.py covers the other families."""
     captioner = tiny_captioner("blip", prompt="a picture of ")
     captioner.save_pretrained(tmp_path)
     again = load_captioner(tmp_path)
-    assert type(again) is BlipCaptioner
-    assert again.prompt == "a picture of "
     assert not again.model.training
     assert write(again) == write(captioner)
-    assert again.tokenizer.get_vocab() == captioner.tokenizer.get_vocab()
     # config.json has the name of the original class, so that transformers alone can load the folder.
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(captioner.model).__name__]
     assert load_captioner(str(tmp_path), prompt="").prompt == ""
@@ -343,9 +337,6 @@ def test_features_keep_the_dtype_of_weights_that_are_not_quantized():
     assert floating_dtype(nn.Identity(), torch.float16) == torch.float16
 
 
-IMAGES = tiny_images(2, size=24)
-
-
 def stored(folder, model, processor):
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -358,11 +349,6 @@ def edit(folder, file, **changes):
     content = {**json.loads(path.read_text()), **changes} if path.is_file() else changes
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
     return content
-
-
-def captions(captioner):
-    batch = captioner.encode_images(IMAGES)
-    return captioner.generate(**batch, max_new_tokens=5, do_sample=False, num_beams=1).captions
 
 
 def in_files_of_their_own(folder):
@@ -381,7 +367,7 @@ def test_image_processor_inside_and_outside_of_the_processor(tmp_path):
     in_files_of_their_own(outside)
     left, right = load_captioner(inside), load_captioner(outside)
     assert torch.equal(left.encode_images(IMAGES)["pixel_values"], right.encode_images(IMAGES)["pixel_values"])
-    assert captions(left) == captions(right)
+    assert write(left) == write(right)
 
 
 @pytest.mark.parametrize("key", ["image_processor_type", "feature_extractor_type"])
@@ -394,7 +380,7 @@ def test_vit_feature_extractor(key, tmp_path):
     again = load_captioner(tmp_path)
     expected = captioner.encode_images(IMAGES)["pixel_values"]
     assert torch.equal(again.encode_images(IMAGES)["pixel_values"], expected)
-    assert captions(again) == captions(captioner)
+    assert write(again) == write(captioner)
 
 
 def test_florence_2_with_a_custom_code_processor_raises(tmp_path):
@@ -425,7 +411,7 @@ def test_dtype_in_the_text_configuration_alone(kept, tmp_path):
     edit(tmp_path, "config.json", **parts)
     captioner = load_captioner(tmp_path)
     assert {p.dtype for p in captioner.model.parameters()} == {torch.bfloat16}
-    assert len(captions(captioner)) == 2
+    assert len(write(captioner)) == 3
     found = load_captioner(tmp_path, dtype=torch.float32)
     assert {p.dtype for p in found.model.parameters()} == {torch.float32}
 
@@ -434,7 +420,7 @@ def test_no_architectures(tmp_path):
     captioner = tiny_captioner("blip")
     captioner.save_pretrained(tmp_path / "blip")
     edit(tmp_path / "blip", "config.json", architectures=None)
-    assert captions(load_captioner(tmp_path / "blip")) == captions(captioner)
+    assert write(load_captioner(tmp_path / "blip")) == write(captioner)
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     expected = load_scorer(clip).text_features(["a pig"])
     edit(clip, "config.json", architectures=None)
@@ -453,14 +439,14 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert \S+old OUT`"):
         load_captioner(old)
     convert(old, tmp_path / "new")
-    assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
+    assert write(load_captioner(tmp_path / "new")) == write(captioner)
 
 
 @pytest.mark.parametrize("language", ["t5", "opt"])
 def test_blip_2_without_an_image_token(language, tmp_path):
     """A checkpoint saved before transformers 4.47 gives the same captions as a current one."""
     model, processor = tiny_family(f"blip2-{language}")
-    expected = captions(load_captioner(model, processor=processor, prompt=""))
+    expected = write(load_captioner(model, processor=processor, prompt=""))
     old = tmp_path / "old"
     stored(old, model, processor)
     in_files_of_their_own(old)
@@ -482,9 +468,9 @@ def test_blip_2_without_an_image_token(language, tmp_path):
     captioner = load_captioner(old, prompt="")
     token = captioner.tokenizer.convert_tokens_to_ids("<image>")
     assert captioner.base_model.config.image_token_id == token >= len(captioner.tokenizer) - 1
-    assert captions(captioner) == expected
+    assert write(captioner) == expected
     captioner.save_pretrained(tmp_path / "again")
-    assert captions(load_captioner(tmp_path / "again")) == expected
+    assert write(load_captioner(tmp_path / "again")) == expected
 
 
 def test_quantization_that_is_not_installed_raises(tmp_path):
@@ -523,96 +509,3 @@ def test_half_precision_weights_keep_their_dtype(tmp_path):
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     edit(tmp_path, "config.json", dtype=None, torch_dtype="float16")
     assert {p.dtype for p in load_captioner(tmp_path).model.parameters()} == {torch.float16}
-
-
-# With the original configurations, tokenizers and processors, if they are on this machine; the weights are random
-
-PLACE = Path(os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or "not given")
-"""Folders named `OWNER__NAME`; they are not part of this repository."""
-_TEXT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-_GROUPED = {**_TEXT, "num_key_value_heads": 1, "head_dim": 16}
-_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
-_QWEN = {**_TEXT, "num_key_value_heads": 1, "rope_scaling": {"mrope_section": [2, 3, 3]}}
-_QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2}
-_WIDE = {**_QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 32}
-SIZES: dict[str, dict[str, Any]] = {
-    "blip": {"text_config": {**_TEXT, "encoder_hidden_size": 32}, "vision_config": _TEXT},
-    "blip-2": {"text_config": _T5, "vision_config": _TEXT, "qformer_config": {**_TEXT, "encoder_hidden_size": 32}},
-    "idefics3": {"text_config": _GROUPED, "vision_config": _TEXT},
-    "qwen2_vl": {**_QWEN, "vision_config": {**_QWEN_VISION, "embed_dim": 32, "mlp_ratio": 2}},
-    "qwen2_5_vl": {**_QWEN, "vision_config": {**_WIDE, "fullatt_block_indexes": [1]}},
-    "qwen3_vl": {
-        "text_config": {**_QWEN, "head_dim": 16},
-        "vision_config": {**_WIDE, "deepstack_visual_indexes": [0]},
-    },
-}
-"""Sizes by model type; vocabularies, images and patches stay as published."""
-INCOMPLETE = {
-    "HuggingFaceTB__SmolVLM2-256M-Video-Instruct--partial": (FileNotFoundError, "no tokenizer or no image processor"),
-    "microsoft__Florence-2-base": (ValueError, r"needs custom code \(auto_map\).*florence-community"),
-    "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
-    "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
-}
-published = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
-]
-
-
-def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Apply nested changes; other values, and missing ones, are kept."""
-    found = dict(content)
-    for name, value in changes.items():
-        found[name] = merged(found.get(name) or {}, value) if isinstance(value, dict) else value
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param(name, dtype, marks=published)
-        for name, dtype in {
-            "Salesforce__blip-image-captioning-base": torch.float32,
-            "Salesforce__blip-image-captioning-large--resaved-tf5.5.4": torch.float32,
-            "Salesforce__blip2-flan-t5-xl": torch.float32,
-            "Salesforce__blip2-flan-t5-xl--pre4.47": torch.float32,
-            "HuggingFaceTB__SmolVLM-256M-Instruct": torch.bfloat16,
-            "Qwen__Qwen2-VL-2B-Instruct-AWQ": torch.float16,
-            "Qwen__Qwen2.5-VL-7B-Instruct": torch.bfloat16,
-            "Qwen__Qwen3-VL-4B-Instruct": torch.bfloat16,
-            "Qwen__Qwen3-VL-8B-Instruct": torch.bfloat16,
-        }.items()
-    ],
-)
-def test_published_layouts_load_train_and_save(name, dtype, tmp_path):
-    folder = tmp_path / "published"
-    shutil.copytree(PLACE / name, folder, ignore=shutil.ignore_patterns("README*", "weights.txt", "*.index.json"))
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    content.pop("quantization_config", None)
-    (folder / "config.json").write_text(json.dumps(merged(content, SIZES[content["model_type"]])), encoding="utf-8")
-    config = AutoConfig.from_pretrained(folder)
-    torch.manual_seed(0)
-    model = getattr(transformers, config.architectures[0])(config)
-    if hasattr(model, "query_tokens"):  # zero initially, where the gradient of the layer norm after them overflows
-        torch.nn.init.normal_(model.query_tokens, std=0.02)
-    model.to(dtype).save_pretrained(tmp_path / "weights")
-    (tmp_path / "weights" / "model.safetensors").rename(folder / "model.safetensors")
-    assert {p.dtype for p in load_captioner(folder).model.parameters()} == {dtype}
-    captioner = load_captioner(folder, dtype=torch.float32)
-    captioner.model.train()
-    captioner.model(**captioner.collate(IMAGES, ["a cat", "a red dog"])).loss.backward()
-    with torch.no_grad():
-        for parameter in captioner.model.parameters():
-            if parameter.grad is not None:
-                assert parameter.grad.isfinite().all()
-                parameter -= 1e-3 * parameter.grad
-    written = captions(captioner)
-    captioner.save_pretrained(tmp_path / "saved")
-    assert captions(load_captioner(tmp_path / "saved")) == written
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=published) for name in INCOMPLETE])
-def test_incomplete_published_folders_say_what_is_missing(name):
-    kind, message = INCOMPLETE[name]
-    with pytest.raises(kind, match=message):
-        load_captioner(PLACE / name)

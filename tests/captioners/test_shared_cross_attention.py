@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from transformers import AutoConfig, GenerationConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
+from transformers import AutoConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
 
 from hf_captionrl.captioners import load_captioner, shared_cross_attention
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
@@ -174,22 +174,6 @@ def test_copies_share_keys_too(copied):
     assert_shared_equals_repeated(captioner)
 
 
-def test_image_features_are_shared_like_pixels():
-    captioner = tiny_captioner("vit-gpt2")
-    shared, repeated = grouped(captioner)
-    features = captioner.image_features(shared.pop("pixel_values")).detach()
-    keys = rows_seen(cross_keys(captioner))
-    found = captioner.log_probs({**shared, "image_features": features})
-    assert keys == [B] * LAYERS
-    assert_close(found, captioner.log_probs(repeated))
-    # Without an objective, the model's output has one row per caption.
-    own = captioner.model(**shared, image_features=features)
-    assert own.logits.size(0) == N
-    captioner.use_full_logits = True
-    full = captioner.log_probs({**shared, "image_features": features})  # from float32 logits
-    assert_close(full, found, check_dtype=False)
-
-
 def test_recorded_attention_has_one_row_per_caption():
     captioner = tiny_captioner("vit-bert")
     captioner.model.set_attn_implementation("eager")
@@ -221,37 +205,6 @@ def test_folded_module_raises_for_uneven_rows_and_repeats_with_a_mask():
     mask = torch.randn(N, 1, 1, 5)
     expected = attention(text, image.repeat_interleave(G, 0), mask)[0]
     torch.testing.assert_close(attention(text, image, mask)[0], expected)
-
-
-@pytest.mark.parametrize("family", FOLDING)
-def test_samples_are_those_of_repeated_images(family):
-    captioner = tiny_captioner(family, prompt="a picture of")
-    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
-    settings = {"max_new_tokens": 8, "do_sample": True, "top_k": 0}
-    torch.manual_seed(3)
-    expected = captioner.generate(pixel_values=pixel_values.repeat_interleave(G, 0), **settings)
-    keys = rows_seen(cross_keys(captioner))
-    towers = tower_shapes(captioner)
-    torch.manual_seed(3)
-    found = captioner.generate(pixel_values=pixel_values, num_return_sequences=G, **settings)
-    assert found.ids.tolist() == expected.ids.tolist()
-    assert found.captions == expected.captions
-    assert [shape[0] for shape in towers if shape[-1] > 1] == [B]
-    assert keys == [B] * LAYERS  # at the first token; later tokens use the cache
-    # The same with a generation config, which the arguments override.
-    torch.manual_seed(3)
-    config = GenerationConfig(do_sample=True, top_k=0, num_return_sequences=G)
-    again = captioner.generate(pixel_values=pixel_values, generation_config=config, max_new_tokens=8)
-    assert again.ids.tolist() == expected.ids.tolist()
-
-
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 4, "num_return_sequences": 2}])
-def test_other_decodings_are_not_changed(settings):
-    captioner = tiny_captioner("blip")
-    pixel_values = captioner.encode_images(tiny_images(B))["pixel_values"]
-    found = captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids
-    captioner.base_model.folds_cross_attention = False
-    assert captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **settings).ids.tolist() == found.tolist()
 
 
 @pytest.mark.parametrize("decoding", [{"num_beams": 3}, {"do_sample": True, "num_return_sequences": G}])
