@@ -5,14 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import completion_mask
 from hf_captionrl.captioners.prompts import caption_entropy, contrastive_prompt, encode_with_prompts
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.trl_grpo import _prompts
+from tests.captioners.models import captioner_of
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
-from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
 
 
@@ -199,8 +198,7 @@ def test_entropy_equals_a_loop_over_positions(family):
 
 @pytest.fixture(scope="module")
 def captioner():
-    model, processor = tiny_chat("llava")
-    return load_captioner(model, processor=processor)
+    return captioner_of("llava")
 
 
 def test_prompt_names_the_captions_of_similar_images():

@@ -18,25 +18,18 @@ from hf_captionrl.captioners.loading import FAMILIES as REGISTERED
 from hf_captionrl.data import CaptionCollator, CaptionDataset, DecodedPixels, cached_pixels
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
+from tests.captioners.models import MODELS, build, captioner_of
 from tests.rewards.conftest import OfContext
-from tests.tiny import FAMILIES, tiny_images, tiny_model
-from tests.tiny.chat import CHAT_TYPES, tiny_chat
-from tests.tiny.families import FAMILY_NAMES, tiny_family
+from tests.tiny import tiny_images
+from tests.tiny.chat import CHAT_TYPES
 from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import PLAIN_SGD
 
-MODELS = (*FAMILIES, *FAMILY_NAMES, *CHAT_TYPES)
 CAPTIONS = ["a red cat", "two small birds near the tree", "a dog"]
 TILED = ("llava_onevision", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl")
 """Split images into tiles or keep their size, so that features alone do not determine the inputs."""
 NO_CHECKPOINTING = ("pix2struct",)
 """transformers itself does not support activation checkpointing for these."""
-
-
-def build(name: str) -> tuple:
-    if name in FAMILIES:
-        return tiny_model(name)
-    return tiny_family(name) if name in FAMILY_NAMES else tiny_chat(name)
 
 
 @functools.cache
@@ -95,42 +88,23 @@ def own_chat(captioner: Captioner, image, caption: str) -> tuple[dict[str, Tenso
     return found, first
 
 
-@functools.cache
-def own_logits(name: str) -> tuple[Tensor, Tensor]:
-    """Logits of the captions from the original class, `(B, T - 1, V)`, and their labels.
-
-    For chat models nothing of the captioner is used: their processor reads the whole chat, one image at a time.
-    """
-    captioner, plain = _built(name)
-    batch = batch_of(captioner)
-    labels = captioner.align_labels(batch.pop("labels"))
-    with torch.no_grad():
-        if name not in CHAT_TYPES:
-            logits = captioner.model(**batch).logits.float()
-            # The text comes last; encoder-decoders predict from the first position.
-            return logits if captioner.is_encoder_decoder else logits[:, -labels.size(1) - 1 : -1], labels
-        logits = torch.zeros(*labels.shape, captioner.vocab_size)
-        for row, (image, caption) in enumerate(zip(some_images(), CAPTIONS, strict=True)):
-            inputs, first = own_chat(captioner, image, caption)
-            number = int((labels[row] != -100).sum())
-            # Not every template ends the answer with the end token: LLaVA's ends it with a space.
-            assert torch.equal(inputs["input_ids"][0, first : first + number - 1], labels[row, : number - 1])
-            logits[row, :number] = plain(**inputs).logits[0, first - 1 : first - 1 + number]
-    return logits, labels
-
-
-# One test per column
-
-
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHAT_TYPES)
 def test_log_probs_equal_those_of_the_original_class(name, captioner):
-    """Without the fallback to full logits."""
-    batch = batch_of(captioner)
+    """Whose processor reads the whole chat, one image at a time. Other families: test_head_tap.py, test_own_processors.py."""
+    plain, batch = _built(name)[1], batch_of(captioner)
     assert captioner.self_check(batch) < resolution(10)
     assert not captioner.use_full_logits
-    logits, labels = own_logits(name)
-    expected = -F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
-    with torch.no_grad():
-        assert_close(captioner.log_probs(batch), expected)
+    found, labels = captioner.log_probs(batch), captioner.align_labels(batch["labels"])
+    for row, (image, caption) in enumerate(zip(some_images(), CAPTIONS, strict=True)):
+        inputs, first = own_chat(captioner, image, caption)
+        number = int((labels[row] != -100).sum())
+        # Not every template ends the answer with the end token: LLaVA's ends it with a space.
+        assert torch.equal(inputs["input_ids"][0, first : first + number - 1], labels[row, : number - 1])
+        logits = plain(**inputs).logits[0, first - 1 : first - 1 + number]
+        expected = -F.cross_entropy(logits, labels[row, :number], reduction="none")
+        assert_close(found[row, :number], expected)
+        assert not found[row, number:].any()
 
 
 @pytest.mark.parametrize("name", ["vit-bert", "blip2-t5", "llava", "qwen2_vl"])
@@ -323,7 +297,7 @@ def test_cached_pixels_equal_the_processors_or_are_refused(tmp_path, name):
 
 
 def test_processors_of_pillow_are_split_too(tmp_path):
-    model, processor = tiny_model("git")
+    model, processor = build("git")
     settings = processor.image_processor.to_dict()
     kind = getattr(transformers, f"{settings.pop('image_processor_type')}Pil")
     processor.image_processor = kind(**settings)
@@ -334,7 +308,7 @@ def test_processors_of_pillow_are_split_too(tmp_path):
 
 @pytest.mark.parametrize("left_out", ["do_normalize", "do_rescale"])
 def test_processors_that_leave_out_a_step_are_split(left_out):
-    model, processor = tiny_model("blip")
+    model, processor = build("blip")
     setattr(processor.image_processor, left_out, False)
     captioner = load_captioner(model, processor=processor)
     images = some_images()
@@ -346,7 +320,7 @@ def test_processors_that_leave_out_a_step_are_split(left_out):
     [("internvl", {"min_patches": 1, "max_patches": 1}), ("idefics3", {"do_image_splitting": False})],
 )
 def test_tiling_processors_with_one_size_are_split(tmp_path, name, settings):
-    model, processor = tiny_chat(name)
+    model, processor = build(name)
     for key, value in settings.items():
         setattr(processor.image_processor, key, value)
     check(load_captioner(model, processor=processor), tmp_path)
@@ -379,8 +353,7 @@ def test_processors_that_do_more_are_refused(change, message):
 
 
 def test_a_new_processor_is_split_again():
-    model, processor = tiny_model("blip")
-    captioner = load_captioner(model, processor=processor)
+    captioner = captioner_of("blip")
     before = captioner.prepare_pixels(some_images())
     captioner.image_processor = copy.deepcopy(captioner.image_processor)
     captioner.image_processor.resample = 0

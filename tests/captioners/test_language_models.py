@@ -27,7 +27,6 @@ from hf_captionrl.captioners.language_models import (
     TransformersVisionBackend,
     Truncated,
     VLLMBackend,
-    _continuation,
     chat_text,
 )
 from hf_captionrl.data import open_image
@@ -217,19 +216,6 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
     expected = f"[DEC] briefly describe the content of the image [UNK] {found[0]} [SEP]"
     assert said.split() == expected.split()  # the answer may be empty
     assert any(found.values())
-
-
-@pytest.mark.parametrize(
-    ("row", "answer"),
-    [
-        ([5, 6, 7, 8, 9, 2, 0], [8, 9]),  # a chat model: every token again
-        ([1, 8, 9, 2, 0], [8, 9]),  # InstructBLIP: only the answer
-        ([1, 5, 6, 8, 9], [5, 6, 8, 9]),  # another text, not the prompt
-    ],
-)
-def test_prompt_is_removed_in_every_layout(row, answer):
-    special = {0, 1, 2}
-    assert [token for token in _continuation(row, [5, 6, 7], special) if token not in special] == answer
 
 
 def text_backend(**settings):

@@ -10,7 +10,7 @@ import types
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, GitModel
 
@@ -22,7 +22,7 @@ from hf_captionrl.captioners.head_tap import floating_dtype
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils import model_files as device_arguments
 from hf_captionrl.utils.model_files import check_kwargs, model_path
-from tests.captioners.test_families import build
+from tests.captioners.models import build
 from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
 from tests.tiny.families import tiny_family
@@ -354,18 +354,6 @@ def in_files_of_their_own(folder):
     (folder / "processor_config.json").unlink()
 
 
-def test_image_processor_inside_and_outside_of_the_processor(tmp_path):
-    inside = tmp_path / "inside"
-    tiny_captioner("blip").save_pretrained(inside)
-    assert "image_processor" in json.loads((inside / "processor_config.json").read_text())
-    assert not (inside / "preprocessor_config.json").exists()
-    outside = shutil.copytree(inside, tmp_path / "outside")
-    in_files_of_their_own(outside)
-    left, right = load_captioner(inside), load_captioner(outside)
-    assert torch.equal(left.encode_images(IMAGES)["pixel_values"], right.encode_images(IMAGES)["pixel_values"])
-    assert write(left) == write(right)
-
-
 @pytest.mark.parametrize("key", ["image_processor_type", "feature_extractor_type"])
 def test_vit_feature_extractor(key, tmp_path):
     """For the first AutoProcessor silently returns a tokenizer."""
@@ -497,11 +485,3 @@ def test_scorer_without_a_tokenizer_raises(tmp_path):
         (clip / name).unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError, match=r"^The scorer '\S+' has no tokenizer.*processor\.save_pretrained"):
         load_scorer(clip)
-
-
-def test_half_precision_weights_keep_their_dtype(tmp_path):
-    tiny_captioner("blip").save_pretrained(tmp_path)
-    state = {name: value.half() for name, value in load_file(tmp_path / "model.safetensors").items()}
-    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    edit(tmp_path, "config.json", dtype=None, torch_dtype="float16")
-    assert {p.dtype for p in load_captioner(tmp_path).model.parameters()} == {torch.float16}

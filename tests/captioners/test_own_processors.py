@@ -16,9 +16,10 @@ from hf_captionrl.captioners import (
     ProcessorPair,
     load_captioner,
 )
+from tests.captioners.models import captioner_of
 from tests.tiny import tiny_images
 from tests.tiny.families import tiny_family
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, resolution
 
 CAPTIONS = ["a red cat", "two small birds near the tree", "the yellow boat"]
 
@@ -45,8 +46,7 @@ class FamilySuite:
 
     @pytest.fixture
     def captioner(self) -> Captioner:
-        model, processor = tiny_family(self.name)
-        return load_captioner(model, processor=processor, prompt=self.prompt)
+        return captioner_of(self.name, prompt=self.prompt)
 
     @pytest.fixture
     def images(self) -> list[Any]:
@@ -55,6 +55,8 @@ class FamilySuite:
     def test_log_probs_equal_those_of_the_untouched_model(self, captioner, images):
         plain, processor = tiny_family(self.name)
         batch = captioner.collate(images, CAPTIONS[:2])
+        assert captioner.self_check(batch) < resolution(10)
+        assert not captioner.use_full_logits
         ours = captioner.log_probs(batch).detach()
         supervised = captioner.align_labels(batch["labels"]) != -100
         for row, image, caption in zip(range(2), images, CAPTIONS[:2], strict=True):
@@ -130,29 +132,26 @@ class TestInstructBlipWithT5(TestBlip2WithT5):
     ("name", "family"), [("blip2-opt", Blip2Captioner), ("instructblip-t5", Blip2EncoderDecoderCaptioner)]
 )
 def test_language_model_determines_the_class(name, family):
-    model, processor = tiny_family(name)
-    captioner = load_captioner(model, processor=processor)
+    captioner = captioner_of(name)
     assert type(captioner) is family
     assert captioner.prompt == ""
     assert len(captioner.generate(image_features=torch.randn(2, 5, 32), max_new_tokens=3).captions) == 2
 
 
 def test_opt_ends_with_a_newline_and_never_writes_the_image_token():
-    model, processor = tiny_family("blip2-opt")
-    captioner = load_captioner(model, processor=processor)
+    captioner = captioner_of("blip2-opt")
     assert captioner.tokenizer.decode([captioner.eos_token_id]) == "\n"
     batch = captioner.encode_captions(["a cat"])
     assert batch["labels"][0, -1] == captioner.eos_token_id
     assert captioner.decode(batch["labels"][:, 1:]) == ["a cat"]
-    token = model.config.image_token_id
+    token = captioner.model.config.image_token_id
     settings = {"max_new_tokens": 4, "sequence_bias": {(token,): 100.0}, "do_sample": False}
     written = captioner.generate(image_features=torch.randn(2, 5, 32), **settings)
     assert not (written.ids == token).any()
 
 
 def test_the_prompt_reaches_encoder_and_qformer():
-    model, processor = tiny_family("instructblip-t5")
-    captioner = load_captioner(model, processor=processor, prompt="a photo of")
+    captioner = captioner_of("instructblip-t5", prompt="a photo of")
     first = captioner.fixed_side_inputs(2)
     captioner.prompt = "the picture"
     second = captioner.fixed_side_inputs(2)
@@ -220,8 +219,7 @@ class TestPix2Struct(FamilySuite):
 
 
 def test_padding_does_not_affect_the_result():
-    model, processor = tiny_family("pix2struct")
-    captioner = load_captioner(model, processor=processor)
+    captioner = captioner_of("pix2struct")
     wide = tiny_images(1, size=20)[0].resize((60, 12))
     patches = captioner.encode_images([wide])["pixel_values"]
     empty = (patches == 0).all(-1)
@@ -238,9 +236,8 @@ def test_padding_does_not_affect_the_result():
 
 def test_cached_keys_do_not_change_captions():
     """Published configurations set `use_cache` to false, which reads the whole caption again for every token."""
-    model, processor = tiny_family("pix2struct")
-    assert model.config.text_config.use_cache is False
-    captioner = load_captioner(model, processor=processor)
+    captioner = captioner_of("pix2struct")
+    assert captioner.model.config.text_config.use_cache is False
     images = captioner.encode_images(tiny_images(3))
     settings = {"max_new_tokens": 12, "suppress_tokens": [captioner.eos_token_id, captioner.pad_token_id]}
     widths = []
@@ -276,6 +273,5 @@ def test_parts_that_do_not_fit_are_refused(name, change, message):
 
 
 def test_features_that_are_no_square_map_are_refused():
-    model, processor = tiny_family("florence2")
     with pytest.raises(ValueError, match="image_features with 3 rows"):
-        load_captioner(model, processor=processor).generate(image_features=torch.randn(1, 3, 32))
+        captioner_of("florence2").generate(image_features=torch.randn(1, 3, 32))

@@ -16,6 +16,7 @@ from hf_captionrl.captioners.pipeline import VideoFeatures, pipeline, vision_tow
 from hf_captionrl.data import pool_frames, sample_frames
 from hf_captionrl.scenes import load_moving_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from tests.captioners.models import captioner_of
 from tests.tiny import IMAGE_SIZE, tiny_captioner, tiny_git
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, resolution
@@ -137,11 +138,7 @@ def test_git_for_videos_adds_temporal_embeddings(pixels):
     ],
 )
 def test_frame_pooling_that_a_model_does_not_support_raises(name, pooling, message):
-    if name in ("llava", "qwen2_vl"):
-        model, processor = tiny_chat(name)
-        captioner = load_captioner(model, processor=processor)
-    else:
-        captioner = video_git() if name == "git for videos" else tiny_captioner(name)
+    captioner = video_git() if name == "git for videos" else captioner_of(name)
     if name == "qwen2_vl":
         captioner.processor.video_processor.patch_size = 8
     with pytest.raises(ValueError, match=message):
@@ -264,9 +261,8 @@ def test_templates_without_a_video_token_or_with_another_ending_raise():
     captioner = load_captioner(model, processor=processor, prompt="what?")
     captioner.check_frame_pooling("native", F4)
     assert captioner.tokenizer.decode(captioner.fixed_side_inputs(1)["prefix_ids"][0]).endswith("<video>\nwhat?")
-    model, processor = tiny_chat("smolvlm")
     with pytest.raises(ValueError, match=r"ends with token \d+ after a video and with token \d+ after an image"):
-        load_captioner(model, processor=processor).check_frame_pooling("native", F4)
+        captioner_of("smolvlm").check_frame_pooling("native", F4)
 
 
 SETTINGS = {"num_beams": 1, "do_sample": False, "max_new_tokens": 4}
@@ -299,8 +295,7 @@ def clips(number, frames):
 
 
 def test_a_step_of_smile_on_moving_scenes(tmp_path):
-    model, processor = tiny_chat("llava_onevision")
-    captioner = load_captioner(model, processor=processor)
+    captioner = captioner_of("llava_onevision")
     data = clips(6, F4)
     trainer = trainer_of(captioner, data, tmp_path, "native")
     before = {name: value.clone() for name, value in captioner.model.named_parameters()}

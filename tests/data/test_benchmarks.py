@@ -109,7 +109,7 @@ def test_imagecode_by_kind(tmp_path):
         load_imagecode(put(tmp_path / "v.json", {"a": {"1": "b"}}), kind="static")
 
 
-def test_imagecode_sets_need_ten_images_in_their_folder(tmp_path):
+def test_imagecode_sets_need_ten_images_below_their_folder(tmp_path):
     path, root = imagecode(tmp_path, numbers=range(9))
     with pytest.raises(ValueError, match="holds 9 images"):
         load_imagecode(path, root)
@@ -118,13 +118,10 @@ def test_imagecode_sets_need_ten_images_in_their_folder(tmp_path):
     outside = put(tmp_path / "out.json", {"../sets": {"1": "b"}})
     with pytest.raises(ValueError, match="not a valid name of a set"):
         load_imagecode(outside, root)
-
-
-def test_imagecode_images_that_lead_elsewhere_raise(tmp_path):
-    path, root = imagecode(tmp_path)
-    image = sorted(root.rglob("img*.jpg"))[0]
-    image.rename(tmp_path / "elsewhere.jpg")
-    image.symlink_to(tmp_path / "elsewhere.jpg")
+    # Complete, but for an image that leads elsewhere.
+    for name in SETS:
+        picture(tmp_path / "elsewhere.jpg")
+        (root / name / "img9.jpg").symlink_to(tmp_path / "elsewhere.jpg")
     with pytest.raises(ValueError, match="not below image_root"):
         load_imagecode(path, root)
 

@@ -99,19 +99,6 @@ def test_a_warm_cache_opens_no_image_and_reads_no_known_file(tmp_path, monkeypat
         features(tmp_path / "cache", dataset, encode, what="another kind")
 
 
-def test_images_are_decoded_and_hashed_by_several_threads_with_a_bar(tmp_path, monkeypatch, capsys):
-    dataset, _ = files(tmp_path / "images", 6)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2}, raising=False)
-    waiting = functools.partial(meeting, threading.Barrier(3))
-    monkeypatch.setattr(module, "_file_hash", waiting(module._file_hash))
-    monkeypatch.setattr(module, "open_image", waiting(module.open_image))
-    cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
-    cached_features(cache, dataset, Encode())
-    shown = capsys.readouterr().err
-    assert "Hashing files: 100%" in shown
-    assert "Encoding images: 100%" in shown
-
-
 def test_processes_of_a_machine_share_its_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     found = []
@@ -262,6 +249,12 @@ def test_items_and_batches_hold_pixels(tmp_path, monkeypatch, blip):
             CaptionDataset(rows, pixels=pixels, **more)
 
 
+@pytest.fixture
+def gifs(tmp_path):
+    """Four videos, of which three frames are sampled."""
+    return load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
+
+
 def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
     encode = EncodeTokens()
@@ -284,35 +277,31 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     assert video_hash(tmp_path / "gifs" / "t0.gif") != video_hash(tmp_path / "gifs" / "t1.gif")
 
 
-def test_scorer_features_of_videos_have_unit_length(tmp_path):
-    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
-
+def test_scorer_features_of_videos_have_unit_length(gifs, tmp_path):
     def encode(images):
         return torch.nn.functional.normalize(Encode()(images), dim=-1)
 
     cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
-    found = cached_features(cache, ds, encode, progress=False, unit_length=True).tensor()
+    found = cached_features(cache, gifs, encode, progress=False, unit_length=True).tensor()
     for n in range(4):
-        mean = encode(sample_frames(ds[n]["image"], 3)).mean(0)
+        mean = encode(sample_frames(gifs[n]["image"], 3)).mean(0)
         assert mean.norm() < 0.999
         torch.testing.assert_close(found[n], mean / mean.norm())
 
 
-def test_videos_without_features_are_refused(tmp_path):
-    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
+def test_videos_without_features_are_refused(gifs, tmp_path):
     with pytest.raises(ValueError, match=r"holds videos.*cache_image_features=True"):
-        CaptionDataset(ds)
-    item = CaptionDataset(ds, image_features=torch.ones(4, 2, 3))[0]
+        CaptionDataset(gifs)
+    item = CaptionDataset(gifs, image_features=torch.ones(4, 2, 3))[0]
     assert item["image"] is None
     assert item["image_features"].shape == (2, 3)
-    mixed = datasets.concatenate_datasets([ds, load_captions("tgif", data_dir=tmp_path, num_frames=2)])
+    mixed = datasets.concatenate_datasets([gifs, load_captions("tgif", data_dir=tmp_path, num_frames=2)])
     with pytest.raises(ValueError, match="num_frames"):
         frames_of(mixed)
 
 
-def test_concatenated_frames_have_other_cache_keys_than_means(tmp_path):
-    ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
-    encode = EncodeTokens()
+def test_concatenated_frames_have_other_cache_keys_than_means(gifs, tmp_path):
+    ds, encode = gifs, EncodeTokens()
     cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="frames")
     joined = cached_features(cache, ds, encode, progress=False, pooling="concat")
     assert joined.shape == (4, 3 * 2, 3)

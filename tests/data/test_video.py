@@ -24,24 +24,20 @@ def test_frames_are_sampled_evenly_in_time(kind):
         assert {(frame.mode, frame.size) for frame in frames} == {("RGB", SIZE)}
 
 
-def test_ends_are_first_and_last():
-    data = gif([plain(c) for c in COLOURS], [100] * 7)
-    assert colours_of(sample_frames(data, 2, how="ends")) == [0, 6]
-    assert colours_of(sample_frames(data, 4, how="ends")) == [0, 2, 4, 6]
-    assert colours_of(sample_frames(data, 1, how="ends")) == [0]
-    assert colours_of(sample_frames(data, 7, how="ends")) == list(range(7))
-
-
-def test_all_frames_of_an_even_video_and_repeats_beyond():
-    data = gif([plain(c) for c in COLOURS[:3]], [50] * 3)
-    assert colours_of(sample_frames(data, 3)) == [0, 1, 2]
-    assert colours_of(sample_frames(data, 6)) == [0, 0, 1, 1, 2, 2]
-    assert colours_of(sample_frames(gif([plain(COLOURS[4])], 0), 3)) == [4, 4, 4]
-
-
-def test_short_delays_count_as_in_browsers():
-    data = gif([plain(c) for c in COLOURS[:3]], [10, 300, 0])
-    assert colours_of(sample_frames(data, 5)) == middles([100, 300, 100], 5) == [0, 1, 1, 1, 2]
+@pytest.mark.parametrize(
+    ("durations", "how", "expected"),
+    [
+        ([100] * 7, "ends", [0, 6]),
+        ([100] * 7, "ends", [0, 2, 4, 6]),
+        ([100] * 7, "ends", [0]),
+        ([50] * 3, "uniform", [0, 0, 1, 1, 2, 2]),
+        ([0], "uniform", [0, 0, 0]),
+        ([10, 300, 0], "uniform", [0, 1, 1, 1, 2]),  # short delays count as 100 ms, as in browsers
+    ],
+)
+def test_frames_of_gifs(durations, how, expected):
+    data = gif([plain(c) for c in COLOURS[: len(durations)]], durations)
+    assert colours_of(sample_frames(data, len(expected), how=how)) == expected
 
 
 @pytest.mark.parametrize("disposal", [1, 2])
