@@ -156,16 +156,6 @@ def test_copies_share_a_key_and_touching_a_file_keeps_it(tmp_path):
     assert source_keys(bytes_of, tmp_path / "cache") == keys
 
 
-@pytest.mark.parametrize(("value", "reason"), [("gone.png", "image_not_found"), (png(1)[:200], "image_truncated")])
-def test_a_bad_image_is_named_as_such(tmp_path, value, reason):
-    images = [value if not isinstance(value, bytes) else {"bytes": value, "path": None}]
-    dataset = datasets.Dataset.from_dict({"image": images}, features=datasets.Features({"image": datasets.Image()}))
-    cache = FeatureCache(tmp_path, model_id="m", revision="r")
-    with pytest.raises(ImageError) as error:
-        cached_features(cache, dataset, Encode(), progress=False)
-    assert error.value.reason == reason
-
-
 def processor(side):
     """What a captioner passes: BLIP's image processor in two parts."""
     images = transformers.BlipImageProcessor(size={"height": side, "width": side})
