@@ -99,6 +99,24 @@ def test_forward_equals_the_published_code(mapper):
         assert (model(**batch).logits[:, :-1][kept] - expected[kept]).abs().max() > 1e-3
 
 
+def test_beams_have_the_scores_of_their_tokens():
+    model, processor = tiny_clipcap()
+    batch = inputs(processor, ["", "", ""])
+    settings = {"num_beams": 4, "num_return_sequences": 2, "do_sample": False, "return_dict_in_generate": True}
+    beams = model.generate(batch["pixel_values"], max_new_tokens=6, output_scores=True, **settings)
+    end = processor.tokenizer.eos_token_id
+    assert beams.sequences.size(0) == 6
+    for index, (row, score) in enumerate(zip(beams.sequences, beams.sequences_scores, strict=True)):
+        new = row[1:].tolist()
+        new = new[: new.index(end) + 1] if end in new else new
+        ids = torch.tensor([[row[0].item(), *new]])
+        logits = model(pixel_values=batch["pixel_values"][index // 2][None], input_ids=ids).logits[0, :-1]
+        assert_close(score, logits.log_softmax(-1)[torch.arange(len(new)), torch.tensor(new)].mean(), ulps=32)
+    # DiscriTune's 40 tokens are 10 prefix vectors and 30 tokens of the caption.
+    length = model.config.prefix_length + 4
+    assert model.generate(batch["pixel_values"], max_length=length, do_sample=False).size(1) <= 1 + 4
+
+
 def test_generation_stops_at_the_first_token_with_a_full_stop():
     model, processor = tiny_clipcap(text={"vocab_size": 271})
     tokenizer = processor.tokenizer

@@ -280,6 +280,7 @@ def check(captioner, folder):
     assert_equal(captioner.encode_pixels(stacked), whole)
     collate = CaptionCollator(captioner)
     decoded = DecodedPixels(rows, captioner.prepared_pixels)
+    assert len(decoded) == 3
     assert torch.equal(torch.stack([decoded[i] for i in range(3)]), stacked)
     batch = collate([CaptionDataset(rows, pixels=pixels)[i] for i in range(3)])
     assert_equal(batch, collate([CaptionDataset(rows)[i] for i in range(3)]))

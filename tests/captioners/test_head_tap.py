@@ -205,6 +205,16 @@ def test_known_softcap_is_applied():
     assert_close(got, expected)
 
 
+def test_autocast_changes_the_loss_little_and_passes_the_check():
+    captioner, untouched, batch = pair("clipcap")
+    own = untouched(**native("clipcap", batch)).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = captioner.model(**batch, head_objective=mean_cross_entropy).loss
+        captioner.self_check(batch)
+    assert abs(loss - own) < 0.05
+    assert not captioner.use_full_logits
+
+
 def test_copies_pickles_and_signatures():
     captioner, untouched, batch = pair("blip")
     model = captioner.model

@@ -149,7 +149,7 @@ def test_videos_without_frames_are_refused(tmp_path):
     refused(tmp_path / "zero.mp4", r"zero.mp4' has 0 bytes. Remedy: download or copy", "video_truncated")
 
 
-@pytest.mark.parametrize("kind", ["gif", "mp4"])
+@pytest.mark.parametrize("kind", ["gif", "mp4", "mkv"])
 def test_damaged_video_is_read_or_refused(kind):
     data = gif([plain(c) for c in COLOURS], 50) if kind == "gif" else film(10, **KINDS[kind])
     rng = np.random.default_rng(1)
