@@ -13,16 +13,8 @@ from hf_captionrl.apps.experiments.arguments import ModelArguments
 from hf_captionrl.captioners import language_lora, load_captioner, mean_cross_entropy
 from hf_captionrl.captioners.head_tap import is_tappable
 from tests.captioners.test_head_tap import gradients, smile
-from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_clipcap, tiny_images
+from tests.tiny import tiny_captioner, tiny_captions, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
-
-HEADS = {
-    "blip": "text_decoder.cls.predictions.decoder",
-    "git": "output",
-    "vit-gpt2": "decoder.lm_head",
-    "vit-bert": "decoder.cls.predictions.decoder",
-    "clipcap": "language_model.lm_head",
-}
 
 
 def adapted(family: str, add) -> tuple:
@@ -38,10 +30,9 @@ def adapted(family: str, add) -> tuple:
     return captioner, batch
 
 
-@pytest.mark.parametrize("how", ["lora", "lora with dropout and bias", "modules_to_save", "dora", "both", "two"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_on_the_head_itself(family, how):
-    head = HEADS[family]
+@pytest.mark.parametrize("how", ["lora with dropout and bias", "modules_to_save", "dora", "both", "two"])
+@pytest.mark.parametrize(("family", "head"), [("blip", "text_decoder.cls.predictions.decoder"), ("git", "output")])
+def test_adapters_on_the_head_itself(family, head, how):
 
     def add(captioner):
         settings = {"r": 4, "target_modules": re.escape(head)}
@@ -80,24 +71,6 @@ def test_adapters_on_the_head_itself(family, how):
     fused = captioner.model(**batch, head_objective=smile).loss
     captioner.use_full_logits = True
     assert_close(fused, captioner.model(**batch, head_objective=smile).loss)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_lora_on_both_parts_trains_only_adapters(family):
-    """test_families.py has each part alone."""
-    captioner, batch = adapted(family, lambda c: c.add_lora("both", r=4, dropout=0.0))
-    captioner.model(**batch, head_objective=mean_cross_entropy).loss.backward()
-    ours = gradients(captioner.model)
-    tower = f"base_model.model.{captioner.vision_path}."
-    assert {name.startswith(tower) for name in ours if "lora_" in name} == {False, True}
-    assert all("lora_" in name or "modules_to_save" in name for name in ours)
-    assert not any(f".{HEADS[family]}.lora_" in name for name in ours)
-    captioner.model.zero_grad()
-    captioner.model(**batch).loss.backward()
-    assert_close(gradients(captioner.model), ours, ulps=128, magnitude=1)
-    features = captioner.image_features(batch["pixel_values"])
-    assert features.requires_grad
-    assert captioner.generate(image_features=features.detach(), max_new_tokens=3).captions
 
 
 def test_disabled_and_merged_adapters():
@@ -170,13 +143,8 @@ def test_the_output_of_the_mlp_is_not_adapted_in_gpt2_with_cross_attention():
     captioner = tiny_captioner("vit-gpt2")
     captioner.add_lora("language", r=2)
     parts = {name.split(".h.")[1].split(".", 1)[1] for name in adapted_names(captioner) if ".h." in name}
-    assert parts == {
-        "attn.c_attn",
-        "attn.c_proj",
-        "crossattention.q_attn",
-        "crossattention.c_attn",
-        "crossattention.c_proj",
-    }
+    expected = {"attn.c_attn", "attn.c_proj"} | {f"crossattention.{end}" for end in ("q_attn", "c_attn", "c_proj")}
+    assert parts == expected
 
 
 def wide_captioner():

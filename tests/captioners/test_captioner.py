@@ -5,19 +5,18 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import completion_mask
 from hf_captionrl.captioners.prompts import caption_entropy, contrastive_prompt, encode_with_prompts
-from hf_captionrl.losses import IGNORE_INDEX, shift_first_token
+from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.trl_grpo import _prompts
+from tests.captioners.models import captioner_of
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
-from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
 
 
-@pytest.mark.parametrize("prompt", ["", "a picture of ", "a picture of", "the red cat\n"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prompt", ["", "a picture of ", "the red cat\n"])
+@pytest.mark.parametrize("family", ["blip", "vit-gpt2"])
 def test_labels_are_the_caption_and_its_end(family, prompt):
     captioner = tiny_captioner(family, prompt=prompt)
     captions = ["a red cat", "cat", "two dog on the cat"]
@@ -49,9 +48,8 @@ def test_bpe_prompt_ids_equal_those_in_training():
     assert captioner.decode(batch["labels"][batch["labels"] != IGNORE_INDEX].unsqueeze(0)) == ["cat"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_long_captions_are_truncated_without_an_end_token(family):
-    captioner = tiny_captioner(family, prompt="a ")
+def test_long_captions_are_truncated_without_an_end_token():
+    captioner = tiny_captioner("vit-gpt2", prompt="a ")
     batch = captioner.encode_captions(["red cat " * 30], max_length=9)
     assert batch["labels"].shape == (1, 9)
     assert batch["input_ids"][0, -1] != captioner.eos_token_id
@@ -69,17 +67,6 @@ def test_invalid_captions_raise():
         captioner.encode_captions([" \n"])
     with pytest.raises(ValueError, match="either images or image_features"):
         captioner.collate(None, ["dog"])
-    with pytest.raises(ValueError, match="either images or image_features"):
-        captioner.collate(tiny_images(1), ["dog"], image_features=torch.zeros(1, 2, 3))
-
-
-@pytest.mark.parametrize("family", ["blip", "vit-bert"])
-def test_first_token_shifting_works_with_every_family(family):
-    captioner = tiny_captioner(family, prompt="a picture of ")
-    batch = captioner.encode_captions(["red cat"])
-    ids, labels = shift_first_token(batch["input_ids"], batch["labels"], captioner.tokenizer)
-    assert captioner.tokenizer.convert_ids_to_tokens(ids[0].tolist())[4:6] == ["##red", "cat"]
-    assert (labels[0, 4:] == ids[0, 4:]).all()
 
 
 def test_completion_mask():
@@ -95,7 +82,6 @@ def test_completion_mask():
 
 DECODINGS = {
     "greedy": {},
-    "beam": {"num_beams": 3},
     "beams of one image": {"num_beams": 3, "num_return_sequences": 2},
     "sampling": {"do_sample": True, "num_return_sequences": 3, "top_k": 0},
 }
@@ -103,37 +89,31 @@ DECODINGS = {
 
 def own_generate(family, model, processor, pixel_values, prompt, **kwargs):
     """The original `generate`, used as in its documentation."""
-    ids = processor.tokenizer(prompt, add_special_tokens=False).input_ids if prompt else []
+    ids = processor.tokenizer(prompt, add_special_tokens=False).input_ids
     if family == "blip":
         row = [processor.tokenizer.cls_token_id, *ids, processor.tokenizer.sep_token_id]
         prompt_ids = torch.tensor([row] * pixel_values.size(0))
         return model.generate(pixel_values, input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
-    if family == "git":
-        prompt_ids = torch.tensor([[processor.tokenizer.cls_token_id, *ids]] * pixel_values.size(0))
-        return model.generate(pixel_values=pixel_values, input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
-    if family == "clipcap":
-        prompt_ids = torch.tensor([[processor.tokenizer.bos_token_id, *ids]] * pixel_values.size(0))
-        return model.generate(pixel_values=pixel_values, input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
-    start = model.config.decoder_start_token_id
-    prompt_ids = torch.tensor([[start, *ids]] * pixel_values.size(0))
-    return model.generate(pixel_values, decoder_input_ids=prompt_ids, **kwargs)[:, len(ids) + 1 :]
+    tokenizer, name = processor.tokenizer, "input_ids" if family in ("git", "clipcap") else "decoder_input_ids"
+    starts = {"git": tokenizer.cls_token_id, "clipcap": tokenizer.bos_token_id}
+    start = starts.get(family, getattr(model.config, "decoder_start_token_id", None))
+    kwargs[name] = torch.tensor([[start, *ids]] * pixel_values.size(0))
+    return model.generate(pixel_values=pixel_values, **kwargs)[:, len(ids) + 1 :]
 
 
-@pytest.mark.parametrize("prompt", ["", "a picture of"])
 @pytest.mark.parametrize("decoding", DECODINGS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_generate_equals_the_original(family, decoding, prompt, monkeypatch):
+def test_generate_equals_the_original(family, decoding, monkeypatch):
+    prompt = "a picture of"
     captioner = tiny_captioner(family, prompt=prompt)
     untouched, processor = tiny_model(family)
     pixel_values = captioner.encode_images(tiny_images(3))["pixel_values"]
     kwargs = DECODINGS[decoding]
     N = 3 * kwargs.get("num_return_sequences", 1)
     torch.manual_seed(7)
-    if kwargs.get("do_sample"):
-        with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
+        if kwargs.get("do_sample"):
             patch.setattr(torch, "multinomial", multinomial_of(torch.rand(6, N)))
-            expected = own_generate(family, untouched, processor, pixel_values, prompt, max_new_tokens=6, **kwargs)
-    else:
         expected = own_generate(family, untouched, processor, pixel_values, prompt, max_new_tokens=6, **kwargs)
     torch.manual_seed(7)
     got = captioner.generate(pixel_values=pixel_values, max_new_tokens=6, **kwargs)
@@ -144,33 +124,14 @@ def test_generate_equals_the_original(family, decoding, prompt, monkeypatch):
     assert got.captions == cached.captions
     assert len(got.captions) == len(got.ids) == len(got.ended) == len(got.mask) == N
     assert len(set(got.captions)) > 1  # captions depend on the images
+    labels = captioner.encode_completions(got.ids)["labels"]
+    assert torch.equal(labels[labels != IGNORE_INDEX], got.ids[got.mask])
     for caption, ids, mask, ended in zip(got.captions, got.ids, got.mask, got.ended, strict=True):
-        assert not caption.startswith("a picture of") or not prompt
+        assert not caption.startswith(prompt)
         assert not any(token in caption for token in captioner.tokenizer.all_special_tokens)
         assert caption == caption.strip()
         assert bool(ended) == (captioner.eos_token_id in ids.tolist())
         assert not ended or ids[mask][-1] == captioner.eos_token_id
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_of_generated_captions_equal_the_model(family):
-    """With a prompt, and three captions per image."""
-    captioner, (untouched, processor) = tiny_captioner(family, prompt="a picture of "), tiny_model(family)
-    pixel_values = captioner.encode_images(tiny_images(2))["pixel_values"]
-    settings = {"do_sample": True, "top_k": 0, "temperature": 0.8, "num_return_sequences": 3}
-    written = captioner.generate(pixel_values=pixel_values, max_new_tokens=5, **settings)
-    batch = captioner.encode_completions(written.ids)
-    assert torch.equal(batch["labels"][batch["labels"] != IGNORE_INDEX], written.ids[written.mask])
-    found = captioner.log_probs({**batch, "pixel_values": pixel_values}, temperature=0.8)
-    prompt = processor.tokenizer("a picture of", add_special_tokens=False).input_ids
-    name = "decoder_input_ids" if family.startswith("vit") else "input_ids"
-    for row, (ids, mask) in enumerate(zip(written.ids, written.mask, strict=True)):
-        sequence = torch.tensor([[captioner.start_token_id, *prompt, *ids[mask]]])
-        with torch.no_grad():
-            logits = untouched(**{name: sequence, "pixel_values": pixel_values[row // 3][None]}).logits[0]
-        log_softmax = (logits[-len(ids[mask]) - 1 : -1] / 0.8).log_softmax(-1)
-        expected = log_softmax.gather(-1, ids[mask][:, None])[:, 0]
-        assert_close(found[row, len(prompt) :][: len(expected)], expected, ulps=64)
 
 
 def test_train_mode_is_restored_and_invalid_inputs_raise():
@@ -187,7 +148,7 @@ def test_train_mode_is_restored_and_invalid_inputs_raise():
         captioner.model(**batch, image_features=torch.zeros(1, 5, 32))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["vit-bert", "clipcap"])
 def test_max_new_tokens_is_limited_by_the_models_positions(family):
     captioner = tiny_captioner(family, prompt="a cat ")
     head = captioner.output_head(captioner.base_model)
@@ -214,8 +175,8 @@ def test_vision_signature_depends_on_weights_and_image_processor():
     assert left.vision_signature() == tiny_captioner("git").vision_signature()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_equals_a_loop_over_positions(family):
+@pytest.mark.parametrize("family", ["vit-gpt2", "clipcap"])
+def test_entropy_equals_a_loop_over_positions(family):
     captioner = tiny_captioner(family)
     images, captions = tiny_images(5), tiny_captions(5)
     found = caption_entropy(captioner, images, captions, batch_size=2)
@@ -227,12 +188,8 @@ def test_equals_a_loop_over_positions(family):
             logits = captioner.model(**{k: v for k, v in batch.items() if k != "labels"}).logits[0].double()
         labels = captioner.align_labels(batch["labels"])[0]
         logits = logits[-len(batch["labels"][0]) :]  # a prefix of image vectors comes first
-        values = []
-        for position, label in enumerate(labels):
-            if label != -100:
-                p = logits[position].softmax(-1)
-                values.append(-float((p * p.log()).sum()))
-        expected.append(sum(values) / len(values))
+        each = [logits[position].softmax(-1) for position, label in enumerate(labels) if label != -100]
+        expected.append(sum(-float((p * p.log()).sum()) for p in each) / len(each))
     assert found["per_sample"] == close(expected, dtype="float32", ulps=64)
     assert found["entropy"] == close(sum(expected) / 5, dtype="float32", ulps=64)
     with pytest.raises(ValueError, match=r"5 images and 4 captions. Pass one caption per image"):
@@ -241,8 +198,7 @@ def test_equals_a_loop_over_positions(family):
 
 @pytest.fixture(scope="module")
 def captioner():
-    model, processor = tiny_chat("llava")
-    return load_captioner(model, processor=processor)
+    return captioner_of("llava")
 
 
 def test_prompt_names_the_captions_of_similar_images():

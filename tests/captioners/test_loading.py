@@ -4,50 +4,43 @@ import copy
 import functools
 import importlib.metadata
 import json
-import logging
-import os
 import shutil
 import types
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoProcessor, GitModel
+from transformers import AutoConfig, GitModel
 
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.experiments.arguments import ModelArguments
-from hf_captionrl.captioners import BlipCaptioner, ProcessorPair, load_captioner
+from hf_captionrl.captioners import ProcessorPair, load_captioner
 from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.captioners.head_tap import floating_dtype
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils import model_files as device_arguments
 from hf_captionrl.utils.model_files import check_kwargs, model_path
-from tests.captioners.test_families import build
-from tests.tiny import FAMILIES, tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
+from tests.captioners.models import build
+from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
 from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
 
+IMAGES = tiny_images(3, size=24)
+
 
 def write(captioner) -> list[str]:
-    pixel_values = captioner.encode_images(tiny_images(3, size=24))["pixel_values"]
-    return captioner.generate(pixel_values=pixel_values, max_new_tokens=6).captions
+    return captioner.generate(**captioner.encode_images(IMAGES), max_new_tokens=6).captions
 
 
 def test_loaded_captioner_generates_the_same_captions(tmp_path):
-    """test_families.py covers the other families."""
     captioner = tiny_captioner("blip", prompt="a picture of ")
     captioner.save_pretrained(tmp_path)
     again = load_captioner(tmp_path)
-    assert type(again) is BlipCaptioner
-    assert again.prompt == "a picture of "
     assert not again.model.training
     assert write(again) == write(captioner)
-    assert again.tokenizer.get_vocab() == captioner.tokenizer.get_vocab()
     # config.json has the name of the original class, so that transformers alone can load the folder.
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == [type(captioner.model).__name__]
     assert load_captioner(str(tmp_path), prompt="").prompt == ""
@@ -55,9 +48,8 @@ def test_loaded_captioner_generates_the_same_captions(tmp_path):
     assert next(half.model.parameters()).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
-    base = tiny_captioner(family, prompt="a ")
+def test_loaded_adapter_generates_the_same_captions(tmp_path):
+    base = tiny_captioner("vit-gpt2", prompt="a ")
     base.save_pretrained(tmp_path / "base")
     captioner = load_captioner(tmp_path / "base")
     captioner.add_lora("both", r=4)
@@ -72,11 +64,8 @@ def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
     again = load_captioner(tmp_path / "adapter")
     assert write(again) == write(captioner)
     assert again.prompt == "a "
-    assert sum(p.requires_grad for p in again.model.parameters()) == sum(
-        p.requires_grad for p in captioner.model.parameters()
-    )
-    if family != "blip":
-        return
+    left, right = (sum(p.requires_grad for p in c.model.parameters()) for c in (again, captioner))
+    assert left == right > 0
     elsewhere = tmp_path / "moved"
     (tmp_path / "base").rename(elsewhere)
     with pytest.raises(FileNotFoundError, match="no folder"):
@@ -84,20 +73,18 @@ def test_loaded_adapter_generates_the_same_captions(family, tmp_path):
     assert write(load_captioner(tmp_path / "adapter", base_model=elsewhere)) == write(captioner)
 
 
-@pytest.mark.parametrize(
-    "other", [{"hidden_size": 48}, {"num_hidden_layers": 1}, {"num_hidden_layers": 4}, "git"], ids=str
-)
+@pytest.mark.parametrize("other", [{"hidden_size": 48}, {"num_hidden_layers": 1}, {"num_hidden_layers": 4}], ids=str)
 def test_adapter_of_another_base_model_raises(other, tmp_path):
     captioner = tiny_captioner("blip")
     captioner.add_lora(r=4)
     captioner.save_pretrained(tmp_path / "adapter")
     with pytest.raises(ValueError, match="does not name its base model"):
         load_captioner(tmp_path / "adapter")
-    model, processor = tiny_git() if other == "git" else tiny_blip(**other)
+    model, processor = tiny_blip(**other)
     load_captioner(model, processor=processor).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"adapter' does not fit '\S+other': .* Pass base_model="):
         load_captioner(tmp_path / "adapter", base_model=tmp_path / "other")
-    with pytest.raises(ValueError, match=r"does not fit '(Blip|Git)For"):
+    with pytest.raises(ValueError, match=r"does not fit 'BlipFor"):
         load_captioner(tmp_path / "adapter", base_model=model, processor=processor)
     captioner.model.save_pretrained(tmp_path / "pickled", safe_serialization=False)
     with pytest.raises(FileNotFoundError, match=r"'\S+pickled' has no adapter_model.safetensors"):
@@ -111,8 +98,7 @@ def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
     model, processor = builder(decoder_start_token_id=None)
     for config in (model.config, model.generation_config, model.config.decoder):
         config.decoder_start_token_id = config.bos_token_id = config.eos_token_id = config.pad_token_id = None
-    with caplog.at_level(logging.WARNING):
-        captioner = load_captioner(model, processor=processor)
+    captioner = load_captioner(model, processor=processor)
     assert "lacks decoder_start_token_id" in caplog.text
     assert captioner.special_token_ids() == expected.special_token_ids()
     assert write(captioner) == write(expected)
@@ -123,15 +109,10 @@ def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
         load_captioner(model, processor=processor)
 
 
-OTHERS = {
-    **dict.fromkeys(("llama", "t5", "gpt2", "bloom"), "reads only text"),
-    **dict.fromkeys(("bert", "blip_2_qformer"), "vision-to-text"),
-    **dict.fromkeys(("vit", "resnet"), "classifies images"),
-    **dict.fromkeys(("clip", "siglip", "clip_vision_model"), "load_scorer"),
-}
-
-
-@pytest.mark.parametrize(("name", "reason"), OTHERS.items())
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("t5", "reads only text"), ("bert", "vision-to-text"), ("vit", "classifies images"), ("clip", "load_scorer")],
+)
 def test_models_and_configurations_of_other_kinds_raise(name, reason, tmp_path):
     config = AutoConfig.for_model(name)
     config.save_pretrained(tmp_path)
@@ -182,22 +163,12 @@ def test_parts_that_do_not_match_raise():
         load_captioner(model, processor=ProcessorPair(processor.image_processor, gpt2_processor.tokenizer))
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "prompt"),
-    [
-        ("blip", "Salesforce/blip-image-captioning-base", "a picture of "),
-        ("blip2-opt", "Salesforce/blip2-opt-2.7b-coco", "a photo of"),
-        ("blip2-opt", "Salesforce/blip2-opt-2.7b", ""),
-        ("florence2", "florence-community/Florence-2-base", "<CAPTION>"),
-        ("kosmos2", "microsoft/kosmos-2-patch14-224", "An image of"),
-        ("llava", "", "Briefly describe the content of the image."),
-    ],
-)
-def test_known_prompts_and_captioners_pass_through(name, place, prompt):
-    model, processor = build(name)
-    model.name_or_path = place
-    captioner = load_captioner(model, processor=processor)
-    assert captioner.prompt == prompt
+def test_known_prompts_and_captioners_pass_through():
+    for place, prompt in (("Salesforce/blip2-opt-2.7b-coco", "a photo of"), ("Salesforce/blip2-opt-2.7b", "")):
+        model, processor = build("blip2-opt")
+        model.name_or_path = place
+        captioner = load_captioner(model, processor=processor)
+        assert captioner.prompt == prompt
     assert load_captioner(captioner) is captioner
     assert load_captioner(captioner, prompt="the ").prompt == "the "
 
@@ -218,7 +189,6 @@ def test_arguments_of_loading_raise_for_loaded_models(tmp_path):
 
 
 _build = functools.cache(build)
-OWN = ("blip", "git", "vit-gpt2", "vit-bert", "clipcap", "blip2-t5", "llava", "qwen2_vl", "internvl", "paligemma")
 
 
 def load(name, processor):
@@ -230,9 +200,7 @@ def load(name, processor):
     ("name", "other", "message"),
     [
         ("blip", "git", r"start token of BlipFor\w+ \(id 5\) is the word 'a'"),
-        ("git", "blip2-t5", r"end token of Git\w+ \(id 3\) is the word '▁a'"),
         ("vit-gpt2", "blip", "end token of Vision.* has the id 269, but the tokenizer has only 51 tokens"),
-        ("clipcap", "git", "has the id 269, but the tokenizer has only 49 tokens"),
         ("paligemma", "llava", "needs a PaliGemmaProcessor, not a LlavaProcessor"),
         ("qwen2_vl", "llava", "image token of the LlavaProcessor is <image> with the id 6, but .* id 8"),
         ("llava", "pair", "image token of the ProcessorPair is None"),
@@ -249,25 +217,6 @@ def test_processor_of_another_model_raises(name, other, message):
         load(name, processor)
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [("vit-bert", "pix2struct"), ("internvl", "qwen2_vl"), ("qwen2_vl", "internvl"), ("idefics3", "llava")]
-    + [(name, "another size") for name in ("blip", "git", "vit-gpt2", "clipcap", "llava", "blip2-opt")],
-)
-def test_pixels_of_another_model_raise_in_the_first_forward(name, other):
-    """Such a processor loads, but nothing is computed from it."""
-    processor = copy.deepcopy(_build(name if other == "another size" else other)[1])
-    images = processor.image_processor
-    if other == "another size":
-        edge = {"height": 48, "width": 48}
-        images.size = {"shortest_edge": 48} if "shortest_edge" in dict(images.size) else edge
-        if getattr(images, "crop_size", None):
-            images.crop_size = edge
-    captioner = load(name, processor)
-    with pytest.raises((ValueError, RuntimeError, KeyError, AttributeError)):
-        captioner.log_probs(captioner.collate(tiny_images(1, size=40), ["a red cat"]))
-
-
 def test_ordinary_word_after_the_answer_in_the_template_is_not_an_end_token():
     own = _build("llava")[1]
     expected = load("llava", own).end_token_ids
@@ -278,16 +227,11 @@ def test_ordinary_word_after_the_answer_in_the_template_is_not_an_end_token():
 
 
 def test_mismatch_that_may_be_harmless_is_a_warning(caplog):
-    with caplog.at_level(logging.WARNING):
-        for name in OWN:
-            load(name, _build(name)[1])
+    for name in ("blip", "vit-bert", "clipcap", "blip2-t5", "llava"):
+        load(name, _build(name)[1])
     assert not caplog.records
-    with caplog.at_level(logging.WARNING):
-        load("vit-bert", _build("blip2-t5")[1])
+    load("vit-bert", _build("blip2-t5")[1])
     assert "The end token of VisionEncoderDecoderModel (id 3) is the word '▁a'" in caplog.text
-
-
-WITHOUT_STATIC_CACHE = {"blip", "git", "kosmos2", "paligemma"}
 
 
 @pytest.fixture
@@ -299,9 +243,8 @@ def saved(tmp_path):
 # Attention
 
 
-@pytest.mark.parametrize("family", ["vit-gpt2", "vit-bert", "clipcap"])
-def test_eager_attention_and_sdpa_give_equal_log_probabilities(family, tmp_path):
-    tiny_captioner(family).save_pretrained(tmp_path)
+def test_eager_attention_and_sdpa_give_equal_log_probabilities(tmp_path):
+    tiny_captioner("clipcap").save_pretrained(tmp_path)
     found = {}
     for name in ("eager", "sdpa"):
         captioner = load_captioner(tmp_path, attn_implementation=name)
@@ -323,12 +266,11 @@ def on_a_gpu_with_bitsandbytes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-@pytest.mark.parametrize("given", [{"load_in_4bit": True}, {"load_in_8bit": True}])
-def test_quantization_without_a_gpu_names_what_is_missing(given, saved, monkeypatch):
+def test_quantization_without_a_gpu_names_what_is_missing(saved, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(device_arguments, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"is set, but needs bitsandbytes, .* and a GPU, .* Use dtype="):
-        load_captioner(saved, **given)
+        load_captioner(saved, load_in_8bit=True)
 
 
 @pytest.mark.usefixtures("on_a_gpu_with_bitsandbytes")
@@ -377,9 +319,6 @@ def test_features_keep_the_dtype_of_weights_that_are_not_quantized():
     assert floating_dtype(nn.Identity(), torch.float16) == torch.float16
 
 
-IMAGES = tiny_images(2, size=24)
-
-
 def stored(folder, model, processor):
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -394,11 +333,6 @@ def edit(folder, file, **changes):
     return content
 
 
-def captions(captioner):
-    batch = captioner.encode_images(IMAGES)
-    return captioner.generate(**batch, max_new_tokens=5, do_sample=False, num_beams=1).captions
-
-
 def in_files_of_their_own(folder):
     """Save the image processor separately from processor_config.json, as transformers 4 did."""
     content = json.loads((folder / "processor_config.json").read_text())
@@ -406,31 +340,17 @@ def in_files_of_their_own(folder):
     (folder / "processor_config.json").unlink()
 
 
-def test_image_processor_inside_and_outside_of_the_processor(tmp_path):
-    inside = tmp_path / "inside"
-    tiny_captioner("blip").save_pretrained(inside)
-    assert "image_processor" in json.loads((inside / "processor_config.json").read_text())
-    assert not (inside / "preprocessor_config.json").exists()
-    outside = shutil.copytree(inside, tmp_path / "outside")
-    in_files_of_their_own(outside)
-    left, right = load_captioner(inside), load_captioner(outside)
-    assert torch.equal(left.encode_images(IMAGES)["pixel_values"], right.encode_images(IMAGES)["pixel_values"])
-    assert captions(left) == captions(right)
-
-
 @pytest.mark.parametrize("key", ["image_processor_type", "feature_extractor_type"])
 def test_vit_feature_extractor(key, tmp_path):
-    """For `image_processor_type: ViTFeatureExtractor` AutoProcessor silently returns a tokenizer."""
+    """For the first AutoProcessor silently returns a tokenizer."""
     captioner = tiny_captioner("vit-gpt2")
     captioner.save_pretrained(tmp_path)
     edit(tmp_path, "preprocessor_config.json", image_processor_type=None)
     edit(tmp_path, "preprocessor_config.json", **{key: "ViTFeatureExtractor"})
-    if key == "image_processor_type":
-        assert not hasattr(AutoProcessor.from_pretrained(tmp_path), "image_processor")
     again = load_captioner(tmp_path)
     expected = captioner.encode_images(IMAGES)["pixel_values"]
     assert torch.equal(again.encode_images(IMAGES)["pixel_values"], expected)
-    assert captions(again) == captions(captioner)
+    assert write(again) == write(captioner)
 
 
 def test_florence_2_with_a_custom_code_processor_raises(tmp_path):
@@ -461,7 +381,7 @@ def test_dtype_in_the_text_configuration_alone(kept, tmp_path):
     edit(tmp_path, "config.json", **parts)
     captioner = load_captioner(tmp_path)
     assert {p.dtype for p in captioner.model.parameters()} == {torch.bfloat16}
-    assert len(captions(captioner)) == 2
+    assert len(write(captioner)) == 3
     found = load_captioner(tmp_path, dtype=torch.float32)
     assert {p.dtype for p in found.model.parameters()} == {torch.float32}
 
@@ -470,7 +390,7 @@ def test_no_architectures(tmp_path):
     captioner = tiny_captioner("blip")
     captioner.save_pretrained(tmp_path / "blip")
     edit(tmp_path / "blip", "config.json", architectures=None)
-    assert captions(load_captioner(tmp_path / "blip")) == captions(captioner)
+    assert write(load_captioner(tmp_path / "blip")) == write(captioner)
     clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
     expected = load_scorer(clip).text_features(["a pig"])
     edit(clip, "config.json", architectures=None)
@@ -489,14 +409,14 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert \S+old OUT`"):
         load_captioner(old)
     convert(old, tmp_path / "new")
-    assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
+    assert write(load_captioner(tmp_path / "new")) == write(captioner)
 
 
 @pytest.mark.parametrize("language", ["t5", "opt"])
 def test_blip_2_without_an_image_token(language, tmp_path):
     """A checkpoint saved before transformers 4.47 gives the same captions as a current one."""
     model, processor = tiny_family(f"blip2-{language}")
-    expected = captions(load_captioner(model, processor=processor, prompt=""))
+    expected = write(load_captioner(model, processor=processor, prompt=""))
     old = tmp_path / "old"
     stored(old, model, processor)
     in_files_of_their_own(old)
@@ -518,9 +438,9 @@ def test_blip_2_without_an_image_token(language, tmp_path):
     captioner = load_captioner(old, prompt="")
     token = captioner.tokenizer.convert_tokens_to_ids("<image>")
     assert captioner.base_model.config.image_token_id == token >= len(captioner.tokenizer) - 1
-    assert captions(captioner) == expected
+    assert write(captioner) == expected
     captioner.save_pretrained(tmp_path / "again")
-    assert captions(load_captioner(tmp_path / "again")) == expected
+    assert write(load_captioner(tmp_path / "again")) == expected
 
 
 def test_quantization_that_is_not_installed_raises(tmp_path):
@@ -551,104 +471,3 @@ def test_scorer_without_a_tokenizer_raises(tmp_path):
         (clip / name).unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError, match=r"^The scorer '\S+' has no tokenizer.*processor\.save_pretrained"):
         load_scorer(clip)
-
-
-def test_half_precision_weights_keep_their_dtype(tmp_path):
-    tiny_captioner("blip").save_pretrained(tmp_path)
-    state = {name: value.half() for name, value in load_file(tmp_path / "model.safetensors").items()}
-    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    edit(tmp_path, "config.json", dtype=None, torch_dtype="float16")
-    assert {p.dtype for p in load_captioner(tmp_path).model.parameters()} == {torch.float16}
-
-
-# With the original configurations, tokenizers and processors, if they are on this machine; the weights are random
-
-PLACE = Path(os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or "not given")
-"""Folders named `OWNER__NAME`; they are not part of this repository."""
-_TEXT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-_GROUPED = {**_TEXT, "num_key_value_heads": 1, "head_dim": 16}
-_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
-_QWEN = {**_TEXT, "num_key_value_heads": 1, "rope_scaling": {"mrope_section": [2, 3, 3]}}
-_QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2}
-_WIDE = {**_QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 32}
-SIZES: dict[str, dict[str, Any]] = {
-    "blip": {"text_config": {**_TEXT, "encoder_hidden_size": 32}, "vision_config": _TEXT},
-    "blip-2": {"text_config": _T5, "vision_config": _TEXT, "qformer_config": {**_TEXT, "encoder_hidden_size": 32}},
-    "idefics3": {"text_config": _GROUPED, "vision_config": _TEXT},
-    "qwen2_vl": {**_QWEN, "vision_config": {**_QWEN_VISION, "embed_dim": 32, "mlp_ratio": 2}},
-    "qwen2_5_vl": {**_QWEN, "vision_config": {**_WIDE, "fullatt_block_indexes": [1]}},
-    "qwen3_vl": {
-        "text_config": {**_QWEN, "head_dim": 16},
-        "vision_config": {**_WIDE, "deepstack_visual_indexes": [0]},
-    },
-}
-"""Sizes by model type; vocabularies, images and patches stay as published."""
-INCOMPLETE = {
-    "HuggingFaceTB__SmolVLM2-256M-Video-Instruct--partial": (FileNotFoundError, "no tokenizer or no image processor"),
-    "microsoft__Florence-2-base": (ValueError, r"needs custom code \(auto_map\).*florence-community"),
-    "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
-    "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
-}
-published = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
-]
-
-
-def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Apply nested changes; other values, and missing ones, are kept."""
-    found = dict(content)
-    for name, value in changes.items():
-        found[name] = merged(found.get(name) or {}, value) if isinstance(value, dict) else value
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param(name, dtype, marks=published)
-        for name, dtype in {
-            "Salesforce__blip-image-captioning-base": torch.float32,
-            "Salesforce__blip-image-captioning-large--resaved-tf5.5.4": torch.float32,
-            "Salesforce__blip2-flan-t5-xl": torch.float32,
-            "Salesforce__blip2-flan-t5-xl--pre4.47": torch.float32,
-            "HuggingFaceTB__SmolVLM-256M-Instruct": torch.bfloat16,
-            "Qwen__Qwen2-VL-2B-Instruct-AWQ": torch.float16,
-            "Qwen__Qwen2.5-VL-7B-Instruct": torch.bfloat16,
-            "Qwen__Qwen3-VL-4B-Instruct": torch.bfloat16,
-            "Qwen__Qwen3-VL-8B-Instruct": torch.bfloat16,
-        }.items()
-    ],
-)
-def test_published_layouts_load_train_and_save(name, dtype, tmp_path):
-    folder = tmp_path / "published"
-    shutil.copytree(PLACE / name, folder, ignore=shutil.ignore_patterns("README*", "weights.txt", "*.index.json"))
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    content.pop("quantization_config", None)
-    (folder / "config.json").write_text(json.dumps(merged(content, SIZES[content["model_type"]])), encoding="utf-8")
-    config = AutoConfig.from_pretrained(folder)
-    torch.manual_seed(0)
-    model = getattr(transformers, config.architectures[0])(config)
-    if hasattr(model, "query_tokens"):  # zero initially, where the gradient of the layer norm after them overflows
-        torch.nn.init.normal_(model.query_tokens, std=0.02)
-    model.to(dtype).save_pretrained(tmp_path / "weights")
-    (tmp_path / "weights" / "model.safetensors").rename(folder / "model.safetensors")
-    assert {p.dtype for p in load_captioner(folder).model.parameters()} == {dtype}
-    captioner = load_captioner(folder, dtype=torch.float32)
-    captioner.model.train()
-    captioner.model(**captioner.collate(IMAGES, ["a cat", "a red dog"])).loss.backward()
-    with torch.no_grad():
-        for parameter in captioner.model.parameters():
-            if parameter.grad is not None:
-                assert parameter.grad.isfinite().all()
-                parameter -= 1e-3 * parameter.grad
-    written = captions(captioner)
-    captioner.save_pretrained(tmp_path / "saved")
-    assert captions(load_captioner(tmp_path / "saved")) == written
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=published) for name in INCOMPLETE])
-def test_incomplete_published_folders_say_what_is_missing(name):
-    kind, message = INCOMPLETE[name]
-    with pytest.raises(kind, match=message):
-        load_captioner(PLACE / name)

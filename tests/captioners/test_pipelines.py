@@ -54,13 +54,11 @@ def test_one_image_of_each_kind(caption, images, expected, tmp_path):
 def test_lists_data_sets_and_any_batch_size(caption, images, expected, tmp_path):
     paths = saved(images, tmp_path)
     mixed = [images[0], str(paths[1]), paths[2].read_bytes(), paths[3], images[4]]
-    for inputs in (images, tuple(images), mixed, datasets.Dataset.from_dict({"image": images}, features=_FEATURES)):
-        for size in (1, 2, 3, 16):
+    rows = datasets.Dataset.from_dict({"image": images}).cast_column("image", datasets.Image())
+    for inputs in (tuple(images), mixed, rows):
+        for size in (1, 3, 16):
             assert caption(inputs, batch_size=size) == expected
     assert caption([]) == []
-
-
-_FEATURES = datasets.Features({"image": datasets.Image()})
 
 
 def test_several_captions_of_an_image(caption, captioner, images):
@@ -129,8 +127,8 @@ def test_urls_are_fetched_only_with_allow_urls(caption, captioner, expected, ima
     fetching = CaptionPipeline(captioner, allow_urls=True, **SETTINGS)
     assert fetching(f"{url}/a.png") == expected[1]
     assert fetching([images[0], f"{url}/a.png"]) == expected[:2]
-    for path, message in (("missing", "cannot be fetched"), ("file", "cannot be fetched")):
-        with pytest.raises(ValueError, match=message):
+    for path in ("missing", "file"):
+        with pytest.raises(ValueError, match="cannot be fetched"):
             fetching(f"{url}/{path}")
     with pytest.raises(ImageError):  # other kinds of addresses never are
         fetching(f"file://{tmp_path}/0.png")

@@ -1,12 +1,11 @@
 """BagCurriculumSampler: batches, epochs, processes, and resuming."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from accelerate import skip_first_batches
 from torch.utils.data import DataLoader, Dataset
 
 from hf_captionrl.data import PAPER_SCHEDULE, BagCurriculumSampler
@@ -50,9 +49,8 @@ def test_schedule_of_the_paper_in_every_epoch(neighbours):
         assert set(flat) <= set(range(COUNT))
 
 
-@pytest.mark.parametrize("epoch", [0, 9, 19])
-def test_bags_are_contiguous_and_begin_with_their_query(neighbours, epoch):
-    sampler = BagCurriculumSampler(neighbours, 100, seed=3)
+def test_bags_are_contiguous_and_begin_with_their_query(neighbours):
+    sampler, epoch = BagCurriculumSampler(neighbours, 100, seed=3), 9
     found = batches(sampler, epoch)
     size = sampler.bag_size
     order = np.random.default_rng([3, epoch]).permutation(COUNT)
@@ -65,7 +63,7 @@ def test_bags_are_contiguous_and_begin_with_their_query(neighbours, epoch):
     near = np.mean([set(bag[1:]) <= set(lists[bag[0]]) for bag in seen])
     assert near > 0.7
     turned = np.mean([set(bag[:-1]) <= set(lists[bag[-1]]) for bag in seen])
-    assert size == 2 or turned < near  # the last image is not the query
+    assert turned < near  # the last image is not the query
 
 
 def test_an_epoch_is_a_function_of_seed_and_epoch(neighbours):
@@ -84,8 +82,7 @@ def test_leftovers_are_not_always_dropped(neighbours):
     assert counts.max() <= 30
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("epoch", [0, 3, 8, 19])
+@pytest.mark.parametrize(("processes", "epoch"), [(2, 0), (2, 3), (3, 8)])
 def test_parts_of_the_processes_form_the_global_batch(neighbours, processes, epoch):
     whole = BagCurriculumSampler(neighbours, 100, seed=1)
     parts = [
@@ -116,48 +113,30 @@ class Rows(Dataset):
         return index
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_epoch_in_a_data_loader(neighbours, workers):
+def test_epoch_in_a_data_loader(neighbours):
     sampler, other = (BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5}) for _ in range(2))
-    more = {"num_workers": workers, "persistent_workers": True} if workers else {}
-    loader = DataLoader(Rows(), batch_sampler=sampler, **more)
+    loader = DataLoader(Rows(), batch_sampler=sampler, num_workers=2, persistent_workers=True)
     assert len(loader) == COUNT // 100
     for epoch in range(3):
         sampler.set_epoch(epoch)
         assert [batch.tolist() for batch in loader] == batches(other, epoch)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_resuming_in_the_middle_of_an_epoch(neighbours, processes, workers):
-    from accelerate import skip_first_batches
-
-    for p in range(processes):
-        part = {"process_index": p, "num_processes": processes}
+def test_resuming_in_the_middle_of_an_epoch(neighbours):
+    for p in range(2):
+        part = {"process_index": p, "num_processes": 2}
         straight = BagCurriculumSampler(neighbours, 50, seed=5, **part)
         expected = [batches(straight, epoch) for epoch in range(9, 12)]
         straight.set_epoch(9)
         saved = json.loads(json.dumps(straight.state_dict()))  # values that JSON can store
         resumed = BagCurriculumSampler(neighbours, 50, seed=5, **part)
         resumed.load_state_dict(saved)
-        loader = DataLoader(Rows(), batch_sampler=resumed, num_workers=workers)
+        loader = DataLoader(Rows(), batch_sampler=resumed)
         assert resumed.epoch == 9
         assert [b.tolist() for b in skip_first_batches(loader, 6)] == expected[0][6:]
         for epoch in (10, 11):
             resumed.set_epoch(epoch)
             assert [b.tolist() for b in loader] == expected[epoch - 9]
-
-
-def test_another_interpreter_draws_the_same_bags(neighbours, tmp_path):
-    np.save(tmp_path / "n.npy", neighbours.numpy())
-    code = (
-        "import json, sys, numpy as np; from hf_captionrl.data.bag_curriculum import BagCurriculumSampler as S;"
-        "s = S(np.load(sys.argv[1]), 100, seed=4); s.set_epoch(11); print(json.dumps(list(s)))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "n.npy")], capture_output=True, text=True, check=True
-    )
-    assert json.loads(said.stdout) == batches(BagCurriculumSampler(neighbours, 100, seed=4), 11)
 
 
 # --- variants -------------------------------------------------------------------------------------------------------
@@ -169,20 +148,19 @@ def test_one_size_for_all_epochs(neighbours):
     assert {len(b) for b in batches(sampler, 12)} == {98}
 
 
-@pytest.mark.parametrize("size", [1, 5])
-def test_random_distractors(neighbours, size):
+def test_random_distractors(neighbours):
+    size = 5
     sampler = BagCurriculumSampler(None, 100, size, distractors="random", num_images=COUNT)
     first, second = batches(sampler, 0), batches(sampler, 1)
     assert first != second
     assert len(first) == COUNT // 100
     flat = [i for batch in first for i in batch]
     assert len(set(flat)) == len(flat) == 700
-    lists = neighbours.tolist()
-    if size > 1:  # chance: 60 of 730 images are on the list
-        near = np.mean([flat[at + 1] in lists[flat[at]] for at in range(0, 700, size)])
-        assert near < 0.25
-        nearest = [i for batch in batches(BagCurriculumSampler(neighbours, 100, size)) for i in batch]
-        assert np.mean([nearest[at + 1] in lists[nearest[at]] for at in range(0, 700, size)]) > 0.7
+    lists, nearest = neighbours.tolist(), batches(BagCurriculumSampler(neighbours, 100, size))
+    nearest = [i for batch in nearest for i in batch]
+    near, other = (np.mean([f[at + 1] in lists[f[at]] for at in range(0, 700, size)]) for f in (nearest, flat))
+    assert other < 0.25  # chance: 60 of 730 images are on the list
+    assert near > 0.7
     # Neighbours may be passed, but are not used.
     same = BagCurriculumSampler(neighbours, 100, size, distractors="random")
     assert batches(same, 0) == first
@@ -240,18 +218,13 @@ FULL = np.array([[i for i in range(300) if i != row] for row in range(300)])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 19}, "Raise batch_size to 20"),
         ({"batch_size": 39, "num_processes": 2}, "2 process.*Raise batch_size to 40"),
-        ({"batch_size": 0}, "batch_size"),
         ({"batch_size": COUNT + 1}, "batch_size"),
         ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours per image, and there are 60"),
         ({"schedule": {}}, "schedule"),
         ({"schedule": {0: 2}}, "schedule"),
-        ({"schedule": {3: 0}}, "schedule"),
-        ({"schedule": {3: 2.5}}, "schedule"),
         ({"num_images": COUNT - 1}, "the data set has 730"),
         ({"process_index": 2, "num_processes": 2}, "process_index"),
-        ({"num_processes": 0}, "num_processes"),
         ({"seed": -1}, "seed"),
         ({"adaptive": 50}, "adaptive"),
         ({"distractors": "hard"}, "distractors"),

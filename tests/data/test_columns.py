@@ -36,42 +36,34 @@ def numbered(rows=5):
 
 def test_column_view_is_a_sequence_of_converted_values():
     column, texts = id_column(numbered()), list(map(str, NUMBERS))
-    assert len(column) == 5
-    assert list(column) == texts
-    assert column[1] == "0"
-    assert column[-1] == "9"
-    assert column[1:4] == texts[1:4]
-    assert column[[4, 0, 4]] == ["9", "7", "9"]
+    assert (len(column), list(column)) == (5, texts)
+    assert (column[1], column[-1], column[1:4], column[[4, 0, 4]]) == ("0", "9", texts[1:4], ["9", "7", "9"])
     with pytest.raises(IndexError):
         column[5]
     shuffled = id_column(numbered().select([4, 1, 2]))
-    assert list(shuffled) == ["9", "0", "3"]
-    assert shuffled[1] == "0"
+    assert (list(shuffled), shuffled[1]) == (["9", "0", "3"], "0")
 
 
-@pytest.mark.parametrize("number", [0, 1, 1024, 2500])
+@pytest.mark.parametrize("number", [0, 2500])
 def test_arrow_column_holds_the_values_of_an_iterator(number):
     values = [None if i % 7 == 0 else f"é {i}" for i in range(number)]
     column = arrow_column(iter(values), pa.string())
-    assert column.type == pa.string()
-    assert column.to_pylist() == values
+    assert (column.type, column.to_pylist()) == (pa.string(), values)
 
 
-@pytest.mark.parametrize("rows", [[], [2], [1, 2, 3], [0, 2, 4], [4, 0, 3]])
-@pytest.mark.parametrize("before", [None, [3, 1, 4, 0, 2]])
-def test_select_rows_is_select(rows, before):
-    ds = datasets.Dataset.from_dict({"name": [*"abcde"]})
-    ds = ds if before is None else ds.select(before)
-    found = select_rows(ds, np.array(rows, np.int64))
-    assert found[:] == ds.select(rows)[:]
-    assert len(found) == len(rows)
+@pytest.mark.parametrize("rows", [[], [1, 2, 3], [4, 0, 3]])
+def test_select_rows_is_select(rows):
+    whole = datasets.Dataset.from_dict({"name": [*"abcde"]})
+    for ds in (whole, whole.select([3, 1, 4, 0, 2])):
+        found = select_rows(ds, np.array(rows, np.int64))
+        assert found[:] == ds.select(rows)[:]
+        assert len(found) == len(rows)
 
 
-@pytest.mark.parametrize("order", [[0, 2, 4], [4, 0, 2], [3]])
-def test_replaced_column_of_a_selection_follows_its_order(order, monkeypatch):
+def test_replaced_column_of_a_selection_follows_its_order(monkeypatch):
     monkeypatch.setattr("hf_captionrl.data.columns._ROWS_OF_CHUNK", 2)
-    chosen = datasets.Dataset.from_dict({"name": [*"abcde"]}).select(order)
-    values = [f"new {i}" for i in range(len(order))]
+    chosen = datasets.Dataset.from_dict({"name": [*"abcde"]}).select([4, 0, 2])
+    values = [f"new {i}" for i in range(3)]
     column = arrow_column(values, pa.string())
     for given in (values, column, ColumnView(datasets.Dataset.from_dict({"x": values}), "x")):
         found = replace_column(chosen, "more", given, datasets.Value("string"))
@@ -85,36 +77,27 @@ def converted(columns, **arguments):
 
 
 def test_clean_captions_and_ids_are_not_copied():
+    def address(ds, name):  # of the last buffer of a column, its text
+        return ds.data.column(name).chunk(0).buffers()[-1].address
+
     texts = [["a dog"], ["a cat", "it"]]
     rows, found = converted({"key": ["x", "y"], "text": texts}, image_id_column="key")
     for ours, theirs in (("image_id", "key"), ("captions", "text")):
-        assert _address(found, ours) == _address(rows, theirs)
-    assert found["image_id"][:] == ["x", "y"]
-    assert found["captions"][:] == [["a dog"], ["a cat", "it"]]
+        assert address(found, ours) == address(rows, theirs)
+    assert (found["image_id"][:], found["captions"][:]) == (["x", "y"], texts)
     _, changed = converted({"key": ["x", ""], "text": [["a  dog"], ["a cat"]]}, image_id_column="key")
-    assert changed["captions"][:] == [["a dog"], ["a cat"]]
-    assert changed["image_id"][:] == ["x", "train-000001"]
-
-
-def _address(ds, name):
-    """Where the last buffer of a column, its text, is in memory."""
-    return ds.data.column(name).chunk(0).buffers()[-1].address
+    assert (changed["image_id"][:], changed["captions"][:]) == (["x", "train-000001"], [["a dog"], ["a cat"]])
 
 
 def test_columns_may_have_each_others_names():
-    _, found = converted(
-        {"captions": ["x", "y"], "image_id": [["a dog"], ["a cat"]]},
-        image_id_column="captions",
-        caption_column="image_id",
-    )
-    assert found["image_id"][:] == ["x", "y"]
-    assert found["captions"][:] == [["a dog"], ["a cat"]]
+    columns = {"captions": ["x", "y"], "image_id": [["a dog"], ["a cat"]]}
+    _, found = converted(columns, image_id_column="captions", caption_column="image_id")
+    assert (found["image_id"][:], found["captions"][:]) == (["x", "y"], [["a dog"], ["a cat"]])
 
 
 @pytest.mark.parametrize(
     ("dirty", "clean"),
     [
-        ("A dog runs.", "A dog runs."),
         ("  some tables  next to\tumbrellas \r\n", "some tables next to umbrellas"),
         ("a\x00b\x07c\x1b[31m", "a b c [31m"),
         ("a\u0085b\u2028c\u2029d\xa0e", "a b c d e"),
@@ -123,7 +106,6 @@ def test_columns_may_have_each_others_names():
         ("\U0001f468\u200d\U0001f469\u200d\U0001f467 family", "\U0001f468\u200d\U0001f469\u200d\U0001f467 family"),
         ("half a pair \ud83d here", "half a pair \ufffd here"),
         (" \t\n\x0b\x0c\u3000\ufeff", ""),
-        ("", ""),
     ],
 )
 def test_clean_caption(dirty, clean):
@@ -144,12 +126,10 @@ def test_ascii_shortcut_equals_the_general_code():
     [
         ("a dog", None),
         ("\u72ac", None),
-        ("7", None),
         (None, "caption_not_text"),
         (5, "caption_not_text"),
         ("", "caption_empty"),
         ("...", "caption_empty"),
-        ("\ufffd", "caption_empty"),
         ("word " * 5 + "word", "caption_too_long"),
         ("word " * 4 + "word", None),
         ("x" * 101, "caption_too_long"),  # one word of base64
@@ -167,15 +147,10 @@ def test_caption_fault(caption, reason):
 def test_every_form_of_a_row():
     assert to_caption_list("a  dog") == ["a dog"]
     assert to_caption_list(["a", None, 3, ["b"], " "]) == ["a", None, None, None, ""]
-    assert to_caption_list([{"raw": "a", "tokens": ["a"]}, {"caption": "b"}, {"text": 3}, {}]) == [
-        "a",
-        "b",
-        None,
-        None,
-    ]
+    rows = [{"raw": "a", "tokens": ["a"]}, {"caption": "b"}, {"text": 3}, {}]
+    assert to_caption_list(rows) == ["a", "b", None, None]
     assert to_caption_list({"raw": "a"}) == ["a"]
-    assert to_caption_list(None) == []
-    assert to_caption_list([]) == []
+    assert to_caption_list(None) == to_caption_list([]) == []
     assert to_caption_list(float("nan")) == [None]
 
 
@@ -201,31 +176,15 @@ def test_several_caption_columns_are_several_captions(tmp_path):
     assert [entry.reason for entry in report.entries] == ["caption_empty"]
 
 
-def test_valid_quotes_are_kept(tmp_path):
+def test_valid_quotes_are_kept_and_columns_without_a_name_left_out(tmp_path):
     path = written(tmp_path, 'file_name,caption\r\na.png,"a ""big"" dog"\r\nb.png,5" pipe\r\n"c.png","two\nlines"\r\n')
     assert [row["caption"] for row in read_csv(path)] == ['a "big" dog', '5" pipe', "two\nlines"]
+    unnamed = written(tmp_path, "file_name, caption ,,\na.png,x,,\n")
+    assert read_csv(unnamed) == [{"file_name": "a.png", "caption": "x"}]
 
 
-def test_columns_without_a_name(tmp_path):
-    assert read_csv(written(tmp_path, "file_name, caption ,,\na.png,x,,\n")) == [
-        {"file_name": "a.png", "caption": "x"}
-    ]
-
-
-HOSTILE = [
-    "",
-    " ",
-    "\u200b",
-    "caption",
-    'a "quoted" one',
-    "comma, semicolon; tab\t",
-    "two\nlines",
-    "\r",
-    "🐶 dog",
-    "x" * 9000,
-    "\0",
-    "=1+1",
-]
+HOSTILE = ["", " ", "\u200b", "caption", 'a "quoted" one', "comma, semicolon; tab\t", "two\nlines", "\r"]
+HOSTILE += ["🐶 dog", "x" * 9000, "\0", "=1+1"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -257,14 +216,6 @@ def test_every_row_is_used_or_quarantined(tmp_path, suffix):
     usable = sum(any(map(str.isalnum, text)) and len(text) <= 4000 for i in good["image_id"][:] for text in given[i])
     assert used == usable
     assert 50 < len(good) < 200
-
-
-def test_split_names_are_case_insensitive(tmp_path):
-    written(tmp_path, "file_name,caption,split\na.png,x,Train\nb.png,y,TEST\nc.png,z,train\n")
-    for name in "abc":
-        (tmp_path / f"{name}.png").write_bytes(png(ord(name)))
-    assert load_captions("imagefolder", data_dir=tmp_path, split="train", split_fractions=(1, 0, 0)).num_rows == 2
-    assert load_captions("imagefolder", data_dir=tmp_path, split="test")["captions"][:] == [["y"]]
 
 
 def test_rows_inside_a_quoted_text_are_named(tmp_path, caplog):

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pickle
 import random
 import struct
 import sys
@@ -53,11 +52,8 @@ def png_header(width, height):
     def chunk(name, data):
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-        + chunk(b"IEND", b"")
-    )
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IEND", b"")
 
 
 def reason_of(value, **options):
@@ -71,17 +67,13 @@ def reason_of(value, **options):
     return caught.value.reason
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_common_formats_from_bytes_path_dict_and_object(tmp_path, kind):
     image = picture()
     data = encode(image, kind)
     path = tmp_path / "picture"  # without a suffix the content decides
     path.write_bytes(data)
-    dicts = [
-        {"bytes": data, "path": None},
-        {"bytes": None, "path": str(path)},
-        {"bytes": data, "path": "elsewhere.jpg"},
-    ]
+    dicts = [{"bytes": None, "path": str(path)}, {"bytes": data, "path": "elsewhere.jpg"}]
     values = [data, bytearray(data), str(path), path, *dicts, Image.open(path)]
     opened = [open_image(value) for value in values]
     for value in values[:-1]:
@@ -90,7 +82,7 @@ def test_common_formats_from_bytes_path_dict_and_object(tmp_path, kind):
     assert {(o.mode, o.size, type(o)) for o in opened} == {("RGB", (40, 30), Image.Image)}
     assert len({o.tobytes() for o in opened}) == 1
     error = np.abs(np.asarray(opened[0], float) - np.asarray(image, float)).mean()
-    assert error < (12 if kind in {"JPEG", "WEBP", "GIF"} else 1e-9)
+    assert error < (12 if kind == "JPEG" else 1e-9)
 
 
 def test_every_mode_becomes_rgb():
@@ -108,6 +100,8 @@ def test_every_mode_becomes_rgb():
         assert (out.mode, out.size) == ("RGB", (40, 30)), mode
         if mode in {"L", "LA", "La", "I", "F"}:  # opaque pixels keep their values
             assert np.abs(np.asarray(out)[..., 0].astype(int) - np.asarray(grey)).max() <= 1, mode
+    red = np.asarray(open_image(encode(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), "JPEG")))
+    assert np.abs(red.astype(int) - RED).max() < 12
 
 
 def test_image_of_the_caller_is_not_changed_or_shared():
@@ -121,12 +115,6 @@ def test_image_of_the_caller_is_not_changed_or_shared():
     assert loaded.tobytes() == before
 
 
-def test_cmyk_jpeg():
-    red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
-    out = np.asarray(open_image(encode(red, "JPEG")))
-    assert np.abs(out.astype(int) - RED).max() < 12
-
-
 def test_transparency_becomes_white():
     image = Image.new("RGBA", (4, 2), (*RED, 255))
     image.paste((0, 0, 0, 0), (0, 0, 2, 2))  # black where invisible, so dropping alpha would show it
@@ -135,9 +123,7 @@ def test_transparency_becomes_white():
     assert out.getpixel((3, 0)) == RED
     half = open_image(Image.new("RGBA", (2, 2), (0, 0, 0, 127))).getpixel((0, 0))
     assert half[0] == within(128, 1)
-
-
-def test_palette_with_transparent_colour():
+    # A transparent colour of a palette, and a transparent grey.
     image = Image.new("P", (4, 2), 0)
     image.putpalette([0, 0, 0, *RED])
     image.paste(1, (2, 0, 4, 2))
@@ -148,7 +134,7 @@ def test_palette_with_transparent_colour():
     assert open_image(encode(grey, "PNG", transparency=7)).getpixel((0, 0)) == WHITE
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["GIF", "PNG"])
 def test_animation_is_opened_at_its_first_frame(kind):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 255, 0), (0, 0, 255))]
     data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
@@ -177,17 +163,14 @@ def test_floats_of_any_range():
     assert np.asarray(open_image(Image.fromarray(broken)))[0, :, 0].tolist() == [0, 0, 0, 0]
 
 
-def test_exif_orientation_is_applied_once():
+@pytest.mark.filterwarnings("ignore")
+def test_exif_orientation_is_applied_once_and_damaged_exif_ignored():
     image = Image.new("RGB", (20, 10), WHITE)
     image.paste(RED, (0, 0, 10, 10))
     out = open_image(encode(image, "PNG", exif=TURNED))
     assert out.size == (10, 20)
     assert (out.getpixel((5, 2)), out.getpixel((5, 17))) == (RED, WHITE)
     assert open_image(out).tobytes() == out.tobytes()
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_damaged_exif_is_ignored():
     data = encode(picture(), "JPEG", exif=b"Exif\x00\x00II*\x00\xff\xff\xff\xff garbage")
     assert open_image(data).size == (40, 30)
 
@@ -207,44 +190,26 @@ def test_truncated_images_are_refused(kind):
 
 @pytest.mark.filterwarnings("ignore")
 def test_small_and_huge():
-    for size in ((1, 1), (1, 500), (500, 1)):
+    for size in ((1, 500), (500, 1)):
         assert reason_of(encode(Image.new("RGB", size), "PNG")) == "image_too_small"
     assert open_image(encode(Image.new("RGB", (2, 2)), "PNG")).size == (2, 2)
     assert reason_of(picture((40, 30)), max_pixels=1199) == "image_too_large"
     assert open_image(picture((40, 30)), max_pixels=1200).size == (40, 30)
     for side in (10_000, 14_000, 60_000, 2**31 - 1):  # over our limit, over Pillow's, over its double, over memory
         assert reason_of(png_header(side, side)) == "image_too_large", side
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_real_decompression_bomb_is_never_decoded():
-    # 12,000 x 12,000 pixels in about 18 kB.
-    bomb = encode(Image.new("1", (12_000, 12_000)), "PNG", optimize=True)
-    assert len(bomb) < 40_000
-    assert reason_of(bomb) == "image_too_large"
-    assert reason_of(bomb, max_pixels=10**9) == "image_too_large"  # Pillow's limit also applies
+    assert reason_of(png_header(12_000, 12_000), max_pixels=10**9) == "image_too_large"  # Pillow's limit also applies
 
 
 def test_not_an_image_at_all(tmp_path):
     (tmp_path / "page.jpg").write_text("<html>404 Not Found</html>")
     (tmp_path / "empty.jpg").touch()
-    assert reason_of(tmp_path / "page.jpg") == "image_unreadable"
-    assert reason_of(tmp_path / "empty.jpg") == "image_unreadable"
-    assert reason_of(b"") == "image_unreadable"
-    assert reason_of(b"\x00" * 1000) == "image_unreadable"
-    assert reason_of(17) == "image_unreadable"
-    assert reason_of(tmp_path / "nowhere.jpg") == "image_not_found"
-    assert reason_of(str(tmp_path)) == "image_not_found"
-    assert reason_of("a\x00b.jpg") == "image_not_found"
-    for missing in (None, "", {}, {"bytes": None, "path": None}):
-        assert reason_of(missing) == "image_missing"
-    for address in ("http://localhost/a.jpg", "https://example.org/a.jpg", "s3://b/a.jpg", "file:///etc/hosts"):
-        assert reason_of(address) == "image_remote"
-
-
-def test_a_pipe_does_not_hang(tmp_path):
-    os.mkfifo(tmp_path / "pipe.jpg")
-    assert reason_of(tmp_path / "pipe.jpg") == "image_not_found"
+    os.mkfifo(tmp_path / "pipe.jpg")  # to open it would hang
+    for value in (tmp_path / "page.jpg", tmp_path / "empty.jpg", b"", b"\x00" * 1000, 17):
+        assert reason_of(value) == "image_unreadable"
+    for value in (tmp_path / "nowhere.jpg", str(tmp_path), "a\x00b.jpg", tmp_path / "pipe.jpg"):
+        assert reason_of(value) == "image_not_found"
+    for value in (None, "", {"bytes": None, "path": None}):
+        assert reason_of(value) == "image_missing"
 
 
 def test_postscript_is_never_run(tmp_path):
@@ -253,7 +218,7 @@ def test_postscript_is_never_run(tmp_path):
     assert reason_of(data) == "image_unreadable"
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_raise_only_image_errors(kind):
     rng = random.Random(kind)
@@ -271,35 +236,28 @@ def test_damaged_files_raise_only_image_errors(kind):
     assert len(outcomes) > 1, outcomes
 
 
-def test_error_can_be_pickled():
-    error = pickle.loads(pickle.dumps(ImageError("image_truncated", "image 'a.jpg' is truncated")))
-    assert (error.reason, error.detail) == ("image_truncated", "image 'a.jpg' is truncated")
-
-
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
         ("http://a.example/1.png", True),
-        ("zip://1.png::/a.zip", True),
+        ("file:///etc/hosts", True),
         ("simplecache::http://a.example/1.png", True),
         ("x://../1.png", False),  # a single letter is a drive
-        ("a/b://1.png", False),
         ("../ab://1.png", False),
-        ("1.png", False),
     ],
 )
-def test_paths_that_are_not_addresses_are_files(tmp_path, path, expected):
+def test_paths_that_are_not_addresses_are_files(path, expected):
     assert is_address(path) is expected
     with pytest.raises(ImageError) as error:
         open_image(path)
     assert error.value.reason == ("image_remote" if expected else "image_not_found")
 
 
-@pytest.mark.parametrize("name", ["x://../../../secret.png", "a/b://../../../secret.png"])
-def test_a_file_that_looks_like_an_address_stays_below_the_folder(tmp_path, name):
+def test_a_file_that_looks_like_an_address_stays_below_the_folder(tmp_path):
     (tmp_path / "secret.png").write_bytes(png(0))
     folder = make_folder(tmp_path / "data", 1)
-    (folder / "metadata.jsonl").write_text(json.dumps({"file_name": name, "caption": "a"}))
+    row = {"file_name": "x://../../../secret.png", "caption": "a"}
+    (folder / "metadata.jsonl").write_text(json.dumps(row))
     with pytest.raises(ValueError, match=r"row 0 names the file .*secret.png', which is not below image_root"):
         load_captions("imagefolder", data_dir=folder)
 
@@ -327,11 +285,8 @@ def test_pixels_are_those_of_open_image(tmp_path, monkeypatch, name):
     data = (PLAIN | OTHERS)[name]
     expected = plainly(data)
     (tmp_path / "image").write_bytes(data)
-    if name in PLAIN:
-        monkeypatch.setattr(decoding, "open_image", None)  # not called
-    else:
-        monkeypatch.setattr(decoding, "decode_jpeg", None)
-    for value in (data, {"bytes": data, "path": None}, str(tmp_path / "image")):
+    monkeypatch.setattr(decoding, "open_image" if name in PLAIN else "decode_jpeg", None)  # not called
+    for value in (data, str(tmp_path / "image")):
         found = decode_image(value)
         assert found.dtype == torch.uint8
         assert torch.equal(found, expected)
@@ -341,8 +296,7 @@ def plainly(value):
     return torch.from_numpy(np.array(open_image(value))).permute(2, 0, 1)
 
 
-@pytest.mark.parametrize("keep", [20, 300, 2000, -2])
-@pytest.mark.parametrize("end", [b"", b"\xff\xd9"])
+@pytest.mark.parametrize(("keep", "end"), [(20, b""), (300, b"\xff\xd9"), (2000, b"\xff\xd9"), (-2, b"")])
 def test_damaged_jpegs_fail_as_in_open_image(keep, end):
     outcomes = []
     for decode in (decode_image, plainly):
@@ -379,9 +333,7 @@ def without_heic(monkeypatch):
 
 def heic(path):
     """A stand-in for a photograph of a phone: a BMP behind the first bytes of a HEIC file."""
-    data = io.BytesIO()
-    Image.new("RGB", (8, 6), (9, 90, 200)).save(data, "BMP")
-    path.write_bytes(b"ftypheic" + data.getvalue())
+    path.write_bytes(b"ftypheic" + encode(Image.new("RGB", (8, 6), (9, 90, 200)), "BMP"))
     return path
 
 

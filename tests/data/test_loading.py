@@ -1,12 +1,7 @@
 """Every source is converted to the same columns, or refused with the remedy."""
 
-import argparse
-import csv
-import dataclasses
-import functools
 import itertools
 import json
-import logging
 import os
 import shutil
 
@@ -27,9 +22,7 @@ from hf_captionrl.data import (
 )
 from hf_captionrl.data.columns import replace_column, undecoded, with_split
 from hf_captionrl.data.loading import hash_split, image_suffixes, list_images, parse_split
-from hf_captionrl.data.options import DatasetOptions, SplitArguments
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.options import add_options, options_from
 from tests.data.photos import captions, embedded, make_folder, png
 
 ALL = (1, 0, 0)  # no split is divided off train
@@ -67,25 +60,11 @@ def test_imagefolder_is_loaded_with_its_metadata(tmp_path):
     assert load_captions(str(folder), split_fractions=ALL)[4]["captions"] == captions(4)
 
 
-@pytest.mark.parametrize("column", ["caption", "text", "sentences"])
-def test_caption_column_is_found_and_may_be_a_string(tmp_path, column):
-    folder = make_folder(tmp_path, 3, column=column, rows={1: {column: "just  one"}, 2: {column: [{"raw": "two"}]}})
-    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
-    assert ds["captions"][:] == [captions(0), ["just one"], ["two"]]
-    assert column not in ds.column_names
-
-
-def test_csv_and_parquet_metadata(tmp_path):
-    folder = make_folder(tmp_path / "a", 3)
-    with (folder / "metadata.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["file_name", "text"], ["0.png", 'a "b", c'], ["2.png", "d"]])
+def test_parquet_metadata(tmp_path):
+    folder = make_folder(tmp_path, 3)
     (folder / "metadata.jsonl").unlink()
-    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
-    assert ds["captions"][:] == [['a "b", c'], ["d"]]
-    (folder / "metadata.csv").unlink()
-    datasets.Dataset.from_dict({"file_name": ["1.png"], "caption": [["x", "y"]]}).to_parquet(
-        folder / "metadata.parquet"
-    )
+    rows = datasets.Dataset.from_dict({"file_name": ["1.png"], "caption": [["x", "y"]]})
+    rows.to_parquet(folder / "metadata.parquet")
     ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
     assert ds["captions"][:] == [["x", "y"]]
     assert pixels(ds, 0) == of_png(1)
@@ -125,19 +104,17 @@ def test_values_of_mixed_types_reach_the_check(tmp_path):
 # --- Karpathy ---
 
 
-def karpathy(count=8, **changes):
-    names = ["train", "restval", "val", "test"]
+def karpathy(**changes):
     images = [
         {
             "filepath": "val2014",
             "filename": f"{number}.png",
             "imgid": number,
             "cocoid": 1000 + number,
-            "split": names[number % 4],
-            "sentids": [1],
+            "split": ["train", "restval", "val", "test"][number % 4],
             "sentences": [{"raw": text, "tokens": text.split(), "sentid": 1} for text in captions(number)],
         }
-        for number in range(count)
+        for number in range(8)
     ]
     for number, change in changes.items():
         images[int(number[1:])].update(change)
@@ -156,16 +133,12 @@ def test_karpathy_json(tmp_path):
     assert splits["train"][1]["captions"] == captions(1)
     assert pixels(splits["train"], 1) == of_png(1)
     assert splits["validation"]["captions"][1] == []
-
-
-def test_karpathy_without_filepath_and_cocoid_as_flickr30k(tmp_path):
+    # As Flickr30k.
     content = karpathy()
     for image in content["images"]:
         del image["filepath"], image["cocoid"]
-    path = tmp_path / "dataset_flickr30k.json"
     path.write_text(json.dumps(content))
-    make_folder(tmp_path / "images", 8)
-    ds = load_captions(str(path), image_root=tmp_path / "images", split="test")
+    ds = load_captions(str(path), image_root=tmp_path / "val2014", split="test")
     assert ds["image_id"][:] == ["3", "7"]
     assert pixels(ds, 1) == of_png(7)
 
@@ -173,20 +146,12 @@ def test_karpathy_without_filepath_and_cocoid_as_flickr30k(tmp_path):
 # --- tables ---
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "lines.json", "csv"])
+@pytest.mark.parametrize("kind", ["json", "lines.json"])
 def test_files_with_paths(tmp_path, kind):
     make_folder(tmp_path / "pictures", 4)
     rows = [{"image": f"{n}.png", "caption": f"picture {n}", "nr": n} for n in range(4)]
     path = tmp_path / f"table.{kind}"
-    if kind == "csv":
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-    elif kind == "json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(json.dumps(rows) if kind == "json" else "\n".join(map(json.dumps, rows)))
     ds = load_captions(str(path), image_root=tmp_path / "pictures", image_id_column="nr", split_fractions=ALL)
     assert_shape(ds)
     assert ds["image_id"][:] == ["0", "1", "2", "3"]
@@ -227,13 +192,8 @@ def test_columns_with_reserved_names_are_dropped(tmp_path):
         {"image": ["thumb"], "photo": [png(3)], "captions": [["old"]], "text": ["new"], "image_id": [7], "id": ["x"]}
     )
     ds.to_parquet(tmp_path / "a.parquet")
-    loaded = load_captions(
-        str(tmp_path / "a.parquet"),
-        image_column="photo",
-        caption_column="text",
-        image_id_column="id",
-        split_fractions=ALL,
-    )
+    chosen = {"image_column": "photo", "caption_column": "text", "image_id_column": "id"}
+    loaded = load_captions(str(tmp_path / "a.parquet"), **chosen, split_fractions=ALL)
     assert loaded.column_names == ["image", "image_id", "captions"]
     assert (loaded[0]["image_id"], loaded[0]["captions"]) == ("x", ["new"])
     assert pixels(loaded, 0) == of_png(3)
@@ -263,27 +223,17 @@ def test_code_of_a_data_set_is_never_run(tmp_path):
 @pytest.fixture
 def small(monkeypatch):
     """Few scenes."""
-    found = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3, num_test=0)
-    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", found)
-    return found
-
-
-def test_detailed_captions_of_the_scenes(small):
-    plain, full = load_caption_splits("scenes"), load_caption_splits("scenes", caption_column="full_caption")
-    for name in ("train", "validation", "test"):
-        assert full[name]["captions"] == [[text] for text in plain[name]["full_caption"]]
-        assert full[name].features == plain[name].features
-        assert full[name]["image_id"] == plain[name]["image_id"]
+    few, load = {"num_train": 4, "num_validation": 3, "num_test": 5}, hf_captionrl.scenes.load_scenes
+    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda *name, **more: load(*name, **few | more))
+    return hf_captionrl.scenes.load_scenes
 
 
 def test_domains_of_the_scenes_are_configurations(small):
-    plain, other, shapes = (
-        load_caption_splits("scenes", dataset_config=name)["train"] for name in (None, "alt_text", "shapes")
-    )
+    names = (None, "alt_text", "shapes")
+    plain, other, shapes = (load_caption_splits("scenes", dataset_config=name)["train"] for name in names)
     assert plain["image_id"] == other["image_id"]
     assert plain[0]["image"].tobytes() == other[0]["image"].tobytes()
-    assert plain["captions"] != other["captions"]
-    assert other["captions"] == small(annotators="alt_text")["train"]["captions"]
+    assert plain["captions"] != other["captions"] == small(annotators="alt_text")["train"]["captions"]
     assert shapes["captions"] == small("shapes")["train"]["captions"]
     for name, arguments in (
         ("scenes", {"dataset_config": "shape"}),
@@ -295,19 +245,22 @@ def test_domains_of_the_scenes_are_configurations(small):
             load_caption_splits(name, **arguments)
 
 
-def test_scenes_are_the_default_data(monkeypatch):
-    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=20, num_validation=3, num_test=15)
-    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", small)
-    splits = load_caption_splits()
-    assert {name: len(ds) for name, ds in splits.items()} == {"train": 20, "validation": 3, "test": 15}
-    for ds in splits.values():
+@pytest.mark.usefixtures("small")
+def test_scenes_are_the_default_data():
+    splits, full = load_captions(split=None), load_caption_splits("scenes", caption_column="full_caption")
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": 4, "validation": 3, "test": 5}
+    for name, ds in splits.items():
         assert_shape(ds)
         assert {"full_caption", "facts", "bag_id"} <= set(ds.column_names)
+        assert full[name]["captions"] == [[text] for text in ds["full_caption"]]
+        assert full[name].features == ds.features
     good, report = check_captions(splits)
     assert report.entries == ()
     assert good["test"]["captions"][:] == splits["test"]["captions"][:]
-    assert load_captions(split=None).keys() == splits.keys()
     assert load_captions(split="validation")["image_id"][:] == splits["validation"]["image_id"][:]
+    assert [len(choose_split("scenes", split).dataset) for split in (None, "all", "train+val")] == [5, 12, 7]
+    with pytest.raises(ValueError, match="no split 'nowhere'"):
+        choose_split("scenes", "nowhere")
 
 
 ALL_IMAGE_FOLDERS = {"split": "all", "require_captions": False}
@@ -326,14 +279,17 @@ def load(folder, **more):
 
 
 def test_folder_without_metadata_is_loaded_with_subfolders(tmp_path):
-    folder = bare(tmp_path / "p", "b.png", "a.PNG", "2024/summer/c.png", "2024/a.png", "notes/d.Jpeg")
-    for name in ("imagefolder", str(folder)):
-        ds = load_captions(name, data_dir=folder if name == "imagefolder" else None, **ALL_IMAGE_FOLDERS)
-        assert ds["image_id"][:] == ["2024/a.png", "2024/summer/c.png", "a.PNG", "b.png", "notes/d.Jpeg"]
-        assert ds["captions"][:] == [[]] * 5
-        assert open_image(undecoded(ds)[1]["image"]).tobytes() == open_image(png(2)).tobytes()
+    odd = ["a\nb.png", 'it\'s "quoted".png', "Zürich 東京 🐶.png", "a,b;c.png", "%20.png"]
+    folder = bare(tmp_path / "p", "b.png", "a.PNG", "2024/summer/c.png", "2024/a.png", "notes/d.Jpeg", *odd)
+    names = sorted(["2024/a.png", "2024/summer/c.png", "a.PNG", "b.png", "notes/d.Jpeg", *odd])
+    for ds in (load(folder), load_captions(str(folder), **ALL_IMAGE_FOLDERS)):
+        assert ds["image_id"][:] == names
+        assert ds["captions"][:] == [[]] * 10
+        assert pixels(ds, names.index("2024/summer/c.png")) == of_png(2)
     checked, report = check_captions(ds, require_captions=False)
-    assert (len(checked), report.entries) == (5, ())
+    assert (len(checked), report.entries) == (10, ())
+    # Metadata without captions are accepted too.
+    assert load(make_folder(tmp_path / "dated", 3, column="date"))["captions"][:] == [[]] * 3
 
 
 def test_every_format_that_can_be_opened_is_found(tmp_path):
@@ -353,28 +309,15 @@ def test_system_files_are_skipped_and_other_files_counted(tmp_path, caplog):
     folder = bare(tmp_path, "a.png", ".b.png", "._a.png", ".trash/c.png", "__MACOSX/d.png", "@eaDir/e.png")
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "x.heic", "y.HEIC", "notes.txt", "README"):
         (folder / name).write_bytes(b"x")
-    with caplog.at_level(logging.WARNING):
-        assert load(folder)["image_id"][:] == ["a.png"]
+    assert load(folder)["image_id"][:] == ["a.png"]
     assert "4 other files (2 .heic, 1 .txt, 1 without a suffix)" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "name", ["a\nb.png", 'it\'s "quoted".png', "Zürich 東京 🐶.png", "a,b;c.png", "..a.png ", "%20.png"]
-)
-def test_odd_file_names(tmp_path, name):
-    folder = bare(tmp_path / "p", name.strip() if name.endswith(" ") else name, "sub dir/x.png")
-    ds = load(folder)
-    found = [entry for entry in os.listdir(folder) if entry.endswith(".png") and not entry.startswith(".")]
-    assert ds["image_id"][:] == sorted([*found, "sub dir/x.png"])
-    assert all(open_image(row["image"]).size == (12, 10) for row in undecoded(ds))
 
 
 def test_names_that_are_not_utf_8_are_counted(tmp_path, caplog):
     bare(tmp_path, "a.png")
     for number in (0xFF, 0xFE):
         (tmp_path / os.fsdecode(b"caf" + bytes([number]) + b".png")).write_bytes(png(1))
-    with caplog.at_level(logging.WARNING):
-        assert load(tmp_path)["image_id"][:] == ["a.png"]
+    assert load(tmp_path)["image_id"][:] == ["a.png"]
     assert "2 names are not UTF-8" in caplog.text
 
 
@@ -384,33 +327,25 @@ def test_links_that_leave_the_folder_are_left_out_and_named(tmp_path, caplog):
     (folder / "inside.png").symlink_to(folder / "a.png")
     (folder / "again").symlink_to(folder / "sub")
     (folder / "loop").symlink_to(folder)
-    with caplog.at_level(logging.WARNING):
-        assert load(folder)["image_id"][:] == ["a.png", "inside.png", "sub/b.png"]
-    assert "2 links to folders are not followed" in caplog.text
     (folder / "z.png").symlink_to(outside / "secret.png")
-    with caplog.at_level(logging.WARNING):
-        assert load(folder)["image_id"][:] == ["a.png", "inside.png", "sub/b.png"]
+    assert load(folder)["image_id"][:] == ["a.png", "inside.png", "sub/b.png"]
+    assert "2 links to folders are not followed" in caplog.text
     assert "1 links lead out of the folder" in caplog.text
     assert "'z.png'" in caplog.text
     # The remedy: a folder that holds both.
     ds = load(folder, image_root=tmp_path)
     assert ds["image_id"][:] == ["a.png", "inside.png", "sub/b.png", "z.png"]
     assert open_image(undecoded(ds)[3]["image"]).size == (12, 10)
-    (folder / "z.png").unlink()
-    (folder / "gone.png").symlink_to(folder / "nowhere.png")
-    _, report = check_captions(load(folder), require_captions=False, max_bad_fraction=0.5)
-    assert [(entry.image_id, entry.reason) for entry in report.entries] == [("gone.png", "image_not_found")]
 
 
-def test_a_loop_of_links_is_an_image_that_does_not_exist(tmp_path, caplog):
+def test_links_in_a_loop_and_to_nothing_are_images_that_do_not_exist(tmp_path):
     folder = bare(tmp_path / "p", "a.png")
-    for one, other in (("x.png", "y.png"), ("y.png", "x.png"), ("x", "y"), ("y", "x")):
+    for one, other in (("x.png", "y.png"), ("y.png", "x.png"), ("x", "y"), ("y", "x"), ("gone.png", "nowhere.png")):
         (folder / one).symlink_to(folder / other)
     _, report = check_captions(load(folder), require_captions=False, max_bad_fraction=0.9)
-    assert [(entry.image_id, entry.reason) for entry in report.entries] == [
-        ("x.png", "image_not_found"),
-        ("y.png", "image_not_found"),
-    ]
+    assert {entry.image_id: entry.reason for entry in report.entries} == dict.fromkeys(
+        ("gone.png", "x.png", "y.png"), "image_not_found"
+    )
 
 
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
@@ -423,8 +358,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    with caplog.at_level(logging.WARNING):
-        assert load(folder)["image_id"][:] == ["a.png"]
+    assert load(folder)["image_id"][:] == ["a.png"]
     assert "1 folders cannot be read, such as 'locked/' (Permission denied)" in caplog.text
 
 
@@ -454,40 +388,26 @@ def test_folders_named_like_splits_without_metadata(tmp_path):
 def test_images_without_a_row_are_counted(tmp_path, caplog):
     folder = make_folder(tmp_path, 4)
     bare(folder, "extra.png", "sub/extra.png", ".hidden.png")
-    with caplog.at_level(logging.WARNING):
-        ds = load_captions("imagefolder", data_dir=folder, split="all")
+    ds = load_captions("imagefolder", data_dir=folder, split="all")
     assert len(ds) == 4
-    assert (
-        "2 of 6 images are not named by any row of metadata.jsonl and are not used, such as 'extra.png'" in caplog.text
-    )
+    assert "2 of 6 images are not named by any row of metadata.jsonl" in caplog.text
     caplog.clear()
     # No warning if every image has a row, however its path is written.
     with (folder / "metadata.jsonl").open("a") as file:
-        file.write(json.dumps({"file_name": "./extra.png", "captions": ["x"]}) + "\n")
-        file.write(json.dumps({"file_name": "sub/../sub/extra.png", "captions": ["x"]}) + "\n")
-    with caplog.at_level(logging.WARNING):
-        load_captions("imagefolder", data_dir=folder, split="all")
+        for name in ("./extra.png", "sub/../sub/extra.png"):
+            file.write(json.dumps({"file_name": name, "captions": ["x"]}) + "\n")
+    load_captions("imagefolder", data_dir=folder, split="all")
     assert "not named by any row" not in caplog.text
-
-
-def test_split_folder_without_metadata_is_reported(tmp_path, caplog):
-    make_folder(tmp_path / "train", 3)
-    bare(tmp_path, "test/0.png", "test/1.png")
-    with caplog.at_level(logging.WARNING):
-        load_caption_splits("imagefolder", data_dir=tmp_path, split_fractions=(1, 0, 0))
-    assert "2 of 5 images are not named by any row of train/metadata.jsonl" in caplog.text
 
 
 def test_second_metadata_file_is_reported(tmp_path, caplog):
     folder = make_folder(tmp_path / "p", 2)
     make_folder(folder / "2024", 2)
-    with caplog.at_level(logging.WARNING):
-        assert len(load_captions("imagefolder", data_dir=folder, split="all")) == 2
+    assert len(load_captions("imagefolder", data_dir=folder, split="all")) == 2
     assert "2024/metadata.jsonl is not read. Set data_dir" in caplog.text
     caplog.clear()
     (folder / "metadata.jsonl").unlink()
-    with caplog.at_level(logging.WARNING):
-        assert len(load(folder)) == 4
+    assert len(load(folder)) == 4
     assert "2024/metadata.jsonl is not read" in caplog.text
 
 
@@ -524,7 +444,6 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
         ("imagefolder", {}, FOLDER | {"data_dir": "nowhere"}, "data_dir"),
         ("imagefolder", {}, FOLDER | {"image_root": "nowhere"}, "image_root"),
         ("imagefolder", {}, FOLDER, "it has nothing"),
-        ("imagefolder", {"a.heic": "", "sub/b.txt": ""}, FOLDER, r"2 other files \(1 .heic, 1 .txt\)"),
         ("imagefolder", {"a.jpg": ""}, FOLDER, r"no metadata.jsonl.*its 1 images have no captions"),
         ("imagefolder", {"metadata.jsonl": ROW + '{"file_name": "b.j'}, FOLDER, "Line 2"),
         ("imagefolder", {"metadata.jsonl": "[1]\n"}, FOLDER, "not an object"),
@@ -538,38 +457,19 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
         ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "captions": 1}'}, FOLDER, "no text.*caption_column"),
         ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_column": "photo"}, "image_column"),
         ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_id_column": "nr"}, "image_id_column"),
-        # An unquoted comma would truncate a caption, and a missing field would be an empty caption.
-        (
-            "imagefolder",
-            {"metadata.csv": 'file_name,text\n\n0.png,"a,\nb"\n1.png,c, d\n'},
-            FOLDER,
-            "Line 5 .* 3 fields",
-        ),
-        ("imagefolder", {"metadata.csv": "file_name,text\n1.png\n"}, FOLDER, "Line 2 .* 1 fields"),
+        # An unquoted comma would truncate a caption.
+        ("imagefolder", {"metadata.csv": 'file_name,text\n\n0,"a,\nb"\n1,c, d\n'}, FOLDER, "Line 5 .* 3 fields"),
         ("imagefolder", {"metadata.csv": "file_name,split,split\na,b,c\n"}, FOLDER, "several columns 'split'"),
         ("imagefolder", {"metadata.csv": "file_name,text,\na,x,\nb,y,lost\n"}, FOLDER, "Line 3 .* 'lost'"),
         # The next quote would close it and join two rows.
-        (
-            "imagefolder",
-            {"metadata.csv": 'file_name,text\na,"a dog\nb,"a cat"\nc,y\n'},
-            FOLDER,
-            "begins in line 2 .*quote",
-        ),
-        (
-            "imagefolder",
-            {"metadata.csv": 'file_name,text\na,"two\nlines"\nb,"a "big" cat"\n'},
-            FOLDER,
-            "in line 4 .*quote",
-        ),
-        ("imagefolder", {"metadata.csv": 'file_name,text\na,x\nb,"a cat\n'}, FOLDER, "begins in line 3 .*quote"),
+        ("imagefolder", {"metadata.csv": 'file_name,text\na,"a\nb,"c"\nd,y\n'}, FOLDER, "begins in line 2 .*quote"),
+        ("imagefolder", {"metadata.csv": 'file_name,text\na,"b\nc"\nd,"a "e" f"\n'}, FOLDER, "in line 4 .*quote"),
         ("imagefolder", {"metadata.csv": 'file_name,"text\na,x\n'}, FOLDER, "begins in line 1 .*quote"),
         ("gone.parquet", {}, {}, "not a file"),
         ("nocaps", {}, {}, "data_dir"),
         ("owner/missing", {}, {}, "could not be loaded"),
         ("d.json", {"d.json": json.dumps(karpathy(n1={"split": "holdout"}))}, {"image_root": "."}, r"\['holdout'\]"),
         ("d.json", {"d.json": '{"images": [{"file_name": "a.jpg"}]}'}, {"image_root": "."}, "`sentences`"),
-        ("d.json", {"d.json": '{"info": {}, "data": []}'}, {"image_root": "."}, r"\['data', 'info'\]"),
-        ("d.json", {"d.json": "{broken"}, {}, "not valid JSON"),
         ("d.json", {"d.json": "[" * 100_000}, {}, "not valid JSON"),
         ("d.json", {"d.json": "[1, 2]"}, {}, "list of objects"),
         ("d.json", {"d.json": KARPATHY}, {}, "image_root"),
@@ -587,12 +487,6 @@ def test_bad_sources_are_refused(tmp_path, monkeypatch, name, files, arguments, 
         load_captions(name, **arguments)
 
 
-def test_metadata_without_captions_is_accepted_for_captioning(tmp_path):
-    ds = load(make_folder(tmp_path, 3, column="date"))
-    assert ds["captions"][:] == [[]] * 3
-    assert ds["image_id"][:] == ["0.png", "1.png", "2.png"]
-
-
 # --- ids ---
 
 
@@ -600,18 +494,12 @@ def test_rows_of_one_image_are_joined(tmp_path, caplog):
     make_folder(tmp_path, 2)
     rows = [{"file_name": f"{n % 2}.png", "caption": f"caption {n}"} for n in range(6)]
     (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with caplog.at_level(logging.WARNING):
-        ds = load_captions("imagefolder", data_dir=tmp_path, split_fractions=ALL)
+    ds = load_captions("imagefolder", data_dir=tmp_path, split_fractions=ALL)
     assert ds["image_id"][:] == ["0.png", "1.png"]
     assert ds["captions"][:] == [["caption 0", "caption 2", "caption 4"], ["caption 1", "caption 3", "caption 5"]]
     assert "4 rows repeat an image" in caplog.text
-
-
-def test_one_id_for_two_images_is_an_error(tmp_path):
-    folder = make_folder(tmp_path, 4, rows={n: {"image_id": "same" if n > 1 else n} for n in range(4)})
-    with pytest.raises(
-        ValueError, match=r"image_id 'same' is used for different images in rows 2 and 3.*image_id_column"
-    ):
+    folder = make_folder(tmp_path / "other", 4, rows={n: {"image_id": "same" if n > 1 else n} for n in range(4)})
+    with pytest.raises(ValueError, match=r"image_id 'same' .* different images in rows 2 and 3.*image_id_column"):
         load_captions("imagefolder", data_dir=folder)
 
 
@@ -679,7 +567,7 @@ def test_small_sets_get_an_image_in_every_split():
         assert max(map(len, parts.values())) - min(map(len, parts.values())) <= 1
 
 
-@pytest.mark.parametrize("fractions", [(0.8, 0.3, 0.1), (0.5, 0.1, 0.1), (1.1, -0.1, 0.0)])
+@pytest.mark.parametrize("fractions", [(0.8, 0.3, 0.1), (1.1, -0.1, 0.0)])
 def test_fractions_are_checked_whichever_split_is_missing(tmp_path, fractions):
     for name in ("train", "validation"):
         make_folder(tmp_path / name, 5, rows={n: {"image_id": f"{name}{n}"} for n in range(5)})
@@ -703,18 +591,15 @@ def test_only_missing_splits_are_divided_off_train(tmp_path):
 
 
 def test_split_column_is_used(tmp_path):
-    folder = make_folder(tmp_path, 6, rows={n: {"split": ["train", "val", "test"][n % 3]} for n in range(6)})
+    folder = make_folder(tmp_path, 6, rows={n: {"split": ["Train", "val", "TEST"][n % 3]} for n in range(6)})
     splits = load_caption_splits("imagefolder", data_dir=folder)
     assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
 
-
-@pytest.mark.parametrize("odd", ["held out", None, 3])
-def test_one_split_name_that_is_not_known_is_refused(tmp_path, odd):
-    folder = make_folder(tmp_path, 4, rows={n: {"split": odd if n == 2 else "train"} for n in range(4)})
-    with pytest.raises(ValueError, match=f"row 3 has the split {odd!r}"):
+    folder = make_folder(tmp_path, 4, rows={n: {"split": 3 if n == 2 else "train"} for n in range(4)})
+    with pytest.raises(ValueError, match="row 3 has the split 3"):
         load_caption_splits("imagefolder", data_dir=folder)
     # If no value is known, the column has another meaning.
-    folder = make_folder(tmp_path, 4, rows={n: {"split": odd} for n in range(4)})
+    folder = make_folder(tmp_path, 4, rows={n: {"split": "held out"} for n in range(4)})
     assert len(load_captions("imagefolder", data_dir=folder, split_fractions=ALL)) == 4
 
 
@@ -781,15 +666,10 @@ def named(tmp_path):
 
 
 def test_names_of_splits():
-    names = ["all", "test", "val + test", "dev+training", "restval"]
-    assert list(map(parse_split, names)) == [
-        (),
-        ("test",),
-        ("validation", "test"),
-        ("validation", "train"),
-        ("restval",),
-    ]
-    for bad in ("", "+", "test+", "test++train", "test+test", "val+validation", "all+test"):
+    assert parse_split("all") == ()
+    assert parse_split("val + test") == ("validation", "test")
+    assert parse_split("restval") == ("restval",)
+    for bad in ("", "test+", "val+validation", "all+test"):
         with pytest.raises(ValueError, match="split is"):
             parse_split(bad)
 
@@ -809,30 +689,22 @@ def test_all_and_joined_splits(named, plain):
         load_captions(split="test+nowhere", **named)
 
 
-def test_split_names_of_the_scenes_are_parsed_like_others(monkeypatch):
-    small = functools.partial(hf_captionrl.scenes.load_scenes, num_train=4, num_validation=3)
-    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda **more: small(**{"num_test": 5, **more}))
-    assert [len(choose_split("scenes", split).dataset) for split in (None, "all", "train+val")] == [5, 12, 7]
-    with pytest.raises(ValueError, match="no split 'nowhere'"):
-        choose_split("scenes", "nowhere")
-
-
-def test_data_without_splits_default_to_all_images(plain, caplog):
-    with caplog.at_level(logging.WARNING):
-        found = choose_split(plain["dataset_name"], None, data_dir=plain["data_dir"])
+def test_data_without_splits_default_to_all_images(plain, tmp_path, caplog):
+    found = choose_split(plain["dataset_name"], None, data_dir=plain["data_dir"])
     assert (len(found.dataset), found.split, found.sizes) == (20, "all", {"all": 20})
     assert caplog.text == ""
-    with caplog.at_level(logging.WARNING):
-        test = choose_split(plain["dataset_name"], "test", data_dir=plain["data_dir"])
-    assert (
-        "its 20 images are divided by the hash of image_id (seed 0) into 16 train (0.8), 2 validation (0.1), 2 test"
-        in (caplog.text)
-    )
+    test = choose_split(plain["dataset_name"], "test", data_dir=plain["data_dir"])
+    assert "divided by the hash of image_id (seed 0) into 16 train (0.8), 2 validation (0.1), 2 test" in caplog.text
     # The images that training holds out.
     assert set(test.dataset["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
     assert test.split == "test"
     other = choose_split("imagefolder", "test", data_dir=plain["data_dir"], split_fractions=(0.5, 0.1, 0.4), seed=3)
     assert len(other.dataset) == 8
+    embedded(12).save_to_disk(tmp_path / "disk")
+    embedded(12).to_parquet(tmp_path / "a.parquet")
+    for name in ("disk", "a.parquet"):
+        found = choose_split(str(tmp_path / name), None)
+        assert (len(found.dataset), found.split) == (12, "all")
 
 
 def test_data_with_splits_default_to_test(named, tmp_path):
@@ -847,25 +719,10 @@ def test_data_with_splits_default_to_test(named, tmp_path):
     assert len(choose_split("imagefolder", "test", data_dir=folder).dataset) == 2
 
 
-@pytest.mark.parametrize("kind", ["parquet", "disk", "jsonl"])
-def test_files_and_saved_data_without_splits_default_to_all_images(tmp_path, kind):
-    path = tmp_path / f"data.{kind}"
-    if kind == "parquet":
-        embedded(12).to_parquet(path)
-    elif kind == "disk":
-        embedded(12).save_to_disk(path)
-    else:
-        make_folder(tmp_path, 12)
-        path.write_text((tmp_path / "metadata.jsonl").read_text())
-    found = choose_split(str(path), None)
-    assert (len(found.dataset), found.split) == (12, "all")
-
-
 def test_joined_splits_contain_a_shared_image_once(tmp_path, caplog):
     one, other = embedded(4), embedded(6, captions_of=lambda n: [f"other {n}"]).select([3, 4, 5])
     datasets.DatasetDict({"train": one, "test": other}).save_to_disk(tmp_path / "d")
-    with caplog.at_level(logging.WARNING):
-        found = load_captions(str(tmp_path / "d"), split="all")
+    found = load_captions(str(tmp_path / "d"), split="all")
     assert found["image_id"][:] == [f"id-{n}" for n in range(6)]
     assert found["captions"][3] == [*one["captions"][3], "other 3"]
     assert "1 rows repeat an image" in caplog.text
@@ -874,26 +731,23 @@ def test_joined_splits_contain_a_shared_image_once(tmp_path, caplog):
 def test_columns_that_differ_between_splits_are_dropped(tmp_path, caplog):
     for name, note in (("train", 5), ("test", "text")):
         make_folder(tmp_path / name, 2, rows={n: {"note": note, "same": n} for n in range(2)})
-    with caplog.at_level(logging.WARNING):
-        found = load_captions("imagefolder", data_dir=tmp_path, split="all")
+    found = load_captions("imagefolder", data_dir=tmp_path, split="all")
     assert found["same"][:] == [0, 1, 0, 1]
     assert "note" not in found.column_names
     assert "['note'] differ between splits" in caplog.text
 
 
-def test_a_recipe_divides_by_its_shares(plain, tmp_path, caplog):
+def test_a_recipe_divides_by_its_shares(plain, tmp_path):
     source = {"dataset_name": "imagefolder", "data_dir": str(plain["data_dir"])}
-    with caplog.at_level(logging.WARNING):
-        splits = load_data(DataArguments(**source, validation_share=0.25, test_share=0.15), output_dir=tmp_path)
-    assert {name: len(rows) for name, rows in splits.items()} == {"train": 12, "validation": 5, "test": 3}
-    assert "12 train (0.6), 5 validation (0.25), 3 test (0.15)" in caplog.text
-    default = load_data(DataArguments(**source), output_dir=tmp_path)
+    shares = {"validation_share": 0.25, "test_share": 0.15}
+    default, own, other = (
+        load_data(DataArguments(**source, **more), output_dir=tmp_path) for more in ({}, shares, {"split_seed": 5})
+    )
+    assert {name: len(rows) for name, rows in own.items()} == {"train": 12, "validation": 5, "test": 3}
     assert set(default["test"]["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
-    other = load_data(DataArguments(**source, split_seed=5), output_dir=tmp_path)
     assert set(other["test"]["image_id"]) != set(default["test"]["image_id"])
-    for bad in ({"validation_share": -0.1}, {"validation_share": 0.6, "test_share": 0.4}):
-        with pytest.raises(ValueError, match=r"validation_share"):
-            DataArguments(**bad)
+    with pytest.raises(ValueError, match="validation_share"):
+        DataArguments(validation_share=0.6, test_share=0.4)
 
 
 def test_split_column_of_a_table_is_used(tmp_path):
@@ -909,27 +763,3 @@ def test_split_column_of_a_table_is_used(tmp_path):
     # A column with another meaning.
     embedded(4).add_column("split", ["a", "train", "b", "c"]).to_parquet(tmp_path / "t.parquet")
     assert len(choose_split(str(tmp_path / "t.parquet"), None).dataset) == 4
-
-
-# --- the same arguments for the commands and for training ---
-
-
-def parsed(*argv):
-    parser = argparse.ArgumentParser()
-    add_options(parser, DatasetOptions)
-    return options_from(DatasetOptions, parser.parse_args(argv)), " ".join(parser.format_help().split())
-
-
-def test_commands_and_training_have_the_same_fields():
-    for field in dataclasses.fields(SplitArguments):
-        for kind in (DatasetOptions, DataArguments):
-            assert field.name not in vars(kind)["__annotations__"]
-            assert getattr(kind(), field.name) == field.default
-
-
-def test_commands_check_shares_and_show_the_help_of_training_as_phrases():
-    options, text = parsed("--validation_share", "0.25")
-    assert options.validation_share == 0.25
-    assert "--image_column NAME column with the images (default: image)" in text
-    with pytest.raises(ValueError, match="validation_share"):
-        parsed("--validation_share", "25")
