@@ -7,7 +7,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -40,9 +40,6 @@ from hf_captionrl.utils.model_files import (
     read_object,
     usable_revision,
 )
-
-if TYPE_CHECKING:
-    pass
 
 FAMILIES: dict[str, type[Captioner]] = {}
 """From `config.model_type` to its family."""

@@ -4,8 +4,11 @@ import copy
 import functools
 import importlib.metadata
 import json
+import os
 import shutil
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -471,3 +474,96 @@ def test_scorer_without_a_tokenizer_raises(tmp_path):
         (clip / name).unlink(missing_ok=True)
     with pytest.raises(FileNotFoundError, match=r"^The scorer '\S+' has no tokenizer.*processor\.save_pretrained"):
         load_scorer(clip)
+
+
+# With the original configurations, tokenizers and processors, if they are on this machine; the weights are random
+
+PLACE = Path(os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or "not given")
+"""Folders named `OWNER__NAME`; they are not part of this repository."""
+_TEXT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+_GROUPED = {**_TEXT, "num_key_value_heads": 1, "head_dim": 16}
+_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
+_QWEN = {**_TEXT, "num_key_value_heads": 1, "rope_scaling": {"mrope_section": [2, 3, 3]}}
+_QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2}
+_WIDE = {**_QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 32}
+SIZES: dict[str, dict[str, Any]] = {
+    "blip": {"text_config": {**_TEXT, "encoder_hidden_size": 32}, "vision_config": _TEXT},
+    "blip-2": {"text_config": _T5, "vision_config": _TEXT, "qformer_config": {**_TEXT, "encoder_hidden_size": 32}},
+    "idefics3": {"text_config": _GROUPED, "vision_config": _TEXT},
+    "qwen2_vl": {**_QWEN, "vision_config": {**_QWEN_VISION, "embed_dim": 32, "mlp_ratio": 2}},
+    "qwen2_5_vl": {**_QWEN, "vision_config": {**_WIDE, "fullatt_block_indexes": [1]}},
+    "qwen3_vl": {
+        "text_config": {**_QWEN, "head_dim": 16},
+        "vision_config": {**_WIDE, "deepstack_visual_indexes": [0]},
+    },
+}
+"""Sizes by model type; vocabularies, images and patches stay as published."""
+INCOMPLETE = {
+    "HuggingFaceTB__SmolVLM2-256M-Video-Instruct--partial": (FileNotFoundError, "no tokenizer or no image processor"),
+    "microsoft__Florence-2-base": (ValueError, r"needs custom code \(auto_map\).*florence-community"),
+    "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
+    "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
+}
+published = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
+]
+
+
+def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Apply nested changes; other values, and missing ones, are kept."""
+    found = dict(content)
+    for name, value in changes.items():
+        found[name] = merged(found.get(name) or {}, value) if isinstance(value, dict) else value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=published)
+        for name, dtype in {
+            "Salesforce__blip-image-captioning-base": torch.float32,
+            "Salesforce__blip-image-captioning-large--resaved-tf5.5.4": torch.float32,
+            "Salesforce__blip2-flan-t5-xl": torch.float32,
+            "Salesforce__blip2-flan-t5-xl--pre4.47": torch.float32,
+            "HuggingFaceTB__SmolVLM-256M-Instruct": torch.bfloat16,
+            "Qwen__Qwen2-VL-2B-Instruct-AWQ": torch.float16,
+            "Qwen__Qwen2.5-VL-7B-Instruct": torch.bfloat16,
+            "Qwen__Qwen3-VL-4B-Instruct": torch.bfloat16,
+            "Qwen__Qwen3-VL-8B-Instruct": torch.bfloat16,
+        }.items()
+    ],
+)
+def test_published_layouts_load_train_and_save(name, dtype, tmp_path):
+    folder = tmp_path / "published"
+    shutil.copytree(PLACE / name, folder, ignore=shutil.ignore_patterns("README*", "weights.txt", "*.index.json"))
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    content.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(merged(content, SIZES[content["model_type"]])), encoding="utf-8")
+    config = AutoConfig.from_pretrained(folder)
+    torch.manual_seed(0)
+    model = getattr(transformers, config.architectures[0])(config)
+    if hasattr(model, "query_tokens"):  # zero initially, where the gradient of the layer norm after them overflows
+        torch.nn.init.normal_(model.query_tokens, std=0.02)
+    model.to(dtype).save_pretrained(tmp_path / "weights")
+    (tmp_path / "weights" / "model.safetensors").rename(folder / "model.safetensors")
+    assert {p.dtype for p in load_captioner(folder).model.parameters()} == {dtype}
+    captioner = load_captioner(folder, dtype=torch.float32)
+    captioner.model.train()
+    captioner.model(**captioner.collate(IMAGES[:2], ["a cat", "a red dog"])).loss.backward()
+    with torch.no_grad():
+        for parameter in captioner.model.parameters():
+            if parameter.grad is not None:
+                assert parameter.grad.isfinite().all()
+                parameter -= 1e-3 * parameter.grad
+    written = write(captioner)
+    captioner.save_pretrained(tmp_path / "saved")
+    assert write(load_captioner(tmp_path / "saved")) == written
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=published) for name in INCOMPLETE])
+def test_incomplete_published_folders_say_what_is_missing(name):
+    kind, message = INCOMPLETE[name]
+    with pytest.raises(kind, match=message):
+        load_captioner(PLACE / name)
