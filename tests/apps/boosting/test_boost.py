@@ -21,11 +21,10 @@ from hf_captionrl.apps.boosting.boost import (
 )
 from hf_captionrl.apps.boosting.conflicts import source_statistics
 from hf_captionrl.apps.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.captioners.language_models import BackendError, CaptionerBackend, Failure, Prompt, Truncated
+from hf_captionrl.captioners.language_models import BackendError, Failure, Prompt, Truncated
 from hf_captionrl.data import check_captions, load_captions
 from hf_captionrl.data.columns import replace_column, undecoded
-from tests.apps.boosting.doubles import Counting, content, facts_of, pair, scenes
-from tests.captioners.test_language_models import retrained
+from tests.apps.boosting.doubles import content, facts_of, pair, scenes
 
 
 def boost(rows, folder, backends, embed_images=False, **options):
@@ -75,40 +74,13 @@ def test_three_captions_per_row_and_one_parquet_row(tmp_path):
         assert row["holistic_source"]["prompt_hash"] == prompt.hash
         assert row["visual_source"]["revision"] == describer.revision
         assert row["visual_source"]["time"].endswith("+00:00")
-
-
-def test_result_loads_with_load_captions(tmp_path):
-    _, merged = boost(scenes(), tmp_path, pair(scenes()))
-    loaded = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0))
-    good, report = check_captions(loaded)
-    assert len(good) == 12
-    assert not report.entries
+    # The file is a data set of captions, as training reads it.
+    options = {"split": "train", "split_fractions": (1, 0, 0)}
+    good, report = check_captions(load_captions(str(merged.path), **options))
+    assert (len(good), report.entries) == (12, [])
     assert good[3]["image"].size == scenes()[3]["image"].size
-    blends = load_captions(str(merged.path), split="train", split_fractions=(1, 0, 0), caption_column="blend_caption")
+    blends = load_captions(str(merged.path), caption_column="blend_caption", **options)
     assert blends["captions"][0] == [good["blend_caption"][0]]
-
-
-@pytest.mark.parametrize("embed", [True, False])
-def test_embedded_images_have_no_local_paths(tmp_path, embed):
-    image = undecoded(scenes())["image"][3]
-    (tmp_path / "b.png").write_bytes(image["bytes"])
-    rows = with_image(scenes(), 3, {"bytes": image["bytes"], "path": "/" + "home/me/private/a.png"})
-    rows = with_image(rows, 4, {"bytes": None, "path": str(tmp_path / "b.png")})
-    backends = pair(scenes())
-    _, merged = boost(rows, tmp_path, backends, embed_images=embed)
-    found = undecoded(datasets.Dataset.from_parquet(str(merged.path), cache_dir=str(tmp_path / "cache")))["image"]
-    assert found[3] == {"bytes": image["bytes"], "path": "a.png"}
-    embedded = {"bytes": image["bytes"], "path": "b.png"}
-    assert found[4] == (embedded if embed else {"bytes": None, "path": str(tmp_path / "b.png")})
-
-
-def test_finished_run_asks_nothing(tmp_path):
-    first, second = pair(scenes()), pair(scenes())
-    boost(scenes(), tmp_path, first)
-    before = content(tmp_path / "captions.parquet")
-    boost(scenes(), tmp_path, second)
-    assert second["text"].asked == second["vision"].asked == []
-    assert content(tmp_path / "captions.parquet") == before
 
 
 def test_any_ranges_of_rows_give_the_same_file(tmp_path):
@@ -124,41 +96,18 @@ def test_any_ranges_of_rows_give_the_same_file(tmp_path):
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
 
 
-def test_blend_cap_is_kept_if_the_vision_model_fails(tmp_path):
-    rows = scenes()
-    failing = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "overloaded"))
-    with pytest.raises(ValueError, match="All 12 rows"):
-        boost(rows, tmp_path, failing, max_failures=99)
-    assert len(failing["text"].asked) == 12
-    assert {entry["reason"] for entry in quarantine(tmp_path)} == {"backend_failed"}
-    corrected = pair(rows)
-    assert boost(rows, tmp_path, corrected)[0] == 12
-    assert [stage for stage, *_ in corrected["text"].asked] == ["holistic"] * 12
-    assert quarantine(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        ("", "answer_empty"),
-        ("I'm sorry, I cannot do that.", "answer_refuses"),
-        ("Reference caption 1: a pig", "answer_repeats_prompt"),
-        ("Zwei kleine Schweine auf dem Rücken", "answer_not_english"),
-        ("a pig and " * 99, "answer_too_long"),
-    ],
-)
-def test_bad_answers_are_retried_and_then_quarantined(tmp_path, answer, reason):
+def test_bad_answers_are_retried_and_then_quarantined(tmp_path):
     rows = scenes()
     bad = rows["image_id"][2]
-    backends = pair(rows, vision=lambda prompt, text: answer if prompt.image_id == bad else text)
+    backends = pair(rows, vision=lambda prompt, text: "" if prompt.image_id == bad else text)
     done, merged = boost(rows, tmp_path, backends, attempts=3)
     assert [attempt for _, image_id, attempt in backends["vision"].asked if image_id == bad] == [0, 1, 2]
     assert (done, merged.quarantined, merged.rows) == (11, 1, 11)
     (entry,) = quarantine(tmp_path)
-    assert (entry["row"], entry["image_id"], entry["column"], entry["reason"]) == (2, bad, "visual", reason)
+    assert (entry["row"], entry["image_id"], entry["column"]) == (2, bad, "visual")
+    assert (entry["reason"], entry["dropped"]) == ("answer_empty", "row")
     assert entry["detail"]
     assert entry["remedy"]
-    assert entry["dropped"] == "row"
     # The next run does not ask a fourth time without --retry_quarantined.
     again = pair(rows)
     boost(rows, tmp_path, again)
@@ -208,26 +157,19 @@ def test_another_vision_model_keeps_the_blend_caps(tmp_path):
     assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
 
 
-def test_captioner_trained_further_is_asked_again(tmp_path):
-    def number_asked(weight=None):
-        captioner = CaptionerBackend(retrained(tmp_path / "model", weight=weight), device="cpu", max_new_tokens=20)
-        vision = Counting(captioner)
-        boost_shard(scenes(), tmp_path / "out", text=SceneWriter(), vision=vision)
-        return len(vision.asked)
-
-    assert number_asked() >= 12
-    assert number_asked() == 0
-    assert number_asked("text_decoder.cls.predictions.bias") >= 12
-
-
 def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
     rows = scenes()
     dead = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "connection refused"))
     with pytest.raises(BackendError, match="5 times in a row"):
         boost_shard(rows, tmp_path, max_failures=5, **dead)
+    with pytest.raises(ValueError, match="All 12 rows"):
+        boost(rows, tmp_path, dead, max_failures=99)
+    assert {entry["reason"] for entry in quarantine(tmp_path)} == {"backend_failed"}
+    assert len(dead["text"].asked) == 12
     again = pair(rows)
-    assert number_done(boost_shard(rows, tmp_path, **again)) == 12
-    assert sum(stage == "blend" for stage, *_ in again["text"].asked) == 0
+    assert boost(rows, tmp_path, again)[0] == 12
+    assert [stage for stage, *_ in again["text"].asked] == ["holistic"] * 12
+    assert quarantine(tmp_path) == []
 
 
 def test_backend_that_rejects_everything_stops_the_run(tmp_path):
@@ -250,13 +192,11 @@ def test_unfit_backends_are_refused(tmp_path):
         boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())
 
 
-@pytest.mark.parametrize("part", ["missing", "half"])
-def test_broken_image_is_quarantined_and_asked_about_when_repaired(tmp_path, part):
+def test_broken_image_is_quarantined_and_asked_about_when_repaired(tmp_path):
     whole = undecoded(scenes(40))["image"][7]["bytes"]
-    value = {"bytes": None, "path": "gone.png"} if part == "missing" else {"bytes": whole[: len(whole) // 2]}
     backends = pair(scenes(40))
     for _ in range(2):
-        broken = with_image(scenes(40), 7, {"path": None, **value})
+        broken = with_image(scenes(40), 7, {"path": None, "bytes": whole[: len(whole) // 2]})
         assert boost(broken, tmp_path, backends, attempts=1)[1].rows == 39
         (entry,) = quarantine(tmp_path)
         assert (entry["row"], entry["column"]) == (7, "visual")
@@ -315,7 +255,7 @@ def test_journals_of_rows_are_those_that_overlap(tmp_path):
     assert {path.name for path in journals(tmp_path)} == set(names)
 
 
-@pytest.mark.parametrize("cut", [1, 5, 40])
+@pytest.mark.parametrize("cut", [1, 40])
 def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
     path, prompt = tmp_path / JOURNAL, Prompt("visual", "1", "?")
     whole = json.dumps(ENTRY) + "\n"
@@ -331,7 +271,7 @@ def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
             Journal(tmp_path, range(4))
 
 
-@pytest.mark.parametrize("line", ["{broken", "[1]", '{"image_id": "1"}', ""])
+@pytest.mark.parametrize("line", ["{broken", '{"image_id": "1"}'])
 def test_broken_line_in_the_middle_is_named_and_kept(tmp_path, line):
     path = tmp_path / JOURNAL
     text = json.dumps(ENTRY) + f"\n{line}\n" + json.dumps(ENTRY) + "\n"
@@ -407,8 +347,9 @@ def at_once(dataset, done, embed_images, with_images):
     return pa.parquet.ParquetFile(pa.BufferReader(file.getvalue())).read()
 
 
-@pytest.mark.parametrize(("embed_images", "with_images"), [(False, True), (True, True), (False, False)])
-@pytest.mark.parametrize("is_shuffled", [False, True])
+@pytest.mark.parametrize(
+    ("embed_images", "with_images", "is_shuffled"), [(False, True, True), (True, True, False), (False, False, True)]
+)
 def test_blocks_equal_a_file_that_is_written_at_once(
     tmp_path, monkeypatch, mixed, embed_images, with_images, is_shuffled
 ):
@@ -458,14 +399,7 @@ def test_statistics_of_a_file_equal_those_of_lists(tmp_path, monkeypatch, mixed)
     found = write_statistics(written.path, None)
     done = [row for row in map(row_of, range(250)) if row["quarantine"] is None]
     lists = {"references": [text for row in done for text in row["references"]]}
-    lists |= {
-        name: [row[column] for row in done]
-        for name, column in (
-            ("BlendCap", "blend_caption"),
-            ("VisualCap", "visual_caption"),
-            ("HolisticCap", "holistic_caption"),
-        )
-    }
+    lists |= {f"{stage.capitalize()}Cap": [row[f"{stage}_caption"] for row in done] for stage in STAGES}
     assert found == source_statistics(lists)
     assert found["references"]["captions"] == 2 * len(done)
     # By hand: "a thing 12" and "two" have 3 and 1 words; the vocabulary is "a", "thing", "two" and the numbers.
