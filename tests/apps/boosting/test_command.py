@@ -73,6 +73,7 @@ def test_shards_that_may_gain_rows_are_worked_on_again(tmp_path, monkeypatch, ca
         parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/shards").glob("part-*")}
         assert main(arguments) == 0
         assert len(content(tmp_path / "out/captions.parquet")) == 12
+        assert "images are boosted" not in capsys.readouterr().err
         assert sum(path.stat().st_mtime_ns != before for path, before in parts.items()) == 1
         assert 1 <= len(server.requests) - asked <= 3
         # Another reference: only its image is asked about again.

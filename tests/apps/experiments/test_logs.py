@@ -11,7 +11,6 @@ from hf_captionrl.apps.experiments.logs import (
     LogLines,
     ProgressLogLines,
     format_log,
-    print_heading,
     silence_libraries,
     use_log_lines,
 )
@@ -47,13 +46,6 @@ def test_only_the_main_process_prints(capsys):
         state = SimpleNamespace(is_local_process_zero=is_main, global_step=1, max_steps=2)
         LogLines().on_log(None, state, None, {"loss": 1.0})
         assert capsys.readouterr().out == ("train 1/2  loss 1\n" if is_main else "")
-
-
-def test_a_heading_is_as_wide_as_the_terminal(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "60")
-    for text in ("1 of 3: SMILE", "x" * 200):
-        print_heading(text)
-        assert len(capsys.readouterr().out.strip()) == 60
 
 
 def test_warnings_that_a_user_can_act_on_stay(caplog):
