@@ -36,12 +36,9 @@ MANIFEST |= {"has_facts": True, "method": "by hand", "features": "image", "score
 
 
 def make(folder):
-    """Twelve scenes in three bags of 2 and two of 3; one caption is hostile."""
+    """Twelve scenes in three bags of 2 and two of 3."""
     rows = load_scenes(num_train=0, num_validation=0, num_test=12)["test"]
     ids = rows["image_id"][:]
-    captions = rows["captions"][:]
-    captions[0] = [HOSTILE, *captions[0]]
-    rows = rows.remove_columns("captions").add_column("captions", captions, feature=rows.features["captions"])
     write_data(folder, rows)
     bags = [ids[0:2], ids[2:4], ids[4:6], ids[6:9], ids[9:12]]
     return write_truematch(folder, BagFile(bags, [0.9, 0.8, 0.7, 0.6, 0.5], "clip@1f2e", "image"), MANIFEST)
@@ -157,33 +154,10 @@ def test_arrows_undo_and_reload(browser, server, folder):
 @needs_chromium
 def test_buttons_do_what_keys_do(browser, server, folder):
     browser.open(server.address)
-    browser.click("#keep")
-    browser.wait("document.getElementById('count').textContent.startsWith('1 of 5')")
-    browser.click("[data-reason=bad_image]")
-    browser.wait("document.getElementById('count').textContent.startsWith('2 of 5')")
-    browser.click("#undo")
-    browser.wait("document.getElementById('count').textContent.startsWith('1 of 5')")
+    for button, count in (("#keep", 1), ("[data-reason=bad_image]", 2), ("#undo", 1)):
+        browser.click(button)
+        browser.wait(f"document.getElementById('count').textContent.startsWith('{count} of 5')")
     assert lines(folder) == [("keep", None), ("drop", "bad_image"), (None, None)]
-
-
-@needs_chromium
-def test_hostile_captions_stay_text(browser, server):
-    browser.open(server.address)
-    bags = 0
-    while HOSTILE not in browser.evaluate("document.getElementById('images').textContent"):
-        press(browser, ["ArrowRight"])
-        bags += 1
-        assert bags < 5
-    browser.wait("[...document.images].every((image) => image.complete)")
-    assert browser.evaluate("document.title") == "Bags of little"
-    assert browser.evaluate("document.images.length") == 2
-    assert browser.problems() == []
-    # The policy blocks an injected script, and the browser reports it.
-    browser.evaluate(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title=1'}))"
-    )
-    assert browser.evaluate("document.title") == "Bags of little"
-    assert any("Content Security Policy" in problem for problem in browser.problems())
 
 
 @needs_chromium
@@ -233,15 +207,17 @@ def test_exported_page_downloads_decisions(browser, folder, tmp_path, capsys):
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_colour_schemes(browser, server, scheme, tmp_path):
-    browser.scheme(scheme)
-    browser.open(server.address)
-    browser.wait("[...document.images].every((image) => image.complete)")
-    browser.screenshot(tmp_path / "page.png")
-    with Image.open(tmp_path / "page.png") as picture:
-        corner = picture.convert("L").getpixel((2, 2))
-    assert corner > 200 if scheme == "light" else corner < 60
+def test_both_colour_schemes(browser, server, tmp_path):
+    corners = []
+    for scheme in ("light", "dark"):
+        browser.scheme(scheme)
+        browser.open(server.address)
+        browser.wait("[...document.images].every((image) => image.complete)")
+        browser.screenshot(tmp_path / "page.png")
+        with Image.open(tmp_path / "page.png") as picture:
+            corners.append(picture.convert("L").getpixel((2, 2)))
+    assert corners[0] > 200
+    assert corners[1] < 60
     width = browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     assert width == 0  # no horizontal overflow
     browser.scheme("")
