@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,13 @@ from hf_captionrl.apps.truematch.build import (
     DecisionWriter,
     apply_decisions,
     bag_id,
+    check_decision,
     drop_bags,
     load_truematch,
     read_decisions,
     write_data,
 )
+from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.hub import folder_contents
 from hf_captionrl.retrieval import load_bags, load_scorer
