@@ -1,10 +1,13 @@
-"""Each program of scripts/ starts from any folder, although only its folder is on the path."""
+"""Each program of scripts/ starts from any folder, although only its folder is on the path; `make check` ends with the right code."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 PROGRAMS = [str(path) for path in sorted(SCRIPTS.glob("*.py")) if '__name__ == "__main__"' in path.read_text()]
@@ -25,21 +28,28 @@ print(json.dumps(failed))
 """
 
 
-def start(programs, folder):
+def test_programs_find_the_modules_they_import_and_one_that_does_not_is_noticed(tmp_path):
+    assert len(PROGRAMS) > 5
+    planted = tmp_path / "program.py"
+    planted.write_text("from scripts.reproduction.runs import processor_name\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", START, json.dumps(programs)]
+    command = [sys.executable, "-c", START, json.dumps([*PROGRAMS, str(planted)])]
     run = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    failed = json.loads(run.stdout.splitlines()[-1])
+    assert "No module named 'scripts'" in failed.pop(str(planted))
+    assert failed == {}
 
 
-def test_programs_find_the_modules_they_import(tmp_path):
-    assert len(PROGRAMS) > 5
-    assert start(PROGRAMS, tmp_path) == {}
-
-
-def test_a_program_that_does_not_is_noticed(tmp_path):
-    (tmp_path / "program.py").write_text("from scripts.reproduction.runs import processor_name\n")
-    assert "No module named 'scripts'" in start([str(tmp_path / "program.py")], tmp_path)[str(tmp_path / "program.py")]
+@pytest.mark.parametrize(("command", "code"), [("true", 0), ("false", 1)])
+def test_make_check_fails_if_a_part_failed(tmp_path, command, code):
+    """Under a parent that ignores SIGCHLD, where the system would discard the exit codes of the parts."""
+    program = (
+        f"import signal, sys; sys.path.insert(0, {str(SCRIPTS)!r}); import check; check._BIN = check.Path('/bin'); "
+        f"signal.signal(signal.SIGCHLD, {int(signal.SIG_IGN)}); check.PARTS['types'] = [['true'], [{command!r}]]; "
+        "sys.exit(check.main(['types']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr

@@ -53,13 +53,9 @@ def test_every_figure_of_the_index_is_on_the_page():
                 value = found if isinstance(found, float) else found.get("mean", found.get("value"))
                 assert cells[3] == shown(value), line
             else:
-                assert entry.get("run") in {None, *NOT_RUN_YET}
+                assert entry.get("run") is None
                 assert cells[3] == ""
                 assert cells[7].startswith("not run: "), line
-
-
-NOT_RUN_YET: set[str] = set()
-"""Runs without a committed result."""
 
 
 def test_results_of_an_older_world_are_shown_and_run_again(tmp_path):
@@ -75,14 +71,12 @@ def test_results_of_an_older_world_are_shown_and_run_again(tmp_path):
 
 
 def test_the_committed_results_are_those_of_the_runs():
-    assert {name: finished(run, run.seeds, ROOT / "docs/results") is not None for name, run in RUNS.items()} == {
-        name: name not in NOT_RUN_YET for name in RUNS
-    }
+    assert [name for name, run in RUNS.items() if finished(run, run.seeds, ROOT / "docs/results") is None] == []
     commands = {row.get("command") for row in load_rows()}
     guides = "\n".join(on_page_markdown(page.read_text()) for page in (ROOT / "docs").glob("*.md"))
     tables = dict(text.split("\n", 1) for text in generated_pages()["full_tables.md"].split("\n## ")[1:])
     for run in RUNS.values():
-        if not run.steps and "run_seeds" in run.command and run.name not in NOT_RUN_YET:
+        if not run.steps and "run_seeds" in run.command:
             command = run.recorded(run.seeds, f"docs/results/{run.name}")
             # A run of no paper's row is on the page of a guide, or in the full table that a guide links.
             linked = tables[run.name] if f"(full_tables.md#{run.name})" in guides else ""
@@ -96,18 +90,6 @@ def test_commands_recorded_before_there_were_rows_name_rows_of_today():
     assert {"smile/scenes/table5", "smile/scenes/simplest-smile"} <= used <= set(row_names(runs.CONFIGS))
     left = set(re.findall(r"--config (recipes/configs/[\w./-]+)", translated))
     assert all((ROOT / name).is_file() for name in left)
-
-
-def test_a_finding_without_one_of_its_runs_has_no_verdict():
-    compare = [
-        {"what": "length", "run": run, "first": "rows/SMILE/length", "second": "rows/MLE/length", "expect": ">"}
-        for run in ("smile_blip_seeds", "smile_lambda_seeds")
-    ]
-    results = {"smile_blip_seeds": RESULTS["smile_blip_seeds"]}
-    for compared, said in ((compare[:1], "holds"), (compare, "not finished"), (compare[1:], "not tested")):
-        finding = {"claim": "longer", "paper": "", "compare": compared, "why": "so"}
-        page = findings.pages(results, {"p": {"title": "P", "intro": "", "findings": [finding]}})["findings_p.md"]
-        assert f"| 1 | longer |  | **{said}** |" in page
 
 
 def test_findings_say_what_the_numbers_say():
@@ -135,7 +117,7 @@ def test_the_list_and_unknown_rows(capsys):
         reproduce.main(["--list", "--only", "smile-table-99"])
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 4])
 def test_runs_start_after_those_they_need_and_use_the_processes(processes):
     needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
     lock, together, most, ended = threading.Lock(), [], [], []
@@ -153,8 +135,5 @@ def test_runs_start_after_those_they_need_and_use_the_processes(processes):
     in_order(needs, work, processes)
     assert sorted(ended) == ["a", "b", "c", "d"]
     assert max(most) == min(processes, 2)
-
-
-def test_runs_that_need_each_other_are_an_error():
     with pytest.raises(ValueError, match="cycle"):
         in_order({"a": {"b"}, "b": {"a"}}, print, 2)

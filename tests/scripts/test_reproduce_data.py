@@ -10,9 +10,8 @@ import pytest
 from hf_captionrl.utils.io import write_json
 from scripts import reproduce
 from scripts.make_paper_index import load_rows, until_of
-from scripts.reproduction import pages, real
+from scripts.reproduction import real
 from scripts.reproduction.numbers import measured
-from scripts.run_seeds import aggregate, to_markdown
 
 ROOT = Path(__file__).parents[2]
 NDLB_DATA = (
@@ -32,6 +31,7 @@ def make_data(data):
 
 def test_every_preset_of_the_index_says_what_it_needs(tmp_path):
     presets = reproduce._presets(load_rows())
+    assert real.is_embedded("smile/scenes/figure4a-random")
     rows = [row for row in load_rows() if row["kind"] == "table"]
     assert {line["preset"] for row in rows for line in row["lines"] if "preset" in line} <= set(presets)
     for preset in presets:
@@ -74,20 +74,6 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     assert str(tmp_path) not in json.dumps(record["commands"]).replace(str(tmp_path / "runs"), "")
 
 
-def test_a_preset_of_the_embedded_world_is_known_by_its_data():
-    assert real.is_embedded("smile/scenes/figure4a-random")
-    assert real.is_embedded("smile/scenes/video-curves")
-    assert not real.is_embedded("smile/figure4a/random")
-    numbers = [{"preset": "smile/scenes/table5"}, {"preset": "smile/table5/lambda-0.5"}]
-    lines = [
-        {"preset": "ndlb/scenes/generic-l"},
-        {"preset": "smile/table5/lambda-0.5"},
-        {"preset": "smile/table3/row1"},
-    ]
-    rows = [{"numbers": numbers, "lines": lines}, {"lines": [{"row": "x"}]}]
-    assert reproduce._presets(rows) == ["smile/table5/lambda-0.5", "smile/table3/row1"]
-
-
 def test_a_preset_comes_after_the_one_that_makes_its_start(tmp_path):
     presets = reproduce._presets(load_rows())
     for given in (presets, presets[::-1]):
@@ -114,6 +100,10 @@ def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     (tmp_path / start).mkdir(parents=True)
     assert real.missing_of(preset, tmp_path) == []
     assert start not in real.missing_of(preset, None)
+    make_data(tmp_path / "data")
+    folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
+    said = real.run_preset(preset, tmp_path / "data", [0], **folders)
+    assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
 
 
 def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkeypatch, capsys):
@@ -172,18 +162,6 @@ def test_a_row_is_where_the_curve_reaches_the_result_of_another_preset(tmp_path)
     record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
     assert "reached" not in record
     assert measured("learning_curves/SR/last/x", record).value == pytest.approx(0.8)
-    entry = {"what": "CIDEr-D", "preset": preset, "preset_at": "reached/cider_d"}
-    row = {"kind": "table", "number": "14", "paper": "ndlb"}
-    (line,) = pages._lines(row, entry, {}, {}, tmp_path / "out", {})
-    assert "the curve does not reach the other result" in line
-
-
-def test_without_its_start_a_preset_is_not_run(tmp_path):
-    make_data(tmp_path / "data")
-    said = real.run_preset(
-        "ndlb/table5/row8", tmp_path / "data", [0], output=tmp_path / "out", runs_dir=tmp_path / "runs", caller=None
-    )
-    assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
 
 
 def test_a_table_with_a_judge_gets_one(tmp_path):
@@ -228,13 +206,3 @@ def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path):
     assert {preset, reward, held_out} <= set(reproduce._presets(rows))
     rows, _ = reproduce._asked(reproduce.load_rows(), [preset], {})
     assert reproduce._presets(rows) == [preset]
-
-
-def test_the_number_of_one_seed_keeps_its_interval_over_images():
-    row = {"name": "SMILE", "cider_d": 0.4, "cider_d_ci": [0.3, 0.5], "length": 9.0}
-    (one,) = aggregate([[row]])
-    assert one["cider_d"] == {"mean": 0.4, "standard_error": None, "values": [0.4], "interval": [0.3, 0.5]}
-    assert "| 0.400 [0.300, 0.500] |" in to_markdown([one], [0], "run")
-    (two,) = aggregate([[row], [{**row, "cider_d": 0.6}]])
-    assert "interval" not in two["cider_d"]
-    assert "| 0.500 ±0.100 |" in to_markdown([two], [0, 1], "run")
