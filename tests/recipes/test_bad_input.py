@@ -1,9 +1,7 @@
 """Bad input to a recipe: one line on stderr that names value and remedy, exit code 2, and a traceback only if asked for."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from PIL import Image
 from hf_captionrl.apps.experiments.arguments import describe
 from hf_captionrl.utils import console
 from hf_captionrl.utils.console import is_input_error, run_main
+from hf_captionrl.utils.io import FolderLock
 from recipes import self_retrieval_blip, smile_blip
 
 ROOT = Path(__file__).parents[2]
@@ -59,30 +58,17 @@ def taken_folder(folder):
 
 KINDS = {
     "unknown flag": (["--lerning_rate", "1"], "'--lerning_rate'.* Use '--learning_rate'"),
-    "flag of the wrong type": (["--learning_rate", "fast"], "--learning_rate.*'fast'"),
-    "flag without a value": (["--learning_rate"], "--learning_rate"),
     "missing file": (["--config", "nowhere.yaml"], r"nowhere\.yaml"),
-    "config without a file": (["--config"], "--config"),
     "YAML list": (yaml("- 1\n"), r"run\.yaml' holds a list"),
-    "empty YAML": (yaml(""), r"run\.yaml' holds a NoneType"),
     "broken YAML": (yaml("a: ["), r"run\.yaml' is not valid YAML"),
     "unknown key": (yaml("lerning_rate: 1"), "'lerning_rate'.* Use 'learning_rate'"),
-    "word for a number": (yaml("learning_rate: fast"), r"run\.yaml: .*--learning_rate.*'fast'"),
     "fraction for a count": (yaml("max_train_images: 2.5"), r"run\.yaml: .*--max_train_images.*'2\.5'"),
-    "yes for a number": (yaml("seed: true"), r"run\.yaml: .*--seed.*'True'"),
-    "word for a yes": (yaml("deterministic: perhaps"), r"run\.yaml: .*--deterministic.*perhaps"),
     "list for a number": (yaml("seed: [1]"), "seed .*a single value"),
     "number for a list": (yaml("compare_mle_weights: 0.5"), "compare_mle_weights .*a list"),
-    "nothing for a number": (yaml("lora_r:"), "lora_r .*int"),
-    "negative rate": (["--learning_rate", "-1"], "learning_rate"),
     "rate that is not a number": (["--learning_rate", "nan"], "learning_rate"),
     "empty batches": (["--per_device_train_batch_size", "0"], "per_device_train_batch_size"),
-    "no accumulation": (["--gradient_accumulation_steps", "0"], "gradient_accumulation_steps"),
-    "no beams": (["--generation_num_beams", "0"], "generation_num_beams"),
-    "beta above 1": (["--adam_beta1", "2"], "adam_beta1"),
     "no images": (["--max_train_images", "0"], "max_train_images"),
     "broken JSON": (["--model_init_kwargs", "{bad"], r"\{bad"),
-    "value out of range": (["--mle_weight", "2"], "mle_weight"),
     "arguments that contradict": (
         ["--load_best_model_at_end", "true", "--eval_strategy", "no", "--save_strategy", "epoch"],
         "load_best_model_at_end",
@@ -95,7 +81,6 @@ KINDS = {
     "data of another data set": (["--data_dir", "photos", "--dataset_name", "scenes"], "--dataset_name imagefolder"),
     "missing folder": (["--dataset_name", "imagefolder", "--data_dir", "nowhere"], "'nowhere'"),
     "unknown data set": (["--dataset_name", "owner/missing"], "'owner/missing'"),
-    "unknown column": (photos(["a red dot"], "--caption_column", "text"), "caption_column"),
     "empty captions": (photos([""]), "caption_empty"),
     "unknown model": (["--model_name_or_path", "owner/missing", "--dataset_name", "scenes"], "'owner/missing'"),
     "model that is not a captioner": (lambda f: [*text_model(f), "--dataset_name", "scenes"], "model type 'bert'"),
@@ -129,31 +114,28 @@ def test_one_line_and_exit_code_2(kind, tmp_path, monkeypatch, capsys):
 
 
 BAGS = {
-    "bags": (["--bag_schedule", "7:x"], "bag_schedule"),
-    "baseline": (["--baseline", "best"], "baseline"),
-    "variants": (["--variants", "{"], "variants"),
-    "no held-out scorer": (["--held_out_scorer_name_or_path", "none"], "held_out_scorer"),
-    "an evaluation that pushes": (["--num_train_epochs", "0", "--max_steps", "0", "--push_to_hub"], "push_to_hub"),
-    "a bag larger than the batch": (
-        ["--bag_schedule", "99", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1"],
-        "A bag of 99",
-    ),
+    "bag_schedule": ["--bag_schedule", "7:x"],
+    "variants": ["--variants", "{"],
+    "held_out_scorer": ["--held_out_scorer_name_or_path", "none"],
+    "push_to_hub": ["--num_train_epochs", "0", "--max_steps", "0", "--push_to_hub"],
+    "A bag of 99": [
+        "--bag_schedule",
+        "99",
+        *"--per_device_train_batch_size 8 --gradient_accumulation_steps 1".split(),
+    ],
 }
 
 
-@pytest.mark.parametrize("kind", BAGS)
-def test_bad_input_to_self_retrieval(kind, tmp_path, monkeypatch, capsys):
-    argv, message = BAGS[kind]
+@pytest.mark.parametrize("message", BAGS)
+def test_bad_input_to_self_retrieval(message, tmp_path, monkeypatch, capsys):
     own = [*SMALL[:7], "--perplexity_name_or_path", "none", "--output_dir", str(tmp_path / "out"), "--variants", "{}"]
     own += ["--max_train_images", "16", "--max_steps", "1", "--feature_cache_dir", str(tmp_path / "cache")]
-    code, said = run(self_retrieval_blip.main, [*own, *argv], monkeypatch, capsys)
+    code, said = run(self_retrieval_blip.main, [*own, *BAGS[message]], monkeypatch, capsys)
     assert code == 2
-    assert re.search(message, said.splitlines()[-1]), said.splitlines()[-1]
+    assert message in said.splitlines()[-1]
 
 
 def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
-    from hf_captionrl.utils.io import FolderLock
-
     with FolderLock(tmp_path / "out"):
         code, said = run(smile_blip.main, [*SMALL, "--output_dir", str(tmp_path / "out")], monkeypatch, capsys)
     assert code == 2
@@ -176,16 +158,6 @@ def test_the_traceback_is_there_for_the_asking(monkeypatch, capsys):
     assert code == 2
     assert "Traceback (most recent call last)" in said
     assert said.splitlines()[-1].startswith("recipe.py: error: Unknown argument '--lerning_rate'")
-
-
-def test_help_is_printed_and_ends_with_0(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["recipe.py", "--help"])
-    with pytest.raises(SystemExit) as stop:
-        run_main(smile_blip.main)
-    assert stop.value.code == 0
-    said = capsys.readouterr().out
-    assert "--mle_weight" in said
-    assert "--traceback" in said
 
 
 def test_a_fault_keeps_its_traceback(monkeypatch):
@@ -233,44 +205,15 @@ def test_a_hub_that_does_not_answer_is_not_bad_input():
     assert is_input_error(error_of(offline("HF_HUB_OFFLINE=1")))
 
 
-@pytest.mark.parametrize("output", ["/dev/full", "closed pipe"])
-def test_output_that_cannot_be_written(output, monkeypatch, capsys):
-    def main():
-        print("x" * 100_000)
-        done.append(True)
-
+def test_output_that_cannot_be_written(monkeypatch, capsys):
     done = []
     monkeypatch.setattr(sys, "argv", ["recipe.py"])
-    if output == "/dev/full":
-        stream = open("/dev/full", "w")  # noqa: SIM115
-    else:
-        reader, writer = os.pipe()
-        os.close(reader)
-        stream = os.fdopen(writer, "w")
-    monkeypatch.setattr(sys, "stdout", stream)
-    with pytest.raises(SystemExit) as stop:
-        run_main(main)
-    stream.close()
+    with open("/dev/full", "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as stop:
+            run_main(lambda: done.append(print("x" * 100_000)))
+    assert stop.value.code == 1
     said = capsys.readouterr().err
-    if output == "/dev/full":
-        assert stop.value.code == 1
-        assert said.startswith("recipe.py: error: stdout cannot be written (No space left on device)")
-        assert len(said.splitlines()) == 1
-        assert done == [True]  # the work itself is done
-    else:
-        assert stop.value.code == 0
-        assert said == ""
-
-
-@pytest.mark.slow  # fresh processes; main() is tested above
-def test_a_recipe_called_directly(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "recipes" / "sle_blip.py"), "--config", "nowhere.yaml"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert [line for line in done.stderr.splitlines() if "error" in line] == [
-        "sle_blip.py: error: There is no configuration file 'nowhere.yaml'. Use --config with the path of a YAML file."
-    ]
-    assert "Traceback" not in done.stderr
+    assert said.startswith("recipe.py: error: stdout cannot be written (No space left on device)")
+    assert len(said.splitlines()) == 1
+    assert len(done) == 1  # the work itself is done

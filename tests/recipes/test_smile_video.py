@@ -119,7 +119,6 @@ def test_msr_vtt_and_tgif_run_in_their_own_layouts(tmp_path):
     [
         (["--num_frames", "0"], "num_frames"),
         (["--cache_image_features", "false"], "cache_image_features"),
-        (["--frame_pooling", "median"], "frame_pooling"),
         (["--frame_pooling", "native"], "frame_pooling"),
         (["--tune", "language"], "mle_epochs"),
         (["--model_name_or_path", "scenes:clipcap-mle"], "one frame, not of 4"),
