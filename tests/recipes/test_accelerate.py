@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from safetensors.torch import load_file
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-from tests.faults.campaign import IN_TIME, wait_until
 from tests.offline import python_path
 from tests.tolerances import assert_close, close
 
@@ -60,7 +56,7 @@ def environment() -> dict[str, str]:
 
 def train(folder: Path, *launcher: str) -> tuple[dict[str, torch.Tensor], dict]:
     folder.mkdir()
-    command = [sys.executable, *launcher, str(WORKER), "steps", str(folder)]
+    command = [sys.executable, *launcher, str(WORKER), str(folder)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return load_file(folder / "weights.safetensors"), json.loads((folder / "log.json").read_text())
@@ -81,26 +77,3 @@ def test_ddp_launched_with_its_file_ends_with_the_weights_of_one_process(tmp_pat
     for name in one:
         assert_close(two[name], one[name], ulps=32, magnitude=0.5, msg=name)
     assert together["loss"] == close(alone["loss"], dtype="float32")
-
-
-@pytest.mark.slow  # tests/faults signals forked processes
-def test_sigterm_to_the_launcher_of_two_processes_saves_and_ends_in_time(tmp_path):
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    more = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command = [sys.executable, *launch, *more, str(WORKER), "signal", str(tmp_path)]
-    with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as launcher:
-        try:
-            wait_until((tmp_path / "steps").exists, timeout=120)
-            began = time.monotonic()
-            launcher.terminate()
-            said, _ = launcher.communicate(timeout=60)
-            waited = time.monotonic() - began
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(launcher.pid, signal.SIGKILL)
-    assert "Stopped after step" in said, said[-3000:]
-    assert waited < IN_TIME
-    assert len(list((tmp_path / "run").glob("checkpoint-*/rng_state_1.pth"))) == 1
-    assert launcher.returncode != 0  # torchrun's status: its processes ended with 0

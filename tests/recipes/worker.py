@@ -1,7 +1,4 @@
-"""What `accelerate launch` runs in tests, in as many processes as it says: `worker.py steps|signal FOLDER`.
-
-Two steps of SMILE on a few scenes, whose weights and log go to the folder; or a training that ends when it is told to.
-"""
+"""What `accelerate launch` runs in tests: two steps of SMILE on a few scenes, whose weights and log go to the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from safetensors.torch import save_file
 
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from tests.faults.jobs import progress_of, trainer_of
 from tests.tiny import tiny_captioner
 
 
@@ -51,10 +47,5 @@ def two_steps(folder: Path) -> None:
         (folder / "log.json").write_text(json.dumps(log))
 
 
-def until_signal(folder: Path) -> None:
-    settings = {"save_on_signal": True, "save_steps": 5000, "max_steps": 5000, "per_device_train_batch_size": 2}
-    trainer_of("smile", folder / "run", callbacks=[progress_of(folder / "steps")], **settings).train()
-
-
 if __name__ == "__main__":
-    {"steps": two_steps, "signal": until_signal}[sys.argv[1]](Path(sys.argv[2]))
+    two_steps(Path(sys.argv[1]))

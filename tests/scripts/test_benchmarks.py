@@ -135,14 +135,6 @@ def world(request):
     return made
 
 
-def test_stock_model_shares_the_weights_and_has_no_tap(world):
-    assert all(a is b for a, b in zip(world.captioner.model.parameters(), world.stock.parameters(), strict=True))
-    assert hasattr(world.captioner.model, "captioner_family")
-    assert not hasattr(world.stock, "captioner_family")
-    assert not any(getattr(module, "folds_captions", False) for module in world.stock.modules())
-    assert not any(name.startswith(world.captioner.vision_path) for name in world.parameters)
-
-
 @pytest.mark.parametrize("name", ["blip", "clipcap"])
 def test_all_write_captions_of_the_planned_lengths(name, monkeypatch):
     world = build_world(RL_IN_SMALL[name], 1, torch.float64)

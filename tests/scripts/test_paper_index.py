@@ -11,7 +11,6 @@ from scripts import make_paper_index, reproduce
 from scripts import make_paper_index as index_rows
 from scripts.docs_hooks import generated_pages
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_index, load_rows
-from scripts.reproduction.real import settings_of
 from tests.test_docs import parse
 
 ROOT = Path(__file__).parents[2]
@@ -142,58 +141,6 @@ def test_the_page_is_made_of_the_rows():
     assert all(f'<a id="{row["id"]}"></a>' in page for row in ROWS)
     length = next(row for row in RESULTS["smile_blip_seeds"]["rows"] if row["name"] == "SMILE")["length"]["mean"]
     assert f"SMILE: {length:.2f}" in page
-
-
-def cells(table):
-    """Each number and row of a table: its preset, place there, run, place there, and whether it shows a number of the paper."""
-    for entry in table.get("numbers", ()):
-        at = entry.get("at", "").rpartition("/")[0]
-        preset_at = entry["preset_at"].rpartition("/")[0] if "preset_at" in entry else at
-        yield entry.get("preset"), preset_at, entry.get("run"), at, "paper" in entry
-    for line in table.get("lines", ()):
-        yield line.get("preset"), line.get("preset_at"), line.get("run"), line.get("at"), False
-
-
-def contradictions(rows):
-    """Cells of a paper that are shown with several values of ours, and rows of ours that stand for several cells of one table."""
-    presets, places, found = {}, {}, []
-    for table in rows:
-        ours, lines = {}, {(line.get("run"), line.get("at")) for line in table.get("lines", ())}
-        for preset, place, run, at, from_paper in cells(table):
-            if preset:
-                settings = {k: v for k, v in settings_of(preset).items() if k not in ("output_dir", "title")}
-                presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(preset)
-            if preset and run:
-                places.setdefault((preset, place), set()).add((run, at))
-                ours.setdefault((run, at), set()).add((preset, place))
-            if lines and run and from_paper and (run, at) not in lines:
-                found.append((table["id"], run, at))
-        found += [(table["id"], *theirs) for theirs in ours.values() if len(theirs) > 1]
-    found += [names for names in presets.values() if len(names) > 1]
-    return found + [(place, ours) for place, ours in places.items() if len(ours) > 1]
-
-
-def test_equal_rows_of_papers_are_one_preset_and_come_from_one_run():
-    assert contradictions(ROWS) == []
-    good = {"row": "a", "preset": "ndlb/table3/row1", "preset_at": "start", "run": "r", "at": "rows/MLE"}
-    number = {**good, "preset_at": "start/cider_d", "at": "rows/MLE/cider_d", "paper": 1.0}
-    assert contradictions([{"id": "x", "numbers": [number], "lines": [good]}, {"id": "y", "lines": [good]}]) == []
-    for rows in (
-        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "run": "other"}]}],
-        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table3/row2"}]}],
-        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table7/row1", "run": "other"}]}],  # the same settings
-        [{"id": "x", "numbers": [{"run": "r", "at": "rows/SR/cider_d", "paper": 1.0}], "lines": [good]}],
-    ):
-        assert len(contradictions(rows)) == 1, rows
-
-
-def test_our_captions_are_compared_with_the_papers_number_of_the_same_metric():
-    """EMScore is not the mean of the frames, and HolisticCaps are not the annotators' captions."""
-    for row in ROWS:
-        for entry in row.get("numbers", ()):
-            key = entry.get("preset_at", "").rpartition("/")[2]
-            if "run" in entry and key.startswith(("emscore_recall", "more_")):
-                assert entry["at"].rpartition("/")[2] == key, entry["what"]
 
 
 def test_every_row_of_every_table_is_there():

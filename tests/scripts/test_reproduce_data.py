@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from hf_captionrl.utils.io import write_json
 from scripts import reproduce
 from scripts.make_paper_index import load_rows, until_of
 from scripts.reproduction import real
@@ -100,6 +97,10 @@ def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     (tmp_path / start).mkdir(parents=True)
     assert real.missing_of(preset, tmp_path) == []
     assert start not in real.missing_of(preset, None)
+    # A preset whose curve has to reach the result of another one comes after it.
+    until = until_of(load_rows())
+    assert until["ndlb/table14/coco"] == ["ndlb/table4/row2", "trained/reward_rd100_recall_at_1"]
+    assert real.with_makers(["ndlb/table14/coco"], None, until)[-2:] == ["ndlb/table4/row2", "ndlb/table14/coco"]
     make_data(tmp_path / "data")
     folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
     said = real.run_preset(preset, tmp_path / "data", [0], **folders)
@@ -130,54 +131,11 @@ def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkey
     assert "seed-1" in made[made.index("--output_dir") + 1]
 
 
-def test_a_row_is_where_the_curve_reaches_the_result_of_another_preset(tmp_path):
-    preset, other = "ndlb/table14/coco", "ndlb/table4/row2"
-    assert until_of(load_rows())[preset] == [other, "trained/reward_rd100_recall_at_1"]
-    until = {preset: [other, "trained/x"]}
-    assert real.with_makers([preset], None, until)[-2:] == [other, preset]
-    make_data(tmp_path / "data")
-    for seed in (0, 1):
-        (tmp_path / f"runs/ndlb-table11-coco/seed-{seed}/model").mkdir(parents=True)
-    folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
-    arguments = {**folders, "until": until[preset]}
-    assert real.run_preset(preset, tmp_path / "data", [0], caller=None, **arguments) == f"needs the result of {other}"
-    x = {"values": [0.5, 0.7]}
-    write_json(real.result_path(other, tmp_path / "out"), {"seeds": [0, 1], "rows": [{"name": "SR", "x": x}]})
-
-    def caller(words):
-        points = [{"step": step, "x": x, "cider_d": step / 10} for step, x in ((0, 0.4), (10, 0.6), (20, 0.8))]
-        rows = [{"name": "MLE", "x": 0.4}, {"name": "SR", "x": 0.9}]
-        folder = Path(words[words.index("--output_dir") + 1])
-        write_json(folder / "results.json", {"rows": rows, "learning_curves": {"SR": points}})
-        return 0
-
-    assert real.run_preset(preset, tmp_path / "data", [0, 1], caller=caller, **arguments) is None
-    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
-    # Halfway between steps 0 and 10, and between 10 and 20.
-    assert measured("reached/cider_d", record).values == pytest.approx((0.5, 1.5))
-    x["values"][1] = 0.9
-    write_json(real.result_path(other, tmp_path / "out"), {"seeds": [0, 1], "rows": [{"name": "SR", "x": x}]})
-    said = real.run_preset(preset, tmp_path / "data", [0, 1], caller=caller, **arguments)
-    assert said == f"{preset}: x does not reach 0.900 with seed 1. Train for more steps."
-    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
-    assert "reached" not in record
-    assert measured("learning_curves/SR/last/x", record).value == pytest.approx(0.8)
-
-
 def test_a_table_with_a_judge_gets_one(tmp_path):
     words = real.arguments_of("smile/table7/5-epochs", tmp_path, 0, tmp_path / "runs")
     assert words[words.index("--judge") + 1] == "model"
     assert words[words.index("--judge_model") + 1] == str(tmp_path / "models/judge")
     assert "--judge" not in real.arguments_of("smile/table3/row7", tmp_path, 0, tmp_path / "runs")
-
-
-def test_the_list_names_what_runs_first(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    assert reproduce.main(["--list", "--only", "smile-table-3", "smile-table-6"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (from_scratch,) = [line for line in lines if "runs smile/mle/from-scratch first" in line]
-    assert "models/blip-coco-finetuned" in from_scratch
-    assert "smile/mle" not in next(line for line in lines if "smile-table-6" in line)
 
 
 def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path):

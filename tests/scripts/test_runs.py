@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from scripts import reproduce
-from scripts.docs_hooks import generated_pages
 from scripts.reproduction import runs
 from scripts.reproduction.numbers import measured
-from scripts.reproduction.pages import reproduction_page
 from scripts.reproduction.runs import CONFIGS, Run, execute, finished, moved_targets, to_run
 
 ROOT = Path(__file__).parents[2]
@@ -210,13 +208,3 @@ def test_committed_results_say_their_settings():
         path = ROOT / "docs/results" / f"{name}.json"
         if run.presets and path.exists():
             assert set(json.loads(path.read_text())["settings"]) == set(run.presets), name
-
-
-def test_the_page_names_all_presets_and_what_changed():
-    row = next(row for row in reproduce.index.load_rows() if row["id"] == "smile-table-1")
-    record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
-    record["settings"]["smile_blip/scenes"] = "0" * 16
-    page = reproduction_page([row], RUNS, {"smile_blip_seeds": record}, ROOT / "docs/results")
-    assert "embedded world; made before `smile_blip/scenes` changed" in page
-    committed = generated_pages()["reproduction.md"]
-    assert all(f"`{preset}`" in committed for preset in RUNS["ndlb_matched_seeds"].presets)
