@@ -1,12 +1,11 @@
 """The self-retrieval recipe from the command line's arguments to every file it promises."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hf_captionrl.apps.experiments.self_retrieval import BagArguments, describe_reward, run_name, runs_of
+from hf_captionrl.apps.experiments.self_retrieval import BagArguments, run_name, runs_of
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
@@ -116,24 +115,6 @@ def test_names_of_rows():
         ({"retrieval_weight": 2.0}, "SR (bag curriculum, SR 2)"),
     ):
         assert run_name(changed(config, changes)) == name
-
-
-def test_the_card_says_what_was_rewarded():
-    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
-    scorer = SimpleNamespace(signature="tiny-clip@main|RN")
-
-    def said(**changes):
-        return describe_reward(changed(config, changes), [scorer])
-
-    penalties = "plus the penalty on repetition, plus the penalty on truncated captions"
-    assert said(cider_weight=0.5, reward_kind="cosine") == (
-        "The cosine between caption and image under the scorer, plus 0.5 times CIDEr-D with the end token, "
-        f"{penalties}; scorer tiny-clip@main; batches of 100 images per process, from bags of look-alikes."
-    )
-    assert said(cider_weight=1.0, retrieval_weight=0, bag_schedule=None) == (
-        f"CIDEr-D with the end token, {penalties}; batches of 100 images per process, from random images."
-    )
-    assert said(bag_distractors="random").endswith("from random images.")
 
 
 @pytest.mark.parametrize(

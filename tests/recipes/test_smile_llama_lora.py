@@ -11,8 +11,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions
-from hf_captionrl.apps.instruct.judges import answer_row, load_questions
-from hf_captionrl.captioners.language_models import BackendError
+from hf_captionrl.apps.instruct.judges import load_questions
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 from recipes import smile_llama_lora as recipe
 
@@ -85,17 +84,6 @@ def test_answers_can_be_judged_again(run, tmp_path):
     assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"] | {"judge": "r.jsonl"}
 
 
-def test_an_endpoint_that_is_gone_is_a_reason_in_the_table():
-    class Gone:
-        name = "m"
-
-        def rate(self, *args):
-            raise BackendError("gone")
-
-    row = answer_row("SMILE", load_questions(recipe.DATA / "questions.jsonl"), ["a"] * 26, Gone(), 0)
-    assert (row["overall"], row["overall_reason"], row["length"]) == (None, "gone", 1.0)
-
-
 def test_a_second_run_gives_the_same(run, tmp_path):
     recipe.main(["--output_dir", str(tmp_path / "out"), *SHORT, "--compare_scopes", "window"])
     mine, other = rows_of(tmp_path / "out"), rows_of(run)
@@ -115,16 +103,6 @@ def test_a_finished_run_resumes_without_training(run, monkeypatch):
     recipe.main(["--output_dir", str(run), *SHORT, "--resume_from_checkpoint", "true"])
     assert not steps
     assert (run / "model" / "adapter_model.safetensors").read_bytes() == before
-
-
-def test_names_of_runs():
-    *_, data, _, config = recipe.parse_args(
-        ["--mle_weight", "0.1", "--subset_scope", "window", "--window_tokens", "8"]
-    )
-    runs = recipe.planned_runs(config, data)
-    assert list(runs) == ["MLE", "SMILE (lambda=0.1, sentence)", "SMILE (lambda=0.1, window of 8)"]
-    assert len({run.output_dir for run in runs.values()}) == 3
-    assert runs["MLE"].mle_weight == 1.0
 
 
 def test_files_of_instructions(tmp_path):

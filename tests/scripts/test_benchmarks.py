@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import time
 
@@ -11,12 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.captioners import decoding
-from hf_captionrl.captioners.decoding import DecodingLoop
 from scripts import benchmark
-from scripts.benchmarks import reinforcement
 from scripts.benchmarks.models import RL_SHAPES, STEP_SHAPES, TINY, build_model, build_world, draw_batch
-from scripts.benchmarks.reinforcement import STEPS, NaiveStep, check_equal, take_gradients, write
+from scripts.benchmarks.reinforcement import NaiveStep, check_equal, take_gradients
 from scripts.benchmarks.smile import HEADS, LOSSES, PATHS, check_head, check_step, head_batch
 from scripts.benchmarks.timing import Case, TooSlowError, measure
 from tests.tolerances import assert_close, resolution
@@ -133,32 +129,6 @@ def world(request):
             if parameter.dim() > 1 and request.param != "scenes":
                 parameter.mul_(3)  # away from uniform distributions, where mistakes would hide
     return made
-
-
-@pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_all_write_captions_of_the_planned_lengths(name, monkeypatch):
-    world = build_world(RL_IN_SMALL[name], 1, torch.float64)
-    calls, decode = [], DecodingLoop.__call__
-    monkeypatch.setattr(DecodingLoop, "__call__", lambda *args, **kw: calls.append(1) or decode(*args, **kw))
-    world.lengths = torch.tensor([2, 5, 3, 4, 2, 5])
-    works = {step: functools.partial(function, world) for step, function in STEPS.items()}
-    works |= {
-        loop: lambda loop=loop: write(world, loop, world.lengths).mask.sum(1) for loop in ("loop", "transformers")
-    }
-    loops = {}
-    for work, function in works.items():
-        calls.clear()
-        assert function().tolist() == [2, 5, 3, 4, 2, 5]
-        loops[work] = len(calls)
-    # The naive step has transformers' loop.
-    assert loops == {"ours": 1, "ours, images cached": 1, "naive": 0, "loop": 1, "transformers": 0}
-    take_gradients(world)
-    assert check_equal(world)["gradients"] < resolution(1, ulps=64)  # of padded captions
-    ending_at = reinforcement.ending_at
-    monkeypatch.setattr(decoding, "draw_tokens", lambda scores, numbers: torch.full(numbers.shape, 7))
-    monkeypatch.setattr(reinforcement, "ending_at", lambda planned: ending_at(planned - 1))
-    with pytest.raises(AssertionError, match="ours wrote captions of"):
-        write(world, "ours", world.lengths)
 
 
 def test_steps_are_equal_and_those_that_compute_different_things_are_caught(world, monkeypatch):

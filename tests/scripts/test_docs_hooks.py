@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import markdown
-import pytest
 
 import hf_captionrl
 import hf_captionrl.losses
@@ -14,7 +13,6 @@ import hf_captionrl.trainers
 from scripts import docs_hooks, docs_pictures
 from scripts.docs_hooks import MathExtension, campaign, columns_of, generated_pages, mathml
 from scripts.reproduction import hacking
-from tests.browser import CHROMIUM, Browser
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -106,23 +104,3 @@ def test_code_of_the_quickstart_runs(tmp_path, monkeypatch, capsys):
     assert names["found"]["recall_at_1"] < 0.7
     assert names["truth"]["fact_recall"] < 0.5
     assert names["trainer"].state.global_step == 2
-
-
-SORTED = """<article><table>
-<thead><tr><th></th><th style="text-align: right;">R@1 ↑</th></tr></thead>
-<tbody><tr><td>b</td><td>0.5 ±0.1</td></tr><tr><td>c</td><td>–</td></tr><tr><td>a</td><td>12.0</td></tr></tbody>
-</table></article><script>SCRIPT</script>"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_tables_sort_by_the_clicked_column(tmp_path):
-    page = tmp_path / "page.html"
-    script = (DOCS / "tables.js").read_text(encoding="utf-8")
-    page.write_text('<meta charset="utf-8">' + SORTED.replace("SCRIPT", script), encoding="utf-8")
-    names = "[...document.querySelector('table').tBodies[0].rows].map((row) => row.cells[0].textContent).join('')"
-    with Browser() as browser:
-        browser.open(page.as_uri())
-        for column, wanted in ((1, "bac"), (1, "cab"), (0, "abc"), (0, "cba")):
-            browser.click(f"th:nth-child({column + 1}) button")
-            assert browser.evaluate(names) == wanted
-        assert browser.problems() == []

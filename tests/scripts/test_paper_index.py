@@ -179,16 +179,3 @@ def test_a_wrong_row_of_a_table_is_seen():
         "x, a: its status follows from run and preset; only rows that are not applicable have one, with a note",
     ]
     assert index_faults([empty]) == ["x: no rows"]
-
-
-def test_status_of_a_row_follows_from_its_result(tmp_path):
-    table = {"measures": ["length", "spice"]}
-    line = {"row": "a", "preset": "smile_blip/coco", "preset_at": "start", "run": "r", "at": "rows/MLE"}
-    record = {"rows": [{"name": "MLE", "length": {"mean": 1.0}}]}
-    assert index_rows.status_of(table, line, {"r": record}, tmp_path) == "measured in small"
-    assert index_rows.missing_columns(table, line, record) == ["spice"]
-    assert index_rows.status_of({"measures": ["spice"]}, line, {"r": record}, tmp_path) == "not run"
-    assert index_rows.status_of(table, line, {}, tmp_path) == "not run"
-    (tmp_path / "papers_data").mkdir()
-    (tmp_path / "papers_data/smile_blip-coco.json").write_text("{}")
-    assert index_rows.status_of(table, line, {}, tmp_path) == "measured"

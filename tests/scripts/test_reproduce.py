@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.apps.experiments.arguments import row_names
 from scripts import reproduce
 from scripts.docs_hooks import generated_pages, on_page_markdown
 from scripts.make_paper_index import PAPERS, load_rows
@@ -81,15 +80,6 @@ def test_the_committed_results_are_those_of_the_runs():
             # A run of no paper's row is on the page of a guide, or in the full table that a guide links.
             linked = tables[run.name] if f"(full_tables.md#{run.name})" in guides else ""
             assert command in commands or command in guides or f"Made by `{command}`." in linked, run.name
-
-
-def test_commands_recorded_before_there_were_rows_name_rows_of_today():
-    recorded = (path.read_text() for path in (ROOT / "docs/results").iterdir() if path.suffix in (".json", ".md"))
-    translated = "\n".join(map(runs.with_rows, recorded))
-    used = set(re.findall(r"--row ([\w./-]+)", translated))
-    assert {"smile/scenes/table5", "smile/scenes/simplest-smile"} <= used <= set(row_names(runs.CONFIGS))
-    left = set(re.findall(r"--config (recipes/configs/[\w./-]+)", translated))
-    assert all((ROOT / name).is_file() for name in left)
 
 
 def test_findings_say_what_the_numbers_say():

@@ -136,31 +136,3 @@ def test_a_table_with_a_judge_gets_one(tmp_path):
     assert words[words.index("--judge") + 1] == "model"
     assert words[words.index("--judge_model") + 1] == str(tmp_path / "models/judge")
     assert "--judge" not in real.arguments_of("smile/table3/row7", tmp_path, 0, tmp_path / "runs")
-
-
-def test_presets_on_photographs_make_their_scorers_and_their_start(tmp_path):
-    data, runs = tmp_path / "data", tmp_path / "runs"
-    for name in ("google/efficientnet-b0", "google/efficientnet-b1", "HuggingFaceTB/SmolLM2-135M"):
-        (data / "models" / name).mkdir(parents=True)
-    (data / "images").mkdir()
-    (data / "dataset_flickr8k.json").touch()
-    preset = "photographs/flickr8k/smile"
-    assert real.missing_of(preset, data) == ["models/sentence-transformers/all-MiniLM-L6-v2"]
-    (data / "models/sentence-transformers/all-MiniLM-L6-v2").mkdir(parents=True)
-    assert real.missing_of(preset, data) == []
-    ordered = real.with_makers([preset], data)
-    reward, held_out = "photographs/flickr8k/reward-scorer", "photographs/flickr8k/held-out-scorer"
-    assert sorted(ordered[:2]) == [held_out, reward]
-    assert ordered[2:] == ["photographs/flickr8k/mle", preset]
-    seeds = [real.arguments_of(name, data, 1, runs) for name in (reward, held_out)]
-    assert [words[words.index("--seed") + 1] for words in seeds] == ["1", "2"]
-    (runs / "photographs-flickr8k-mle/seed-1/model").mkdir(parents=True)
-    words = real.arguments_of(preset, data, 1, runs)
-    assert words[words.index("--model_name_or_path") + 1].endswith("seed-1/model")
-    words = real.arguments_of(preset, data, 2, runs)  # without a start of its own
-    assert words[words.index("--model_name_or_path") + 1].endswith("seed-0/model")
-    assert words[words.index("--scorer_name_or_path") + 1].endswith("photographs-flickr8k-reward-scorer/seed-0/model")
-    rows, _ = reproduce._asked(reproduce.load_rows(), ["photographs"], {})
-    assert {preset, reward, held_out} <= set(reproduce._presets(rows))
-    rows, _ = reproduce._asked(reproduce.load_rows(), [preset], {})
-    assert reproduce._presets(rows) == [preset]

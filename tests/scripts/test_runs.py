@@ -75,40 +75,16 @@ def test_what_fails_or_is_missing_is_said(tmp_path):
     assert other.folder(tmp_path) != TINY.folder(tmp_path)
 
 
-def results_of(run, folder, record):
-    """What each of two seeds of a run has written."""
-    for seed in (0, 1):
-        place = run.folder(folder) / "sr" / f"seed-{seed}"
-        place.mkdir(parents=True)
-        (place / "results.json").write_text(json.dumps(record(seed)))
-
-
-def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path):
-    rows = {"before": ["{folder}/sr", "start"], "after": ["{folder}/sr", "trained"]}
-    run = Run("g", "", 1, seeds=[0, 1], steps=["python x.py"], rows=rows)
-    names = ("MLE", "SR", "references")
-    results_of(
-        run,
-        tmp_path,
-        lambda seed: {"rows": [{"name": n, "x": x} for n, x in zip(names, (1.0, 2.0 + seed, 7.0), strict=True)]},
-    )
-    settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
-    assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
-    record = finished(run, [0, 1], tmp_path)
-    assert measured("rows/after/x", record).values == (2.0, 3.0)
-    assert measured("rows/before/x", record).value == 1.0
-    table = (tmp_path / "g.md").read_text()
-    assert "| before |" in table
-    assert "Made by `python scripts/reproduce.py --only g`" in table
-
-
 def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
     steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
     run = Run("g", "", 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
     points = [{"step": step, "x": x, "y": step / 10} for step, x in ((0, 0.4), (10, 0.55), (20, 0.5), (30, 0.8))]
     record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
-    results_of(run, tmp_path, lambda seed: record)
+    for seed in (0, 1):
+        place = run.folder(tmp_path) / "sr" / f"seed-{seed}"
+        place.mkdir(parents=True)
+        (place / "results.json").write_text(json.dumps(record))
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
@@ -138,21 +114,6 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
 
 
 PRESET = "smile/scenes/table5"
-
-
-def test_presets_of_a_run_are_those_of_its_commands():
-    run = RUNS["ndlb_holistic_seeds"]
-    assert run.presets == [
-        "ndlb/scenes/holistic-lv",
-        "smile/scenes/holistic",
-        "ndlb/scenes/holistic-l",
-        "ndlb/scenes/holistic-v",
-    ]
-    assert RUNS["boosting_quality"].presets == []
-    assert runs.presets_of("a/b", "python x.py --config recipes/configs/smile_blip/coco.yaml") == [
-        "a/b",
-        "smile_blip/coco",
-    ]
 
 
 def test_a_base_that_changes_makes_its_rows_stale(tmp_path):

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import zipfile
 
 import open_clip
@@ -14,7 +13,6 @@ from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_images
 
 
@@ -117,15 +115,6 @@ def test_adapter_is_converted(tmp_path):
     found = captions(load_captioner(tmp_path / "new"))
     assert found == captions(captioner)
     assert found != captions(base)
-
-
-def test_scorer_with_pickles_is_converted(tmp_path):
-    source = model_path("scenes:siglip-held-out")
-    shutil.copytree(source, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
-    torch.save(load_file(f"{source}/model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
-    convert(tmp_path / "old", tmp_path / "new")
-    texts = ["a red pig", "two small trees"]
-    assert torch.equal(load_scorer(tmp_path / "new").text_features(texts), load_scorer(source).text_features(texts))
 
 
 def test_open_clip_folder_and_single_file(tmp_path):

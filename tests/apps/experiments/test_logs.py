@@ -4,15 +4,10 @@ import logging
 import warnings
 from types import SimpleNamespace
 
-import pytest
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
-
 from hf_captionrl.apps.experiments.logs import (
     LogLines,
-    ProgressLogLines,
     format_log,
     silence_libraries,
-    use_log_lines,
 )
 
 GUARDS = {f"guard/value_{n}": 0.123456 for n in range(30)}
@@ -27,18 +22,6 @@ def test_a_log_is_one_line_with_what_matters_first():
     assert evaluated == "eval  40/79  epoch 1  loss 0.7  recall_at_1 0.5"
     done = format_log({"train_runtime": 12.5, "train_loss": 0.6, "train_steps_per_second": 1.0}, 79, 79)
     assert done == "done  79/79  seconds 12.5  loss 0.6"
-
-
-@pytest.mark.parametrize(("disable_tqdm", "kind"), [(True, LogLines), (False, ProgressLogLines)])
-def test_the_callbacks_that_print_dicts_are_replaced(disable_tqdm, kind):
-    callbacks = [PrinterCallback, ProgressCallback]
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(disable_tqdm=disable_tqdm),
-        add_callback=callbacks.append,
-        remove_callback=callbacks.remove,
-    )
-    use_log_lines(trainer)
-    assert callbacks == [kind]
 
 
 def test_only_the_main_process_prints(capsys):

@@ -2,7 +2,6 @@
 papers what values_in_small.py does not list as a difference."""
 
 import json
-import re
 
 from transformers import TrainingArguments
 
@@ -13,7 +12,6 @@ from scripts.reproduction.real import columns_of
 from tests.apps.experiments.test_arguments import CONFIGS, parsed
 from tests.apps.experiments.values_in_small import IN_SMALL, RL_KEYS, SLE_KEYS, SMILE_KEYS
 from tests.apps.experiments.values_of_the_papers import PAPERS
-from tests.tiny import tiny_captioner
 
 # Options by the names of the tables of values.
 FIELDS = dict(
@@ -125,19 +123,3 @@ def test_the_other_weights_and_alphas_are_the_papers():
         assert values(name, None, ["controls"]) == {"controls": weights}
     (alphas,) = [a.compare_alphas for a in parsed("sle/scenes/frontier")[1] if hasattr(a, "compare_alphas")]
     assert sorted(alphas) == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_lora_in_small_is_on_the_same_layers_of_blip():
-    """BLIP's layers for GPT-2's `attn.c_attn` and `attn.c_proj`, with the output of the MLP, and CLIP's attention input and MLP."""
-    expected = {
-        f"{kind}.self.{part}" for kind in ("attention", "crossattention") for part in ("query", "key", "value")
-    }
-    expected |= {"attention.output.dense", "crossattention.output.dense", "layer.N.output.dense"}
-    expected |= {"self_attn.qkv", "mlp.fc1", "mlp.fc2"}
-    captioner = tiny_captioner("blip")
-    config = captioner.lora_config(**parsed("ndlb/scenes/blend-lv")[1][0].peft_config)
-    names = [name for name, _ in captioner.base_model.named_modules() if re.fullmatch(config.target_modules, name)]
-    found = {re.sub(r"\.\d+\.", ".N.", name) for name in names}
-    ends = sorted(expected, key=len, reverse=True)
-    assert {next(end for end in ends if name.endswith(end)) for name in found} == expected
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (32, 16, 0.0)

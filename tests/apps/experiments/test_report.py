@@ -13,7 +13,6 @@ from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retriev
 from hf_captionrl.apps.experiments.smile import SmileArguments, SmileRecipeConfig, _first
 from hf_captionrl.apps.experiments.smile import runs_of as smile_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
-from recipes.sle_blip import SLEBlipConfig, describe_reward
 
 
 class Counting:
@@ -128,16 +127,3 @@ def test_a_reference_is_compared_with_the_others_and_not_with_itself():
     assert "cider_d_ci" not in row
     assert row["cider_d_reason"] == "an image has only one reference"
     assert row["length"] > 2
-
-
-def test_sle_card_describes_the_reward(tmp_path):
-    def said(**changes):
-        return describe_reward(SLEBlipConfig(str(tmp_path), use_cpu=True, **changes))
-
-    other = said(alpha=0.5, diversity="multi_reference", baseline="leave_one_out", entropy_weight=0.03)
-    assert ", plus 0.03 times the entropy of each word; " in other
-    assert other.endswith("; baseline 'leave_one_out'.")
-    assert "bleu34" not in other
-    assert said(alpha=1.0, baseline="none", cider_eos=False, cider_frequencies="batch") == (
-        "CIDEr-D without the end token and document frequencies of the batch; 5 sampled captions per image; no baseline."
-    )

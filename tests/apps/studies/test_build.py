@@ -539,27 +539,6 @@ def test_images_are_at_the_positions_of_the_key(browser, retrieval):
     assert seen == [list(colours[i].getpixel((0, 0))) for i in question["images"]]
 
 
-@needs_chromium
-def test_page_is_narrow_in_both_colour_schemes(retrieval, rating):
-    with Browser() as browser:
-        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
-        for _, pages in (retrieval, rating):
-            page = next(iter(pages.values()))
-            browser.open(page.as_uri())
-            wide = "document.documentElement.scrollWidth"
-            assert browser.evaluate(wide) <= 390
-            start(browser, page, "p")
-            assert browser.evaluate("document.getElementById('task').hidden") is False
-            assert browser.evaluate(wide) <= 390
-            grounds = []
-            for scheme in ("light", "dark"):
-                browser.scheme(scheme)
-                grounds.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-            assert grounds[0] != grounds[1]
-        browser.evaluate("(() => { document.body.style.minWidth = '500px'; })()")
-        assert browser.evaluate(wide) > 390  # the check above can fail
-
-
 def test_tables_escape_names_of_participants_and_systems():
     """In HTML, tests/security/test_pages.py looks at them in a browser."""
     row = {"name": "<b>A|B</b>", "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}

@@ -3,8 +3,6 @@
 import json
 import os
 import random
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -181,31 +179,10 @@ def test_bad_arguments(kind, more, files, cache, tmp_path, capsys):
     assert not (tmp_path / "s").exists()
 
 
-def test_commands_of_the_docs_page_run(files, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
-    for name in ("mle.jsonl", "smile.jsonl"):
-        (tmp_path / name).write_bytes((files / name).read_bytes())
-    (tmp_path / "consent.txt").write_text("Images may <upset>.\n\nNo names are kept.")
-    blocks = "".join(re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", " ")
-    lines = [line for line in blocks.splitlines() if line.startswith("captionrl ")]
-    assert len(lines) == 3
-    asked = 0
-    for line in lines:
-        words = shlex.split(line, comments=True)[1:]
-        if words[1] == "score":
-            for part in read_key(words[2])["parts"]:
-                answer(words[2], part, f"p-{part}", lambda q: [q["right"]], tmp_path / "answers" / f"{part}.json")
-        else:
-            # These tests have captions of fewer images.
-            words += ["--max_images", str(IMAGES)]
-        assert main(words) == 0, capsys.readouterr().err
-        if "--consent" in words:
-            for page in (tmp_path / words[words.index("--output") + 1] / "pages").iterdir():
-                html, asked = page.read_text(), asked + 1
-                assert "<p>Images may &lt;upset&gt;.</p>" in html
-                assert 'id="agree" required' in html
-    assert asked
-    for name in ("key.json", "results.json", "results.md", "results.html"):
-        assert name in PAGE
-        assert list(tmp_path.rglob(name))
+def test_page_asks_for_consent(files, tmp_path):
+    text = tmp_path / "consent.txt"
+    text.write_text("Images may <upset>.\n\nNo names are kept.")
+    assert build("rating", files, tmp_path / "s", "--num_images", 2, "--num_raters", 1, "--consent", text) == 0
+    html = (tmp_path / "s" / "pages" / "rater-1.html").read_text()
+    assert "<p>Images may &lt;upset&gt;.</p>" in html
+    assert 'id="agree" required' in html

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,17 +21,14 @@ from hf_captionrl.apps.truematch.build import (
     read_decisions,
     write_data,
 )
-from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.hub import folder_contents
 from hf_captionrl.retrieval import load_bags, load_scorer
 from hf_captionrl.retrieval.bags import BagFile
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
-from scripts import truematch_scenes
 from scripts.truematch_scenes import is_kept
 from tests.apps.truematch.conftest import IMAGES, build, truematch
-from tests.browser import CHROMIUM
 from tests.tolerances import close
 
 ROOT = Path(__file__).parents[3]
@@ -238,39 +234,6 @@ def test_invalid_decisions_change_nothing(folder, tmp_path, capsys, lines, messa
 # --- the page -----------------------------------------------------------------------------------------------------
 
 
-def test_commands_of_the_docs_page_run(tmp_path, monkeypatch, capsys, cache):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAPTIONRL_CACHE", cache)
-    (tmp_path / "decisions.jsonl").write_text("")
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/truematch.md").read_text(encoding="utf-8"), re.DOTALL)
-    ran = []
-    for line in "".join(blocks).replace("\\\n", " ").splitlines():
-        program, *words = shlex.split(line, comments=True) or [""]
-        # COCO and `push` need files and the Hub; the review serves until it is stopped, see test_review.py.
-        if program != "captionrl" or "coco" in line.lower() or words[0] == "push":
-            continue
-        if words[:2] == ["truematch", "review"] and "--export" not in words:
-            continue
-        more = ["--max_images", str(IMAGES)] if words[1] == "build" else []
-        assert main([*words, *more]) == 0, (line, capsys.readouterr().err)
-        ran.append(words[1])
-    assert ran == ["build", "review", "apply", "evaluate", "leaderboard"]
-
-
-@pytest.mark.slow  # a browser and two captioners; its parts have quick tests
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_script_writes_the_result(tmp_path):
-    folder, output = tmp_path / "truematch-scenes", tmp_path / "result.json"
-    truematch_scenes.main(["--folder", str(folder), "--output", str(output), "--max_images", "60"])
-    found = json.loads(output.read_text(encoding="utf-8"))
-    committed = json.loads((ROOT / "docs/results/truematch_scenes.json").read_text(encoding="utf-8"))
-    assert found.keys() == committed.keys() - {"hardware", "world"}  # the campaign adds these
-    assert [row["name"] for row in found["rows"]] == [row["name"] for row in committed["rows"]]
-    assert found["rows"][0]["bag_3_recall_at_1"] > found["rows"][-1]["bag_3_recall_at_1"]
-    assert found["review"].keys() == committed["review"].keys()
-    assert (folder / "leaderboard.md").is_file()
-
-
 def test_review_rule_of_the_script():
     query = {"kind": "cow", "count": 1, "size": "small"}
     assert is_kept([query, query | {"count": 2}, query | {"count": 2, "size": "large"}])
@@ -347,27 +310,3 @@ def test_invalid_decisions_are_refused():
     for value in ([], {"decision": "keep"}, {"bag": "3-a"}):
         with pytest.raises(ValueError, match="line 1 is not a decision"):
             check_decision(value, "line 1")
-
-
-WRITES_UNTIL_KILLED = """
-import itertools, sys
-from hf_captionrl.apps.truematch.build import Decision, DecisionWriter
-with DecisionWriter(sys.argv[1]) as writer:
-    for number in itertools.count():
-        writer.append(Decision(f"3-{number}", "keep"))
-        print(number, flush=True)
-"""
-
-
-def test_sigkill_loses_no_confirmed_decision(tmp_path):
-    path = tmp_path / "decisions.jsonl"
-    command = [sys.executable, "-c", WRITES_UNTIL_KILLED, str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    confirmed = [int(process.stdout.readline()) for _ in range(50)]
-    process.kill()
-    process.wait()
-    confirmed += [int(line) for line in process.stdout.read().split("\n")[:-1]]
-    process.stdout.close()
-    found = [int(d.bag.removeprefix("3-")) for d in read_decisions(path)]
-    assert found[: len(confirmed)] == confirmed
-    assert len(found) <= len(confirmed) + 1

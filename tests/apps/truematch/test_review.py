@@ -9,7 +9,6 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from hf_captionrl.apps.truematch.build import (
     REASONS,
@@ -204,23 +203,6 @@ def test_exported_page_downloads_decisions(browser, folder, tmp_path, capsys):
     assert len(json.loads((folder / "kept.json").read_text())["bags"]) == 4
     assert [p for p in browser.problems() if "favicon" not in p] == []
     browser.evaluate("localStorage.clear()")
-
-
-@needs_chromium
-def test_both_colour_schemes(browser, server, tmp_path):
-    corners = []
-    for scheme in ("light", "dark"):
-        browser.scheme(scheme)
-        browser.open(server.address)
-        browser.wait("[...document.images].every((image) => image.complete)")
-        browser.screenshot(tmp_path / "page.png")
-        with Image.open(tmp_path / "page.png") as picture:
-            corners.append(picture.convert("L").getpixel((2, 2)))
-    assert corners[0] > 200
-    assert corners[1] < 60
-    width = browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert width == 0  # no horizontal overflow
-    browser.scheme("")
 
 
 @needs_chromium
