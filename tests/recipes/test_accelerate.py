@@ -1,16 +1,14 @@
-"""The configurations of recipes/accelerate are what they say, and DDP ends with the weights of one process."""
+"""The configurations of recipes/accelerate are what they say; tests/apps/boosting launches one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.fsdp import CPUOffloadPolicy
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "recipes" / "accelerate"
+FOLDER = Path(__file__).parents[2] / "recipes" / "accelerate"
 MEANT = {
     "ddp": DistributedType.MULTI_GPU,
     "fsdp2": DistributedType.FSDP,
@@ -19,14 +17,13 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("name", MEANT)
-def test_accelerate_reads_distributed_type_precision_and_stage(name):
+def test_accelerate_reads_distributed_type_precision_and_stage():
     assert {file.stem for file in FOLDER.glob("*.yaml")} == set(MEANT)
-    config = load_config_from_file(str(FOLDER / f"{name}.yaml"))
-    assert config.distributed_type == MEANT[name]
-    assert config.mixed_precision == "bf16"
-    if name.startswith("zero"):
-        assert config.deepspeed_config["zero_stage"] == int(name[-1])
+    for name, kind in MEANT.items():
+        config = load_config_from_file(str(FOLDER / f"{name}.yaml"))
+        assert (config.distributed_type, config.mixed_precision) == (kind, "bf16")
+        if name.startswith("zero"):
+            assert config.deepspeed_config["zero_stage"] == int(name[-1])
 
 
 def test_fsdp_is_version_2_and_resharded(monkeypatch):

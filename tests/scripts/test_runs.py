@@ -1,20 +1,29 @@
-"""Runs of the embedded world: what is finished is not run again, how rows are gathered; results know their settings."""
+"""The campaign: what is finished is not run again, what was killed resumes, results know their settings, and the pages are those of the
+results; on the papers' data, what rows need, in which order they run, and where they start."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from scripts import reproduce
-from scripts.reproduction import runs
-from scripts.reproduction.numbers import measured
-from scripts.reproduction.runs import CONFIGS, Run, execute, finished, moved_targets, to_run
+from scripts.docs_hooks import generated_pages, on_page_markdown
+from scripts.make_paper_index import PAPERS, load_rows, until_of
+from scripts.reproduction import findings, real, runs
+from scripts.reproduction.numbers import look_up, measured, shown
+from scripts.reproduction.runs import CONFIGS, Run, execute, finished, in_order, moved_targets, to_run
 
 ROOT = Path(__file__).parents[2]
 RUNS = reproduce.load_runs()
+RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+PRESET = "smile/scenes/table5"
+
 
 TINY = Run(
     name="tiny",
@@ -78,7 +87,7 @@ def test_what_fails_or_is_missing_is_said(tmp_path):
 def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
     steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
-    run = Run("g", "", 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
+    run = Run("g", PRESET, 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
     points = [{"step": step, "x": x, "y": step / 10} for step, x in ((0, 0.4), (10, 0.55), (20, 0.5), (30, 0.8))]
     record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
     for seed in (0, 1):
@@ -88,6 +97,8 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
+    assert found["settings"] == runs.digests([PRESET], CONFIGS)
+    assert "Made by `python scripts/reproduce.py --only g`" in (tmp_path / "g.md").read_text()
     # From 0.4 to 0.55 in ten steps, and from 0.5 to 0.8.
     assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
     assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
@@ -113,9 +124,6 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     assert not started
 
 
-PRESET = "smile/scenes/table5"
-
-
 def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "smile_blip").mkdir()
@@ -134,26 +142,8 @@ def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
     assert runs.changed(record, presets, tmp_path) == {"smile/a": "unknown", "smile_blip/scenes": "stale"}
 
 
-def test_a_run_records_the_digests_of_its_presets(tmp_path):
-    step = f"for each seed s: python recipes/smile_blip.py --row {PRESET} --seed s --output_dir {{folder}}/seed-s"
-    run = Run(name="tiny", preset=PRESET, minutes=1, seeds=[0], steps=[step], rows={"a": ["{folder}", "trained"]})
-
-    def caller(words):
-        folder = Path(words[words.index("--output_dir") + 1])
-        folder.mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps({"rows": [{"name": "SMILE", "length": 1.0}]}))
-        return 0
-
-    out = tmp_path / "out"
-    assert execute(run, [0], output=out, runs_dir=tmp_path, others={}, caller=caller, told=lambda text: None) is None
-    record = json.loads((out / "tiny.json").read_text())
-    assert record["settings"] == runs.digests([PRESET], CONFIGS)
-    assert run.changed(record) == {}
-
-
 def test_check_says_which_result_is_stale(monkeypatch, capsys):
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
-    assert reproduce.main(["--check"]) == 0
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     record["settings"]["smile_blip/scenes"] = "0" * 16
     monkeypatch.setattr(reproduce, "_results", lambda *_: {"smile_blip_seeds": record})
@@ -169,3 +159,218 @@ def test_committed_results_say_their_settings():
         path = ROOT / "docs/results" / f"{name}.json"
         if run.presets and path.exists():
             assert set(json.loads(path.read_text())["settings"]) == set(run.presets), name
+
+
+def test_every_figure_of_the_index_is_on_the_page():
+    page = generated_pages()["reproduction.md"]
+    sections = dict(zip(PAPERS, page.split("\n## ")[1:], strict=True))
+    for row in load_rows():
+        for entry in row.get("numbers", ()):
+            name = f"[{row['kind'].capitalize()} {row['number']}]"
+            lines = sections[row["paper"]].splitlines()
+            (line,) = [text for text in lines if name in text and f" | {entry['what']} |" in text]
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert cells[2] == (shown(entry["paper"]) if "paper" in entry else "")
+            if "run" in entry:
+                found = look_up(entry["at"], RESULTS[entry["run"]])
+                assert cells[3] == shown(found if isinstance(found, float) else found.get("mean", found.get("value")))
+            else:
+                assert cells[3] == ""
+                assert cells[7].startswith("not run: "), line
+
+
+def test_results_of_an_older_world_are_shown_and_run_again(tmp_path):
+    run = RUNS["smile_blip_seeds"]
+    record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
+    for world, again in (("2", False), ("1", True), (None, True)):
+        changed = {**record, "command": run.recorded(run.seeds, (tmp_path / run.name).as_posix()), "world": world}
+        if world is None:
+            del changed["world"]
+        (tmp_path / "smile_blip_seeds.json").write_text(json.dumps(changed))
+        assert finished(run, run.seeds, tmp_path) is not None
+        assert runs.to_run(run, run.seeds, tmp_path) == again
+
+
+def test_the_committed_results_are_up_to_date_and_those_of_the_runs(capsys):
+    assert reproduce.main(["--check"]) == 0, capsys.readouterr().out
+    assert [name for name, run in RUNS.items() if finished(run, run.seeds, ROOT / "docs/results") is None] == []
+    commands = {row.get("command") for row in load_rows()}
+    guides = "\n".join(on_page_markdown(page.read_text()) for page in (ROOT / "docs").glob("*.md"))
+    tables = dict(text.split("\n", 1) for text in generated_pages()["full_tables.md"].split("\n## ")[1:])
+    for run in RUNS.values():
+        if not run.steps and "run_seeds" in run.command:
+            command = run.recorded(run.seeds, f"docs/results/{run.name}")
+            # A run of no paper's row is on the page of a guide, or in the full table that a guide links.
+            linked = tables[run.name] if f"(full_tables.md#{run.name})" in guides else ""
+            assert command in commands or command in guides or f"Made by `{command}`." in linked, run.name
+
+
+def test_findings_say_what_the_numbers_say():
+    pages = findings.pages(RESULTS)
+    smile = pages["findings_smile.md"]
+    assert re.search(r"\| 6 \| CLIPScore falls a little \| .* \| \*\*open\*\* \|", smile)
+    degenerate = measured("rows/SR (random)/degenerate", RESULTS["self_retrieval_clipcap_seeds"]).value
+    assert f"{shown(degenerate)} of ClipCap's captions" in pages["findings_discritune.md"]
+    assert "{" not in "".join(pages.values())
+    text = json.dumps(RESULTS["smile_blip_seeds"])
+    text = text.replace('"SMILE"', '"X"').replace('"MLE"', '"SMILE"').replace('"X"', '"MLE"')
+    upside_down = findings.pages({**RESULTS, "smile_blip_seeds": json.loads(text)})["findings_smile.md"]
+    first = "| 1 | Captions become more than twice as long | 10.0 to 22.3 words (Table 1) | **does not hold** |"
+    assert first in upside_down
+    with pytest.raises(KeyError, match="leads nowhere"):
+        findings.pages({**RESULTS, "smile_blip_seeds": {"rows": []}})
+
+
+def test_the_list_and_unknown_rows(capsys):
+    assert reproduce.main(["--list", "--only", "smile-table-4", "ndlb-table-2"]) == 0
+    out = capsys.readouterr().out
+    assert "finished" in out
+    assert "missing" in out
+    with pytest.raises(SystemExit, match="neither a row nor a run"):
+        reproduce.main(["--list", "--only", "smile-table-99"])
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_runs_start_after_those_they_need_and_use_the_processes(processes):
+    needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
+    lock, together, most, ended = threading.Lock(), [], [], []
+
+    def work(name):
+        with lock:
+            assert needs[name] & needs.keys() <= set(ended)
+            together.append(name)
+            most.append(len(together))
+        time.sleep(0.05)
+        with lock:
+            together.remove(name)
+            ended.append(name)
+
+    in_order(needs, work, processes)
+    assert sorted(ended) == ["a", "b", "c", "d"]
+    assert max(most) == min(processes, 2)
+    with pytest.raises(ValueError, match="cycle"):
+        in_order({"a": {"b"}, "b": {"a"}}, print, 2)
+
+
+# --- On the papers' data ---
+
+
+NDLB_DATA = "dataset_coco.json images truematch boosted/train/captions.parquet boosted/test/captions.parquet".split()
+MODELS = ("openai/clip-vit-base-patch32", "openai/clip-vit-large-patch14", "openai-community/gpt2")
+
+
+def make_data(data):
+    for name in (*NDLB_DATA, *(f"models/{name}" for name in MODELS)):
+        (data / name).mkdir(parents=True)
+
+
+def test_every_preset_of_the_index_says_what_it_needs(tmp_path):
+    presets = reproduce._presets(load_rows())
+    assert real.is_embedded("smile/scenes/figure4a-random")
+    rows = [row for row in load_rows() if row["kind"] == "table"]
+    assert {line["preset"] for row in rows for line in row["lines"] if "preset" in line} <= set(presets)
+    for preset in presets:
+        assert "scenes" not in str(real.settings_of(preset)), preset
+        assert real.missing_of(preset, None), preset
+        recipe, option, value, *_ = real.arguments_of(preset, tmp_path, 0, tmp_path / "out")
+        assert (ROOT / recipe).is_file()
+        assert option == ("--config" if value.endswith(".yaml") else "--row")
+        assert value in (preset, f"recipes/configs/{preset}.yaml")
+
+
+def test_a_preset_runs_where_its_data_are(tmp_path):
+    preset, data, called = "discritune/coco", tmp_path / "data", []
+    arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
+    said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
+    assert said.startswith(
+        "models/clipcap-coco, models/openai/clip-vit-large-patch14, models/openai/clip-vit-base-patch32, dataset_coco.json, images"
+    )
+    scorers = ("models/openai/clip-vit-base-patch32", "models/openai/clip-vit-large-patch14")
+    for name in ("models/clipcap-coco", *scorers, "images"):
+        (data / name).mkdir(parents=True)
+    (data / "dataset_coco.json").write_text("{}")
+
+    def caller(words):
+        called.append(words)
+        folder = Path(words[words.index("--output_dir") + 1])
+        folder.mkdir(parents=True)
+        rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
+        curves = {"SR (random)": [{"step": step, "cider_d": step + len(called)} for step in (0, 5)]}
+        (folder / "results.json").write_text(json.dumps({"rows": rows, "learning_curves": curves}))
+        return 0
+
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert len(called) == 2
+    assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
+    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
+    assert measured("trained/cider_d", record).values == (1.5, 2.5)
+    assert measured("learning_curves/SR (random)/last/cider_d", record).values == (6, 7)
+    assert str(tmp_path) not in json.dumps(record["commands"]).replace(str(tmp_path / "runs"), "")
+
+
+def test_a_preset_comes_after_the_one_that_makes_its_start(tmp_path):
+    presets = reproduce._presets(load_rows())
+    for given in (presets, presets[::-1]):
+        ordered = real.with_makers(given, tmp_path)
+        assert set(presets) <= set(ordered)
+        assert len(ordered) == len(set(ordered))
+        for place, preset in enumerate(ordered):
+            start = real.settings_of(preset).get("model_name_or_path", "")
+            makers = [n for n in real.preset_names() if f"{real.settings_of(n).get('output_dir')}/model" == start]
+            assert all(maker in ordered[:place] for maker in makers), preset
+    assert "smile/mle/from-scratch" in set(real.with_makers(presets, None)) - set(presets)
+    (tmp_path / "models/smile/mle/from-scratch/model").mkdir(parents=True)
+    assert "smile/mle/from-scratch" not in real.with_makers(presets, tmp_path)
+
+
+def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
+    preset, start = "ndlb/table5/row8", "models/ndlb/table11/holisticcap/model"
+    assert real.makers_of(preset) == {"model_name_or_path": "ndlb/table11/holisticcap"}
+    assert real.makers_of("smile_blip/coco") == real.makers_of("ndlb/table11/coco") == {}
+    make_data(tmp_path)
+    assert real.missing_of(preset, tmp_path) == []
+    (tmp_path / "models/openai-community/gpt2").rmdir()  # only maximum likelihood begins with it
+    assert real.missing_of(preset, tmp_path) == ["models/openai-community/gpt2"]
+    (tmp_path / start).mkdir(parents=True)
+    assert real.missing_of(preset, tmp_path) == []
+    assert start not in real.missing_of(preset, None)
+    # A preset whose curve has to reach the result of another one comes after it.
+    until = until_of(load_rows())
+    assert until["ndlb/table14/coco"] == ["ndlb/table4/row2", "trained/reward_rd100_recall_at_1"]
+    assert real.with_makers(["ndlb/table14/coco"], None, until)[-2:] == ["ndlb/table4/row2", "ndlb/table14/coco"]
+    make_data(tmp_path / "data")
+    folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
+    said = real.run_preset(preset, tmp_path / "data", [0], **folders)
+    assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
+
+
+def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkeypatch, capsys):
+    make_data(tmp_path / "data")
+    called = []
+
+    def caller(words):
+        called.append(words)
+        folder = Path(words[words.index("--output_dir") + 1])
+        (folder / "model").mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps({"rows": [{"name": "MLE", "cider_d": 1.0}]}))
+        return 0
+
+    row = {"id": "ndlb-table-9", "kind": "table", "lines": [{"preset": "ndlb/table5/row8"}]}
+    monkeypatch.setattr(reproduce.index, "load_rows", lambda: [row])
+    monkeypatch.setattr(reproduce, "load_runs", dict)
+    monkeypatch.setattr(real.run_preset, "__kwdefaults__", {**real.run_preset.__kwdefaults__, "caller": caller})
+    folders = ["--output", str(tmp_path / "out"), "--runs_dir", str(tmp_path / "runs")]
+    assert reproduce.main(["--data_root", str(tmp_path / "data"), "--seeds", "1", *folders]) == 0, capsys.readouterr()
+    made, used = called
+    assert made[made.index("--row") + 1] == "ndlb/table11/holisticcap"
+    assert used[used.index("--row") + 1] == "ndlb/table5/row8"
+    assert used[used.index("--model_name_or_path") + 1] == made[made.index("--output_dir") + 1] + "/model"
+    assert "seed-1" in made[made.index("--output_dir") + 1]
+
+
+def test_a_table_with_a_judge_gets_one(tmp_path):
+    words = real.arguments_of("smile/table7/5-epochs", tmp_path, 0, tmp_path / "runs")
+    assert words[words.index("--judge") + 1] == "model"
+    assert words[words.index("--judge_model") + 1] == str(tmp_path / "models/judge")
+    assert "--judge" not in real.arguments_of("smile/table3/row7", tmp_path, 0, tmp_path / "runs")
