@@ -12,7 +12,6 @@ import hf_captionrl.losses
 import hf_captionrl.trainers
 from scripts import docs_hooks, docs_pictures
 from scripts.docs_hooks import MathExtension, campaign, columns_of, generated_pages, mathml
-from scripts.reproduction import hacking
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -48,23 +47,6 @@ def test_findings_and_leaderboard_are_pages():
     for name, run in runs.items():
         if name in results:
             assert all(f"[{title}](" in pages["leaderboard.md"] for title in run.leaderboard.values()), name
-
-
-def test_numbers_of_a_hacked_reward_by_hand():
-    def point(reward, held_out, hallucination, length):
-        keys = (hacking.REWARD, hacking.HELD_OUT, "hallucination", "length")
-        numbers = dict(zip(keys, (reward, held_out, hallucination, length), strict=True))
-        return {
-            key: {"values": value if isinstance(value, list) else [value, value]} for key, value in numbers.items()
-        }
-
-    # Seed 0 peaks in the middle and loses 0.2; seed 1 peaks at the end.
-    points = [point(0.5, 0.6, 0.1, 5.0), point([0.7, 0.6], [0.8, 0.6], 0.1, 5.0), point(0.9, [0.6, 0.8], 0.3, 12.0)]
-    record = {"learning_curves": {"SR": points}, "guard": {"SR": [100, None]}, "seeds": [0, 1], "command": "a command"}
-    # Half of a 95 % interval of two values that differ by 0.2: 12.706 * 0.1.
-    assert hacking.section([record]).splitlines()[2] == (
-        "| SR | +0.400 | +0.100 [-1.171, 1.371] | +0.300 [-0.971, 1.571] | -0.100 [-1.371, 1.171] | 0.300 | 12.00 | 100, never |"
-    )
 
 
 def test_formulas_become_mathml(caplog):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-from html import unescape
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from hf_captionrl.apps.truematch.build import (
     write_data,
     write_truematch,
 )
-from hf_captionrl.apps.truematch.review import ReviewServer, render_review, review_images
+from hf_captionrl.apps.truematch.review import ReviewServer, review_images
 from hf_captionrl.cli import main
 from hf_captionrl.data.options import DatasetOptions
 from hf_captionrl.retrieval import BagFile
@@ -28,7 +27,6 @@ from tests.processes import Forked
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 ROOT = Path(__file__).parents[3]
-HOSTILE = "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
 CARD = {"dataset_id": "little", "license": "apache-2.0", "source_license": "apache-2.0", "language": "en"}
 MANIFEST = {"source": "scenes", "split": "test", "images": 12, "embed_images": True, "sizes": [2, 3], "card": CARD}
 MANIFEST |= {"has_facts": True, "method": "by hand", "features": "image", "scorer": "clip@1f2e", "seed": 1}
@@ -232,19 +230,6 @@ def test_killed_review_resumes(browser, folder):
     assert "3 of 5 bags were reviewed" in (folder / "README.md").read_text(encoding="utf-8")
 
 
-@needs_chromium
-def test_all_bags_can_be_dropped_during_the_review(browser, server, folder):
-    browser.open(server.address)
-    for count in range(1, 6):
-        press(browser, "1", count=count)
-    browser.open(server.address)
-    assert decided(browser) == "5 of 5 bags decided · 0 kept · 5 dropped"
-    assert main(["truematch", "apply", str(folder)]) == 2
-    press(browser, "k")
-    browser.wait("document.getElementById('count').textContent.includes('1 kept')")
-    assert main(["truematch", "apply", str(folder)]) == 0
-
-
 def ask(server, method, path, body=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -283,13 +268,10 @@ def test_server_serves_only_images(server):
 
 
 def test_other_sites_and_huge_numbers_are_refused(server, folder, capsys):
-    page = f"http://127.0.0.1:{server.port}"
-    assert ask(server, "GET", "/", Origin=page)[0] == 200
-    for origin in ("http://evil.test", "null", "http://127.0.0.1:1"):
-        assert ask(server, "GET", "/", Origin=origin)[0] == 403
+    assert ask(server, "GET", "/", Origin=f"http://127.0.0.1:{server.port}")[0] == 200
+    assert ask(server, "GET", "/", Origin="http://127.0.0.1:1")[0] == 403
     digits = "9" * 5000  # more than Python reads as a number
     assert ask(server, "GET", f"/image/{digits}") == (404, b"Not found.")
-    assert ask(server, "GET", f"/image/{'0' * 5000}")[0] == 404
     for length in (digits, "-1", "1e3", "\u0661", ""):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         connection.putrequest("POST", "/decisions")
@@ -308,22 +290,6 @@ def test_second_review_and_used_port_are_refused(server, folder, capsys):
     make(folder.parent / "second")
     assert main(["truematch", "review", str(folder.parent / "second"), "--port", str(server.port)]) == 2
     assert "--port" in capsys.readouterr().err
-
-
-def test_page_holds_captions_only_as_data(folder):
-    bags = [{"id": "2-a", "similarity": 0.5, "images": ["0", "1"]}]
-    images = {
-        str(i): {"image_id": HOSTILE, "source": "data:,", "captions": [HOSTILE, "\u2028 &amp;"]} for i in range(2)
-    }
-    options = {"reasons": REASONS, "decisions": {}, "fingerprint": "f"}
-    html = render_review(HOSTILE, bags, images, **options)
-    assert html.count("<script") == 2
-    assert "owned'</script>" not in html
-    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL).group(1))
-    assert data["images"]["0"]["captions"] == [HOSTILE, "\u2028 &amp;"]
-    assert list(data["reasons"]) == list(REASONS)  # the keys 1 to 5 follow this order
-    assert not re.search(r"https?://", html)
-    assert "connect-src 'none'" in unescape(html)
 
 
 def test_missing_images_are_named(folder):
