@@ -1,4 +1,6 @@
-"""Boosting of rows: questions, resuming, and faulty rows; journals, and the file of all captions."""
+"""Boosting of rows: questions, resuming, and faulty rows; journals, and the file of all captions.
+
+tests/faults kills it at any call."""
 
 import io
 import json
@@ -94,6 +96,13 @@ def test_any_ranges_of_rows_give_the_same_file(tmp_path):
     assert asked(backends) == 3 * 12
     write_boosted_captions(rows, tmp_path / "two", [row for part in parts for row in part])
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
+    # An answer that is lost is asked for again, and no other one.
+    (path,) = journals(tmp_path / "one")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:10] + lines[11:]))
+    again = pair(rows)
+    assert boost(rows, tmp_path / "one", again)[0] == 12
+    assert asked(again) == 1
 
 
 def test_bad_answers_are_retried_and_then_quarantined(tmp_path):
