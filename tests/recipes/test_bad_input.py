@@ -13,61 +13,39 @@ from hf_captionrl.utils.console import is_input_error, run_main
 from hf_captionrl.utils.io import FolderLock
 from recipes import self_retrieval_blip, smile_blip
 
-ROOT = Path(__file__).parents[2]
 SMALL = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "8", "--use_cpu", "--max_steps", "1"),
     *("--perplexity_name_or_path", "none", "--scorer_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
 ]
 
 
-def yaml(text):
-    def make(folder):
-        (folder / "run.yaml").write_text(text)
-        return ["--config", str(folder / "run.yaml")]
-
-    return make
-
-
-def text_model(folder):
-    (folder / "text").mkdir()
-    (folder / "text" / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    return ["--model_name_or_path", str(folder / "text")]
-
-
-def taken_folder(folder):
-    (folder / "file").write_text("")
-    return ["--output_dir", str(folder / "file" / "out")]
-
-
-KINDS = {
-    "unknown flag": (["--lerning_rate", "1"], "'--lerning_rate'.* Use '--learning_rate'"),
-    "missing file": (["--config", "nowhere.yaml"], r"nowhere\.yaml"),
-    "YAML list": (yaml("- 1\n"), r"run\.yaml' holds a list"),
-    "broken YAML": (yaml("a: ["), r"run\.yaml' is not valid YAML"),
-    "unknown key": (yaml("lerning_rate: 1"), "'lerning_rate'.* Use 'learning_rate'"),
-    "fraction for a count": (yaml("max_train_images: 2.5"), r"run\.yaml: .*--max_train_images.*'2\.5'"),
-    "list for a number": (yaml("seed: [1]"), "seed .*a single value"),
-    "number for a list": (yaml("compare_mle_weights: 0.5"), "compare_mle_weights .*a list"),
-    "rate that is not a number": (["--learning_rate", "nan"], "learning_rate"),
-    "empty batches": (["--per_device_train_batch_size", "0"], "per_device_train_batch_size"),
-    "no images": (["--max_train_images", "0"], "max_train_images"),
-    "broken JSON": (["--model_init_kwargs", "{bad"], r"\{bad"),
-    "arguments that contradict": (
-        ["--load_best_model_at_end", "true", "--eval_strategy", "no", "--save_strategy", "epoch"],
-        "load_best_model_at_end",
-    ),
-    "a checkpoint of several trainings": (
-        ["--resume_from_checkpoint", "model/checkpoint-40"],
-        "resume_from_checkpoint",
-    ),
-    "push without a held-out scorer": (["--push_to_hub"], "--held_out_scorer_name_or_path"),
-    "data of another data set": (["--data_dir", "photos", "--dataset_name", "scenes"], "--dataset_name imagefolder"),
-    "missing folder": (["--dataset_name", "imagefolder", "--data_dir", "nowhere"], "'nowhere'"),
-    "unknown data set": (["--dataset_name", "owner/missing"], "'owner/missing'"),
-    "unknown model": (["--model_name_or_path", "owner/missing", "--dataset_name", "scenes"], "'owner/missing'"),
-    "model that is not a captioner": (lambda f: [*text_model(f), "--dataset_name", "scenes"], "model type 'bert'"),
-    "output folder": (taken_folder, "Nothing can be written to"),
+OPTIONS = {
+    "--lerning_rate 1": "'--lerning_rate'.* Use '--learning_rate'",
+    "--config nowhere.yaml": r"nowhere\.yaml",
+    "--learning_rate nan": "learning_rate",
+    "--per_device_train_batch_size 0": "per_device_train_batch_size",
+    "--max_train_images 0": "max_train_images",
+    "--model_init_kwargs {bad": r"\{bad",
+    "--load_best_model_at_end true --eval_strategy no --save_strategy epoch": "load_best_model_at_end",
+    "--resume_from_checkpoint model/checkpoint-40": "resume_from_checkpoint",  # of which training
+    "--push_to_hub": "--held_out_scorer_name_or_path",
+    "--data_dir photos --dataset_name scenes": "--dataset_name imagefolder",
+    "--dataset_name imagefolder --data_dir nowhere": "'nowhere'",
+    "--dataset_name owner/missing": "'owner/missing'",
+    "--model_name_or_path owner/missing --dataset_name scenes": "'owner/missing'",
+    "--model_name_or_path text --dataset_name scenes": "model type 'bert'",
+    "--output_dir file/out": "Nothing can be written to",
 }
+FILES = {
+    "- 1": r"run\.yaml' holds a list",
+    "a: [": r"run\.yaml' is not valid YAML",
+    "lerning_rate: 1": "'lerning_rate'.* Use 'learning_rate'",
+    "max_train_images: 2.5": r"run\.yaml: .*--max_train_images.*'2\.5'",
+    "seed: [1]": "seed .*a single value",
+    "compare_mle_weights: 0.5": "compare_mle_weights .*a list",
+}
+KINDS = [(words, "", said) for words, said in OPTIONS.items()]
+KINDS += [("--config run.yaml", text, said) for text, said in FILES.items()]
 
 
 def run(main, argv, monkeypatch, capsys):
@@ -79,13 +57,14 @@ def run(main, argv, monkeypatch, capsys):
     return stop.value.code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_line_and_exit_code_2(kind, tmp_path, monkeypatch, capsys):
-    given, message = KINDS[kind]
+@pytest.mark.parametrize(("words", "text", "message"), KINDS)
+def test_one_line_and_exit_code_2(words, text, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    argv = given(tmp_path) if callable(given) else given
-    own = ["--output_dir", str(tmp_path / "out")] if "--output_dir" not in argv else []
-    code, said = run(smile_blip.main, [*SMALL, *own, *argv], monkeypatch, capsys)
+    Path("file").touch()
+    Path("run.yaml").write_text(text)
+    Path("text").mkdir()
+    Path("text/config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    code, said = run(smile_blip.main, [*SMALL, "--output_dir", "out", *words.split()], monkeypatch, capsys)
     assert code == 2
     assert "Traceback" not in said
     lines = [line for line in said.splitlines() if line.startswith("recipe.py: error: ")]
@@ -95,24 +74,20 @@ def test_one_line_and_exit_code_2(kind, tmp_path, monkeypatch, capsys):
     assert re.search(message, lines[0]), lines[0]
 
 
-BAGS = {
-    "bag_schedule": ["--bag_schedule", "7:x"],
-    "variants": ["--variants", "{"],
-    "held_out_scorer": ["--held_out_scorer_name_or_path", "none"],
-    "push_to_hub": ["--num_train_epochs", "0", "--max_steps", "0", "--push_to_hub"],
-    "A bag of 99": [
-        "--bag_schedule",
-        "99",
-        *"--per_device_train_batch_size 8 --gradient_accumulation_steps 1".split(),
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--bag_schedule 7:x", "bag_schedule"),
+        ("--variants {", "variants"),
+        ("--held_out_scorer_name_or_path none", "held_out_scorer"),
+        ("--num_train_epochs 0 --max_steps 0 --push_to_hub", "push_to_hub"),
+        ("--bag_schedule 99 --per_device_train_batch_size 8 --gradient_accumulation_steps 1", "A bag of 99"),
     ],
-}
-
-
-@pytest.mark.parametrize("message", BAGS)
-def test_bad_input_to_self_retrieval(message, tmp_path, monkeypatch, capsys):
+)
+def test_bad_input_to_self_retrieval(words, message, tmp_path, monkeypatch, capsys):
     own = [*SMALL[:7], "--perplexity_name_or_path", "none", "--output_dir", str(tmp_path / "out"), "--variants", "{}"]
     own += ["--max_train_images", "16", "--max_steps", "1", "--feature_cache_dir", str(tmp_path / "cache")]
-    code, said = run(self_retrieval_blip.main, [*own, *BAGS[message]], monkeypatch, capsys)
+    code, said = run(self_retrieval_blip.main, [*own, *words.split()], monkeypatch, capsys)
     assert code == 2
     assert message in said.splitlines()[-1]
 

@@ -7,7 +7,6 @@ import json
 import shlex
 from pathlib import Path
 
-from scripts import make_paper_index, reproduce
 from scripts import make_paper_index as index_rows
 from scripts.docs_hooks import generated_pages
 from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_index, load_rows
@@ -37,10 +36,6 @@ COUNTED = {
 }
 IN_SMALL_ONLY = ", in small only"
 RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
-
-
-def index_faults(rows):
-    return make_paper_index.faults(rows, reproduce.load_runs(), RESULTS)
 
 
 @functools.cache
@@ -147,35 +142,3 @@ def test_every_row_of_every_table_is_there():
     for row in (row for row in ROWS if row["kind"] == "table"):
         names = [line["row"] for line in row["lines"] if not line["row"].endswith(IN_SMALL_ONLY)]
         assert len(names) == COUNTED[row["paper"]][int(row["number"])], row["id"]
-
-
-def test_a_wrong_row_of_a_table_is_seen():
-    table = next(row for row in ROWS if row["id"] == "smile-table-1")
-    line = next(line for line in table["lines"] if line["row"] == "COCO: BLIP, SMILE")
-    reached = {"preset_at": "reached"}
-    for changes, expected in (
-        ({"preset": "smile/table9/row1"}, "preset smile/table9/row1"),
-        ({"preset_at": "end"}, "preset_at"),
-        ({"start": "x"}, "start"),
-        ({"preset": "smile/table3/row5", "preset_at": "trained"}, "trained"),
-        (reached, "until"),
-        (reached | {"until": ["ndlb/table4/row99", "trained/x"]}, "ndlb/table4/row99"),
-        (reached | {"until": ["ndlb/table4/row2", "trained/x"]}, "no curve"),
-        ({"measures": ["length", "spice"]}, "spice"),
-        ({"run": "no_seeds"}, "run no_seeds"),
-        ({"at": "rows/GAN"}, "rows/GAN"),
-        ({"status": "not applicable", "note": "x"}, "its status follows"),
-        ({"at": "rows/SMILE (lambda=0.01)"}, "no finding"),
-        ({"what": "x"}, "key what"),
-    ):
-        found = index_faults([{**table, "lines": [{**line, **changes}]}])
-        assert any(expected in fault for fault in found), changes
-    # A row without a preset says start, data and why.
-    empty = {"id": "x", "kind": "table", "measures": ["length"]}
-    assert index_faults([{**empty, "lines": [{"row": "a"}, {"row": "a", "status": "not applicable"}]}]) == [
-        "x: 'a' is there 2 times",
-        *(f"x, a: {why}" for why in ("no preset and no start", "no preset and no data")),
-        "x, a: not run, without a preset or a note of what is missing",
-        "x, a: its status follows from run and preset; only rows that are not applicable have one, with a note",
-    ]
-    assert index_faults([empty]) == ["x: no rows"]

@@ -1,15 +1,15 @@
 """`captionrl truematch build` and `apply`, and the commands of docs/truematch.md."""
 
 import json
+import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+import signal
 
 import pytest
 from datasets import load_dataset
 from huggingface_hub import DatasetCard
 
+from hf_captionrl.apps.truematch import build as truematch_build
 from hf_captionrl.apps.truematch.build import (
     Decision,
     DecisionWriter,
@@ -29,9 +29,8 @@ from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
 from scripts.truematch_scenes import is_kept
 from tests.apps.truematch.conftest import IMAGES, build, truematch
+from tests.processes import Forked
 from tests.tolerances import close
-
-ROOT = Path(__file__).parents[3]
 
 
 def content(folder):
@@ -114,32 +113,21 @@ def test_seed_changes_only_the_review_order(built, cache, tmp_path):
     assert {str(name) for name in one if one[name] != other[name]} == {"README.md", "truematch.json"}
 
 
-KILLED = """
-import sys
-import hf_captionrl.apps.truematch.build as t
-t._ROWS_PER_FILE = 20
-written = []
-real = t.atomic_file
-def write(path):
-    if len(written) == int(sys.argv[1]):
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)
-    written.append(path)
-    return real(path)
-t.atomic_file = write
-from hf_captionrl.cli import main
-sys.exit(main(["truematch", "build", *sys.argv[2:]]))
-"""
-
-
-@pytest.mark.slow  # fresh processes
 def test_killed_build_resumes(cache, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_captionrl.apps.truematch.build._ROWS_PER_FILE", 20)
-    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    monkeypatch.setattr(truematch_build, "_ROWS_PER_FILE", 20)
+    whole, folder, write, written = tmp_path / "whole", tmp_path / "killed", truematch_build.atomic_file, []
     assert build(whole, cache, "--repo_id", "t") == 0
-    options = ["--output", str(folder), "--max_images", str(IMAGES), "--cache_dir", cache, "--repo_id", "t"]
-    done = subprocess.run([sys.executable, "-c", KILLED, "4", *options], cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == -9, done.stderr
+
+    def killed_at_the_fifth(path):
+        if len(written) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        written.append(path)
+        return write(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(truematch_build, "atomic_file", killed_at_the_fifth)
+        with Forked(build, folder, cache, "--repo_id", "t") as process:
+            assert process.wait() == -signal.SIGKILL
     assert len(list((folder / "data").glob("*.parquet"))) == 4
     assert truematch("evaluate", folder, "--references") == 2
     assert "finished by the same command" in capsys.readouterr().err
