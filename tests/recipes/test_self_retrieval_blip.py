@@ -103,20 +103,6 @@ def changed(config, changes):
     return runs_of(config, {"variant": changes})["variant"]
 
 
-def test_names_of_rows():
-    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
-    for changes, name in (
-        ({}, "SR (bag curriculum)"),
-        ({"bag_schedule": 20, "beta": 0.1}, "SR (bags of 20, KL 0.1)"),
-        ({"bag_schedule": None, "distractor_scope": "hard", "num_hard_distractors": 5}, "SR (5 hard)"),
-        ({"cider_weight": 0.5, "baseline": "none"}, "SR (bag curriculum, CIDEr 0.5, baseline none)"),
-        ({"bag_distractors": "random"}, "SR (bag curriculum of random images)"),
-        ({"retrieval_weight": 0, "cider_weight": 1.0, "bag_schedule": None}, "CIDEr (random)"),
-        ({"retrieval_weight": 2.0}, "SR (bag curriculum, SR 2)"),
-    ):
-        assert run_name(changed(config, changes)) == name
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -4,16 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-import hf_captionrl.scenes as scenes
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.evaluation.plots import CURVES
 from hf_captionrl.metrics.columns import COLUMNS
 from hf_captionrl.trainers import SmileConfig
-from recipes import sle_blip, smile_video
 from recipes import smile_blip as recipe
 from tests.recipes.conftest import GENERATION, train
 from tests.tiny import tiny_captioner
@@ -128,49 +125,26 @@ def test_a_row_without_further_training(tmp_path):
     assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
 
 
-# --- Learning curves of all recipes: every number of docs, by the scorer that selects and by the held-out one ---
+# --- Learning curves: every number of docs, by the scorer that selects and by the held-out one ---
 
-KEYS = {key for key, _ in CURVES}
-CURVE_STEPS = [
+CURVES_OF_TWO = [
     *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 2".split(),
-    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64", "--load_best_model_at_end", "false"),
-    *("--learning_curves", "true", "--perplexity_name_or_path", "none", *GENERATION),
+    *"--per_device_train_batch_size 8 --per_device_eval_batch_size 64 --load_best_model_at_end false".split(),
+    *"--learning_curves true --perplexity_name_or_path none --compare_mle_weights 1".split(),
+    *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", *GENERATION),
 ]
-SIZES = [*("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105")]
-RUNS = {
-    "smile": (recipe, [*SIZES, "--compare_mle_weights", "1"], ["MLE+MLE", "SMILE"]),
-    "sle": (
-        sle_blip,
-        [
-            *(*SIZES, "--compare_alphas", "1.0", "--compare_entropy_weights", "0.01", "--num_generations", "3"),
-            *("--num_samples", "2", "--sample_images", "2", "--sample_temperatures", "1.0"),
-        ],
-        ["SLL", "SLL-ME (entropy=0.01)", "SLE (alpha=0.6)"],
-    ),
-    # The captioner after the first epochs is not evaluated on the way, so that it has no curve.
-    "video": (smile_video, ["--mle_epochs", "1", "--compare_mle_weights", "1"], ["MLE+MLE", "SMILE"]),
-}
 
 
-# The others take a minute each.
-@pytest.mark.parametrize(
-    "name", [name if name == "smile" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
-)
-def test_every_run_has_a_curve_by_both_scorers(name, tmp_path, monkeypatch):
-    trained, arguments, runs = RUNS[name]
-    if name == "video":
-        made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=105)
-        monkeypatch.setattr(scenes, "load_moving_scenes", lambda: made)
-    results = json.loads(train(trained, tmp_path, [*CURVE_STEPS, *arguments]).read_text())
-    rows = {row["name"]: row for row in results["rows"]}
-    assert list(results["learning_curves"]) == runs
+def test_every_run_has_a_curve_by_both_scorers(tmp_path):
+    results = json.loads(train(recipe, tmp_path, CURVES_OF_TWO).read_text())
+    rows, keys = {row["name"]: row for row in results["rows"]}, {key for key, _ in CURVES}
+    assert list(results["learning_curves"]) == ["MLE+MLE", "SMILE"]
     for run, points in results["learning_curves"].items():
         assert [point["step"] for point in points] == [0, 2, 4]
         for point in points:
-            assert point.keys() >= KEYS
+            assert point.keys() >= keys
             assert point["reward_rd100_recall_at_1"] != point["rd100_recall_at_1"]
-        start, end = rows["MLE first" if name == "video" else "MLE"], rows[run]
-        for key in KEYS:
-            assert points[0][key] == start[key], key
-            assert points[-1][key] == end[key], key  # the weights of the last step, which are those of the row
+        for key in keys:
+            assert points[0][key] == rows["MLE"][key], key
+            assert points[-1][key] == rows[run][key], key  # the weights of the last step, which are those of the row
     assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 100

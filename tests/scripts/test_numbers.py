@@ -14,7 +14,6 @@ from scripts.reproduction.numbers import Measured, difference, look_up, measured
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import (
     BEST_ALPHA,
-    _of_any_machine,
     aggregate,
     aggregate_curves,
     guard_steps,
@@ -178,8 +177,3 @@ def test_curves_over_temperatures_keep_common_points():
     (point,) = aggregate_curves(runs, x="temperature")["MLE"]
     assert point == {"temperature": 1.0, "div_2": {"mean": 1.5, "standard_error": 0.5, "values": [1.0, 2.0]}}
     assert aggregate_curves([{}, *runs], x="temperature") == {}  # a captioner that one seed lacks
-
-
-def test_recorded_command_omits_absolute_runs_dir():
-    words = "smile_blip --runs_dir outputs/a --runs_dir /somewhere/b --runs_dir=/b --seeds 0 -- --config c".split()
-    assert _of_any_machine(words) == "smile_blip --runs_dir outputs/a --seeds 0 -- --config c".split()

@@ -309,21 +309,6 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     assert str(tmp_path) not in json.dumps(record["commands"]).replace(str(tmp_path / "runs"), "")
 
 
-def test_a_preset_comes_after_the_one_that_makes_its_start(tmp_path):
-    presets = reproduce._presets(load_rows())
-    for given in (presets, presets[::-1]):
-        ordered = real.with_makers(given, tmp_path)
-        assert set(presets) <= set(ordered)
-        assert len(ordered) == len(set(ordered))
-        for place, preset in enumerate(ordered):
-            start = real.settings_of(preset).get("model_name_or_path", "")
-            makers = [n for n in real.preset_names() if f"{real.settings_of(n).get('output_dir')}/model" == start]
-            assert all(maker in ordered[:place] for maker in makers), preset
-    assert "smile/mle/from-scratch" in set(real.with_makers(presets, None)) - set(presets)
-    (tmp_path / "models/smile/mle/from-scratch/model").mkdir(parents=True)
-    assert "smile/mle/from-scratch" not in real.with_makers(presets, tmp_path)
-
-
 def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     preset, start = "ndlb/table5/row8", "models/ndlb/table11/holisticcap/model"
     assert real.makers_of(preset) == {"model_name_or_path": "ndlb/table11/holisticcap"}
@@ -367,10 +352,3 @@ def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkey
     assert used[used.index("--row") + 1] == "ndlb/table5/row8"
     assert used[used.index("--model_name_or_path") + 1] == made[made.index("--output_dir") + 1] + "/model"
     assert "seed-1" in made[made.index("--output_dir") + 1]
-
-
-def test_a_table_with_a_judge_gets_one(tmp_path):
-    words = real.arguments_of("smile/table7/5-epochs", tmp_path, 0, tmp_path / "runs")
-    assert words[words.index("--judge") + 1] == "model"
-    assert words[words.index("--judge_model") + 1] == str(tmp_path / "models/judge")
-    assert "--judge" not in real.arguments_of("smile/table3/row7", tmp_path, 0, tmp_path / "runs")

@@ -27,7 +27,6 @@ from hf_captionrl.data import SPLITS
 from hf_captionrl.trainers import SmileConfig
 from recipes import self_retrieval_clipcap, smile_blip
 from tests.apps.experiments.values_of_the_papers import PAPERS
-from tests.processes import run_in_processes
 from tests.tiny import tiny_images
 
 CONFIGS = Path(__file__).parents[3] / "recipes" / "configs"
@@ -220,17 +219,6 @@ def test_the_command_line_overrides_the_batch_of_a_preset():
     assert split(trainer_config(parse(row, device, "8", "--total_train_batch_size", "16"))) == (8, 2)
     with pytest.raises(ValueError, match="Leave one of them out"):
         parse(row, "--total_train_batch_size", "64", "--gradient_accumulation_steps", "2")
-
-
-def _share_batches(total):
-    config = trainer_config(parse("smile_blip/coco"))
-    assert config.world_size == 2
-    assert split(config) == (32, 2)
-    assert split(trainer_config(parse("ndlb/table3/row4"))) == (total // 2, 1)
-
-
-def test_two_processes_share_the_batch(tmp_path):
-    run_in_processes(2, functools.partial(_share_batches, 100), folder=tmp_path)
 
 
 # --- Comparisons are made where they are asked for; --help shows our arguments, --help-all every one ---
