@@ -1,16 +1,13 @@
-"""Every preset has the values of its paper, which values_of_the_papers.py lists by hand; those of the embedded world share with their
-papers what values_in_small.py does not list as a difference."""
+"""Every preset has the values of its paper, which values_of_the_papers.py lists by hand."""
 
 import json
 
 from transformers import TrainingArguments
 
 from hf_captionrl.apps.experiments.arguments import row_names
-from hf_captionrl.apps.experiments.self_retrieval import runs_of
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE
 from scripts.reproduction.real import columns_of
 from tests.apps.experiments.test_arguments import CONFIGS, parsed
-from tests.apps.experiments.values_in_small import IN_SMALL, RL_KEYS, SLE_KEYS, SMILE_KEYS
 from tests.apps.experiments.values_of_the_papers import PAPERS
 
 # Options by the names of the tables of values.
@@ -95,31 +92,3 @@ def test_every_preset_of_a_paper_is_in_the_table():
 
 def test_the_curriculum_of_bags_is_the_papers():
     assert PAPER_SCHEDULE == {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
-
-
-# --- The embedded world ---
-
-
-def values(name, variant, keys):
-    recipe, arguments = parsed(name)
-    if variant is not None:
-        *others, bags, config = arguments
-        arguments = (*others, bags, runs_of(config, bags.named_variants)[variant])
-    return {key: value(key, recipe, arguments) for key in keys}
-
-
-def test_a_run_in_small_differs_from_the_papers_only_where_the_table_says():
-    for (name, variant), (paper, differs) in IN_SMALL.items():
-        recipe = parsed(name)[0]
-        keys = RL_KEYS if recipe.startswith("self_retrieval") else SLE_KEYS if recipe == "sle_blip" else SMILE_KEYS
-        expected = {key: wanted for key, wanted in PAPERS[paper].items() if key in keys} | differs
-        assert set(differs) <= set(keys)
-        assert values(name, variant, expected) == expected, (name, variant)
-
-
-def test_the_other_weights_and_alphas_are_the_papers():
-    """Table 5 of SMILE, and section 5.1 of SLE with SLL as alpha 1."""
-    for name, weights in {"smile_blip/scenes": [1.0, 0.01], "smile/scenes/table5": [0.5, 0.1]}.items():
-        assert values(name, None, ["controls"]) == {"controls": weights}
-    (alphas,) = [a.compare_alphas for a in parsed("sle/scenes/frontier")[1] if hasattr(a, "compare_alphas")]
-    assert sorted(alphas) == [0.25, 0.5, 0.75, 1.0]

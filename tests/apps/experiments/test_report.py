@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from hf_captionrl.apps.experiments.logs import LogLines, format_log, silence_libraries
+from hf_captionrl.apps.experiments.logs import silence_libraries
 from hf_captionrl.apps.experiments.report import Run, plan_runs, settings_of, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
@@ -133,26 +133,6 @@ def test_a_reference_is_compared_with_the_others_and_not_with_itself():
 
 
 # --- What a training prints: short lines, and every warning that a user can act on ---
-
-GUARDS = {f"guard/value_{n}": 0.123456 for n in range(30)}
-
-
-def test_a_log_is_one_line_with_what_matters_first():
-    logs = {**GUARDS, "learning_rate": 2e-4, "reward": -0.48261, "loss": -0.546, "epoch": 0.5, "bag_size": 4}
-    line = format_log(logs, 20, 790, width=100)
-    assert line.startswith("train  20/790  epoch 0.5  loss -0.546  reward -0.4826  bag_size 4  learning_rate 0.0002")
-    assert len(line) <= 100
-    evaluated = format_log({"eval_loss": 0.7, "eval_recall_at_1": 0.5, "eval_runtime": 3.0, "epoch": 1.0}, 40, 79)
-    assert evaluated == "eval  40/79  epoch 1  loss 0.7  recall_at_1 0.5"
-    done = format_log({"train_runtime": 12.5, "train_loss": 0.6, "train_steps_per_second": 1.0}, 79, 79)
-    assert done == "done  79/79  seconds 12.5  loss 0.6"
-
-
-def test_only_the_main_process_prints(capsys):
-    for is_main in (False, True):
-        state = SimpleNamespace(is_local_process_zero=is_main, global_step=1, max_steps=2)
-        LogLines().on_log(None, state, None, {"loss": 1.0})
-        assert capsys.readouterr().out == ("train 1/2  loss 1\n" if is_main else "")
 
 
 def test_warnings_that_a_user_can_act_on_stay(caplog):
