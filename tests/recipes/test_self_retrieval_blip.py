@@ -244,12 +244,8 @@ def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
 
 def test_recipes_go_back_and_select_by_default():
     assert parsed("--use_cpu").metric_for_best_model == "reward_recall_at_1"
-    for arguments in (
-        ["--save_strategy", "steps"],
-        ["--eval_strategy", "no", "--save_strategy", "no"],
-        ["--load_best_model_at_end", "false"],
-    ):
-        assert parsed("--use_cpu", *arguments).load_best_model_at_end is False
+    for words in ("--save_strategy steps", "--eval_strategy no --save_strategy no", "--load_best_model_at_end false"):
+        assert parsed("--use_cpu", *words.split()).load_best_model_at_end is False
     for config in (parsed("--use_cpu"), sle_blip.parse_args(["--use_cpu"])[-1]):
         assert (config.guard, config.load_best_model_at_end) == ("rollback", True)
     # The study of what collapses trains every run to its end.

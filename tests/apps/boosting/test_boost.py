@@ -145,14 +145,6 @@ def test_truncated_answer_is_retried_and_never_published(tmp_path):
     assert asked(chatty) == 36
 
 
-def test_attempts_are_counted_across_runs(tmp_path):
-    rows = scenes()
-    boost_shard(rows, tmp_path, attempts=1, **pair(rows, vision=lambda prompt, text: ""))
-    more = pair(rows, vision=lambda prompt, text: "")
-    boost_shard(rows, tmp_path, attempts=3, **more)
-    assert len(more["vision"].asked) == 24
-
-
 def test_another_vision_model_keeps_the_blend_caps(tmp_path):
     rows = scenes()
     boost(rows, tmp_path, pair(rows))
