@@ -5,10 +5,8 @@ import logging
 import re
 from pathlib import Path
 
-import markdown
-
 from scripts import docs_hooks, docs_pictures
-from scripts.docs_hooks import MathExtension, campaign, columns_of, generated_pages, mathml
+from scripts.docs_hooks import campaign, columns_of, generated_pages
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -44,19 +42,6 @@ def test_findings_and_leaderboard_are_pages():
     for name, run in runs.items():
         if name in results:
             assert all(f"[{title}](" in pages["leaderboard.md"] for title in run.leaderboard.values()), name
-
-
-def test_formulas_become_mathml(caplog):
-    made = mathml(r"L = \frac{1}{T} \sum_{t=1}^{T} \log p(y_t)", block=True)
-    assert [part for part in ("<mfrac>", "<munderover>", "<msub>", 'display="block"') if part not in made] == []
-    text = "a $`x < y`$ `$` b\n\n```math\nz_t\n```\n"
-    page = markdown.markdown(text, extensions=[MathExtension(), "pymdownx.superfences"])
-    assert page.count("<math") == 2
-    assert "<code>$</code>" in page
-    assert caplog.messages == []
-    for wrong in (r"\frac{1}{", r"\nosuch{1}"):
-        assert mathml(wrong).startswith("<code>")
-    assert len(caplog.messages) == 2
 
 
 def test_pictures_show_the_committed_results(monkeypatch, capsys):

@@ -15,7 +15,6 @@ from scripts.reproduction.runs import world_version
 from scripts.run_seeds import (
     BEST_ALPHA,
     aggregate,
-    aggregate_curves,
     guard_steps,
     of_best_alpha,
     to_markdown,
@@ -170,10 +169,3 @@ def test_the_best_alpha_of_each_seed_makes_a_row():
     assert found[-1]["x"]["values"] == [2.0, 3.0]
     for undecided in ({}, {"best_alpha": None}, {"best_alpha": {"name": None}}):
         assert of_best_alpha(runs, [{"best_alpha": {"name": "a"}}, undecided]) == runs
-
-
-def test_curves_over_temperatures_keep_common_points():
-    runs = [{"MLE": [{"temperature": t, "div_2": t + seed} for t in (0.5, 1.0)][seed:]} for seed in (0, 1)]
-    (point,) = aggregate_curves(runs, x="temperature")["MLE"]
-    assert point == {"temperature": 1.0, "div_2": {"mean": 1.5, "standard_error": 0.5, "values": [1.0, 2.0]}}
-    assert aggregate_curves([{}, *runs], x="temperature") == {}  # a captioner that one seed lacks

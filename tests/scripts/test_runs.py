@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.utils.io import write_json
 from scripts import reproduce
 from scripts.docs_hooks import generated_pages, on_page_markdown
 from scripts.make_paper_index import PAPERS, load_rows, until_of
@@ -221,15 +222,6 @@ def test_findings_say_what_the_numbers_say():
         findings.pages({**RESULTS, "smile_blip_seeds": {"rows": []}})
 
 
-def test_the_list_and_unknown_rows(capsys):
-    assert reproduce.main(["--list", "--only", "smile-table-4", "ndlb-table-2"]) == 0
-    out = capsys.readouterr().out
-    assert "finished" in out
-    assert "missing" in out
-    with pytest.raises(SystemExit, match="neither a row nor a run"):
-        reproduce.main(["--list", "--only", "smile-table-99"])
-
-
 @pytest.mark.parametrize("processes", [1, 4])
 def test_runs_start_after_those_they_need_and_use_the_processes(processes):
     needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
@@ -282,21 +274,14 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     preset, data, called = "discritune/coco", tmp_path / "data", []
     arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
     said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
-    assert said.startswith(
-        "models/clipcap-coco, models/openai/clip-vit-large-patch14, models/openai/clip-vit-base-patch32, dataset_coco.json, images"
-    )
-    scorers = ("models/openai/clip-vit-base-patch32", "models/openai/clip-vit-large-patch14")
-    for name in ("models/clipcap-coco", *scorers, "images"):
-        (data / name).mkdir(parents=True)
-    (data / "dataset_coco.json").write_text("{}")
+    assert said.startswith("models/clipcap-coco, models/openai/clip-vit-large-patch14, ")
+    make_data(data)
+    (data / "models/clipcap-coco").mkdir()
 
     def caller(words):
         called.append(words)
-        folder = Path(words[words.index("--output_dir") + 1])
-        folder.mkdir(parents=True)
         rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
-        curves = {"SR (random)": [{"step": step, "cider_d": step + len(called)} for step in (0, 5)]}
-        (folder / "results.json").write_text(json.dumps({"rows": rows, "learning_curves": curves}))
+        write_json(Path(words[words.index("--output_dir") + 1]) / "results.json", {"rows": rows})
         return 0
 
     assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
@@ -305,8 +290,7 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
     record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
     assert measured("trained/cider_d", record).values == (1.5, 2.5)
-    assert measured("learning_curves/SR (random)/last/cider_d", record).values == (6, 7)
-    assert str(tmp_path) not in json.dumps(record["commands"]).replace(str(tmp_path / "runs"), "")
+    assert str(tmp_path) not in json.dumps(record["commands"])
 
 
 def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):

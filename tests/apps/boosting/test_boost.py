@@ -19,9 +19,7 @@ from hf_captionrl.apps.boosting.boost import (
     journals,
     read_journals,
     write_boosted_captions,
-    write_statistics,
 )
-from hf_captionrl.apps.boosting.conflicts import source_statistics
 from hf_captionrl.apps.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
 from hf_captionrl.captioners.language_models import BackendError, Failure, Prompt, Truncated
 from hf_captionrl.data import check_captions, load_captions
@@ -381,19 +379,3 @@ def test_error_in_the_middle_keeps_the_old_files(tmp_path, mixed):
     assert (tmp_path / "captions.parquet").read_bytes() == before["captions.parquet"]
     assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 1
     assert len(list(tmp_path.iterdir())) == 2  # no temporary file
-
-
-def test_statistics_of_a_file_equal_those_of_lists(tmp_path, monkeypatch, mixed):
-    written = write_boosted_captions(mixed, tmp_path, map(row_of, range(250)))
-    monkeypatch.setattr(boosted_file, "_ROWS_OF_TEXT", 7)
-    monkeypatch.setattr("hf_captionrl.metrics.words._AT_ONCE", 5)
-    found = write_statistics(written.path, None)
-    done = [row for row in map(row_of, range(250)) if row["quarantine"] is None]
-    lists = {"references": [text for row in done for text in row["references"]]}
-    lists |= {f"{stage.capitalize()}Cap": [row[f"{stage}_caption"] for row in done] for stage in STAGES}
-    assert found == source_statistics(lists)
-    assert found["references"]["captions"] == 2 * len(done)
-    # By hand: "a thing 12" and "two" have 3 and 1 words; the vocabulary is "a", "thing", "two" and the numbers.
-    assert found["references"]["mean_words"] == 2.0
-    assert found["references"]["vocabulary"] == 3 + len(done)
-    assert json.loads((tmp_path / "statistics.json").read_text()) == found

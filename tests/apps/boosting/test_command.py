@@ -32,6 +32,10 @@ def test_default_run_needs_no_model(tmp_path, capsys):
     assert statistics["references"]["captions"] == 40
     lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_words"] == sum(lengths) / 8
+    words = {
+        word for row in content(tmp_path / "captions.parquet") for word in row["holistic_caption"].lower().split()
+    }
+    assert statistics["HolisticCap"]["vocabulary"] == len(words)
     # Toks/Cap of Table 9, by the tokenizer of the held-out scorer.
     tokenizer = AutoTokenizer.from_pretrained(model_path("scenes:siglip-held-out"))
     tokens = [len(tokenizer(row["holistic_caption"]).input_ids) for row in content(tmp_path / "captions.parquet")]

@@ -61,12 +61,6 @@ def test_every_row_parses_and_writes_to_the_folder_of_its_name():
             assert list(runs_of(arguments[-1], variants))[:-1] == list(variants), name
 
 
-def test_rows_and_base_files_write_to_different_folders():
-    bases = [f"{f.parent.name}/{f.stem}" for f in CONFIGS.glob("*/*.yaml") if f.parent.name != "rows"]
-    folders = [f"outputs/{name}" for name in NAMES] + [trainer_config(parsed(name)).output_dir for name in bases]
-    assert len(set(folders)) == len(folders)
-
-
 def test_the_command_line_overrides_a_row():
     *_, config = smile_blip.parse_args(["--row=smile/table5/lambda-0.1", "--learning_rate", "3e-6"])
     assert (config.mle_weight, config.learning_rate, config.num_train_epochs) == (0.1, 3e-6, 5)

@@ -1,7 +1,5 @@
 """Every preset has the values of its paper, which values_of_the_papers.py lists by hand."""
 
-import json
-
 from transformers import TrainingArguments
 
 from hf_captionrl.apps.experiments.arguments import row_names
@@ -62,20 +60,6 @@ def test_a_preset_has_the_values_of_its_paper():
         expected = {key: value for key, value in wanted.items() if key != "measures"}
         assert {key: value(key, recipe, arguments) for key in expected} == expected, name
         assert wanted["measures"] - columns_of(name) == set(), name
-
-
-def test_columns_of_a_preset_are_in_what_its_run_wrote():
-    for run, preset, later in (
-        ("smile_blip_seeds", "smile_blip/scenes", set()),
-        ("smile_video_seeds", "smile_video/moving_scenes", set()),
-        ("ndlb_blend_seeds", "ndlb/scenes/blend-lv", set()),
-        # SPICE needs CoreNLP, which this machine did not have.
-        ("discritune_seeds", "discritune/scenes/tables", {"spice"}),
-        ("sle_frontier_seeds", "sle/scenes/frontier", {"spice"}),
-    ):
-        record = json.loads((CONFIGS.parents[1] / "docs" / "results" / f"{run}.json").read_text())
-        row = next(row for row in record["rows"] if "MLE" in row["name"])
-        assert columns_of(preset) - row.keys() == later, run
 
 
 def test_every_preset_of_a_paper_is_in_the_table():

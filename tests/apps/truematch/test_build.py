@@ -107,12 +107,6 @@ def test_rebuild_is_identical_and_other_settings_are_refused(folder, built, cach
     assert some not in load_bags(folder / "kept.json").bags
 
 
-def test_seed_changes_only_the_review_order(built, cache, tmp_path):
-    assert build(tmp_path / "other", cache, "--seed", 5, "--repo_id", "truematch") == 0
-    one, other = content(built), content(tmp_path / "other")
-    assert {str(name) for name in one if one[name] != other[name]} == {"README.md", "truematch.json"}
-
-
 def test_killed_build_resumes(cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(truematch_build, "_ROWS_PER_FILE", 20)
     whole, folder, write, written = tmp_path / "whole", tmp_path / "killed", truematch_build.atomic_file, []
