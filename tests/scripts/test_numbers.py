@@ -15,7 +15,6 @@ from scripts.reproduction.runs import world_version
 from scripts.run_seeds import (
     BEST_ALPHA,
     aggregate,
-    guard_steps,
     of_best_alpha,
     to_markdown,
 )
@@ -151,15 +150,6 @@ def test_mean_and_standard_error_over_seeds(tmp_path):
     assert "length" not in aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])[1]
     with pytest.raises(ValueError, match="different rows"):
         aggregate([rows(1.0), rows(1.0, "SLE")])
-
-
-def test_the_first_alarm_of_each_seed_is_recorded():
-    def run(**selected):
-        return {"learning_curves": {"SR": [], "CIDEr": []}, "selected": selected}
-
-    trips = {"guard": {"trips": [{"step": 132}, {"step": 150}], "refused": [{"step": 100}]}}
-    quiet = {"guard": {"trips": [], "refused": []}}
-    assert guard_steps([run(SR=trips, CIDEr=quiet), run(SR=quiet)]) == {"SR": [100, None], "CIDEr": [None, None]}
 
 
 def test_the_best_alpha_of_each_seed_makes_a_row():

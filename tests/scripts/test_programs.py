@@ -1,13 +1,10 @@
-"""Each program of scripts/ starts from any folder, although only its folder is on the path; `make check` ends with the right code."""
+"""Each program of scripts/ starts from any folder, although only its folder is on the path."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 PROGRAMS = [str(path) for path in sorted(SCRIPTS.glob("*.py")) if '__name__ == "__main__"' in path.read_text()]
@@ -41,15 +38,3 @@ def test_programs_find_the_modules_they_import_and_one_that_does_not_is_noticed(
     failed = json.loads(run.stdout.splitlines()[-1])
     assert "No module named 'scripts'" in failed.pop(str(planted))
     assert failed == {}
-
-
-@pytest.mark.parametrize(("command", "code"), [("true", 0), ("false", 1)])
-def test_make_check_fails_if_a_part_failed(tmp_path, command, code):
-    """Under a parent that ignores SIGCHLD, where the system would discard the exit codes of the parts."""
-    program = (
-        f"import signal, sys; sys.path.insert(0, {str(SCRIPTS)!r}); import check; check._BIN = check.Path('/bin'); "
-        f"signal.signal(signal.SIGCHLD, {int(signal.SIG_IGN)}); check.PARTS['types'] = [['true'], [{command!r}]]; "
-        "sys.exit(check.main(['types']))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr

@@ -75,8 +75,10 @@ def test_dropped_bags_are_excluded(folder, measured, cache, tmp_path, capsys):
     assert less["fingerprint"] != before["fingerprint"]
     assert truematch("leaderboard", folder, tmp_path / "out" / "results.json", measured / "results.json") == 2
     assert "has fingerprint" in capsys.readouterr().err
-    assert truematch("evaluate", folder, *options, "--all_bags") == 0
-    assert json.loads(capsys.readouterr().out)["bags"] == before["bags"]
+    assert truematch("evaluate", folder, *options, "--all_bags", "--bag_images_only") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bags"] == before["bags"]
+    assert result["num_images"] == len({i for bag in load_bags(folder / "bags.json").bags for i in bag})
 
 
 def test_all_bags_of_a_size_can_be_dropped(folder, measured, cache, tmp_path, capsys):
@@ -108,14 +110,6 @@ def test_benchmark_without_images_needs_a_data_set(cache, scenes, measured, tmp_
     own = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]
     other = json.loads((measured / "results.json").read_text())["rows"][0]
     assert own["bag_3_recall_at_1"] == other["bag_3_recall_at_1"]
-
-
-def test_bag_images_only(built, measured, cache, tmp_path, capsys):
-    options = ["--captions", measured / "full.jsonl", "--cache_dir", cache, "--output_dir", tmp_path, "--json"]
-    assert truematch("evaluate", built, *options, "--bag_images_only") == 0
-    result = json.loads(capsys.readouterr().out)
-    wanted = {image_id for bag in load_bags(built / "bags.json").bags for image_id in bag}
-    assert result["num_images"] == len(wanted)
 
 
 def test_invalid_evaluations_are_refused(built, measured, cache, tmp_path, capsys):
