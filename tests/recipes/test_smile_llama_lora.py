@@ -150,13 +150,11 @@ def test_bad_instructions(message, tmp_path, monkeypatch):
         (["--resume_from_checkpoint", "some/folder"], "resume_from_checkpoint"),
         (["--answers", "unfinished.jsonl"], "'generic-2'"),
         (["--model_init_kwargs", '{"trust_remote_code": true}'], "trust_remote_code"),
-        (["--config", "remote.yaml"], "trust_remote_code"),
     ],
 )
 def test_bad_arguments(tmp_path, monkeypatch, arguments, name):
     monkeypatch.chdir(tmp_path)
     Path("unfinished.jsonl").write_text(json.dumps({"model": "SMILE", "question_id": "generic-1", "answer": "a"}))
-    Path("remote.yaml").write_text("model_name_or_path: tiny-llama\ntrust_remote_code: true\n")
     with pytest.raises(ValueError, match=name):
         recipe.main(["--output_dir", str(tmp_path / "out"), "--use_cpu", *arguments])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 
 import numpy as np
 import pytest
@@ -51,16 +50,6 @@ def test_works_run_in_turn_and_failures_do_not_stop_the_others():
     assert found["works"]["wrong"] == {"failed": "ValueError: no kernel"}
     assert found["ratios"].keys() == {"a / b"}
     assert found["ratios"]["a / b"]["bar"] == 2
-
-
-def test_ratios_are_taken_within_a_round(monkeypatch):
-    now, slow = [0.0], iter([1.0, 1.0, 100.0, 1.0])  # the machine is busy in a round
-    monkeypatch.setattr(time, "process_time", lambda: now[0])
-    busy = [1.0]
-    works = {name: lambda s=s: now.__setitem__(0, now[0] + s * busy[0]) for name, s in (("slow", 6.0), ("fast", 2.0))}
-    case = Case("", works, [("slow", "fast", None)], lambda: busy.__setitem__(0, next(slow)))
-    ratio = measure(case, "cpu", rounds=3)["ratios"]["slow / fast"]
-    assert (ratio["low"], ratio["median"], ratio["high"]) == (3, 3, 3)
 
 
 # --- what computes something else is not timed; tests/losses compares the losses with loops ---------------------------

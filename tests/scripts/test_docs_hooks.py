@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from scripts import docs_hooks, docs_pictures
-from scripts.docs_hooks import campaign, columns_of, generated_pages
+from scripts.docs_hooks import columns_of, generated_pages
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -33,15 +33,6 @@ def test_every_marker_becomes_a_table_and_a_wrong_one_warns(caplog):
     assert ["No such column" in caplog.messages[0], "no_run" in caplog.messages[1]] == [True, True]
     table = "| | A, a | B ↑ | C |\n|:--|--:|:-:|--:|\n| x | 1 | 2 | 3 |\n\nA note."
     assert columns_of(table, ["C", "A, a"]) == "|  | C | A, a |\n| :-- | --: | --: |\n| x | 3 | 1 |\n\nA note."
-
-
-def test_findings_and_leaderboard_are_pages():
-    pages = generated_pages()
-    assert "| 1 | Captions become more than twice as long |" in docs_hooks.on_page_markdown("<!-- findings smile -->")
-    _, runs, results = campaign()
-    for name, run in runs.items():
-        if name in results:
-            assert all(f"[{title}](" in pages["leaderboard.md"] for title in run.leaderboard.values()), name
 
 
 def test_pictures_show_the_committed_results(monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -112,17 +111,6 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
     del compare["pending"]
     with pytest.raises(KeyError):
         said(one=result(1.0, 5.0, 9.0), other=result(0.9, 4.9, 8.91))
-
-
-def test_committed_findings_are_pending_where_they_say_so_and_settings_are_filled_in():
-    results = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
-    compared = [
-        c for page in findings.load_findings().values() for f in page["findings"] for c in f.get("compare", ())
-    ]
-    assert compared
-    assert all(findings.is_pending(c, results) for c in compared if "pending" in c)
-    place = "{preset sle_blip/scenes compare_entropy_weights}, {preset sle/table2/sll-me-0.01 entropy_weight}"
-    assert findings._filled(place, {}) == "0.03, 0.01"
 
 
 def rows(length, other="SMILE"):

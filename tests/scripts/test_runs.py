@@ -180,18 +180,6 @@ def test_every_figure_of_the_index_is_on_the_page():
                 assert cells[7].startswith("not run: "), line
 
 
-def test_results_of_an_older_world_are_shown_and_run_again(tmp_path):
-    run = RUNS["smile_blip_seeds"]
-    record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
-    for world, again in (("2", False), ("1", True), (None, True)):
-        changed = {**record, "command": run.recorded(run.seeds, (tmp_path / run.name).as_posix()), "world": world}
-        if world is None:
-            del changed["world"]
-        (tmp_path / "smile_blip_seeds.json").write_text(json.dumps(changed))
-        assert finished(run, run.seeds, tmp_path) is not None
-        assert runs.to_run(run, run.seeds, tmp_path) == again
-
-
 def test_the_committed_results_are_up_to_date_and_those_of_the_runs(capsys):
     assert reproduce.main(["--check"]) == 0, capsys.readouterr().out
     assert [name for name, run in RUNS.items() if finished(run, run.seeds, ROOT / "docs/results") is None] == []

@@ -94,6 +94,7 @@ def test_any_ranges_of_rows_give_the_same_file(tmp_path):
     assert asked(backends) == 3 * 12
     write_boosted_captions(rows, tmp_path / "two", [row for part in parts for row in part])
     assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
+    assert len(journals(tmp_path / "two", range(4))) == 2  # those of rows 0 to 3, and 3 to 8
     # An answer that is lost is asked for again, and no other one.
     (path,) = journals(tmp_path / "one")
     lines = path.read_bytes().splitlines(keepends=True)
@@ -223,25 +224,6 @@ def test_row_without_captions_is_quarantined(tmp_path):
 TEXT = "half \ud83d of an emoji\u2028and a line"
 ENTRY = {"image_id": "1", "stage": "blend", "text": TEXT}
 JOURNAL = "journal-000000000-000000004.jsonl"
-
-
-def test_journals_of_rows_are_those_that_overlap(tmp_path):
-    names = []
-    for rows in (range(4), range(4, 8), range(6, 9)):
-        with Journal(tmp_path, rows) as journal:
-            names.append(journal.path.name)
-    assert names[1] == "journal-000000004-000000008.jsonl"
-    names.append("journal-older.jsonl")
-    (tmp_path / names[3]).touch()
-
-    def found(rows):
-        return {path.name for path in journals(tmp_path, rows)}
-
-    assert found(range(4)) == {names[0], names[3]}
-    assert found(range(5, 6)) == {names[1], names[3]}
-    assert found(range(3, 7)) == set(names)
-    assert found(range(9, 12)) == {names[3]}
-    assert {path.name for path in journals(tmp_path)} == set(names)
 
 
 @pytest.mark.parametrize("cut", [1, 40])

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -13,7 +12,7 @@ from hf_captionrl.apps.experiments.logs import silence_libraries
 from hf_captionrl.apps.experiments.report import Run, plan_runs, settings_of, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
-from hf_captionrl.apps.experiments.smile import SmileArguments, SmileRecipeConfig, _first
+from hf_captionrl.apps.experiments.smile import SmileRecipeConfig
 from hf_captionrl.apps.experiments.smile import runs_of as smile_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
 
@@ -78,13 +77,6 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     assert found.selected == {"XE": {"step": 3}, "alone": {"step": 7}, "SLL": {"step": 2}}
     # Runs from the same captioner begin at the same point, which is looked at once.
     assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
-
-
-def test_the_limit_of_steps_is_not_that_of_the_epochs_before(tmp_path):
-    config = SmileRecipeConfig(str(tmp_path), max_steps=1000, use_cpu=True)
-    first = _first(config, SmileArguments(mle_epochs=2), Path(tmp_path / "first"))
-    assert (first.num_train_epochs, first.max_steps) == (2, -1)
-    assert config.max_steps == 1000
 
 
 def test_the_control_of_smile_is_plain_maximum_likelihood_and_the_list_says_so(tmp_path):
