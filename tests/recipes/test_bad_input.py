@@ -41,6 +41,7 @@ FILES = {
     "a: [": r"run\.yaml' is not valid YAML",
     "lerning_rate: 1": "'lerning_rate'.* Use 'learning_rate'",
     "max_train_images: 2.5": r"run\.yaml: .*--max_train_images.*'2\.5'",
+    "lora_r:": "lora_r .*int",
     "seed: [1]": "seed .*a single value",
     "compare_mle_weights: 0.5": "compare_mle_weights .*a list",
 }
@@ -78,6 +79,7 @@ def test_one_line_and_exit_code_2(words, text, message, tmp_path, monkeypatch, c
     ("words", "message"),
     [
         ("--bag_schedule 7:x", "bag_schedule"),
+        ("--baseline best", "baseline"),
         ("--variants {", "variants"),
         ("--held_out_scorer_name_or_path none", "held_out_scorer"),
         ("--num_train_epochs 0 --max_steps 0 --push_to_hub", "push_to_hub"),
@@ -117,6 +119,13 @@ def test_the_traceback_is_there_for_the_asking(monkeypatch, capsys):
     assert said.splitlines()[-1].startswith("recipe.py: error: Unknown argument '--lerning_rate'")
     with pytest.raises(ZeroDivisionError):  # a fault keeps its own
         run_main(lambda: 1 / 0)
+
+
+def test_a_reader_that_stops_early_is_not_an_error(monkeypatch, capsys):
+    def main():
+        raise BrokenPipeError
+
+    assert run(main, [], monkeypatch, capsys) == (0, "")
 
 
 def error_of(function):

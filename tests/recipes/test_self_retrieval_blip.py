@@ -103,6 +103,16 @@ def changed(config, changes):
     return runs_of(config, {"variant": changes})["variant"]
 
 
+def test_names_of_rows():
+    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
+    for changes, name in (
+        ({"bag_schedule": 20, "beta": 0.1}, "SR (bags of 20, KL 0.1)"),
+        ({"bag_distractors": "random"}, "SR (bag curriculum of random images)"),
+        ({"retrieval_weight": 2.0, "baseline": "none"}, "SR (bag curriculum, SR 2, baseline none)"),
+    ):
+        assert run_name(changed(config, changes)) == name
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -13,7 +13,6 @@ from scripts import benchmark
 from scripts.benchmarks.models import STEP_SHAPES, TINY, build_model, build_world, draw_batch
 from scripts.benchmarks.reinforcement import NaiveStep, check_equal, take_gradients
 from scripts.benchmarks.smile import HEADS, LOSSES, PATHS, check_head, check_step, head_batch
-from scripts.benchmarks.timing import Case, measure
 from tests.tolerances import assert_close, resolution
 
 # --- timing ---------------------------------------------------------------------------------------------------------
@@ -34,22 +33,6 @@ def test_every_section_runs_at_tiny_shapes(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit):
             benchmark.main(arguments)
         assert said in capsys.readouterr().err
-
-
-def test_works_run_in_turn_and_failures_do_not_stop_the_others():
-    ran = []
-
-    def fail():
-        raise ValueError("no kernel")
-
-    works = {"a": lambda: ran.append("a"), "b": lambda: ran.append("b"), "wrong": fail}
-    case = Case("", works, [("a", "b", 2.0), ("a", "wrong", None)], lambda: ran.append("prepared"))
-    found = measure(case, "cpu", rounds=3, warm_up=2)
-    assert ran.count("a") == ran.count("b") == ran.count("prepared") == 5
-    assert all(set(ran[at + 1 : at + 3]) == {"a", "b"} for at in range(0, 15, 3))
-    assert found["works"]["wrong"] == {"failed": "ValueError: no kernel"}
-    assert found["ratios"].keys() == {"a / b"}
-    assert found["ratios"]["a / b"]["bar"] == 2
 
 
 # --- what computes something else is not timed; tests/losses compares the losses with loops ---------------------------

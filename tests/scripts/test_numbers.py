@@ -12,9 +12,7 @@ from scripts.reproduction import findings
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import (
-    BEST_ALPHA,
     aggregate,
-    of_best_alpha,
     to_markdown,
 )
 
@@ -53,14 +51,6 @@ def test_places_of_a_result():
     for place, wrong in (("learning_curves/SR/5/x", "5"), ("rows/GAN/x", "GAN"), ("rows/SLE/x", "SLE")):
         with pytest.raises(KeyError, match=f"leads nowhere at '{wrong}'"):
             look_up(place, {**record, **curves})
-
-
-def test_a_mean_over_captions_has_an_interval():
-    """1.96 standard errors of 400 captions with a standard deviation of 4."""
-    record = {"statistics": {"mean_words": 10.0, "std_words": 4.0, "captions": 400, "max_words": 20}}
-    found = measured("statistics/mean_words", record)
-    assert (found.low, found.high) == (pytest.approx(10 - 0.3919928), pytest.approx(10 + 0.3919928))
-    assert measured("statistics/max_words", record).low is None
 
 
 def test_verdicts_follow_from_the_interval():
@@ -138,12 +128,3 @@ def test_mean_and_standard_error_over_seeds(tmp_path):
     assert "length" not in aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])[1]
     with pytest.raises(ValueError, match="different rows"):
         aggregate([rows(1.0), rows(1.0, "SLE")])
-
-
-def test_the_best_alpha_of_each_seed_makes_a_row():
-    runs = [[{"name": "SLL", "x": 1.0}, {"name": "a", "x": 2.0}, {"name": "b", "x": 3.0}] for _ in range(2)]
-    found = aggregate(of_best_alpha(runs, [{"best_alpha": {"name": "a"}}, {"best_alpha": {"name": "b"}}]))
-    assert [row["name"] for row in found] == ["SLL", "a", "b", BEST_ALPHA]
-    assert found[-1]["x"]["values"] == [2.0, 3.0]
-    for undecided in ({}, {"best_alpha": None}, {"best_alpha": {"name": None}}):
-        assert of_best_alpha(runs, [{"best_alpha": {"name": "a"}}, undecided]) == runs

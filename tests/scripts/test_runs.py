@@ -300,27 +300,3 @@ def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
     said = real.run_preset(preset, tmp_path / "data", [0], **folders)
     assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
-
-
-def test_a_missing_start_is_made_first_and_read_from_its_folder(tmp_path, monkeypatch, capsys):
-    make_data(tmp_path / "data")
-    called = []
-
-    def caller(words):
-        called.append(words)
-        folder = Path(words[words.index("--output_dir") + 1])
-        (folder / "model").mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps({"rows": [{"name": "MLE", "cider_d": 1.0}]}))
-        return 0
-
-    row = {"id": "ndlb-table-9", "kind": "table", "lines": [{"preset": "ndlb/table5/row8"}]}
-    monkeypatch.setattr(reproduce.index, "load_rows", lambda: [row])
-    monkeypatch.setattr(reproduce, "load_runs", dict)
-    monkeypatch.setattr(real.run_preset, "__kwdefaults__", {**real.run_preset.__kwdefaults__, "caller": caller})
-    folders = ["--output", str(tmp_path / "out"), "--runs_dir", str(tmp_path / "runs")]
-    assert reproduce.main(["--data_root", str(tmp_path / "data"), "--seeds", "1", *folders]) == 0, capsys.readouterr()
-    made, used = called
-    assert made[made.index("--row") + 1] == "ndlb/table11/holisticcap"
-    assert used[used.index("--row") + 1] == "ndlb/table5/row8"
-    assert used[used.index("--model_name_or_path") + 1] == made[made.index("--output_dir") + 1] + "/model"
-    assert "seed-1" in made[made.index("--output_dir") + 1]

@@ -149,12 +149,14 @@ def test_another_vision_model_keeps_the_blend_caps(tmp_path):
     boost(rows, tmp_path, pair(rows))
     other = pair(rows)
     other["vision"].revision = "another"
+    other["vision"].model = "/" + "home/me/models/mine/"  # the file may be published
     done, merged = boost(rows, tmp_path, other)
     assert len(other["vision"].asked) == 12
     assert done == 12
     # Equal descriptions give equal questions, so the writer is not asked again.
     assert other["text"].asked == []
-    assert {r["visual_source"]["revision"] for r in content(merged.path)} == {"another"}
+    sources = [row["visual_source"] for row in content(merged.path)]
+    assert {(source["model"], source["revision"]) for source in sources} == {("mine", "another")}
 
 
 def test_unreachable_backend_stops_the_run_without_loss(tmp_path):

@@ -92,6 +92,10 @@ def test_shards_in_other_folders_raise(entry, tmp_path):
     path.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"plain name of a \*\.bin file"):
         convert(tmp_path / "old", tmp_path / "new")
+    index["weight_map"][min(index["weight_map"])] = "lost.bin"
+    path.write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError, match=r"lost\.bin"):
+        convert(tmp_path / "old", tmp_path / "new")
 
 
 def test_adapter_is_converted(tmp_path):
@@ -253,3 +257,12 @@ def test_links_out_of_the_folder_are_not_copied(tmp_path):
     with pytest.raises(ValueError, match=r"README\.md .* is a link"):
         convert(tmp_path / "old", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_narrower_dtype_in_the_configuration_is_said(tmp_path):
+    pickled(tmp_path / "old", tiny_captioner("blip"))
+    path = tmp_path / "old" / "config.json"
+    for dtype, count in (("float16", 1), ("float32", 0)):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": dtype}))
+        report = convert(tmp_path / "old", tmp_path / dtype)
+        assert sum("config.json names torch.float16" in note for note in report.notes) == count

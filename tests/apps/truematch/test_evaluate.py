@@ -75,8 +75,10 @@ def test_dropped_bags_are_excluded(folder, measured, cache, tmp_path, capsys):
     assert less["fingerprint"] != before["fingerprint"]
     assert truematch("leaderboard", folder, tmp_path / "out" / "results.json", measured / "results.json") == 2
     assert "has fingerprint" in capsys.readouterr().err
-    assert truematch("evaluate", folder, *options, "--all_bags", "--bag_images_only") == 0
+    more = ["--all_bags", "--bag_images_only", "--models", "scenes:blip-mle"]
+    assert truematch("evaluate", folder, *options, *more) == 0
     result = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in result["rows"]] == ["full", "scenes:blip-mle"]
     assert result["bags"] == before["bags"]
     assert result["num_images"] == len({i for bag in load_bags(folder / "bags.json").bags for i in bag})
 
