@@ -75,7 +75,7 @@ def faults(row):
         if "run" in entry:
             file = f"docs/results/{entry['run']}.json"
             if entry["run"] in RUNS and not (ROOT / file).is_file():
-                continue  # tests/test_reproduce.py has the list of runs that are not finished
+                continue  # test_runs.py says which runs are not finished
             try:
                 assert file in row.get("results", []), f"{file} is not among the row's results"
                 find_number(entry["at"], json.loads((ROOT / file).read_text()))
