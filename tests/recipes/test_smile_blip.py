@@ -4,17 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
-import hf_captionrl.scenes as scenes
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.evaluation.plots import CURVES
 from hf_captionrl.metrics.columns import COLUMNS
-from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig
-from recipes import sle_blip, smile_video
 from recipes import smile_blip as recipe
 from tests.recipes.conftest import GENERATION, train
 from tests.tiny import tiny_captioner
@@ -36,6 +32,10 @@ def test_results_have_the_expected_rows_and_columns(run):
             assert isinstance(row[column.key], float), (row["name"], column.key)
         for size in (3, 5, 7):
             assert 0 <= row[f"bag_{size}_recall_at_1"] <= 1
+        assert not any(
+            key.startswith("reward_") for key in row
+        )  # without curves, the scorer that selects only selects
+    assert not results.get("learning_curves")
     references = results["rows"][-1]
     assert 0 < references["hallucination"] < 0.06  # annotators make mistakes
     assert results["config"]["SmileBlipConfig"]["mle_weight"] == 0.0
@@ -50,12 +50,9 @@ def test_everything_is_written(run):
     card = (run / "model" / "README.md").read_text()
     assert "model-index" in card
     assert "hallucination" in card.lower()
-
-
-def test_the_checkpoint_captions(run):
     captioner = load_captioner(str(run / "model"), dtype=torch.float32)
     image = Image.new("RGB", (72, 72), "white")
-    assert isinstance(captioner.generate(**captioner.encode_images([image])).captions[0], str)
+    assert captioner.generate(**captioner.encode_images([image])).captions[0]
 
 
 def write_photos(folder, number=40):
@@ -78,14 +75,8 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     write_photos(photos)
     # In a folder of this machine whose path must not get into the card.
     tiny_captioner("blip").save_pretrained(tmp_path / "small-blip")
-    data = [
-        "--dataset_name",
-        "imagefolder",
-        "--data_dir",
-        str(photos),
-        "--model_name_or_path",
-        str(tmp_path / "small-blip"),
-    ]
+    data = ["--dataset_name", "imagefolder", "--data_dir", str(photos)]
+    data += ["--model_name_or_path", str(tmp_path / "small-blip")]
     more = "--max_bad_fraction 0.5 --scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --learning_rate 1e-3 "
     more += "--held_out_scorer_name_or_path scenes:siglip-held-out --compare_mle_weights 1.0 --prompt 'a picture of '"
     path = train(recipe, tmp_path, [*ONE_EPOCH, *data], more)
@@ -103,55 +94,27 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     assert {"003", "007"} <= {entry["image_id"].split("/")[-1].split(".")[0] for entry in quarantined}
 
 
-def test_too_many_bad_rows_stop_before_training(tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    write_photos(photos, 20)
-    more = "--model_name_or_path scenes:blip-mle --scorer_name_or_path none --held_out_scorer_name_or_path none "
-    more += "--perplexity_name_or_path none"
-    with pytest.raises(ValueError, match="max_bad_fraction"):
-        train(recipe, tmp_path, ["--dataset_name", "imagefolder", "--data_dir", str(photos)], more)
-    assert (tmp_path / "out" / "quarantine.jsonl").exists()
-
-
-def test_the_command_line_overrides_the_file():
-    *_, config = recipe.parse_args(
-        ["--config", str(RECIPES / "configs/smile_blip/coco.yaml"), "--learning_rate", "3e-6"]
-    )
-    assert config.learning_rate == 3e-6
-    assert config.num_train_epochs == 5
-    assert config.prompt == "a picture of "
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_real_data_and_model_get_the_settings_of_the_paper():
+    for arguments in (
         ["--model-name-or-path", "Salesforce/blip-image-captioning-base"],
         ["--data_dir", "photos"],
         [f"--config={RECIPES / 'configs/smile_blip/coco.yaml'}"],
-    ],
-)
-def test_real_data_and_model_get_the_settings_of_the_paper(arguments):
-    *_, config = recipe.parse_args(arguments)
-    assert config.learning_rate == 1e-5
-    assert not config.freeze_vision_tower
-    assert not config.cache_image_features
+    ):
+        *_, config = recipe.parse_args(arguments)
+        assert (config.learning_rate, config.freeze_vision_tower, config.cache_image_features) == (1e-5, False, False)
     *_, config = recipe.parse_args(["--seed", "3"])
     assert config.learning_rate == 2e-4  # the embedded world
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
+def test_row_names(tmp_path):
+    for settings, name in (
         ({"mle_weight": 1.0}, "MLE+MLE"),
         ({}, "SMILE"),
         ({"mle_weight": 0.05}, "SMILE (lambda=0.05)"),
         ({"subset": "reverse"}, "SMILE (reverse subset)"),
         ({"first_token": "shift"}, "SMILE (first token: shift)"),
-    ],
-)
-def test_row_names(tmp_path, settings, name):
-    assert recipe.run_name(SmileConfig(str(tmp_path), **settings)) == name
+    ):
+        assert recipe.run_name(SmileConfig(str(tmp_path), **settings)) == name
 
 
 def test_a_row_without_further_training(tmp_path):
@@ -162,107 +125,26 @@ def test_a_row_without_further_training(tmp_path):
     assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
 
 
-# --- A pool and bags of files, on a data set in COCO's layout ---
+# --- Learning curves: every number of docs, by the scorer that selects and by the held-out one ---
 
-TEST, OTHERS = range(100, 112), range(200, 224)
-
-
-@pytest.fixture(scope="module")
-def coco(tmp_path_factory):
-    """Folder with dataset_coco.json: 12 test images, and each of them twice more in the validation split."""
-    folder = tmp_path_factory.mktemp("coco")
-    (folder / "images/val2014").mkdir(parents=True)
-    rows = load_scenes(num_train=0, num_validation=0, num_test=12)["test"]
-    images = []
-    for row, number in enumerate([*TEST, *OTHERS, 300]):
-        scene, name = rows[row % 12], f"COCO_val2014_{number:012d}.jpg"
-        scene["image"].save(folder / "images/val2014" / name, quality=95)
-        images.append(
-            {
-                "filename": name,
-                "filepath": "val2014",
-                "cocoid": number,
-                "imgid": row,
-                "split": "test" if number in TEST else "val" if number in OTHERS else "train",
-                "sentences": [{"raw": text} for text in scene["captions"]],
-            }
-        )
-    (folder / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": images}))
-    return folder
-
-
-def evaluate(coco, out, *options):
-    data = ["--dataset_name", str(coco / "dataset_coco.json"), "--image_root", str(coco / "images")]
-    more = "--model_name_or_path scenes:blip-mle --held_out_scorer_name_or_path scenes:siglip-held-out --num_train_epochs 0 "
-    more += "--scorer_name_or_path scenes:clip-reward --perplexity_name_or_path none --per_device_eval_batch_size 12"
-    path = train(recipe, out, [*data, *GENERATION, *options], more)
-    return json.loads(path.read_text())["rows"][0]
-
-
-def test_captions_are_ranked_in_the_pool_and_in_the_bags_of_the_files(coco, tmp_path):
-    alone = evaluate(coco, tmp_path / "alone")
-    assert not any(key.startswith("bag_") for key in alone)
-    pool, bags = tmp_path / "pool.json", tmp_path / "bags.json"
-    pool.write_text(json.dumps([f"COCO_val2014_{number:012d}.jpg" for number in [*TEST, *OTHERS]]))
-    names = [str(number) for number in TEST]
-    bags.write_text(json.dumps({"3": [names[at : at + 3] for at in range(0, 12, 3)]}))
-    found = evaluate(coco, tmp_path / "both", "--pool", str(pool), "--bags", str(bags))
-    assert found["length"] == alone["length"]
-    # Two copies of every image: of the five nearest images, at most two are different from each other.
-    assert 0 < found["pool_recall_at_5"] < alone["pool_recall_at_5"]
-    assert alone["pool_recall_at_1"] <= found["bag_3_recall_at_1"] <= 1
-
-
-# --- Learning curves of all recipes: every number of docs, by the scorer that selects and by the held-out one ---
-
-KEYS = {key for key, _ in CURVES}
-CURVE_STEPS = [
+CURVES_OF_TWO = [
     *"--max_steps 4 --eval_strategy steps --eval_steps 2 --save_strategy steps --save_steps 2".split(),
-    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64", "--load_best_model_at_end", "false"),
-    *("--learning_curves", "true", "--perplexity_name_or_path", "none", *GENERATION),
+    *"--per_device_train_batch_size 8 --per_device_eval_batch_size 64 --load_best_model_at_end false".split(),
+    *"--learning_curves true --perplexity_name_or_path none --compare_mle_weights 1".split(),
+    *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105", *GENERATION),
 ]
-SIZES = [*("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "105")]
-RUNS = {
-    "smile": (recipe, [*SIZES, "--compare_mle_weights", "1"], ["MLE+MLE", "SMILE"]),
-    "sle": (
-        sle_blip,
-        [
-            *(*SIZES, "--compare_alphas", "1.0", "--compare_entropy_weights", "0.01", "--num_generations", "3"),
-            *("--num_samples", "2", "--sample_images", "2", "--sample_temperatures", "1.0"),
-        ],
-        ["SLL", "SLL-ME (entropy=0.01)", "SLE (alpha=0.6)"],
-    ),
-    # The captioner after the first epochs is not evaluated on the way, so that it has no curve.
-    "video": (smile_video, ["--mle_epochs", "1", "--compare_mle_weights", "1"], ["MLE+MLE", "SMILE"]),
-}
 
 
-# The others take a minute each.
-@pytest.mark.parametrize(
-    "name", [name if name == "smile" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
-)
-def test_every_run_has_a_curve_by_both_scorers(name, tmp_path, monkeypatch):
-    trained, arguments, runs = RUNS[name]
-    if name == "video":
-        made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=105)
-        monkeypatch.setattr(scenes, "load_moving_scenes", lambda: made)
-    results = json.loads(train(trained, tmp_path, [*CURVE_STEPS, *arguments]).read_text())
-    rows = {row["name"]: row for row in results["rows"]}
-    assert list(results["learning_curves"]) == runs
+def test_every_run_has_a_curve_by_both_scorers(tmp_path):
+    results = json.loads(train(recipe, tmp_path, CURVES_OF_TWO).read_text())
+    rows, keys = {row["name"]: row for row in results["rows"]}, {key for key, _ in CURVES}
+    assert list(results["learning_curves"]) == ["MLE+MLE", "SMILE"]
     for run, points in results["learning_curves"].items():
         assert [point["step"] for point in points] == [0, 2, 4]
         for point in points:
-            assert point.keys() >= KEYS
+            assert point.keys() >= keys
             assert point["reward_rd100_recall_at_1"] != point["rd100_recall_at_1"]
-        start, end = rows["MLE first" if name == "video" else "MLE"], rows[run]
-        for key in KEYS:
-            assert points[0][key] == start[key], key
-            assert points[-1][key] == end[key], key  # the weights of the last step, which are those of the row
+        for key in keys:
+            assert points[0][key] == rows["MLE"][key], key
+            assert points[-1][key] == rows[run][key], key  # the weights of the last step, which are those of the row
     assert (tmp_path / "out" / "learning_curves.png").stat().st_size > 100
-
-
-def test_without_learning_curves_the_scorer_that_selects_only_selects(tmp_path):
-    quick = "--compare_mle_weights 0 --learning_curves false --max_steps 2"
-    results = json.loads(train(recipe, tmp_path, [*SIZES, *CURVE_STEPS], quick).read_text())
-    assert not any(key.startswith("reward_") for row in results["rows"] for key in row)
-    assert not results.get("learning_curves")

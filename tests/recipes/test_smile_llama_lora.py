@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
-import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions, tiny_llama, to_prompts
-from hf_captionrl.apps.instruct.judges import CATEGORIES, answer_row, load_questions
+from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions
+from hf_captionrl.apps.instruct.judges import answer_row, load_questions
 from hf_captionrl.captioners.language_models import BackendError
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
 from recipes import smile_llama_lora as recipe
@@ -87,13 +87,11 @@ def test_answers_can_be_judged_again(run, tmp_path):
 
 
 def test_an_endpoint_that_is_gone_is_a_reason_in_the_table():
-    class Gone:
-        name = "m"
+    def rate(*args):
+        raise BackendError("gone")
 
-        def rate(self, *args):
-            raise BackendError("gone")
-
-    row = answer_row("SMILE", load_questions(recipe.DATA / "questions.jsonl"), ["a"] * 26, Gone(), 0)
+    questions = load_questions(recipe.DATA / "questions.jsonl")
+    row = answer_row("SMILE", questions, ["a"] * 26, SimpleNamespace(name="m", rate=rate), 0)
     assert (row["overall"], row["overall_reason"], row["length"]) == (None, "gone", 1.0)
 
 
@@ -102,7 +100,7 @@ def test_a_second_run_gives_the_same(run, tmp_path):
     mine, other = rows_of(tmp_path / "out"), rows_of(run)
     assert list(mine) == ["start", "MLE", "SMILE (window of 16)", "SMILE", "references"]
     assert mine["SMILE"]["length"] == other["SMILE"]["length"]
-    assert "overall" not in mine["SMILE"] or mine["SMILE"]["overall"] is None
+    assert mine["SMILE"].get("overall") is None
     for name in ("model", "base"):
         file = "adapter_model.safetensors" if name == "model" else "model.safetensors"
         assert (tmp_path / "out" / name / file).read_bytes() == (run / name / file).read_bytes()
@@ -118,72 +116,42 @@ def test_a_finished_run_resumes_without_training(run, monkeypatch):
     assert (run / "model" / "adapter_model.safetensors").read_bytes() == before
 
 
-def test_names_of_runs():
-    *_, data, _, config = recipe.parse_args(
-        ["--mle_weight", "0.1", "--subset_scope", "window", "--window_tokens", "8"]
-    )
-    runs = recipe.planned_runs(config, data)
-    assert list(runs) == ["MLE", "SMILE (lambda=0.1, sentence)", "SMILE (lambda=0.1, window of 8)"]
-    assert len({run.output_dir for run in runs.values()}) == 3
-    assert runs["MLE"].mle_weight == 1.0
-
-
-def test_instructions_that_ship():
-    rows = [json.loads(line) for line in (recipe.DATA / "instructions.jsonl").read_text().splitlines()]
-    assert 150 <= len(rows) <= 200
-    assert len({(row["instruction"], row["input"]) for row in rows}) == len(rows)
-    assert all(row["output"].strip() for row in rows)
-    questions = load_questions(recipe.DATA / "questions.jsonl")
-    for category in CATEGORIES:
-        mine = [q for q in questions if q.category == category]
-        assert 3 <= len(mine) <= 4
-        assert all(q.reference for q in mine)
-    assert not {q.text for q in questions} & {row["instruction"] for row in rows}
-
-
-@pytest.mark.parametrize("ending", ["json", "jsonl", "parquet"])
-def test_files_of_instructions(tmp_path, ending):
+def test_files_of_instructions(tmp_path):
     rows = [
         {"instruction": "Add.", "input": "1 and 2", "output": " 3 "},
         {"instruction": "Say hello.", "input": "", "output": "Hello"},
         {"instruction": "Say bye.", "input": None, "output": "Bye"},
     ]
-    file = tmp_path / f"rows.{ending}"
-    if ending == "parquet":
-        datasets.Dataset.from_list(rows).to_parquet(str(file))
-    else:
-        file.write_text(json.dumps(rows) if ending == "json" else "\n".join(map(json.dumps, rows)))
-    found = load_instructions(file, exclude=[format_prompt("Say bye.")])
-    assert found["prompt"] == ["Instruction: Add.\nInput: 1 and 2\nAnswer:\n", "Instruction: Say hello.\nAnswer:\n"]
-    assert found["completion"] == ["3", "Hello"]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for ending in ("json", "jsonl", "parquet"):
+        found = load_instructions(tmp_path / f"rows.{ending}", exclude=[format_prompt("Say bye.")])
+        prompts = ["Instruction: Add.\nInput: 1 and 2\nAnswer:\n", "Instruction: Say hello.\nAnswer:\n"]
+        assert (found["prompt"][:], found["completion"][:]) == (prompts, ["3", "Hello"])
+
+
+BAD_INSTRUCTIONS = {
+    "column 'output'": '{"instruction": "a", "answer": "b"}',
+    "column 'instruction'": '{"text": "a"}',
+    "1 of 2 rows have a blank": '{"instruction": "a", "output": " "}\n{"instruction": "a", "output": "b"}',
+    r"rows\.jsonl is not valid JSON": "{]",
+    "items that are not objects": "[1, 2]",
+    r"no file 'rows\.jsonl'": None,
+}
+
+
+@pytest.mark.parametrize("message", BAD_INSTRUCTIONS)
+def test_bad_instructions(message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if BAD_INSTRUCTIONS[message] is not None:
+        Path("rows.jsonl").write_text(BAD_INSTRUCTIONS[message])
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_instructions(Path("rows.jsonl"))
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([{"instruction": "a", "answer": "b"}], "no column 'output'"),
-        ([{"text": "a"}], "no column 'instruction'"),
-        ([{"instruction": "a", "output": " "}, {"instruction": "a", "output": "b"}], "1 of 2 rows have a blank"),
-    ],
-)
-def test_bad_instructions(rows, message):
-    with pytest.raises(ValueError, match=message):
-        to_prompts(datasets.Dataset.from_list(rows))
-
-
-def test_bad_files(tmp_path):
-    (tmp_path / "a.jsonl").write_text("{]")
-    (tmp_path / "b.json").write_text("[1, 2]")
-    with pytest.raises(ValueError, match=r"a\.jsonl is not valid JSON"):
-        load_instructions(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match="items that are not objects"):
-        load_instructions(tmp_path / "b.json")
-    with pytest.raises(FileNotFoundError, match=r"no file 'c\.json'"):
-        load_instructions(tmp_path / "c.json")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
         (["--judge", "endpoint", "--judge_base_url", "http://localhost"], "judge_model"),
         (["--judge", "endpoint", "--judge_model", "m"], "judge_base_url"),
@@ -192,13 +160,13 @@ def test_bad_files(tmp_path):
         (["--window_tokens", "1"], "window_tokens"),
         (["--resume_from_checkpoint", "some/folder"], "resume_from_checkpoint"),
         (["--answers", "unfinished.jsonl"], "'generic-2'"),
+        (["--model_init_kwargs", '{"trust_remote_code": true}'], "trust_remote_code"),
     ],
 )
-def test_bad_arguments(tmp_path, monkeypatch, arguments, message):
+def test_bad_arguments(tmp_path, monkeypatch, arguments, name):
     monkeypatch.chdir(tmp_path)
-    row = {"model": "SMILE", "question_id": "generic-1", "answer": "a"}
-    Path("unfinished.jsonl").write_text(json.dumps(row))
-    with pytest.raises(ValueError, match=message):
+    Path("unfinished.jsonl").write_text(json.dumps({"model": "SMILE", "question_id": "generic-1", "answer": "a"}))
+    with pytest.raises(ValueError, match=name):
         recipe.main(["--output_dir", str(tmp_path / "out"), "--use_cpu", *arguments])
 
 
@@ -212,20 +180,3 @@ def test_push_is_private_and_at_the_end(tmp_path, monkeypatch):
     arguments = "--compare_scopes document --compare_mle_weights 0 --push_to_hub --hub_model_id me/x".split()
     recipe.main(["--output_dir", str(tmp_path / "out"), *SHORT, *arguments])
     assert pushed == [(str(tmp_path / "out" / "model"), True)]
-
-
-def test_the_tiny_llama_is_reproducible():
-    texts = ["one two three", "four five"]
-    (a, first), (b, second) = tiny_llama(texts, seed=1), tiny_llama(texts, seed=1)
-    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
-    assert first.get_vocab() == second.get_vocab()
-    assert first.decode(first("zürich 5")["input_ids"]) == "zürich 5"
-
-
-def test_a_checkpoints_own_code_is_refused(tmp_path):
-    (tmp_path / "remote.yaml").write_text("model_name_or_path: tiny-llama\ntrust_remote_code: true\n")
-    with pytest.raises(ValueError, match="trust_remote_code is set, but code from checkpoints"):
-        recipe.parse_args(["--config", str(tmp_path / "remote.yaml")])
-    asked = ["--model_name_or_path", "tiny-llama", "--model_init_kwargs", '{"trust_remote_code": true}']
-    with pytest.raises(ValueError, match="trust_remote_code is set, but code from checkpoints"):
-        recipe.parse_args(asked)

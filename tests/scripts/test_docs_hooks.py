@@ -5,17 +5,8 @@ import logging
 import re
 from pathlib import Path
 
-import markdown
-import pytest
-
-import hf_captionrl
-import hf_captionrl.losses
-import hf_captionrl.trainers
 from scripts import docs_hooks, docs_pictures
-from scripts.docs_hooks import MathExtension, campaign, columns_of, field_parts, generated_pages, google_style, mathml
-from scripts.reproduction import hacking, pages
-from scripts.reproduction.runs import Run, world_version
-from tests.browser import CHROMIUM, Browser
+from scripts.docs_hooks import columns_of, generated_pages
 from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -32,97 +23,16 @@ def test_tables_show_what_was_measured():
     assert "[All columns](full_tables.md#smile_blip_seeds)" in page
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_every_marker_becomes_a_table(page, caplog):
+def test_every_marker_becomes_a_table_and_a_wrong_one_warns(caplog):
     with caplog.at_level(logging.WARNING):
-        text = docs_hooks.on_page_markdown(page.read_text(encoding="utf-8"))
-    assert "<!--" not in re.sub(r"```.*?```", "", text, flags=re.S) or page.name == "architecture.md"
+        for page in DOCS.glob("*.md"):
+            text = docs_hooks.on_page_markdown(page.read_text(encoding="utf-8"))
+            assert "<!--" not in re.sub(r"```.*?```", "", text, flags=re.S) or page.name == "architecture.md", page
     assert caplog.messages == []
-
-
-def test_a_wrong_marker_warns(caplog):
     docs_hooks.on_page_markdown("<!-- table smile_blip_seeds: No such column -->\n\n<!-- table no_run: R@1 -->")
     assert ["No such column" in caplog.messages[0], "no_run" in caplog.messages[1]] == [True, True]
-
-
-def test_columns_are_selected_by_heading():
     table = "| | A, a | B ↑ | C |\n|:--|--:|:-:|--:|\n| x | 1 | 2 | 3 |\n\nA note."
     assert columns_of(table, ["C", "A, a"]) == "|  | C | A, a |\n| :-- | --: | --: |\n| x | 3 | 1 |\n\nA note."
-    with pytest.raises(ValueError, match=r"no column 'D'"):
-        columns_of(table, ["D"])
-
-
-def test_findings_and_leaderboard_are_pages():
-    pages = generated_pages()
-    assert "| 1 | Captions become more than twice as long |" in docs_hooks.on_page_markdown("<!-- findings smile -->")
-    _, runs, results = campaign()
-    for name, run in runs.items():
-        if name in results:
-            assert all(f"[{title}](" in pages["leaderboard.md"] for title in run.leaderboard.values()), name
-
-
-def test_methods_of_this_world_are_sorted_by_bags_of_7():
-    def row(name, *values):
-        return {"name": name, **{key: {"values": list(values)} for key in pages.COLUMNS}}
-
-    runs = {
-        "old": Run("old", "", 1, leaderboard={"a": "never shown"}),
-        "new": Run("new", "", 1, leaderboard={"a": "worse", "b": "better"}),
-    }
-    rows = [row("a", 0.1, 0.3), row("b", 0.5, 0.7), row("not listed", 1.0)]
-    results = {"old": {"world": "1", "rows": [row("a", 0.9)]}, "new": {"world": world_version(), "rows": rows}}
-    table = pages.leaderboard(runs, results, pages.COLUMNS)
-    assert [line.split("]")[0] for line in table.splitlines()[2:]] == ["| [better", "| [worse"]
-
-
-def test_numbers_of_a_hacked_reward_by_hand():
-    def point(reward, held_out, hallucination, length):
-        keys = (hacking.REWARD, hacking.HELD_OUT, "hallucination", "length")
-        numbers = dict(zip(keys, (reward, held_out, hallucination, length), strict=True))
-        return {
-            key: {"values": value if isinstance(value, list) else [value, value]} for key, value in numbers.items()
-        }
-
-    # Seed 0 peaks in the middle and loses 0.2; seed 1 peaks at the end.
-    points = [point(0.5, 0.6, 0.1, 5.0), point([0.7, 0.6], [0.8, 0.6], 0.1, 5.0), point(0.9, [0.6, 0.8], 0.3, 12.0)]
-    record = {"learning_curves": {"SR": points}, "guard": {"SR": [100, None]}, "seeds": [0, 1], "command": "a command"}
-    # Half of a 95 % interval of two values that differ by 0.2: 12.706 * 0.1.
-    assert hacking.section([record]).splitlines()[2] == (
-        "| SR | +0.400 | +0.100 [-1.171, 1.371] | +0.300 [-0.971, 1.571] | -0.100 [-1.371, 1.171] | 0.300 | 12.00 | 100, never |"
-    )
-
-
-def test_formulas_become_mathml(caplog):
-    made = mathml(r"L = \frac{1}{T} \sum_{t=1}^{T} \log p(y_t)", block=True)
-    assert [part for part in ("<mfrac>", "<munderover>", "<msub>", 'display="block"') if part not in made] == []
-    text = "a $`x < y`$ `$` b\n\n```math\nz_t\n```\n"
-    page = markdown.markdown(text, extensions=[MathExtension(), "pymdownx.superfences"])
-    assert page.count("<math") == 2
-    assert "<code>$</code>" in page
-    assert caplog.messages == []
-    for wrong in (r"\frac{1}{", r"\nosuch{1}"):
-        assert mathml(wrong).startswith("<code>")
-    assert len(caplog.messages) == 2
-
-
-def test_docstrings_and_fields_are_read():
-    docstring = "Summary, see [`Other`].\n\nArgs:\n    x (`torch.Tensor` of shape `(B, T)`, *optional*): `x` (a). \nReturns:\n    A."
-    read = google_style(docstring + "\n\nExample:\n    >>> 1")
-    assert "see `Other`." in read
-    assert "    x (torch.Tensor of shape (B, T), optional): `x` (a). \n\nReturns:" in read
-    assert read.endswith("\n\nExamples:\n    >>> 1")
-    assert field_parts('field(default=0.5, metadata={"help": "How " "much."})') == ("How much.", "0.5")
-    assert field_parts("field(default_factory=list)") == (None, "list")
-    assert field_parts('option(0.5, parse=share, help="How " "much.")') == ("How much.", "0.5")
-    assert field_parts("other(default=1)") == (None, None)
-
-
-def test_names_of_the_package_are_in_the_reference():
-    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("*.md"))
-    whole = {*hf_captionrl.trainers.__all__, *hf_captionrl.losses.__all__}
-    assert all(f"::: hf_captionrl.{unit}\n" in pages for unit in ("trainers", "losses"))
-    missing = [name for name in hf_captionrl.__all__ if name not in whole and name not in pages]
-    assert missing == ["__version__"]
 
 
 def test_pictures_show_the_committed_results(monkeypatch, capsys):
@@ -141,23 +51,3 @@ def test_code_of_the_quickstart_runs(tmp_path, monkeypatch, capsys):
     assert names["found"]["recall_at_1"] < 0.7
     assert names["truth"]["fact_recall"] < 0.5
     assert names["trainer"].state.global_step == 2
-
-
-SORTED = """<article><table>
-<thead><tr><th></th><th style="text-align: right;">R@1 ↑</th></tr></thead>
-<tbody><tr><td>b</td><td>0.5 ±0.1</td></tr><tr><td>c</td><td>–</td></tr><tr><td>a</td><td>12.0</td></tr></tbody>
-</table></article><script>SCRIPT</script>"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_tables_sort_by_the_clicked_column(tmp_path):
-    page = tmp_path / "page.html"
-    script = (DOCS / "tables.js").read_text(encoding="utf-8")
-    page.write_text('<meta charset="utf-8">' + SORTED.replace("SCRIPT", script), encoding="utf-8")
-    names = "[...document.querySelector('table').tBodies[0].rows].map((row) => row.cells[0].textContent).join('')"
-    with Browser() as browser:
-        browser.open(page.as_uri())
-        for column, wanted in ((1, "bac"), (1, "cab"), (0, "abc"), (0, "cba")):
-            browser.click(f"th:nth-child({column + 1}) button")
-            assert browser.evaluate(names) == wanted
-        assert browser.problems() == []

@@ -12,50 +12,41 @@ from scripts.reproduction import findings
 from scripts.reproduction.numbers import Measured, difference, look_up, measured, seed_interval
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import (
-    BEST_ALPHA,
-    _of_any_machine,
     aggregate,
-    aggregate_curves,
-    guard_steps,
-    of_best_alpha,
     to_markdown,
 )
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_interval_is_students():
+def test_the_interval_is_students_and_differences_are_paired_by_seed():
     found = seed_interval([1.0, 2.0, 4.0])
     error = math.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2 / 3)
     assert found.value == pytest.approx(7 / 3)
     assert found.high - found.value == pytest.approx(4.302653 * error, rel=1e-5)
     assert seed_interval([2.0]).low is None
     assert seed_interval([2.0, 2.0]).low is None
-    with pytest.raises(ValueError, match="values is empty"):
-        seed_interval([])
+    paired = difference(seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4]))
+    wanted = seed_interval([0.5, 0.5, 0.6])
+    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
 
 
 def test_places_of_a_result():
-    record = {
-        "rows": [{"name": "MLE", "x": 1}, {"name": "SR", "x": {"values": [1, 3]}}, {"name": "references", "x": 9}]
-    }
+    rows = [{"name": "MLE", "x": 1}, {"name": "SLL-ME (entropy=0.03)", "x": 5}, {"name": "SLE (alpha=1)", "x": 6}]
+    rows += [{"name": "SLE (alpha=0)", "x": 7}, {"name": "SR", "x": {"values": [1, 3]}}]
+    record = {"rows": [*rows, {"name": "references", "x": 9}]}
     assert look_up("rows/MLE/x", record) == look_up("start/x", record) == 1
     assert measured("trained/x", record).value == 2
     assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
     assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
+    # A row may be named without its settings if it is the only one.
+    assert measured("rows/SLL-ME/x", record).value == 5
     curve = [{"step": 0, "x": {"values": [1, 1]}}, {"step": 10, "x": {"values": [2, 4]}}]
     curves = {"learning_curves": {"SR": curve}}
     assert [measured(f"learning_curves/SR/{step}/x", curves).value for step in ("0", "10", "last")] == [1, 3, 3]
-    with pytest.raises(KeyError, match="leads nowhere at '5'"):
-        look_up("learning_curves/SR/5/x", curves)
-    with pytest.raises(KeyError, match="leads nowhere at 'GAN'"):
-        look_up("rows/GAN/x", record)
-
-
-def test_differences_are_paired_by_seed():
-    one, other = seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4])
-    paired, wanted = difference(one, other), seed_interval([0.5, 0.5, 0.6])
-    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    for place, wrong in (("learning_curves/SR/5/x", "5"), ("rows/GAN/x", "GAN"), ("rows/SLE/x", "SLE")):
+        with pytest.raises(KeyError, match=f"leads nowhere at '{wrong}'"):
+            look_up(place, {**record, **curves})
 
 
 def test_verdicts_follow_from_the_interval():
@@ -69,8 +60,6 @@ def test_verdicts_follow_from_the_interval():
     for expected, wanted in answers.items():
         assert [findings.verdict(found, expected) for found in (up, down, both, same)] == wanted
     assert findings.verdict(Measured(1.0), ">") == "open"
-    with pytest.raises(ValueError, match="must be"):
-        findings.verdict(up, "!")
 
 
 def test_a_finding_may_compare_two_runs_seed_by_seed():
@@ -80,8 +69,7 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
 
     compare = {"what": "x", "run": "one", "second_run": "other", "expect": ">"}
     compare |= {"first": "rows/A/x", "second": "rows/A/x"}
-    finding = {"claim": "More", "compare": [compare], "why": "So."}
-    page = {"smile": {"title": "S", "intro": "I", "findings": [finding]}}
+    page = {"smile": {"title": "S", "intro": "I", "findings": [{"claim": "More", "compare": [compare], "why": "So."}]}}
 
     def said(**results):
         return findings.pages(results, page)["findings_smile.md"]
@@ -100,107 +88,33 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
     compare["times"] = 3
     thrice = said(one=result(1.0, 5.0, 9.0), other=result(0.4, 1.6, 3.1))
     assert "| x | 5.00 | 5.10 | -0.100 [" in thrice
-    assert "**Open.**" in thrice
     del compare["times"]
     with pytest.raises(ValueError, match="one and other have different seeds"):
         said(one=result(1.0, 2.0, 3.0), other=result(1.0, 2.0, seeds=(0, 1)))
-
-
-def test_a_row_may_be_named_without_its_settings_if_it_is_the_only_one():
-    rows = [
-        {"name": name, "length": float(n)}
-        for n, name in enumerate(["SLL-ME (entropy=0.03)", "SLE (alpha=1)", "SLE (alpha=0)"])
-    ]
-    rows.append({"name": "SLE", "length": 9.0})
-    assert measured("rows/SLL-ME/length", {"rows": rows}).value == 0.0
-    assert measured("rows/SLE/length", {"rows": rows}).value == 9.0
-    with pytest.raises(KeyError, match="leads nowhere at 'SLE'"):
-        measured("rows/SLE/length", {"rows": rows[:3]})
-
-
-def test_a_mean_over_captions_has_an_interval():
-    """1.96 standard errors of 400 captions with a standard deviation of 4."""
-    record = {"statistics": {"mean_words": 10.0, "std_words": 4.0, "captions": 400, "max_words": 20}}
-    found = measured("statistics/mean_words", record)
-    assert (found.low, found.high) == (pytest.approx(10 - 0.3919928), pytest.approx(10 + 0.3919928))
-    assert measured("statistics/max_words", record).low is None
-    del record["statistics"]["std_words"]
-    assert measured("statistics/mean_words", record).low is None
-
-
-def test_a_setting_of_a_preset_is_filled_in():
-    text = findings._filled(
-        "{preset sle_blip/scenes compare_entropy_weights}, {preset sle/table2/sll-me-0.01 entropy_weight}", {}
-    )
-    assert text == "0.03, 0.01"
 
 
 def rows(length, other="SMILE"):
     return [{"name": "MLE", "length": 2.0, "length_ci": [1, 3]}, {"name": other, "length": length, "perplexity": None}]
 
 
-def test_one_seed_has_no_standard_error(tmp_path):
-    found = aggregate([rows(10.0)])
-    write_json(tmp_path / "seeds.json", {"rows": found})  # JSON has no NaN
-    assert found[0]["length"]["standard_error"] is None
-    text = to_markdown(found, [3], "a command")
-    assert "±" not in text
-    assert "Seed 3. Made by `a command`." in text
-
-
-def test_mean_and_standard_error():
+def test_mean_and_standard_error_over_seeds(tmp_path):
     mle, smile = aggregate([rows(10.0), rows(12.0), rows(14.0)])
     assert mle["length"] == {"mean": 2.0, "standard_error": 0.0, "values": [2.0, 2.0, 2.0]}
     assert smile["length"]["mean"] == 12.0
     assert smile["length"]["standard_error"] == pytest.approx(2.0 / 3**0.5)
     assert "length_ci" not in mle
     assert "perplexity" not in smile
-
-
-def test_a_number_that_one_seed_lacks_has_no_mean():
-    _, smile = aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])
-    assert "length" not in smile
-
-
-def test_different_rows_are_refused():
+    text = to_markdown([mle, smile], [0, 1, 2], "a command")
+    assert "| SMILE | 12.00 ±1.15 | –" in text
+    assert "seeds 0, 1, 2. Made by `a command`." in text
+    # A number of one seed has no standard error, but the interval over images.
+    found = aggregate([rows(10.0)])
+    write_json(tmp_path / "seeds.json", {"rows": found})  # JSON has no NaN
+    assert found[0]["length"] == {"mean": 2.0, "standard_error": None, "values": [2.0], "interval": [1, 3]}
+    text = to_markdown(found, [3], "a command")
+    assert "| MLE | 2.00 [1.00, 3.00] |" in text
+    assert "Seed 3. Made by `a command`." in text
+    # One that a seed lacks has no mean, and different rows are refused.
+    assert "length" not in aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])[1]
     with pytest.raises(ValueError, match="different rows"):
         aggregate([rows(1.0), rows(1.0, "SLE")])
-
-
-def test_the_first_alarm_of_each_seed_is_recorded():
-    def run(**selected):
-        return {"learning_curves": {"SR": [], "CIDEr": []}, "selected": selected}
-
-    trips = {"guard": {"trips": [{"step": 132}, {"step": 150}], "refused": [{"step": 100}]}}
-    quiet = {"guard": {"trips": [], "refused": []}}
-    assert guard_steps([run(SR=trips, CIDEr=quiet), run(SR=quiet)]) == {"SR": [100, None], "CIDEr": [None, None]}
-
-
-def test_the_best_alpha_of_each_seed_makes_a_row():
-    runs = [[{"name": "SLL", "x": 1.0}, {"name": "a", "x": 2.0}, {"name": "b", "x": 3.0}] for _ in range(2)]
-    found = aggregate(of_best_alpha(runs, [{"best_alpha": {"name": "a"}}, {"best_alpha": {"name": "b"}}]))
-    assert [row["name"] for row in found] == ["SLL", "a", "b", BEST_ALPHA]
-    assert found[-1]["x"]["values"] == [2.0, 3.0]
-    for undecided in ({}, {"best_alpha": None}, {"best_alpha": {"name": None}}):
-        assert of_best_alpha(runs, [{"best_alpha": {"name": "a"}}, undecided]) == runs
-
-
-def test_curves_over_temperatures_keep_common_points():
-    runs = [{"MLE": [{"temperature": t, "div_2": t + seed} for t in (0.5, 1.0)][seed:]} for seed in (0, 1)]
-    (point,) = aggregate_curves(runs, x="temperature")["MLE"]
-    assert point == {"temperature": 1.0, "div_2": {"mean": 1.5, "standard_error": 0.5, "values": [1.0, 2.0]}}
-    assert aggregate_curves([{}, *runs], x="temperature") == {}  # a captioner that one seed lacks
-
-
-def test_markdown_shows_what_is_missing():
-    text = to_markdown(aggregate([rows(10.0), rows(12.0)]), [0, 1], "python scripts/run_seeds.py")
-    assert "| SMILE | 11.00 ±1.00 |" in text
-    assert "–" in text
-    assert "seeds 0, 1" in text
-
-
-def test_recorded_command_omits_absolute_runs_dir():
-    words = "smile_blip --runs_dir outputs/a --runs_dir /somewhere/b --seeds 0 -- --config c".split()
-    assert _of_any_machine(words) == "smile_blip --runs_dir outputs/a --seeds 0 -- --config c".split()
-    assert _of_any_machine(["--runs_dir"]) == ["--runs_dir"]
-    assert _of_any_machine(["x", "--runs_dir=/b", "--runs_dir=b"]) == ["x", "--runs_dir=b"]

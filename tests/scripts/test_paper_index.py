@@ -7,13 +7,9 @@ import json
 import shlex
 from pathlib import Path
 
-import pytest
-
-from scripts import make_paper_index, reproduce
 from scripts import make_paper_index as index_rows
-from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_index, load_rows, to_markdown
-from scripts.reproduction.findings import verdicts_of
-from scripts.reproduction.real import settings_of
+from scripts.docs_hooks import generated_pages
+from scripts.make_paper_index import PAPERS, STATUSES, find_number, load_index, load_rows
 from tests.test_docs import parse
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +36,6 @@ COUNTED = {
 }
 IN_SMALL_ONLY = ", in small only"
 RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
-
-
-def index_faults(rows):
-    return make_paper_index.faults(rows, reproduce.load_runs(), RESULTS)
 
 
 @functools.cache
@@ -83,7 +75,7 @@ def faults(row):
         if "run" in entry:
             file = f"docs/results/{entry['run']}.json"
             if entry["run"] in RUNS and not (ROOT / file).is_file():
-                continue  # tests/test_reproduce.py has the list of runs that are not finished
+                continue  # test_runs.py says which runs are not finished
             try:
                 assert file in row.get("results", []), f"{file} is not among the row's results"
                 find_number(entry["at"], json.loads((ROOT / file).read_text()))
@@ -116,167 +108,37 @@ def test_no_numbered_item_of_a_paper_is_missing():
         assert row["status"] in STATUSES
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["id"])
-def test_whatever_a_row_names_is_there(row, monkeypatch):
-    assert faults(row) == []
-    if "command" in row:
-        monkeypatch.chdir(ROOT)
-        parse(shlex.split(row["command"]))
+def test_whatever_a_row_names_is_there(monkeypatch):
+    assert {row["id"]: found for row in ROWS if (found := faults(row))} == {}
+    monkeypatch.chdir(ROOT)
+    lines = [line for row in ROWS for line in row.get("lines", ())]
+    for command in {row["command"] for row in [*ROWS, *lines] if "command" in row}:
+        for each in command.split(" && "):
+            parse(shlex.split(each))
 
 
 def test_a_row_that_names_nothing_is_seen():
     good = dict(next(row for row in ROWS if row["id"] == "smile-table-1"))
-    bad = {
+    for key, value in {
         "code": ["hf_captionrl/losses/smile.py:no_loss"],
         "tests": ["tests/losses/test_smile.py::test_nothing"],
         "recipes": ["smile/table9/*"],
         "results": [*good["results"], "docs/results/none.json"],
         "numbers": [{"what": "R@1", "run": "smile_blip_seeds", "at": "rows/GAN/length"}],
         "page": "none.md",
-    }
-    for key, value in bad.items():
+    }.items():
         assert len(faults({**good, key: value})) == 1, key
     assert faults({**good, "note": "", "status": "not run"}) == ["not run without note"]
-    del good["results"]
-    assert "measured in small without results" in faults(good)
 
 
 def test_the_page_is_made_of_the_rows():
-    page = to_markdown(ROWS)
+    page = generated_pages()["paper_index.md"]
     assert all(f'<a id="{row["id"]}"></a>' in page for row in ROWS)
-    results = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
-    length = {row["name"]: row for row in results["rows"]}["SMILE"]["length"]["mean"]
+    length = next(row for row in RESULTS["smile_blip_seeds"]["rows"] if row["name"] == "SMILE")["length"]["mean"]
     assert f"SMILE: {length:.2f}" in page
-
-
-def cells(table):
-    """Each number and row of a table: its preset, place there, run, place there, and whether it shows a number of the paper."""
-    for entry in table.get("numbers", ()):
-        at = entry.get("at", "").rpartition("/")[0]
-        preset_at = entry["preset_at"].rpartition("/")[0] if "preset_at" in entry else at
-        yield entry.get("preset"), preset_at, entry.get("run"), at, "paper" in entry
-    for line in table.get("lines", ()):
-        yield line.get("preset"), line.get("preset_at"), line.get("run"), line.get("at"), False
-
-
-def contradictions(rows):
-    """Cells of a paper that are shown with several values of ours, and rows of ours that stand for several cells of one table."""
-    presets, places, found = {}, {}, []
-    for table in rows:
-        ours, lines = {}, {(line.get("run"), line.get("at")) for line in table.get("lines", ())}
-        for preset, place, run, at, from_paper in cells(table):
-            if preset:
-                settings = {k: v for k, v in settings_of(preset).items() if k not in ("output_dir", "title")}
-                presets.setdefault(json.dumps(settings, sort_keys=True), set()).add(preset)
-            if preset and run:
-                places.setdefault((preset, place), set()).add((run, at))
-                ours.setdefault((run, at), set()).add((preset, place))
-            if lines and run and from_paper and (run, at) not in lines:
-                found.append((table["id"], run, at))
-        found += [(table["id"], *theirs) for theirs in ours.values() if len(theirs) > 1]
-    found += [names for names in presets.values() if len(names) > 1]
-    return found + [(place, ours) for place, ours in places.items() if len(ours) > 1]
-
-
-def test_equal_rows_of_papers_are_one_preset_and_come_from_one_run():
-    assert contradictions(ROWS) == []
-
-
-def test_a_cell_with_two_values_is_seen():
-    good = {"row": "a", "preset": "ndlb/table3/row1", "preset_at": "start", "run": "r", "at": "rows/MLE"}
-    number = {**good, "preset_at": "start/cider_d", "at": "rows/MLE/cider_d", "paper": 1.0}
-    assert contradictions([{"id": "x", "numbers": [number], "lines": [good]}, {"id": "y", "lines": [good]}]) == []
-    for rows in (
-        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "at": "rows/SR"}]}],
-        [{"id": "x", "lines": [good]}, {"id": "y", "lines": [{**good, "run": "other"}]}],
-        [{"id": "x", "lines": [good]}, {"id": "y", "numbers": [{**number, "at": "rows/SR/cider_d"}]}],
-        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table3/row2"}]}],
-        [{"id": "x", "lines": [good, {**good, "preset": "ndlb/table7/row1", "run": "other"}]}],  # the same settings
-        [{"id": "x", "numbers": [{"run": "r", "at": "rows/SR/cider_d", "paper": 1.0}], "lines": [good]}],
-    ):
-        assert len(contradictions(rows)) == 1, rows
-
-
-def test_our_captions_are_compared_with_the_papers_number_of_the_same_metric():
-    """EMScore is not the mean of the frames, and HolisticCaps are not the annotators' captions."""
-    for row in ROWS:
-        for entry in row.get("numbers", ()):
-            key = entry.get("preset_at", "").rpartition("/")[2]
-            if "run" in entry and key.startswith(("emscore_recall", "more_")):
-                assert entry["at"].rpartition("/")[2] == key, entry["what"]
-
-
-def test_a_row_measured_in_small_has_the_verdicts_of_its_findings(monkeypatch):
-    compare = [{"run": "r", "first": "a", "second": "b", "expect": ">"}]
-    found = [{"paper": "R@1 (Tables 1 and 3, row 2)", "compare": []}]
-    found.append({"paper": "a random subset (Figure 4a)", "compare": compare})
-    findings = {"smile": {"findings": found}}
-    monkeypatch.setattr("scripts.reproduction.findings.load_findings", lambda: findings)
-    for number, expected in {"1": ["not tested"], "2": [], "3": ["not tested"], "4": []}.items():
-        assert verdicts_of("smile", "table", number, {}) == expected
-    assert verdicts_of("smile", "figure", "4", {}) == ["not tested"]
 
 
 def test_every_row_of_every_table_is_there():
     for row in (row for row in ROWS if row["kind"] == "table"):
         names = [line["row"] for line in row["lines"] if not line["row"].endswith(IN_SMALL_ONLY)]
         assert len(names) == COUNTED[row["paper"]][int(row["number"])], row["id"]
-
-
-def test_rows_of_tables_name_what_is_there():
-    for line in (line for row in ROWS for line in row.get("lines", ())):
-        if "command" in line:
-            for each in line["command"].split(" && "):
-                parse(shlex.split(each))
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"preset": "smile/table9/row1"}, "preset smile/table9/row1"),
-        ({"preset_at": "end"}, "preset_at"),
-        ({"start": "x"}, "start"),
-        ({"preset": "smile/table3/row5", "preset_at": "trained"}, "trained"),
-        ({"preset_at": "reached"}, "until"),
-        ({"until": ["ndlb/table4/row2", "trained/x"]}, "until"),
-        ({"preset_at": "reached", "until": ["ndlb/table4/row99", "trained/x"]}, "ndlb/table4/row99"),
-        ({"preset_at": "reached", "until": ["ndlb/table4/row2", "trained/x"]}, "no curve"),
-        ({"measures": ["length", "spice"]}, "spice"),
-        ({"run": "no_seeds"}, "run no_seeds"),
-        ({"at": "rows/GAN"}, "rows/GAN"),
-        ({"status": "not applicable", "note": "x"}, "its status follows"),
-        ({"at": "rows/SMILE (lambda=0.01)"}, "no finding"),
-        ({"status": "measured in small"}, "its status follows"),
-        ({"what": "x"}, "key what"),
-    ],
-)
-def test_a_wrong_row_of_a_table_is_seen(changes, expected):
-    table = next(row for row in ROWS if row["id"] == "smile-table-1")
-    line = next(line for line in table["lines"] if line["row"] == "COCO: BLIP, SMILE")
-    wrong = {**table, "lines": [{**line, **changes}]}
-    assert any(expected in fault for fault in index_faults([wrong]))
-
-
-def test_a_row_without_preset_says_start_data_and_why():
-    table = {"id": "x", "kind": "table", "measures": ["length"]}
-    found = index_faults([{**table, "lines": [{"row": "a"}, {"row": "a", "status": "not applicable"}]}])
-    assert found == [
-        "x: 'a' is there 2 times",
-        *(f"x, a: {why}" for why in ("no preset and no start", "no preset and no data")),
-        "x, a: not run, without a preset or a note of what is missing",
-        "x, a: its status follows from run and preset; only rows that are not applicable have one, with a note",
-    ]
-    assert index_faults([table]) == ["x: no rows"]
-
-
-def test_status_of_a_row_follows_from_its_result(tmp_path):
-    table = {"measures": ["length", "spice"]}
-    line = {"row": "a", "preset": "smile_blip/coco", "preset_at": "start", "run": "r", "at": "rows/MLE"}
-    record = {"rows": [{"name": "MLE", "length": {"mean": 1.0}}]}
-    assert index_rows.status_of(table, line, {"r": record}, tmp_path) == "measured in small"
-    assert index_rows.missing_columns(table, line, record) == ["spice"]
-    assert index_rows.status_of({"measures": ["spice"]}, line, {"r": record}, tmp_path) == "not run"
-    assert index_rows.status_of(table, line, {}, tmp_path) == "not run"
-    (tmp_path / "papers_data").mkdir()
-    (tmp_path / "papers_data/smile_blip-coco.json").write_text("{}")
-    assert index_rows.status_of(table, line, {}, tmp_path) == "measured"

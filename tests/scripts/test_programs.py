@@ -25,21 +25,16 @@ print(json.dumps(failed))
 """
 
 
-def start(programs, folder):
+def test_programs_find_the_modules_they_import_and_one_that_does_not_is_noticed(tmp_path):
+    assert len(PROGRAMS) > 5
+    planted = tmp_path / "program.py"
+    planted.write_text("from scripts.reproduction.runs import processor_name\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", START, json.dumps(programs)]
+    command = [sys.executable, "-c", START, json.dumps([*PROGRAMS, str(planted)])]
     run = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def test_programs_find_the_modules_they_import(tmp_path):
-    assert len(PROGRAMS) > 5
-    assert start(PROGRAMS, tmp_path) == {}
-
-
-def test_a_program_that_does_not_is_noticed(tmp_path):
-    (tmp_path / "program.py").write_text("from scripts.reproduction.runs import processor_name\n")
-    assert "No module named 'scripts'" in start([str(tmp_path / "program.py")], tmp_path)[str(tmp_path / "program.py")]
+    failed = json.loads(run.stdout.splitlines()[-1])
+    assert "No module named 'scripts'" in failed.pop(str(planted))
+    assert failed == {}

@@ -1,22 +1,30 @@
-"""Runs of the embedded world: what is finished is not run again, how rows are gathered; results know their settings."""
+"""The campaign: what is finished is not run again, what was killed resumes, results know their settings, and the pages are those of the
+results; on the papers' data, what rows need, in which order they run, and where they start."""
 
 from __future__ import annotations
 
 import json
+import re
+import threading
+import time
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from hf_captionrl.utils.io import write_json
 from scripts import reproduce
-from scripts.docs_hooks import generated_pages
-from scripts.reproduction import runs
-from scripts.reproduction.numbers import measured
-from scripts.reproduction.pages import reproduction_page
-from scripts.reproduction.runs import CONFIGS, Run, execute, finished, moved_targets, to_run
+from scripts.docs_hooks import generated_pages, on_page_markdown
+from scripts.make_paper_index import PAPERS, load_rows, until_of
+from scripts.reproduction import findings, real, runs
+from scripts.reproduction.numbers import look_up, measured, shown
+from scripts.reproduction.runs import CONFIGS, Run, execute, finished, in_order, moved_targets, to_run
 
 ROOT = Path(__file__).parents[2]
 RUNS = reproduce.load_runs()
+RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs/results").glob("*.json")}
+PRESET = "smile/scenes/table5"
+
 
 TINY = Run(
     name="tiny",
@@ -43,7 +51,7 @@ def test_a_result_counts_if_command_seeds_and_version_are_the_same(tmp_path):
         assert finished(TINY, [0, 1], tmp_path) is None
 
 
-@pytest.mark.parametrize("killed_after", [0, 1, 2])
+@pytest.mark.parametrize("killed_after", [0, 2])
 def test_a_killed_run_resumes(tmp_path, killed_after):
     """The whole run in two halves does each step once, and the step at which it was killed twice."""
     output, runs_dir, called = tmp_path / "results", tmp_path / "runs", []
@@ -73,50 +81,25 @@ def test_what_fails_or_is_missing_is_said(tmp_path):
     assert "exit code 3 of `python make.py" in execute(TINY, [0], caller=lambda words: 3, **arguments)
     needy = Run(name="needy", preset="", minutes=1, command="python x.py", needs=["no-such-program"])
     assert execute(needy, [], caller=lambda words: 0, **arguments) == "needs no-such-program"
-
-
-def test_the_folder_changes_with_the_commands(tmp_path):
     other = Run(name="tiny", preset="none", minutes=1, seeds=[0, 1], steps=[*TINY.steps, "python more.py"])
     assert other.folder(tmp_path) != TINY.folder(tmp_path)
-
-
-def test_rows_are_gathered_from_the_runs_of_the_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    run = Run(
-        "g",
-        "",
-        1,
-        seeds=[0, 1],
-        steps=["python x.py"],
-        rows={"before": ["{folder}/sr", "start"], "after": ["{folder}/sr", "trained"]},
-    )
-    for seed in (0, 1):
-        folder = run.folder(tmp_path) / "sr" / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        rows = [{"name": "MLE", "x": 1.0}, {"name": "SR", "x": 2.0 + seed}, {"name": "references", "x": 7.0}]
-        (folder / "results.json").write_text(json.dumps({"rows": rows}))
-    assert (
-        execute(run, [0, 1], output=tmp_path, runs_dir=tmp_path, others={}, caller=lambda w: 0, told=lambda t: None)
-        is None
-    )
-    record = finished(run, [0, 1], tmp_path)
-    assert measured("rows/after/x", record).values == (2.0, 3.0)
-    assert measured("rows/before/x", record).value == 1.0
 
 
 def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
     steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
-    run = Run("g", "", 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
+    run = Run("g", PRESET, 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
     points = [{"step": step, "x": x, "y": step / 10} for step, x in ((0, 0.4), (10, 0.55), (20, 0.5), (30, 0.8))]
+    record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
     for seed in (0, 1):
-        folder = run.folder(tmp_path) / "sr" / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
-        (folder / "results.json").write_text(json.dumps(record))
+        place = run.folder(tmp_path) / "sr" / f"seed-{seed}"
+        place.mkdir(parents=True)
+        (place / "results.json").write_text(json.dumps(record))
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
+    assert found["settings"] == runs.digests([PRESET], CONFIGS)
+    assert "Made by `python scripts/reproduce.py --only g`" in (tmp_path / "g.md").read_text()
     # From 0.4 to 0.55 in ten steps, and from 0.5 to 0.8.
     assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
     assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
@@ -142,32 +125,6 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     assert not started
 
 
-PRESET = "smile/scenes/table5"
-
-
-def test_a_digest_is_of_the_settings_that_matter():
-    first = runs.digest({"learning_rate": 1e-4, "num_train_epochs": 2, "title": "a", "paper": "ndlb"})
-    assert runs.digest({"num_train_epochs": 2, "learning_rate": 1e-4, "title": "b", "output_dir": "x"}) == first
-    assert runs.digest({"learning_rate": 2e-4, "num_train_epochs": 2}) != first
-    assert runs.digest({"learning_rate": 1e-4}) != first
-    assert len(first) == 16
-
-
-def test_presets_of_a_run_are_those_of_its_commands():
-    run = RUNS["ndlb_holistic_seeds"]
-    assert run.presets == [
-        "ndlb/scenes/holistic-lv",
-        "smile/scenes/holistic",
-        "ndlb/scenes/holistic-l",
-        "ndlb/scenes/holistic-v",
-    ]
-    assert RUNS["boosting_quality"].presets == []
-    assert runs.presets_of("a/b", "python x.py --config recipes/configs/smile_blip/coco.yaml") == [
-        "a/b",
-        "smile_blip/coco",
-    ]
-
-
 def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "smile_blip").mkdir()
@@ -177,7 +134,7 @@ def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
     presets = ["smile/a", "smile_blip/scenes"]
     record = {"settings": runs.digests(presets, tmp_path)}
     assert runs.changed(record, presets, tmp_path) == {}
-    base.write_text("learning_rate: 1.0e-4\nlogging_steps: 5")
+    base.write_text("title: b\nlogging_steps: 5\nlearning_rate: 1.0e-4")
     assert runs.changed(record, presets, tmp_path) == {}
     base.write_text("learning_rate: 2.0e-4")
     assert runs.changed(record, presets, tmp_path) == dict.fromkeys(presets, "stale")
@@ -186,26 +143,8 @@ def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
     assert runs.changed(record, presets, tmp_path) == {"smile/a": "unknown", "smile_blip/scenes": "stale"}
 
 
-def test_a_run_records_the_digests_of_its_presets(tmp_path):
-    step = f"for each seed s: python recipes/smile_blip.py --row {PRESET} --seed s --output_dir {{folder}}/seed-s"
-    run = Run(name="tiny", preset=PRESET, minutes=1, seeds=[0], steps=[step], rows={"a": ["{folder}", "trained"]})
-
-    def caller(words):
-        folder = Path(words[words.index("--output_dir") + 1])
-        folder.mkdir(parents=True)
-        (folder / "results.json").write_text(json.dumps({"rows": [{"name": "SMILE", "length": 1.0}]}))
-        return 0
-
-    out = tmp_path / "out"
-    assert execute(run, [0], output=out, runs_dir=tmp_path, others={}, caller=caller, told=lambda text: None) is None
-    record = json.loads((out / "tiny.json").read_text())
-    assert record["settings"] == runs.digests([PRESET], CONFIGS)
-    assert run.changed(record) == {}
-
-
 def test_check_says_which_result_is_stale(monkeypatch, capsys):
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
-    assert reproduce.main(["--check"]) == 0
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     record["settings"]["smile_blip/scenes"] = "0" * 16
     monkeypatch.setattr(reproduce, "_results", lambda *_: {"smile_blip_seeds": record})
@@ -216,18 +155,141 @@ def test_check_says_which_result_is_stale(monkeypatch, capsys):
     assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [name for name, run in RUNS.items() if run.presets])
-def test_committed_results_say_their_settings(name):
-    path = ROOT / "docs/results" / f"{name}.json"
-    if path.exists():
-        assert set(json.loads(path.read_text())["settings"]) == set(RUNS[name].presets)
+def test_every_figure_of_the_index_is_on_the_page():
+    page = generated_pages()["reproduction.md"]
+    sections = dict(zip(PAPERS, page.split("\n## ")[1:], strict=True))
+    for row in load_rows():
+        for entry in row.get("numbers", ()):
+            name = f"[{row['kind'].capitalize()} {row['number']}]"
+            lines = sections[row["paper"]].splitlines()
+            (line,) = [text for text in lines if name in text and f" | {entry['what']} |" in text]
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert cells[2] == (shown(entry["paper"]) if "paper" in entry else "")
+            if "run" in entry:
+                found = look_up(entry["at"], RESULTS[entry["run"]])
+                assert cells[3] == shown(found if isinstance(found, float) else found.get("mean", found.get("value")))
+            else:
+                assert cells[3] == ""
+                assert cells[7].startswith("not run: "), line
 
 
-def test_the_page_names_all_presets_and_what_changed():
-    row = next(row for row in reproduce.index.load_rows() if row["id"] == "smile-table-1")
-    record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
-    record["settings"]["smile_blip/scenes"] = "0" * 16
-    page = reproduction_page([row], RUNS, {"smile_blip_seeds": record}, ROOT / "docs/results")
-    assert "embedded world; made before `smile_blip/scenes` changed" in page
-    committed = generated_pages()["reproduction.md"]
-    assert all(f"`{preset}`" in committed for preset in RUNS["ndlb_matched_seeds"].presets)
+def test_the_committed_results_are_up_to_date_and_those_of_the_runs(capsys):
+    assert reproduce.main(["--check"]) == 0, capsys.readouterr().out
+    assert [name for name, run in RUNS.items() if finished(run, run.seeds, ROOT / "docs/results") is None] == []
+    commands = {row.get("command") for row in load_rows()}
+    guides = "\n".join(on_page_markdown(page.read_text()) for page in (ROOT / "docs").glob("*.md"))
+    tables = dict(text.split("\n", 1) for text in generated_pages()["full_tables.md"].split("\n## ")[1:])
+    for run in RUNS.values():
+        if not run.steps and "run_seeds" in run.command:
+            command = run.recorded(run.seeds, f"docs/results/{run.name}")
+            # A run of no paper's row is on the page of a guide, or in the full table that a guide links.
+            linked = tables[run.name] if f"(full_tables.md#{run.name})" in guides else ""
+            assert command in commands or command in guides or f"Made by `{command}`." in linked, run.name
+
+
+def test_findings_say_what_the_numbers_say():
+    pages = findings.pages(RESULTS)
+    smile = pages["findings_smile.md"]
+    assert re.search(r"\| 6 \| CLIPScore falls a little \| .* \| \*\*open\*\* \|", smile)
+    degenerate = measured("rows/SR (random)/degenerate", RESULTS["self_retrieval_clipcap_seeds"]).value
+    assert f"{shown(degenerate)} of ClipCap's captions" in pages["findings_discritune.md"]
+    assert "{" not in "".join(pages.values())
+    text = json.dumps(RESULTS["smile_blip_seeds"])
+    text = text.replace('"SMILE"', '"X"').replace('"MLE"', '"SMILE"').replace('"X"', '"MLE"')
+    upside_down = findings.pages({**RESULTS, "smile_blip_seeds": json.loads(text)})["findings_smile.md"]
+    first = "| 1 | Captions become more than twice as long | 10.0 to 22.3 words (Table 1) | **does not hold** |"
+    assert first in upside_down
+    with pytest.raises(KeyError, match="leads nowhere"):
+        findings.pages({**RESULTS, "smile_blip_seeds": {"rows": []}})
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_runs_start_after_those_they_need_and_use_the_processes(processes):
+    needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
+    lock, together, most, ended = threading.Lock(), [], [], []
+
+    def work(name):
+        with lock:
+            assert needs[name] & needs.keys() <= set(ended)
+            together.append(name)
+            most.append(len(together))
+        time.sleep(0.05)
+        with lock:
+            together.remove(name)
+            ended.append(name)
+
+    in_order(needs, work, processes)
+    assert sorted(ended) == ["a", "b", "c", "d"]
+    assert max(most) == min(processes, 2)
+    with pytest.raises(ValueError, match="cycle"):
+        in_order({"a": {"b"}, "b": {"a"}}, print, 2)
+
+
+# --- On the papers' data ---
+
+
+NDLB_DATA = "dataset_coco.json images truematch boosted/train/captions.parquet boosted/test/captions.parquet".split()
+MODELS = ("openai/clip-vit-base-patch32", "openai/clip-vit-large-patch14", "openai-community/gpt2")
+
+
+def make_data(data):
+    for name in (*NDLB_DATA, *(f"models/{name}" for name in MODELS)):
+        (data / name).mkdir(parents=True)
+
+
+def test_every_preset_of_the_index_says_what_it_needs(tmp_path):
+    presets = reproduce._presets(load_rows())
+    assert real.is_embedded("smile/scenes/figure4a-random")
+    rows = [row for row in load_rows() if row["kind"] == "table"]
+    assert {line["preset"] for row in rows for line in row["lines"] if "preset" in line} <= set(presets)
+    for preset in presets:
+        assert "scenes" not in str(real.settings_of(preset)), preset
+        assert real.missing_of(preset, None), preset
+        recipe, option, value, *_ = real.arguments_of(preset, tmp_path, 0, tmp_path / "out")
+        assert (ROOT / recipe).is_file()
+        assert option == ("--config" if value.endswith(".yaml") else "--row")
+        assert value in (preset, f"recipes/configs/{preset}.yaml")
+
+
+def test_a_preset_runs_where_its_data_are(tmp_path):
+    preset, data, called = "discritune/coco", tmp_path / "data", []
+    arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
+    said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
+    assert said.startswith("models/clipcap-coco, models/openai/clip-vit-large-patch14, ")
+    make_data(data)
+    (data / "models/clipcap-coco").mkdir()
+
+    def caller(words):
+        called.append(words)
+        rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
+        write_json(Path(words[words.index("--output_dir") + 1]) / "results.json", {"rows": rows})
+        return 0
+
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert len(called) == 2
+    assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
+    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
+    assert measured("trained/cider_d", record).values == (1.5, 2.5)
+    assert str(tmp_path) not in json.dumps(record["commands"])
+
+
+def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
+    preset, start = "ndlb/table5/row8", "models/ndlb/table11/holisticcap/model"
+    assert real.makers_of(preset) == {"model_name_or_path": "ndlb/table11/holisticcap"}
+    assert real.makers_of("smile_blip/coco") == real.makers_of("ndlb/table11/coco") == {}
+    make_data(tmp_path)
+    assert real.missing_of(preset, tmp_path) == []
+    (tmp_path / "models/openai-community/gpt2").rmdir()  # only maximum likelihood begins with it
+    assert real.missing_of(preset, tmp_path) == ["models/openai-community/gpt2"]
+    (tmp_path / start).mkdir(parents=True)
+    assert real.missing_of(preset, tmp_path) == []
+    assert start not in real.missing_of(preset, None)
+    # A preset whose curve has to reach the result of another one comes after it.
+    until = until_of(load_rows())
+    assert until["ndlb/table14/coco"] == ["ndlb/table4/row2", "trained/reward_rd100_recall_at_1"]
+    assert real.with_makers(["ndlb/table14/coco"], None, until)[-2:] == ["ndlb/table4/row2", "ndlb/table14/coco"]
+    make_data(tmp_path / "data")
+    folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
+    said = real.run_preset(preset, tmp_path / "data", [0], **folders)
+    assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"

@@ -32,6 +32,10 @@ def test_default_run_needs_no_model(tmp_path, capsys):
     assert statistics["references"]["captions"] == 40
     lengths = [len(row["holistic_caption"].split()) for row in content(tmp_path / "captions.parquet")]
     assert statistics["HolisticCap"]["mean_words"] == sum(lengths) / 8
+    words = {
+        word for row in content(tmp_path / "captions.parquet") for word in row["holistic_caption"].lower().split()
+    }
+    assert statistics["HolisticCap"]["vocabulary"] == len(words)
     # Toks/Cap of Table 9, by the tokenizer of the held-out scorer.
     tokenizer = AutoTokenizer.from_pretrained(model_path("scenes:siglip-held-out"))
     tokens = [len(tokenizer(row["holistic_caption"]).input_ids) for row in content(tmp_path / "captions.parquet")]
@@ -73,6 +77,7 @@ def test_shards_that_may_gain_rows_are_worked_on_again(tmp_path, monkeypatch, ca
         parts = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/shards").glob("part-*")}
         assert main(arguments) == 0
         assert len(content(tmp_path / "out/captions.parquet")) == 12
+        assert "images are boosted" not in capsys.readouterr().err
         assert sum(path.stat().st_mtime_ns != before for path, before in parts.items()) == 1
         assert 1 <= len(server.requests) - asked <= 3
         # Another reference: only its image is asked about again.
@@ -131,25 +136,12 @@ def test_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr()
     assert "secret" not in said.out + said.err
     rows = content(tmp_path / "out/captions.parquet")
+    assert len(rows) < 12  # the source has no validation and test split: they are taken from train
+    assert f"{len(rows)} of 12 images are boosted" in said.err
+    assert "--split all" in said.err
     assert all(Path(row["image"]["path"]).is_absolute() and row["image"]["bytes"] is None for row in rows)
     assert main([*arguments, "--embed_images"]) == 0
     assert all(row["image"]["bytes"] for row in content(tmp_path / "out/captions.parquet"))
-
-
-def test_skipped_splits_are_reported_and_split_all_boosts_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("no_proxy", "*")
-    arguments = photographs(tmp_path / "photos")
-    with ChatServer(endpoint_answer(scenes())) as server:
-        arguments += ["--text", "openai:w", "--vision", "openai:d", "--text_url", server.url]
-        assert main([*arguments, "--output", str(tmp_path / "train")]) == 0
-        one = len(content(tmp_path / "train/captions.parquet"))
-        said = capsys.readouterr().err
-        assert one < 12  # the source has no validation and test split: they are taken from train
-        assert f"{one} of 12 images are boosted" in said
-        assert "--split all" in said
-        assert main([*arguments, "--split", "all", "--output", str(tmp_path / "all")]) == 0
-    assert len({row["image_id"] for row in content(tmp_path / "all/captions.parquet")}) == 12
-    assert "images are boosted" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,59 +1,50 @@
-"""Conflicts: known ones are found, agreeing captions have none."""
+"""Conflicts: known ones are found, agreeing captions have none; the backends of the embedded world."""
 
 import numpy as np
 import pytest
 
-from hf_captionrl.apps.boosting.backends import SceneWriter
+from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.apps.boosting.conflicts import (
     scene_conflicts,
     source_statistics,
     text_conflicts,
     write_source_histogram,
 )
-from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES, holistic_prompt
-from hf_captionrl.scenes import Facts, full_caption
+from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES, blend_prompt, holistic_prompt, visual_prompt
+from hf_captionrl.captioners.language_models import Failure
+from hf_captionrl.scenes import Facts, check, full_caption, sample_scene
 
 FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 
 
-@pytest.mark.parametrize(
-    ("blend", "holistic", "attribute"),
-    [
-        ("Two dogs on grass.", "Three brown dogs lie on grass.", "count"),
-        ("A pair of small dogs", "There are 3 dogs", "count"),
-        ("A white fire hydrant", "A black fire hydrant", "colour"),
-        ("A white plate on a table", "A shiny gray plate with food", "colour"),
-        ("A grey cat", "A golden cat", "colour"),
-        ("A man hits a ball.", "A woman in white hits a ball.", "kind"),
-        ("Two dogs.", "No dogs, just two cats.", "kind"),
-        ("Three boys play.", "Girls play in a yard.", "kind"),
-        ("A boy plays.", "Three girls play.", "kind"),
-        ("Men at work", "A woman at work", "kind"),
-        ("A cat to the left of a car", "A cat to the right of a car", "kind"),
-        ("A room seen indoors", "An outdoor room", "kind"),
-    ],
-)
-def test_known_conflicts_are_found(blend, holistic, attribute):
-    assert [conflict.attribute for conflict in text_conflicts(blend, holistic)] == [attribute]
+CONFLICTS = [
+    ("Two dogs on grass.", "Three brown dogs lie on grass.", "count"),
+    ("A pair of small dogs", "There are 3 dogs", "count"),
+    ("A white plate on a table", "A shiny gray plate with food", "colour"),
+    ("A grey cat", "A golden cat", "colour"),
+    ("A man hits a ball.", "A woman in white hits a ball.", "kind"),
+    ("Two dogs.", "No dogs, just two cats.", "kind"),
+    ("A boy plays.", "Three girls play.", "kind"),
+    ("Men at work", "A woman at work", "kind"),
+    ("A cat to the left of a car", "A cat to the right of a car", "kind"),
+]
+AGREEMENTS = [
+    ("A dog.", "Two brown dogs."),  # an article is not a number
+    ("A white and brown plate", "A white plate"),
+    ("A grey cat", "A gray cat on a red mat"),
+    ("Two dogs and three cats", "A pair of dogs, three black cats"),
+    ("A man and a woman", "A man"),
+    ("A cat on the left", "A cat on the left, a dog on the right"),
+    ("Two dogs.", "Two dogs without any cats."),
+    ("A boy", "Boys with a ball"),
+    ("A blue sky over a green field", "A field of green, and the sky is blue"),
+]
 
 
-@pytest.mark.parametrize(
-    ("blend", "holistic"),
-    [
-        ("A dog.", "Two brown dogs."),  # an article is not a number
-        ("A white and brown plate", "A white plate"),
-        ("A grey cat", "A gray cat on a red mat"),
-        ("Two dogs and three cats", "A pair of dogs, three black cats"),
-        ("A man and a woman", "A man"),
-        ("A cat on the left", "A cat on the left, a dog on the right"),
-        ("Two dogs.", "Two dogs without any cats."),
-        ("A boy", "Boys with a ball"),
-        ("A blue sky over a green field", "A field of green, and the sky is blue"),
-        ("A car", "A red car"),
-    ],
-)
-def test_agreeing_captions_have_no_conflict(blend, holistic):
-    assert text_conflicts(blend, holistic) == []
+def test_known_conflicts_are_found_and_agreeing_captions_have_none():
+    for blend, holistic, attribute in CONFLICTS:
+        assert [conflict.attribute for conflict in text_conflicts(blend, holistic)] == [attribute], blend
+    assert [pair for pair in AGREEMENTS if text_conflicts(*pair)] == []
 
 
 def test_examples_of_the_paper_conflict_only_with_noisy_captions():
@@ -98,3 +89,47 @@ def test_statistics_equal_word_counts(tmp_path):
     assert write_source_histogram(tmp_path / "x.png", sources).read_bytes()[1:4] == b"PNG"
     with pytest.raises(ValueError, match="empty"):
         source_statistics({"a": []})
+
+
+# --- The embedded world's backends: error rates, and answers that depend only on the prompt ---
+
+
+def describe(facts, **options):
+    prompts = [visual_prompt(image_id, None) for image_id in facts]
+    return dict(zip(facts, (text for _, text in SceneDescriber(facts, **options).complete(prompts)), strict=True))
+
+
+@pytest.fixture(scope="module")
+def facts():
+    rng = np.random.default_rng(1)
+    return {str(i): sample_scene(rng).facts for i in range(1500)}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.15])
+def test_error_rate_of_facts(facts, rate):
+    described = describe(facts, error_rate=rate, mention_rate=1.0)
+    results = [check(text, facts[i]) for i, text in described.items()]
+    for attribute in ("size", "position", "background", "count"):
+        wrong = sum(any(claim.attribute == attribute for claim in result.wrong) for result in results)
+        # Five standard errors of a fraction of 1500.
+        assert abs(wrong / 1500 - rate) <= 5 * np.sqrt(0.25 / 1500) * (rate > 0)
+    if rate == 0:
+        assert not any(result.wrong or result.missed for result in results)
+
+
+def test_mention_rate_of_facts(facts):
+    described = describe(facts, error_rate=0.0, mention_rate=0.3)
+    size = np.mean(["size" in check(text, facts[i]).recalled for i, text in described.items()])
+    assert abs(size - 0.3) < 0.06
+    assert all("kind" in check(text, facts[i]).recalled for i, text in described.items())
+
+
+def test_description_does_not_depend_on_the_order_of_prompts(facts):
+    backwards = describe(dict(reversed(facts.items())))
+    assert describe(facts) == backwards
+    assert describe(facts, seed=1) != backwards
+
+
+def test_images_that_are_not_scenes_fail():
+    assert isinstance(next(iter(SceneWriter().complete([blend_prompt("1", ["A man."])])))[1], Failure)
+    assert isinstance(next(iter(SceneDescriber({}).complete([visual_prompt("1", None)])))[1], Failure)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import zipfile
 
+import open_clip
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,7 +13,6 @@ from hf_captionrl.apps.convert.convert import convert, read_pickle
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_images
 
 
@@ -45,7 +45,6 @@ def sha256(path):
 
 
 def test_command_prints_sizes_and_hashes_and_the_result_loads(tmp_path, capsys):
-    """In a separate process, as users run it."""
     captioner = tiny_captioner("blip", prompt="a ")
     state = pickled(tmp_path / "old", captioner)
     (tmp_path / "old" / "modeling.py").write_text("raise SystemExit")
@@ -84,7 +83,7 @@ def test_shards_are_converted_one_by_one(tmp_path):
     assert captions(load_captioner(tmp_path / "new")) == captions(captioner)
 
 
-@pytest.mark.parametrize("entry", ["../pytorch_model.bin", "sub/pytorch_model.bin", "weights.safetensors", 3])
+@pytest.mark.parametrize("entry", ["../pytorch_model.bin", "weights.safetensors", 3])
 def test_shards_in_other_folders_raise(entry, tmp_path):
     pickled(tmp_path / "old", tiny_captioner("blip"), shards=2)
     path = tmp_path / "old" / "pytorch_model.bin.index.json"
@@ -92,6 +91,10 @@ def test_shards_in_other_folders_raise(entry, tmp_path):
     index["weight_map"][min(index["weight_map"])] = entry
     path.write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"plain name of a \*\.bin file"):
+        convert(tmp_path / "old", tmp_path / "new")
+    index["weight_map"][min(index["weight_map"])] = "lost.bin"
+    path.write_text(json.dumps(index))
+    with pytest.raises(FileNotFoundError, match=r"lost\.bin"):
         convert(tmp_path / "old", tmp_path / "new")
 
 
@@ -118,20 +121,7 @@ def test_adapter_is_converted(tmp_path):
     assert found != captions(base)
 
 
-def test_scorer_with_pickles_is_converted(tmp_path):
-    import shutil
-
-    source = model_path("scenes:siglip-held-out")
-    shutil.copytree(source, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
-    torch.save(load_file(f"{source}/model.safetensors"), tmp_path / "old" / "pytorch_model.bin")
-    convert(tmp_path / "old", tmp_path / "new")
-    texts = ["a red pig", "two small trees"]
-    assert torch.equal(load_scorer(tmp_path / "new").text_features(texts), load_scorer(source).text_features(texts))
-
-
 def test_open_clip_folder_and_single_file(tmp_path):
-    import open_clip
-
     config = {
         "embed_dim": 16,
         "vision_cfg": {"image_size": 16, "layers": 1, "width": 64, "patch_size": 8},
@@ -231,12 +221,11 @@ def test_files_without_checksums_are_named(tmp_path):
     ("value", "said"),
     [
         (torch.tensor([1.0, float("nan")]), "infinite numbers in a"),
-        (torch.tensor([float("inf")]).to(torch.bfloat16), "infinite numbers in a"),
         (torch.tensor([float("nan")]).to(torch.float8_e4m3fn), "infinite numbers in a"),
         (torch.zeros(1).expand(10**10), "40,000,000,000"),
         (torch.empty(3, device="meta"), "'a'"),
     ],
-    ids=["NaN", "infinite", "fp8", "expanded", "meta"],
+    ids=["NaN", "fp8", "expanded", "meta"],
 )
 def test_unusable_tensors_raise(value, said, tmp_path, capsys):
     torch.save({"a": value}, tmp_path / "w.bin")

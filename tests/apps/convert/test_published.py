@@ -1,17 +1,15 @@
 """Checkpoints of the published code of BLIP and CLIP: tensors and outputs equal the same model in transformers."""
 
 import json
-import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 
-from hf_captionrl.apps.convert.convert import convert, read_pickle
+from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
@@ -147,16 +145,6 @@ def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
         convert(tmp_path / "clip.pth", tmp_path / "clip", image_size=384)
 
 
-@pytest.mark.parametrize("part", ["retrieval", "question answering"])
-def test_other_models_of_blip_raise(part, tmp_path):
-    state = {f"text_encoder.{i}.weight": torch.ones(1) for i in range(2)}
-    state["visual_encoder.cls_token"] = torch.ones(1)
-    state |= {"itm_head.weight": torch.ones(1)} if part == "retrieval" else {"text_decoder.weight": torch.ones(1)}
-    torch.save({"model": state}, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="so it is not a captioner of BLIP"):
-        convert(tmp_path / "w.pth", tmp_path / "new")
-
-
 def test_sizes_of_blip_come_from_the_shapes(tmp_path):
     """Without a configuration, heads are 64 wide; widths that are not a multiple of 64 need a configuration."""
     model, _ = tiny_blip(
@@ -215,9 +203,14 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
         torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
 
 
-@pytest.mark.parametrize("shape", [(0,), (0, 0, 0, 0), ()])
 @pytest.mark.parametrize(
-    "name", ["visual.conv1.weight", "token_embedding.weight", "visual.positional_embedding", "visual.proj"]
+    ("name", "shape"),
+    [
+        ("visual.conv1.weight", (0, 0, 0, 0)),
+        ("token_embedding.weight", ()),
+        ("visual.positional_embedding", (0,)),
+        ("visual.proj", (0,)),
+    ],
 )
 def test_tensors_without_numbers_raise(name, shape, tmp_path):
     state = original_clip(make_clip()[0])
@@ -244,6 +237,11 @@ def test_resnet_and_other_checkpoints_raise(tmp_path):
     torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
     with pytest.raises(ValueError, match=r"vision tower is a ResNet.*open_clip:RN50@openai"):
         convert(tmp_path / "RN50.pth", tmp_path / "new")
+    for part in ("text_encoder", "text_decoder"):  # of question answering, and alone
+        state = {f"{name}.weight": torch.ones(1) for name in ("text_encoder", part)}
+        torch.save({"model": state | {"visual_encoder.cls_token": torch.ones(1)}}, tmp_path / "w.pth")
+        with pytest.raises(ValueError, match="so it is not a captioner of BLIP"):
+            convert(tmp_path / "w.pth", tmp_path / "new")
     model, _ = tiny_blip()
     model.config.save_pretrained(tmp_path / "like")
     state = original_blip(model)
@@ -332,63 +330,38 @@ def test_mapper_without_language_model_gets_the_published_one(parts, tmp_path):
     assert not model.config.stop_at_period
 
 
-class Evil:
-    """A malicious pickle."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-def test_pickles_with_code_raise_and_are_not_executed(tmp_path):
-    touched = tmp_path / "touched"
-    plain = tmp_path / "plain.pt"
-    plain.write_bytes(pickle.dumps({"clip_project.model.0.weight": Evil(touched)}))
-    torch.save({"clip_project.model.0.weight": Evil(touched)}, tmp_path / "zip.pt")
-    for path in (plain, tmp_path / "zip.pt"):
-        with pytest.raises(ValueError, match="not a plain file of tensors"):
-            read_pickle(path)
-        assert not touched.exists()
-    pickle.loads(plain.read_bytes())  # control: a plain load executes the code
-    assert touched.exists()
+def test_files_that_are_not_checkpoints_raise(tmp_path):
+    """Pickles with code are in tests/security/test_pickles.py."""
     (tmp_path / "text.pt").write_text("no checkpoint")
     (tmp_path / "empty.pt").write_text("")
     torch.save({"epoch": 3}, tmp_path / "epoch.pt")
     torch.save([torch.ones(1)], tmp_path / "list.pt")
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "script.pt")
-    for name in ("text.pt", "empty.pt", "epoch.pt", "list.pt", "script.pt"):
-        with pytest.raises(ValueError, match=name) as caught:
-            read_pickle(tmp_path / name)
-        assert "weights_only" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.pt"):
-        read_pickle(tmp_path / "nowhere.pt")
     torch.save({"weight": torch.ones(1)}, tmp_path / "other.pt")
-    with pytest.raises(ValueError, match=r"other\.pt"):
-        convert(tmp_path / "other.pt", tmp_path / "out")
+    for name in ("text.pt", "empty.pt", "epoch.pt", "list.pt", "script.pt", "other.pt"):
+        with pytest.raises(ValueError, match=name) as caught:
+            convert(tmp_path / name, tmp_path / "out")
+        assert "weights_only" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("name", "shape", "shown"),
     [
-        ("gpt.transformer.wte.weight", (9, 64)),
-        ("clip_project.model.0.bias", (5,)),
-        ("clip_project.model.0.weight", (96, 99)),
-        ("clip_project.model.2.weight", (65, 96)),
-        ("gpt.transformer.h.2.ln_1.weight", (64,)),
-        ("optimizer.step", (1,)),
-        ("clip_project.prefix_const", (3, 48)),
-        ("gpt.transformer.ln_f.bias", None),
-        ("clip_project.model.2.weight", None),
+        ("gpt.transformer.wte.weight", (9, 64), "transformer.wte"),
+        ("clip_project.model.0.bias", (5,), r"model\.0\.bias"),
+        ("clip_project.model.2.weight", (65, 96), r"\(65\)"),
+        ("gpt.transformer.h.2.ln_1.weight", (64,), r"h\.2\.ln_1"),
+        ("optimizer.step", (1,), "optimizer"),
+        ("clip_project.prefix_const", (3, 48), "width 48"),
+        ("gpt.transformer.ln_f.bias", None, r"ln_f\.bias"),
+        ("clip_project.model.2.weight", None, "neither the published MLP"),
     ],
 )
-def test_tensors_that_do_not_match_raise(name, shape, parts, tmp_path):
+def test_tensors_that_do_not_match_raise(name, shape, shown, parts, tmp_path):
     state = torch.load(published(tiny_clipcap()[0], tmp_path / "weights.pt"), weights_only=True)
     state.pop(name, None)
     torch.save(state | ({} if shape is None else {name: torch.ones(shape)}), tmp_path / "weights.pt")
-    shown = {(65, 96): r"\(65\)", (3, 48): "width 48"}.get(shape, name.split(".", 1)[1].removesuffix(".2.weight"))
     with pytest.raises(ValueError, match=shown):
         convert(tmp_path / "weights.pt", tmp_path / "out", **parts)
     assert not (tmp_path / "out").exists()
@@ -413,18 +386,6 @@ print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
 """
 
 
-def run(code, folder, cwd, home):
-    environment = {"HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "modules"), "HF_HUB_OFFLINE": "1", "PATH": ""}
-    return subprocess.run(
-        [sys.executable, "-c", code, str(folder)],
-        cwd=cwd,
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow  # a fresh process without the package
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
 def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_path):
@@ -436,7 +397,10 @@ def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_pat
     torch.save(pixel_values, folder / "pixels.tensor")
     written = model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist()
     export_code(folder)
-    done = run(REMOTE, folder, tmp_path, tmp_path / "home")
+    environment = {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": ""}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
+    command = [sys.executable, "-c", REMOTE, str(folder)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     ids, kinds, modules, ours = json.loads(done.stdout.splitlines()[-1])
     assert (ids, kinds, ours) == (written, KINDS, False)

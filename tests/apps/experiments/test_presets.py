@@ -1,31 +1,19 @@
-"""Every preset has the values of its paper, which values_of_the_papers.py lists by hand; those of the embedded world share with their
-papers what values_in_small.py does not list as a difference."""
+"""Every preset has the values of its paper, which values_of_the_papers.py lists by hand."""
 
-import importlib
-import json
-import re
-from functools import cache
-from pathlib import Path
-
-import pytest
 from transformers import TrainingArguments
 
-from hf_captionrl.apps.experiments.arguments import load_row, row_names
-from hf_captionrl.apps.experiments.self_retrieval import runs_of
+from hf_captionrl.apps.experiments.arguments import row_names
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE
-from scripts.reproduction.real import columns_of, is_embedded, preset_names
-from tests.apps.experiments.values_in_small import IN_SMALL, OF_NO_PAPER, RL_KEYS, SLE_KEYS, SMILE_KEYS
+from scripts.reproduction.real import columns_of
+from tests.apps.experiments.test_arguments import CONFIGS, parsed
 from tests.apps.experiments.values_of_the_papers import PAPERS
-from tests.tiny import tiny_captioner
-
-CONFIGS = Path(__file__).parents[3] / "recipes" / "configs"
 
 # Options by the names of the tables of values.
 FIELDS = dict(
     pair.split(":")
     for pair in """
     start:model_name_or_path fresh:fresh_language_model tune:tune rank:lora_r lora_alpha:lora_alpha
-    lora_init:lora_init vision:vision_model gpt:language_model prefix_length:prefix_length data:dataset_name
+    lora_init:lora_init dropout:lora_dropout vision:vision_model gpt:language_model prefix_length:prefix_length data:dataset_name
     folder:data_dir simplify:simplify frames:num_frames train_captions:train_captions
     train_column:train_captions_column test_references:test_references test_column:test_references_column
     paper:paper pool:pool truematch:bags scorer:scorer_name_or_path judge:held_out_scorer_name_or_path
@@ -44,14 +32,6 @@ FIELDS = dict(
     curves:learning_curves selected:load_best_model_at_end table_split:table_split
     """.split()
 )
-
-
-@cache
-def parse(name: str):
-    base = CONFIGS / f"{name}.yaml"
-    recipe = base.parent.name if base.is_file() else load_row(CONFIGS, name).recipe
-    selected = ["--config", str(base)] if base.is_file() else ["--row", name]
-    return recipe, importlib.import_module(f"recipes.{recipe}").parse_args([*selected, "--use_cpu"])
 
 
 def value(key: str, recipe: str, arguments):
@@ -74,32 +54,12 @@ def value(key: str, recipe: str, arguments):
     return getattr(owners[0], FIELDS[key])
 
 
-@pytest.mark.parametrize("name", PAPERS)
-def test_a_preset_has_the_values_of_its_paper(name):
-    recipe, arguments = parse(name)
-    expected = {key: wanted for key, wanted in PAPERS[name].items() if key != "measures"}
-    assert {key: value(key, recipe, arguments) for key in expected} == expected
-    assert PAPERS[name]["measures"] - columns_of(name) == set()
-
-
-@pytest.mark.parametrize(
-    ("run", "preset", "later"),
-    [
-        ("smile_blip_seeds", "smile_blip/scenes", set()),
-        ("smile_video_seeds", "smile_video/moving_scenes", set()),
-        ("ndlb_blend_seeds", "ndlb/scenes/blend-lv", set()),
-        ("ndlb_generic_seeds", "ndlb/scenes/generic-lv", set()),
-        ("ndlb_holistic_seeds", "ndlb/scenes/holistic-lv", set()),
-        # SPICE needs CoreNLP, which this machine did not have.
-        ("discritune_seeds", "discritune/scenes/tables", {"spice"}),
-        ("self_retrieval_clipcap_seeds", "self_retrieval_clipcap/scenes", {"spice"}),
-        ("sle_frontier_seeds", "sle/scenes/frontier", {"spice"}),
-    ],
-)
-def test_columns_of_a_preset_are_in_what_its_run_wrote(run, preset, later):
-    record = json.loads((CONFIGS.parents[1] / "docs" / "results" / f"{run}.json").read_text())
-    row = next(row for row in record["rows"] if "MLE" in row["name"])
-    assert columns_of(preset) - row.keys() == later
+def test_a_preset_has_the_values_of_its_paper():
+    for name, wanted in PAPERS.items():
+        recipe, arguments = parsed(name)
+        expected = {key: value for key, value in wanted.items() if key != "measures"}
+        assert {key: value(key, recipe, arguments) for key in expected} == expected, name
+        assert wanted["measures"] - columns_of(name) == set(), name
 
 
 def test_every_preset_of_a_paper_is_in_the_table():
@@ -114,94 +74,5 @@ def test_every_preset_of_a_paper_is_in_the_table():
     assert rows | bases == set(PAPERS)
 
 
-VISION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.fc1", "mlp.fc2"}
-LANGUAGE = {"attn.c_attn", "attn.c_proj"}
-
-
-@pytest.mark.parametrize(
-    ("tune", "expected"), [("language", LANGUAGE), ("vision", VISION), ("both", LANGUAGE | VISION)]
-)
-def test_lora_targets_of_all_presets(tune, expected):
-    """Full names are in tests/captioners/test_adapters.py."""
-    names = [name for name, values in PAPERS.items() if values.get("tune") == tune]
-    assert len(names) > 2
-    (given,) = {tuple(sorted(parse(name)[1][0].peft_config.items())) for name in names}
-    captioner = tiny_captioner("clipcap")
-    config = captioner.lora_config(**dict(given))
-    adapted = [n for n, _ in captioner.base_model.named_modules() if re.fullmatch(config.target_modules, n)]
-    assert {".".join(n.split(".")[-2:]) for n in adapted} == expected
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (32, 16, 0.0)
-
-
 def test_the_curriculum_of_bags_is_the_papers():
     assert PAPER_SCHEDULE == {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
-
-
-# --- The embedded world ---
-
-
-def values(name, variant, keys):
-    recipe, arguments = parse(name)
-    if variant is not None:
-        *others, bags, config = arguments
-        arguments = (*others, bags, runs_of(config, bags.named_variants)[variant])
-    return {key: value(key, recipe, arguments) for key in keys}
-
-
-def keys_of(name):
-    recipe = parse(name)[0]
-    return RL_KEYS if recipe.startswith("self_retrieval") else SLE_KEYS if recipe == "sle_blip" else SMILE_KEYS
-
-
-@pytest.mark.parametrize(("name", "variant"), IN_SMALL, ids=lambda part: str(part))
-def test_a_run_in_small_differs_from_the_papers_only_where_the_table_says(name, variant):
-    (paper, differs), keys = IN_SMALL[name, variant], keys_of(name)
-    expected = {key: wanted for key, wanted in PAPERS[paper].items() if key in keys} | differs
-    assert set(differs) <= set(keys)
-    assert values(name, variant, expected) == expected
-
-
-def test_every_run_in_small_is_in_the_table():
-    small = {name for name in preset_names() if is_embedded(name)}
-    assert {name for name, _ in IN_SMALL} | OF_NO_PAPER == small
-    assert not {name for name, _ in IN_SMALL} & OF_NO_PAPER
-    for name in small - OF_NO_PAPER:
-        recipe, arguments = parse(name)
-        variants = set(arguments[-2].named_variants) if recipe.startswith("self_retrieval") else set()
-        assert {variant for preset, variant in IN_SMALL if preset == name} == variants | {None}, name
-
-
-def test_the_other_weights_and_alphas_are_the_papers():
-    """Table 5 of SMILE, and section 5.1 of SLE with SLL as alpha 1."""
-    for name, weights in {"smile_blip/scenes": [1.0, 0.01], "smile/scenes/table5": [0.5, 0.1]}.items():
-        assert values(name, None, ["controls"]) == {"controls": weights}
-    (alphas,) = [a.compare_alphas for a in parse("sle/scenes/frontier")[1] if hasattr(a, "compare_alphas")]
-    assert sorted(alphas) == [0.25, 0.5, 0.75, 1.0]
-
-
-# BLIP's layers for GPT-2's `attn.c_attn` and `attn.c_proj`, with the output of the MLP, and CLIP's attention input and MLP.
-BLIP_LANGUAGE = {
-    f"{kind}.self.{part}" for kind in ("attention", "crossattention") for part in ("query", "key", "value")
-}
-BLIP_LANGUAGE |= {"attention.output.dense", "crossattention.output.dense", "layer.N.output.dense"}
-BLIP_VISION = {"self_attn.qkv", "mlp.fc1", "mlp.fc2"}
-
-
-@pytest.mark.parametrize(
-    ("preset", "expected"),
-    [
-        ("ndlb/scenes/generic-l", BLIP_LANGUAGE),
-        ("ndlb/scenes/holistic-v", BLIP_VISION),
-        ("ndlb/scenes/blend-lv", BLIP_LANGUAGE | BLIP_VISION),
-    ],
-)
-def test_lora_in_small_is_on_the_same_layers_of_blip(preset, expected):
-    model = parse(preset)[1][0]
-    captioner = tiny_captioner("blip")
-    config = captioner.lora_config(**model.peft_config)
-    names = [name for name, _ in captioner.base_model.named_modules() if re.fullmatch(config.target_modules, name)]
-    found = {re.sub(r"\.\d+\.", ".N.", name) for name in names}
-    assert {
-        next(end for end in sorted(expected, key=len, reverse=True) if name.endswith(end)) for name in found
-    } == expected
-    assert (config.r, config.lora_alpha, config.lora_dropout) == (32, 16, 0.0)

@@ -60,7 +60,14 @@ AGAINST_BOOSTED = NDLB_COLUMNS | {"more_cider_d"}  # CIDEr against BlendCap or H
 # No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
 NDLB = {"recipe": "self_retrieval_clipcap", "start": "outputs/ndlb/table11/coco/model", "data": COCO, "rate": 9e-8}
 NDLB |= {"schedule": "constant", "decay": 0.01, "batch": 100, "steps": 23000, "tune": "language", "rank": 32}
-NDLB |= {"lora_alpha": 16, "lora_init": "paper", "frozen_tower": True, "do_sample": True, "temperature": 0.3}
+NDLB |= {
+    "lora_alpha": 16,
+    "dropout": 0.0,
+    "lora_init": "paper",
+    "frozen_tower": True,
+    "do_sample": True,
+    "temperature": 0.3,
+}
 NDLB |= {"baseline": "running_mean", "bags": None, "retrieval": 1.0, "cider": 0.0, "train_longest": 40, "longest": 40}
 NDLB |= {"beams": 5, "scope": "batch", "reward": "log_prob"}
 NDLB |= {"loss_type": "grpo"}  # code: the mean over the tokens of a caption, then over captions

@@ -34,7 +34,7 @@ def features():
     return torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("limit", [0.5, 0.8, 1.0])
+@pytest.mark.parametrize("limit", [0.8, 1.0])
 def test_sets_against_a_loop(features, limit):
     order = random.Random(1).sample(range(200), 180)
     sets = draw_sets(features, 12, rows=order, set_size=10, max_similarity=limit)
@@ -55,9 +55,6 @@ def test_sets_against_a_loop(features, limit):
     near = [float(unit[a] @ unit[images[0]]) for images in sets for a in images[1:]]
     assert max(near) <= limit + resolution(1)
     assert (max(near) > 0.8) == (limit == 1.0)  # without the limit, copies are included
-
-
-def test_too_few_images_for_all_sets(features):
     assert 10 < len(draw_sets(features, 500)) <= 20
     assert draw_sets(features, 5, max_similarity=-0.9) == []
 
@@ -82,7 +79,7 @@ def test_controls_are_found_with_high_probability():
     assert draw_controls(images, captions, encode, 2, rows=rows, logit_scale=1.0) == []
 
 
-@pytest.mark.parametrize(("sets", "systems", "size"), [(500, 3, 100), (7, 3, 100), (41, 2, 10), (1, 1, 1)])
+@pytest.mark.parametrize(("sets", "systems", "size"), [(500, 3, 100), (41, 2, 10), (1, 1, 1)])
 def test_blocks_hold_every_pair_once(sets, systems, size):
     blocks = deal_blocks(sets, systems, size, random.Random(0))
     if (sets, systems, size) == (500, 3, 100):
@@ -205,31 +202,23 @@ def test_which_answers_count(tmp_path):
     assert (len(found), rejected) == (1, [])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_edited_answers_are_refused(tmp_path):
+    key = a_study()
+    good = {"question": key["parts"]["block-1"][0]["id"], "values": [1], "ms": 1}
+    for change in (
         {"part": "block-9"},
         {"participant": "me@example.test"},
-        {"participant": 7},
         {"started": "yesterday"},
         {"answers": {}},
-        {"answers": [{"question": "q0", "values": [1], "ms": 1}]},
-        {"answers": [{"question": "FIRST", "values": 1, "ms": 1}]},
-        {"answers": [{"question": "FIRST", "values": [11], "ms": 1}]},
-        {"answers": [{"question": "FIRST", "values": [True], "ms": 1}]},
-        {"answers": [{"question": "FIRST", "values": [1, 2], "ms": 1}]},
-        {"answers": [{"question": "FIRST", "values": [1], "ms": -1}]},
-        {"answers": [{"question": "FIRST", "values": [1], "ms": 10**400}]},
-        {"answers": [{"question": "FIRST", "values": [1], "ms": 1}] * 2},
+        {"answers": [good | {"question": "q0"}]},
+        *({"answers": [good | {"values": values}]} for values in (1, [11], [True], [1, 2])),
+        *({"answers": [good | {"ms": ms}]} for ms in (-1, 10**400)),
+        {"answers": [good] * 2},
         {"checksum": "00000000"},
-    ],
-)
-def test_edited_answers_are_refused(change, tmp_path):
-    key = a_study()
-    first = key["parts"]["block-1"][0]["id"]
-    value = {**answers_of(key, "block-1", "p"), **json.loads(json.dumps(change).replace("FIRST", first))}
-    with pytest.raises(ValueError, match=next(iter(change)).removesuffix("s")):
-        read_answers(written(tmp_path / "a.json", value), key)
+    ):
+        path = written(tmp_path / "a.json", answers_of(key, "block-1", "p") | change)
+        with pytest.raises(ValueError, match=next(iter(change)).removesuffix("s")):
+            read_answers(path, key)
 
 
 def test_rating_several_pages_does_not_count(tmp_path):
@@ -248,18 +237,17 @@ def test_edited_keys_are_refused(tmp_path):
     written(tmp_path / "key.json", key)
     assert read_key(tmp_path) == key
     key["parts"]["block-1"][0]["right"] = key["parts"]["block-1"][0]["right"] % 10 + 1
-    written(tmp_path / "key.json", key)
-    with pytest.raises(ValueError, match="was changed after it was written"):
-        read_key(tmp_path)
-    for text in ("{}", "{"):
-        written(tmp_path / "key.json", text)
-        with pytest.raises(ValueError, match=r"key\.json"):
+    for value, said in ((key, "was changed after it was written"), ("{}", r"key\.json"), ("{", r"key\.json")):
+        written(tmp_path / "key.json", value)
+        with pytest.raises(ValueError, match=said):
             read_key(tmp_path)
     (tmp_path / "key.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"key\.json"):
-        read_key(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        collect_answers([tmp_path / "nothing"], key)
+    for read, said in (
+        (lambda: read_key(tmp_path), r"key\.json"),
+        (lambda: collect_answers([tmp_path / "x"], key), "x"),
+    ):
+        with pytest.raises(FileNotFoundError, match=said):
+            read()
     with pytest.raises(ValueError, match=r"no \.json file"):
         collect_answers([tmp_path], key)
 
@@ -489,6 +477,15 @@ def test_page_without_storage_warns_and_exports_answers(retrieval, tmp_path):
         assert browser.evaluate("document.getElementById('count').textContent") == "Question 2 of 25"
 
 
+def radios(browser):
+    """Names of the choices for screen readers; every other control has one, too."""
+    found = {}
+    for node in browser.call("Accessibility.getFullAXTree")["nodes"]:
+        found.setdefault(node.get("role", {}).get("value"), []).append(node.get("name", {}).get("value"))
+    assert all(name for role in ("button", "textbox", "progressbar") for name in found.get(role, ()))
+    return found["radio"]
+
+
 @needs_chromium
 def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
     key, pages = retrieval
@@ -516,20 +513,10 @@ def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
     assert browser.evaluate(outline) == "solid"
     browser.key("ArrowLeft")
     assert browser.evaluate("document.querySelector('#task input:checked').value") == "9"
-    # The page shows the images of the question in order.
-    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
-    names = [node["name"]["value"] for node in tree if node.get("role", {}).get("value") == "radio"]
-    assert names == [f"Image {n}" for n in range(1, 11)]
-    assert all(
-        node["name"]["value"]
-        for node in tree
-        if node.get("role", {}).get("value") in ("button", "textbox", "progressbar")
-    )
+    assert radios(browser) == [f"Image {n}" for n in range(1, 11)]
     key, pages = rating
     start(browser, pages["rater-1"], "keys")
-    tree = browser.call("Accessibility.getFullAXTree")["nodes"]
-    names = [node["name"]["value"] for node in tree if node.get("role", {}).get("value") == "radio"]
-    assert names == ["1 terrible", "2 poor", "3 fair", "4 good", "5 excellent"] * 3
+    assert radios(browser) == ["1 terrible", "2 poor", "3 fair", "4 good", "5 excellent"] * 3
     browser.key("4")
     browser.key("Enter")
     assert browser.evaluate("document.getElementById('status').textContent") == "Rate all three first."
@@ -551,38 +538,15 @@ def test_images_are_at_the_positions_of_the_key(browser, retrieval):
     assert seen == [list(colours[i].getpixel((0, 0))) for i in question["images"]]
 
 
-@needs_chromium
-def test_page_is_narrow_in_both_colour_schemes(retrieval, rating):
-    with Browser() as browser:
-        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
-        for _, pages in (retrieval, rating):
-            page = next(iter(pages.values()))
-            browser.open(page.as_uri())
-            wide = "document.documentElement.scrollWidth"
-            assert browser.evaluate(wide) <= 390
-            start(browser, page, "p")
-            assert browser.evaluate("document.getElementById('task').hidden") is False
-            assert browser.evaluate(wide) <= 390
-            grounds = []
-            for scheme in ("light", "dark"):
-                browser.scheme(scheme)
-                grounds.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
-            assert grounds[0] != grounds[1]
-        browser.evaluate("(() => { document.body.style.minWidth = '500px'; })()")
-        assert browser.evaluate(wide) > 390  # the check above can fail
-
-
 def test_tables_escape_names_of_participants_and_systems():
+    """In HTML, tests/security/test_pages.py looks at them in a browser."""
     row = {"name": "<b>A|B</b>", "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
     alpha = {"measure": "fluency", "level": "ordinal", "alpha": None, "alpha_reason": "r", "units": 0, "people": 0}
     result = {"kind": "rating", "study": "s", "signature": "x", "rows": [row], "paired": [], "agreement": [alpha]}
-    result |= {"participants": [{"participant": "p", "answers": 2}], "dropped": []}
-    result["rejected"] = [{"file": "<i>.json", "reason": "a | b"}]
-    markdown, html = study_markdown(result), study_html(result)
+    result |= {"participants": [{"participant": "p", "answers": 2}], "dropped": [], "rejected": []}
+    markdown = study_markdown(result)
     assert r"\<b\>A\|B\</b\>" in markdown
     assert "not run: r" in markdown
-    assert "&lt;b&gt;A|B&lt;/b&gt;" in html
-    assert "<b>A" not in html
-    assert "&lt;i&gt;.json" in html
+    del row["f1"]
     with pytest.raises(ValueError, match="no f1"):
-        study_html({**result, "rows": [{"name": "A", "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0}]})
+        study_html(result)

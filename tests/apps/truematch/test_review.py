@@ -5,11 +5,9 @@ import json
 import os
 import re
 import signal
-from html import unescape
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from hf_captionrl.apps.truematch.build import (
     REASONS,
@@ -19,7 +17,7 @@ from hf_captionrl.apps.truematch.build import (
     write_data,
     write_truematch,
 )
-from hf_captionrl.apps.truematch.review import ReviewServer, render_review, review_images
+from hf_captionrl.apps.truematch.review import ReviewServer, review_images
 from hf_captionrl.cli import main
 from hf_captionrl.data.options import DatasetOptions
 from hf_captionrl.retrieval import BagFile
@@ -29,19 +27,15 @@ from tests.processes import Forked
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 ROOT = Path(__file__).parents[3]
-HOSTILE = "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
 CARD = {"dataset_id": "little", "license": "apache-2.0", "source_license": "apache-2.0", "language": "en"}
 MANIFEST = {"source": "scenes", "split": "test", "images": 12, "embed_images": True, "sizes": [2, 3], "card": CARD}
 MANIFEST |= {"has_facts": True, "method": "by hand", "features": "image", "scorer": "clip@1f2e", "seed": 1}
 
 
 def make(folder):
-    """Twelve scenes in three bags of 2 and two of 3; one caption is hostile."""
+    """Twelve scenes in three bags of 2 and two of 3."""
     rows = load_scenes(num_train=0, num_validation=0, num_test=12)["test"]
     ids = rows["image_id"][:]
-    captions = rows["captions"][:]
-    captions[0] = [HOSTILE, *captions[0]]
-    rows = rows.remove_columns("captions").add_column("captions", captions, feature=rows.features["captions"])
     write_data(folder, rows)
     bags = [ids[0:2], ids[2:4], ids[4:6], ids[6:9], ids[9:12]]
     return write_truematch(folder, BagFile(bags, [0.9, 0.8, 0.7, 0.6, 0.5], "clip@1f2e", "image"), MANIFEST)
@@ -157,33 +151,10 @@ def test_arrows_undo_and_reload(browser, server, folder):
 @needs_chromium
 def test_buttons_do_what_keys_do(browser, server, folder):
     browser.open(server.address)
-    browser.click("#keep")
-    browser.wait("document.getElementById('count').textContent.startsWith('1 of 5')")
-    browser.click("[data-reason=bad_image]")
-    browser.wait("document.getElementById('count').textContent.startsWith('2 of 5')")
-    browser.click("#undo")
-    browser.wait("document.getElementById('count').textContent.startsWith('1 of 5')")
+    for button, count in (("#keep", 1), ("[data-reason=bad_image]", 2), ("#undo", 1)):
+        browser.click(button)
+        browser.wait(f"document.getElementById('count').textContent.startsWith('{count} of 5')")
     assert lines(folder) == [("keep", None), ("drop", "bad_image"), (None, None)]
-
-
-@needs_chromium
-def test_hostile_captions_stay_text(browser, server):
-    browser.open(server.address)
-    bags = 0
-    while HOSTILE not in browser.evaluate("document.getElementById('images').textContent"):
-        press(browser, ["ArrowRight"])
-        bags += 1
-        assert bags < 5
-    browser.wait("[...document.images].every((image) => image.complete)")
-    assert browser.evaluate("document.title") == "Bags of little"
-    assert browser.evaluate("document.images.length") == 2
-    assert browser.problems() == []
-    # The policy blocks an injected script, and the browser reports it.
-    browser.evaluate(
-        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title=1'}))"
-    )
-    assert browser.evaluate("document.title") == "Bags of little"
-    assert any("Content Security Policy" in problem for problem in browser.problems())
 
 
 @needs_chromium
@@ -233,21 +204,6 @@ def test_exported_page_downloads_decisions(browser, folder, tmp_path, capsys):
 
 
 @needs_chromium
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_both_colour_schemes(browser, server, scheme, tmp_path):
-    browser.scheme(scheme)
-    browser.open(server.address)
-    browser.wait("[...document.images].every((image) => image.complete)")
-    browser.screenshot(tmp_path / "page.png")
-    with Image.open(tmp_path / "page.png") as picture:
-        corner = picture.convert("L").getpixel((2, 2))
-    assert corner > 200 if scheme == "light" else corner < 60
-    width = browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert width == 0  # no horizontal overflow
-    browser.scheme("")
-
-
-@needs_chromium
 def test_killed_review_resumes(browser, folder):
     def start():
         running = Forked(main, ["truematch", "review", str(folder), "--port", "0", "--json"])
@@ -272,19 +228,6 @@ def test_killed_review_resumes(browser, folder):
     assert sum(c["kept"] for c in json.loads(said)["bags"].values()) == 2
     assert lines(folder) == [("keep", None), ("drop", "bad_image"), ("keep", None)]
     assert "3 of 5 bags were reviewed" in (folder / "README.md").read_text(encoding="utf-8")
-
-
-@needs_chromium
-def test_all_bags_can_be_dropped_during_the_review(browser, server, folder):
-    browser.open(server.address)
-    for count in range(1, 6):
-        press(browser, "1", count=count)
-    browser.open(server.address)
-    assert decided(browser) == "5 of 5 bags decided · 0 kept · 5 dropped"
-    assert main(["truematch", "apply", str(folder)]) == 2
-    press(browser, "k")
-    browser.wait("document.getElementById('count').textContent.includes('1 kept')")
-    assert main(["truematch", "apply", str(folder)]) == 0
 
 
 def ask(server, method, path, body=None, **headers):
@@ -325,13 +268,10 @@ def test_server_serves_only_images(server):
 
 
 def test_other_sites_and_huge_numbers_are_refused(server, folder, capsys):
-    page = f"http://127.0.0.1:{server.port}"
-    assert ask(server, "GET", "/", Origin=page)[0] == 200
-    for origin in ("http://evil.test", "null", "http://127.0.0.1:1"):
-        assert ask(server, "GET", "/", Origin=origin)[0] == 403
+    assert ask(server, "GET", "/", Origin=f"http://127.0.0.1:{server.port}")[0] == 200
+    assert ask(server, "GET", "/", Origin="http://127.0.0.1:1")[0] == 403
     digits = "9" * 5000  # more than Python reads as a number
     assert ask(server, "GET", f"/image/{digits}") == (404, b"Not found.")
-    assert ask(server, "GET", f"/image/{'0' * 5000}")[0] == 404
     for length in (digits, "-1", "1e3", "\u0661", ""):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         connection.putrequest("POST", "/decisions")
@@ -350,22 +290,6 @@ def test_second_review_and_used_port_are_refused(server, folder, capsys):
     make(folder.parent / "second")
     assert main(["truematch", "review", str(folder.parent / "second"), "--port", str(server.port)]) == 2
     assert "--port" in capsys.readouterr().err
-
-
-def test_page_holds_captions_only_as_data(folder):
-    bags = [{"id": "2-a", "similarity": 0.5, "images": ["0", "1"]}]
-    images = {
-        str(i): {"image_id": HOSTILE, "source": "data:,", "captions": [HOSTILE, "\u2028 &amp;"]} for i in range(2)
-    }
-    options = {"reasons": REASONS, "decisions": {}, "fingerprint": "f"}
-    html = render_review(HOSTILE, bags, images, **options)
-    assert html.count("<script") == 2
-    assert "owned'</script>" not in html
-    data = json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL).group(1))
-    assert data["images"]["0"]["captions"] == [HOSTILE, "\u2028 &amp;"]
-    assert list(data["reasons"]) == list(REASONS)  # the keys 1 to 5 follow this order
-    assert not re.search(r"https?://", html)
-    assert "connect-src 'none'" in unescape(html)
 
 
 def test_missing_images_are_named(folder):
