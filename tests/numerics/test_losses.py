@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_captionrl.losses import caption_log_probs, fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
+from hf_captionrl.losses import fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from hf_captionrl.trainers.trl_smile_sft import document_ids, segment_loss
-from tests.numerics.drawn import DTYPES, IGNORE, Drawn, V, captions, dtypes, extreme, few, fewer, log_sum_exp, seeds
+from tests.numerics.drawn import IGNORE, Drawn, V, captions, dtypes, extreme, few, fewer, log_sum_exp, seeds
 from tests.tolerances import assert_close, close, resolution
 
 OPTIONS = [
@@ -207,17 +207,6 @@ def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
     assert logits.grad.isfinite().all()
 
 
-@fewer
-@given(captions(kinds=("normal",), least=1), st.floats(-3, 3))
-def test_log_probs_do_not_depend_on_a_constant(drawn, constant):
-    eye = torch.eye(V, dtype=torch.float64)
-    logits = drawn.logits.double()
-    bias = torch.full((V,), constant, dtype=torch.float64)
-    torch.testing.assert_close(
-        linear_log_probs(logits, eye, drawn.labels, bias=bias), linear_log_probs(logits, eye, drawn.labels)
-    )
-
-
 # Subsets of sentences and windows
 
 
@@ -260,12 +249,11 @@ def pieces(tokens: list[int], scope: str, window: int, ends: Tensor) -> list[lis
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_loss_without_supervised_tokens_is_0_for_large_states(dtype):
+def test_loss_without_supervised_tokens_is_0_for_large_states():
     """The sum of these states is infinite in fp16, and infinity times 0 is NaN, but the loss must be 0."""
-    hidden = torch.full((1, 8, V), 3e4, dtype=dtype, requires_grad=True)
+    hidden = torch.full((1, 8, V), 3e4, dtype=torch.float16, requires_grad=True)
     labels = torch.full((1, 8), IGNORE)
-    loss = segment_loss(hidden, torch.eye(V, dtype=dtype), labels, document_ids(labels, None))
+    loss = segment_loss(hidden, torch.eye(V, dtype=torch.float16), labels, document_ids(labels, None))
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == 0
@@ -275,12 +263,11 @@ def test_loss_without_supervised_tokens_is_0_for_large_states(dtype):
 # Negative controls
 
 
-@pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_sum_in_half_precision_is_detected(dtype):
+def test_sum_in_half_precision_is_detected():
     """Negative control: the same loss in the logits' dtype exceeds the tolerance above."""
-    logits = extreme((1, 1, V), "normal", dtype, 0)
-    careless = F.cross_entropy((10 * logits[0]).to(dtype), torch.tensor([3])).double()
-    drawn = Drawn((10 * logits).to(dtype), torch.tensor([[3]]))
+    logits = 10 * extreme((1, 1, V), "normal", torch.bfloat16, 0)
+    drawn = Drawn(logits.to(torch.bfloat16), torch.tensor([[3]]))
+    careless = F.cross_entropy(drawn.logits[0], torch.tensor([3])).double()
     exact = float(slowly(drawn, {"mle_weight": 1.0})[0, 0])
     off = resolution(max(1.0, drawn.size))
     assert abs(float(careless) - exact) > 10 * off
@@ -362,52 +349,6 @@ def test_kl_of_a_distant_policy_equals_exp_while_exp_is_finite(seed, ratio, pena
     assert_close(found, -(gain / number).sum() / divisor, magnitude=1)
 
 
-@few
-@given(seeds, loss_types, st.booleans())
-def test_invariances_and_scaling(seed, loss_type, ratio):
-    b = drawn(seed, 3.0)
-    how = {"ratio": ratio, "penalty": True, "loss_type": loss_type}
-    before = loss_of(b, **how)
-    order = torch.randperm(3, generator=torch.Generator().manual_seed(seed))
-    moved = loss_of({name: value[order] for name, value in b.items()}, **how)
-    wider = {
-        name: value if value.ndim == 1 else torch.nn.functional.pad(value, (0, 3), value=0)
-        for name, value in b.items()
-    }
-    for other in (moved, loss_of(wider, **how)):
-        assert {n: float(v) for n, v in other.items()} == pytest.approx({n: float(v) for n, v in before.items()})
-    # Without penalty and bonus the loss is linear in the advantages.
-    plain, doubled = (
-        policy_gradient_loss(
-            b["log_probs"],
-            k * b["advantages"],
-            b["mask"],
-            loss_type=loss_type,  # type: ignore[arg-type]
-            old_log_probs=b["old"] if ratio else None,
-            epsilon=0.2,
-            max_completion_length=6,
-        )["loss"]
-        for k in (1.0, 2.0)
-    )
-    torch.testing.assert_close(doubled, 2 * plain)
-
-
-@fewer
-@given(seeds, loss_types)
-def test_captions_of_one_and_zero_tokens(seed, loss_type):
-    b = drawn(seed, 1e4, lengths=(1, 1, 0))
-    found = caption_log_probs(b["log_probs"], b["mask"], loss_type)
-    torch.testing.assert_close(found, torch.where(b["mask"][:, 0], b["log_probs"][:, 0], 0.0))
-    none = policy_gradient_loss(
-        torch.zeros(0, 4),
-        torch.zeros(0),
-        torch.zeros(0, 4, dtype=torch.bool),
-        loss_type=loss_type,
-        max_completion_length=6,
-    )
-    assert none["loss"] == 0
-
-
 def test_half_precision_does_not_round_the_advantages():
     """An advantage of 1 + 2^-9 is 1 in bf16: the gradient is computed in fp32 for log-probabilities of any dtype."""
     advantage = torch.tensor([1 + 2**-9])
@@ -424,8 +365,7 @@ def test_unbounded_exp_is_detected():
     assert log_probs.grad.isnan().all()
 
 
-@pytest.mark.parametrize("scope", ["document", "sentence", "window"])
-@pytest.mark.parametrize("mle_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("scope", "mle_weight"), [("document", 0.0), ("sentence", 0.3), ("window", 0.3)])
 def test_smile_of_documents_sentences_and_windows_passes_gradcheck(scope, mle_weight):
     """The other losses have theirs in tests/losses."""
     labels = torch.tensor([[IGNORE, 3, 9, 3, 2], [0, 7, IGNORE, 2, IGNORE]])
