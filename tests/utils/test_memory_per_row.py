@@ -10,7 +10,6 @@ import pickle
 import tracemalloc
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -25,7 +24,6 @@ from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import ids_digest, load_split
 from hf_captionrl.evaluation.evaluator import Evaluator, bags_and_images, human_captions, pool_images
 from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.retrieval.bags import NeighbourFile, load_neighbours, save_neighbours
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
@@ -202,15 +200,3 @@ def test_bound_is_below_a_list_of_ids(folder):
         return [str(name) for name in rows_of(folder, number)["image_id"]]
 
     assert bytes_per_row(listed, folder, FEW, MANY) > IDS
-
-
-def test_neighbours_are_renumbered_for_a_column_of_ids(tmp_path):
-    ids = [f"é {n}" for n in range(9)]
-    ranks = (torch.arange(9)[:, None] + torch.arange(1, 3)) % 9
-    path = save_neighbours(tmp_path / "n.safetensors", NeighbourFile(ranks, torch.ones(9, 2), ids, "made-up@1"))
-    order = np.random.default_rng(0).permutation(9)
-    column = datasets.Dataset.from_dict({"image_id": [ids[row] for row in order]})["image_id"]
-    found = load_neighbours(path, image_ids=column)
-    assert found.image_ids == [ids[row] for row in order]
-    for row, nearest in enumerate(found.indices.tolist()):
-        assert [order[other] for other in nearest] == ranks[order[row]].tolist()

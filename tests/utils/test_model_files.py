@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -78,39 +79,21 @@ def test_default_scorer_from_a_cache(layout, cache):
     assert scorer.revision == (MAIN if layout == "on main" else PULL)[:12]
 
 
-@pytest.mark.parametrize("layout", ["pickle", "configuration", "nothing"])
-def test_cache_without_safetensors_raises_with_a_remedy(layout, cache):
-    if layout != "nothing":
-        download(cache, "main", MAIN, *SMALL)
-    if layout == "pickle":
-        pickle_in(cache, MAIN)
-    with pytest.raises(FileNotFoundError) as caught:
+def test_cache_without_safetensors_raises_with_a_remedy_that_works(cache, tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match="Offline, only folders and downloaded models"):
         load_scorer(NAME)
-    said = str(caught.value)
-    if layout == "nothing":
-        assert "Offline, only folders and downloaded models" in said
-        return
-    assert said.startswith(f"'{NAME}' has no weights in safetensors")
-    assert ("it has pytorch_model.bin" in said) == (layout == "pickle")
-    assert f"Use `captionrl convert {NAME} OUT` and load OUT." in said
-    assert "use_safetensors" not in said
-
-
-def test_command_in_the_error_message_works(cache, tmp_path, capsys):
-    """Run with the name in the message and the same cache."""
     download(cache, "main", MAIN, *SMALL)
+    remedy = rf"^'{NAME}' has no weights in safetensors.*Use `captionrl convert {NAME} OUT` and load OUT\."
+    with pytest.raises(FileNotFoundError, match=remedy) as caught:
+        load_scorer(NAME)
+    assert "pytorch_model.bin" not in str(caught.value)
     pickle_in(cache, MAIN)
+    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert"):
+        load_scorer(NAME)
     assert main(["convert", NAME, str(tmp_path / "out")]) == 0
     assert "read   pytorch_model.bin" in capsys.readouterr().out
     expected = load_scorer(SOURCE).text_features(["a red pig"])
     assert torch.equal(load_scorer(tmp_path / "out").text_features(["a red pig"]), expected)
-
-
-def test_folder_with_the_files_of_both_revisions(tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "clip")
-    torch.save({"a": torch.ones(1)}, tmp_path / "clip" / "pytorch_model.bin")
-    expected = load_scorer(SOURCE).text_features(["a red pig"])
-    assert torch.equal(load_scorer(tmp_path / "clip").text_features(["a red pig"]), expected)
 
 
 @pytest.fixture(scope="module")
@@ -140,24 +123,12 @@ def refused(folder, capsys, **kwargs):
     return said
 
 
-JSON_FILES = (
-    "config.json",
-    "captioner.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-    "generation_config.json",
+@pytest.mark.parametrize(
+    ("file", "text"), [("config.json", "null"), ("captioner.json", "[1]"), ("preprocessor_config.json", "{")]
 )
-
-
-@pytest.mark.parametrize("file", JSON_FILES)
-@pytest.mark.parametrize("text", ["null", "[1]", "{"])
-def test_json_that_is_not_an_object(file, text, copy):
+def test_json_that_is_not_an_object(file, text, copy, capsys):
     (copy / file).write_text(text)
-    with pytest.raises(
-        ValueError, match=rf"{file} (contains|is not valid JSON) .*Use an intact copy of the checkpoint\.$"
-    ):
-        load_captioner(copy)
+    assert re.search(rf"{file} (contains|is not valid JSON) .*Use an intact copy", refused(copy, capsys))
 
 
 @pytest.mark.parametrize(
@@ -166,10 +137,7 @@ def test_json_that_is_not_an_object(file, text, copy):
         ("config.json", {"vision_config": []}),
         ("config.json", {"model_type": 5}),
         ("config.json", {"text_config": {"hidden_size": "wide"}}),
-        ("config.json", {"text_config": {"num_hidden_layers": None}}),
         ("captioner.json", {"prompt": None}),
-        ("captioner.json", {"num_frames": "8"}),
-        ("captioner.json", {"frame_pooling": 3}),
         ("preprocessor_config.json", {"image_processor_type": 3}),
         ("processor_config.json", {"image_processor": 3}),
     ],
@@ -186,21 +154,13 @@ def test_values_of_a_wrong_type(file, change, copy):
         load_captioner(copy)
 
 
-@pytest.mark.parametrize("damage", ["empty", "header", "half", "one byte"])
-def test_damaged_weights(damage, copy, capsys):
+@pytest.mark.parametrize("kept", [slice(0), slice(-1)], ids=["empty", "truncated"])
+def test_damaged_weights(kept, copy, capsys):
     path = copy / "model.safetensors"
-    data = path.read_bytes()
-    path.write_bytes(
-        {"empty": b"", "header": data[:100], "half": data[: len(data) // 2], "one byte": data[:-1]}[damage]
-    )
+    path.write_bytes(path.read_bytes()[kept])
     said = refused(copy, capsys)
     assert f"{path} (" in said
     assert "is truncated or not a safetensors file" in said
-
-
-def test_null_configuration_on_the_command_line(copy, capsys):
-    (copy / "captioner.json").write_text("null")
-    assert f"{copy / 'captioner.json'} contains null" in refused(copy, capsys)
 
 
 def test_use_safetensors(copy):
@@ -209,6 +169,8 @@ def test_use_safetensors(copy):
         load_captioner(copy, use_safetensors=False)
     with pytest.raises(ValueError, match=r"^output_loading_info is True"):
         load_captioner(copy, output_loading_info=True)
+    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
+        load_captioner(copy, nonsense=1)
 
 
 def test_weights_that_do_not_match_the_configuration_raise(copy, capsys):
@@ -234,7 +196,7 @@ def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
             assert "as its base model, which is the adapter itself. Pass base_model=" in said
 
 
-@pytest.mark.parametrize("base", [3, ["a"], {}])
+@pytest.mark.parametrize("base", [["a"], {}], ids=str)
 def test_base_model_of_a_wrong_type_raises(base, saved, tmp_path):
     captioner = load_captioner(saved)
     captioner.add_lora("language", r=2)
@@ -269,7 +231,7 @@ def test_shards_load(copy, saved):
         assert torch.equal(value, expected[name])
 
 
-HOSTILE = ["weights.bin", "../outside.safetensors", "sub/a.safetensors", "..\\outside.safetensors", 3, True, ["a"]]
+HOSTILE = ["weights.bin", "../outside.safetensors", "..\\outside.safetensors", 3]
 
 
 @pytest.mark.parametrize("entry", HOSTILE, ids=str)
@@ -280,23 +242,15 @@ def test_index_entries_must_be_plain_names_of_safetensors(entry, copy, monkeypat
         load_captioner(copy)
 
 
-@pytest.mark.parametrize("entry", HOSTILE[:2])
-@pytest.mark.parametrize("kind", ["scorer", "language model", "clipcap"])
-def test_index_entries_of_other_models(kind, entry, tmp_path):
-    name = {"scorer": "siglip-held-out", "language model": "gpt2-perplexity", "clipcap": "clipcap-mle"}[kind]
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [(load_scorer, "siglip-held-out"), (load_language_model, "gpt2-perplexity"), (load_captioner, "clipcap-mle")],
+)
+def test_index_entries_of_other_models(load, name, tmp_path):
     shutil.copytree(model_path(f"scenes:{name}"), tmp_path / "model")
-    sharded(tmp_path / "model", entry)
-    load = {"scorer": load_scorer, "language model": load_language_model, "clipcap": load_captioner}[kind]
+    sharded(tmp_path / "model", HOSTILE[1])
     with pytest.raises(ValueError, match="plain name of a"):
         load(str(tmp_path / "model"))
-
-
-@pytest.mark.parametrize(("content", "message"), [({}, "has no weight_map"), ([], r"contains \[\]")], ids=str)
-def test_index_without_a_weight_map_raises(content, message, copy):
-    sharded(copy)
-    (copy / "model.safetensors.index.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"model\.safetensors\.index\.json {message}"):
-        load_captioner(copy)
 
 
 def test_missing_and_truncated_shards_raise(copy):
@@ -326,7 +280,6 @@ def test_configuration_cannot_select_a_pickle(copy):
         {"attn_implementation": "kernels-community/flash-attn"},
         {"_attn_implementation": "flash_attention_2"},
         {"text_config": {"attn_implementation": "someone/kernel@main:attend"}},
-        {"vision_config": {"_attn_implementation": "someone/kernel"}},
         {"experts_implementation": "someone/kernel"},
     ],
     ids=str,
@@ -382,25 +335,17 @@ def test_shipped_names_load_without_resolving_them():
 
 
 @pytest.mark.parametrize("name", ["variant", "subfolder", "gguf_file", "weights_only"])
-def test_arguments_that_select_other_files_or_folders_raise(copy, capsys, name):
-    (copy / "sub").mkdir()
+def test_arguments_that_select_other_files_or_folders_raise(copy, name):
     with pytest.raises(ValueError, match=rf"{name} is '.*not supported"):
         load_captioner(copy, **{name: "sub"})
-    assert load_captioner(copy, **{name: None}).model is not None
 
 
-@pytest.mark.parametrize("part", ["vision_model.encoder", "crossattention"])
-def test_captioner_with_missing_weights_raises(copy, capsys, part):
+def test_captioner_with_missing_weights_raises(copy, capsys):
     weights = load_file(copy / "model.safetensors")
-    lost = [weight for weight in weights if part in weight]
+    lost = [weight for weight in weights if "crossattention" in weight]
     assert lost
     save_file({k: v for k, v in weights.items() if k not in lost}, copy / "model.safetensors", {"format": "pt"})
     assert f"lacks {len(lost)} weights" in refused(copy, capsys)
-
-
-def test_unknown_argument_of_from_pretrained_raises(copy):
-    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
-        load_captioner(copy, nonsense=1)
 
 
 def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
