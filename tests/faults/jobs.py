@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import os
 import resource
@@ -27,11 +26,6 @@ def warm_up():
 
     torch.set_num_threads(1)
     import hf_captionrl.apps.experiments
-    import hf_captionrl.cli.bags
-    import hf_captionrl.cli.caption
-    import hf_captionrl.cli.evaluate
-    import hf_captionrl.cli.main
-    import hf_captionrl.evaluation.caption_files
     import hf_captionrl.evaluation.evaluator
     import hf_captionrl.hub
     import hf_captionrl.metrics.table  # noqa: F401
@@ -228,7 +222,7 @@ def recipe(arguments, *, signal_at=None):
     return {"rows": results["rows"], "steps": steps}
 
 
-# Caches, bags, evaluation, boosting, push
+# Caches, push
 
 
 def truth(keys):
@@ -320,55 +314,6 @@ def cached(folder, *, images=None, form="uint8"):
     return {"keys": [KEYS[number] for number in known], "right": right}
 
 
-def command(arguments, *, at=None):
-    """`captionrl` with arguments, and how it ended."""
-    from hf_captionrl.cli.main import main
-
-    said = io.StringIO()
-    with Moment(at) as moment, contextlib.redirect_stdout(said):
-        code = main(arguments)
-    return {"calls": moment.calls, "code": code}
-
-
-def photos(folder, *, number):
-    """Write scenes into a folder of images with captions: reading it takes less than drawing the embedded world."""
-    from hf_captionrl.data import open_image
-    from hf_captionrl.scenes import load_scenes
-
-    rows = load_scenes(num_train=0, num_validation=0, num_test=number)["test"]
-    Path(folder).mkdir()
-    lines = []
-    for row in rows:
-        open_image(row["image"]).save(Path(folder) / f"{row['image_id']}.png")
-        lines.append(json.dumps({"file_name": f"{row['image_id']}.png", "captions": row["captions"], "split": "test"}))
-    (Path(folder) / "metadata.jsonl").write_text("\n".join(lines))
-
-
-class Noting:
-    """A backend that notes in a file what it is asked."""
-
-    def __init__(self, inner, path):
-        self.inner, self.path = inner, path
-        self.model, self.revision, self.is_multimodal = inner.model, inner.revision, inner.is_multimodal
-
-    def complete(self, prompts):
-        for position, text in self.inner.complete(prompts):
-            noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
-            yield position, text
-
-
-def boost(folder, *, asked, number=12, at=None):
-    """Boost a few scenes."""
-    from hf_captionrl.apps.boosting.boost import boost_shard, write_boosted_captions
-    from tests.apps.boosting.doubles import pair, scenes
-
-    rows = scenes(number)
-    backends: dict[str, Any] = {name: Noting(backend.inner, asked) for name, backend in pair(rows).items()}
-    with Moment(at) as moment:
-        write_boosted_captions(rows, folder, boost_shard(rows, folder, rows_at_once=5, **backends))
-    return {"calls": moment.calls}
-
-
 def push(folder, url, *, at=None):
     """Push a folder to a Hub on this machine."""
     import huggingface_hub.utils._http as client_http
@@ -384,14 +329,3 @@ def push(folder, url, *, at=None):
     with Moment(at) as moment:
         push_folder(folder, "smile", token=WRITE, sleep=lambda seconds: None)
     return {"calls": moment.calls}
-
-
-def boosted(folder):
-    """Rows of a merged file without the times, and the answers of its journals."""
-    from hf_captionrl.apps.boosting.boost import read_journals
-    from tests.apps.boosting.doubles import content
-
-    path = Path(folder) / "captions.parquet"
-    answers = [f"{entry['stage']}/{entry['image_id']}" for entry in read_journals(folder)]
-    rows = json.loads(json.dumps(content(path), default=str)) if path.exists() else None
-    return {"rows": rows, "answers": answers}

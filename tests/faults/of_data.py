@@ -1,9 +1,8 @@
-"""Faults of what is not training: caches, bags, captions, their evaluation, boosting, pushes, shards."""
+"""Faults of what is not training: caches, pushes, shards."""
 
 from __future__ import annotations
 
 import collections
-import json
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -101,123 +100,6 @@ def corrupted_pixels(warm_process, folder, rng, kills):
     for number in range(kills):
         more = {"images": images, "form": ("uint8", "jpeg")[number % 2]}
         yield from _corrupted(warm_process, folder / f"filled-{number}", rng, 1, **more)
-
-
-def _killed_command(warm_process, folder, rng, kills, arguments, read) -> Iterator[Trial]:
-    """Kill `captionrl` and give the same command again; what it writes must be what an undisturbed one writes."""
-    warm_process.warm("command", arguments=arguments(folder / "warm"))
-    whole = warm_process.run("command", arguments=arguments(folder / "whole"), at=0)
-    assert whole.code == 0, whole.output
-    assert whole.value["code"] == 0, whole.output
-    expected = read(folder / "whole")
-    for number in range(kills):
-        run = folder / f"run-{number}"
-        killed = warm_process.run("command", arguments=arguments(run), at=rng.randint(1, whole.value["calls"]))
-        assert killed.killed, killed.output
-        again = warm_process.run("command", arguments=arguments(run))
-        found = read(run)
-        lost = sum((collections.Counter(expected) - collections.Counter(found)).values())
-        repeated = sum((collections.Counter(found) - collections.Counter(expected)).values())
-        fine = again.code == 0 and again.value["code"] == 0 and found == expected
-        yield Trial(fine, lost, repeated, "" if fine else again.output[-400:])
-        shutil.rmtree(run, ignore_errors=True)
-
-
-def photos(warm_process, folder, number):
-    """Options that name a data set of few images."""
-    made = warm_process.run("photos", folder=str(folder / "photos"), number=number)
-    assert made.code == 0, made.output
-    return ["--dataset", "imagefolder", "--data_dir", str(folder / "photos")]
-
-
-@area("bags")
-def bags(warm_process, folder, rng, kills):
-    """Kill -9 while bags are mined."""
-    data = photos(warm_process, folder, 40)
-
-    def arguments(run):
-        more = [*data, "--scorer", "scenes:clip-reward", "--bag_sizes", "3", "5"]
-        return ["bags", "--output", str(run / "bags.json"), "--cache_dir", str(run / "cache"), *more]
-
-    def read(run):
-        if not (run / "bags.json").exists():
-            return []
-        return [json.dumps(bag) for bag in json.loads((run / "bags.json").read_text())["bags"]]
-
-    yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
-
-
-@area("captions")
-def captions(warm_process, folder, rng, kills):
-    """Kill -9 while captions are written."""
-    data = photos(warm_process, folder, 12)
-
-    def arguments(run):
-        run.mkdir(exist_ok=True)
-        more = [*data, "--batch_size", "3", "--num_beams", "1", "--max_new_tokens", "8"]
-        return ["caption", "scenes:blip-mle", "--output", str(run / "captions.jsonl"), *more]
-
-    def read(run):
-        path = run / "captions.jsonl"
-        return path.read_text().splitlines() if path.exists() else []
-
-    yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
-
-
-@area("evaluation")
-def evaluation(warm_process, folder, rng, kills):
-    """Kill -9 while captions are evaluated."""
-    data = photos(warm_process, folder, 12)
-    files = [folder / "a.jsonl", folder / "b.jsonl"]
-    for file, tokens in zip(files, ("8", "12"), strict=True):
-        more = [*data, "--num_beams", "1", "--max_new_tokens", tokens]
-        made = warm_process.run("command", arguments=["caption", "scenes:blip-mle", "--output", str(file), *more])
-        assert made.code == 0, made.output
-
-    def arguments(run):
-        models = ["--scorer", "scenes:siglip-held-out", "--language_model", "none"]
-        folders = ["--output_dir", str(run), "--cache_dir", str(run / "cache")]
-        return ["evaluate", "--captions", *map(str, files), *data, *models, *folders]
-
-    def read(run):
-        path = run / "comparison.json"
-        if not path.exists():
-            return []
-        return [json.dumps(row) for table in json.loads(path.read_text())["tables"].values() for row in table["rows"]]
-
-    yield from _killed_command(warm_process, folder, rng, kills, arguments, read)
-
-
-@area("boosting")
-def boosting(warm_process, folder, rng, kills):
-    """Kill -9 while captions are boosted."""
-    warm_process.warm("boost", folder=str(folder / "warm"), asked=str(folder / "asked-warm"))
-    whole = warm_process.run("boost", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0)
-    assert whole.code == 0, whole.output
-    boosted = warm_process.run("boosted", folder=str(folder / "whole")).value
-    expected, whole_answers = boosted["rows"], len(boosted["answers"])
-    done = 0
-    while done < kills:
-        run, asked = folder / f"run-{done}", folder / f"asked-{done}"
-        before: collections.Counter = collections.Counter()
-        for last in [*[False] * min(3, kills - done), True]:
-            left = 1 - sum(before.values()) / whole_answers  # of the work, and so of the calls
-            at = None if last else rng.randint(1, max(1, int(whole.value["calls"] * left)))
-            paid = len(asked.read_text().splitlines()) if asked.exists() else 0
-            ended = warm_process.run("boost", folder=str(run), asked=str(asked), at=at)
-            found = warm_process.run("boosted", folder=str(run)).value
-            answers = collections.Counter(found["answers"])
-            lost = sum((before - answers).values())
-            # Of what stood in the journal nothing is asked again, and nothing stands there twice.
-            asked_now = asked.read_text().splitlines()[paid:] if asked.exists() else []
-            repeated = sum(entry in before for entry in asked_now) + sum(n - 1 for n in answers.values())
-            before = answers
-            if last:
-                assert found["rows"] == expected, ended.output[-400:]
-            else:
-                assert ended.killed, ended.output
-                done += 1
-                yield Trial(not lost and not repeated, lost, repeated, ended.output[-300:])
 
 
 @area("push")

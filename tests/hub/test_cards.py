@@ -449,13 +449,8 @@ def test_card_is_rendered_again_from_the_manifest(boosted, capsys):
     assert (boosted / "README.md").read_bytes() == before
     assert main(["card", str(boosted), "--dataset_id", "me/other"]) == 0
     assert '"me/other"' in (boosted / "README.md").read_text()
-    for bad, message in (
-        (["--license", "TODO"], "placeholder"),
-        (["--dataset_id", "a b"], "not a name that the Hub accepts"),
-        (["--model_id", "me/x"], "not a fact of a data set's card"),
-    ):
-        assert main(["card", str(boosted), *bad]) == 2
-        assert message in capsys.readouterr().err
+    assert main(["card", str(boosted), "--model_id", "me/x"]) == 2
+    assert "model_id" in capsys.readouterr().err
     assert '"me/other"' in (boosted / "README.md").read_text()
     assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
     assert (boosted / "README.md").read_bytes() == before

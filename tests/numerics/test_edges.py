@@ -26,8 +26,8 @@ from hf_captionrl.metrics import (
 from hf_captionrl.retrieval.neighbours import normalised
 from hf_captionrl.retrieval.ranking import bag_ranks, check_features, distractor_recall, ranks, set_ranks, unit_rows
 from hf_captionrl.retrieval.scorer import _unit
-from tests.numerics.drawn import DTYPES, V, few, fewer, seeds
-from tests.tolerances import assert_close, close, resolution
+from tests.numerics.drawn import V, few, fewer, seeds
+from tests.tolerances import assert_close, close
 
 # Powers of two that scale small integers exactly in each dtype.
 POWERS = {
@@ -185,48 +185,6 @@ def test_agreement_does_not_depend_on_the_unit():
         assert krippendorff_alpha(scaled, level="interval")["alpha"] == pytest.approx(plain, rel=1e-12)
 
 
-sizes = st.sampled_from([1e-4, 1.0, 1e4])
-
-
-halves = st.sampled_from([*DTYPES, torch.float64])
-
-
-def features(rows: int, seed: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:
-    drawn = torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (size * drawn).to(dtype)
-
-
-@few
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), halves, seeds, sizes)
-def test_emscore_of_one_token_and_one_frame_and_more(N, T, F, dtype, seed, size):
-    tokens = [features(T, seed + i, dtype, size) for i in range(N)]
-    frames = [features(F, seed + 9 + i, dtype) for i in range(N)]
-    found = emscore(tokens, frames)
-    off = resolution(1, dtype="float64")
-    for key in ("precision", "recall", "fine_precision", "fine_recall", "coarse"):
-        assert -1 - off <= found[key] <= 1 + off, key
-        assert np.isfinite(found["per_sample"][key]).all()
-    turned = emscore(tokens, [rows.flip(0) for rows in frames])
-    assert turned["precision"] == close(found["precision"], magnitude=1)
-    assert turned["recall"] == close(found["recall"], magnitude=1)
-    own = emscore(tokens, [rows[-1:] for rows in tokens])
-    assert own["coarse"] == close(1.0, dtype="float32")
-    if T == 1:
-        assert own["f"] == close(1.0, dtype="float32")
-        cosines = [self_cosines(t, f).max() for t, f in zip(tokens, frames, strict=True)]
-        assert found["fine_precision"] == close(float(np.mean(cosines)), magnitude=1, dtype="float32")
-    # F is a mean of P and R if both are positive; if they cancel it is unbounded but finite.
-    positive = (found["per_sample"]["fine_precision"] > 0) & (found["per_sample"]["fine_recall"] > 0)
-    pair = np.stack([found["per_sample"]["fine_precision"], found["per_sample"]["fine_recall"]])[:, positive]
-    fine = found["per_sample"]["fine_f"][positive]
-    assert ((fine >= pair.min(0) - off) & (fine <= pair.max(0) + off)).all()
-
-
-def self_cosines(a: Tensor, b: Tensor) -> np.ndarray:
-    left, right = (torch.nn.functional.normalize(x.double(), dim=1) for x in (a, b))
-    return (left @ right.T).numpy()
-
-
 class Fixed(torch.nn.Module):
     """A language model with the same logits at every position."""
 
@@ -249,14 +207,9 @@ class Letters:
 
 
 @few
-@given(
-    st.lists(st.text("abcdef", min_size=1, max_size=5), min_size=1, max_size=4),
-    st.sampled_from(DTYPES),
-    seeds,
-    st.sampled_from([1.0, 1e4]),
-)
-def test_perplexity_of_a_certain_and_wrong_model_is_infinite(captions, dtype, seed, scale):
-    row = (scale * torch.randn(V, generator=torch.Generator().manual_seed(seed))).to(dtype)
+@given(st.lists(st.text("abcdef", min_size=1, max_size=5), min_size=1, max_size=4), seeds, st.sampled_from([1.0, 1e4]))
+def test_perplexity_of_a_certain_and_wrong_model_is_infinite(captions, seed, scale):
+    row = (scale * torch.randn(V, generator=torch.Generator().manual_seed(seed))).to(torch.bfloat16)
     found = caption_perplexity(captions, Fixed(row), Letters(), bos="prepend", batch_size=2)
     log_probs = row.float().double().log_softmax(0)
     nats = [-sum(float(log_probs[1 + ord(letter) % (V - 1)]) for letter in text) for text in captions]

@@ -16,14 +16,12 @@ import pytest
 
 from hf_captionrl.scenes import bags, check, load_scenes, render_scene, sample_scene, vary_scene
 from hf_captionrl.scenes.dataset import FEATURES, _kept, compose_splits
-from hf_captionrl.scenes.grammar import SALIENCE
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
 from hf_captionrl.scenes.world import (
     CATEGORIES,
     EMOJI_KINDS,
     NATURAL_COLOURS,
     SHAPE_KINDS,
-    UNMARKED,
     Facts,
     Scene,
     names_of,
@@ -156,20 +154,6 @@ def test_references_are_short_and_seldom_wrong(scenes):
             words.append(len(caption.split()))
     assert 5 < np.mean(words) < 7
     assert 0.02 < wrong / claims < 0.04
-
-
-def test_annotators_mention_facts_by_salience(scenes):
-    """Verbosity orders the annotators, salience the facts; every annotator leaves out most."""
-    rows = list(zip(scenes["train"]["facts"][:1500], scenes["train"]["captions"][:1500], strict=True))
-    shares = {}
-    for name in ("count", "colour", "background", "size", "orientation"):
-        said = [
-            name in check(captions[3], facts).recalled for facts, captions in rows if facts[name] != UNMARKED.get(name)
-        ]
-        shares[name] = np.mean(said)
-    assert sorted(shares, key=shares.get, reverse=True) == sorted(shares, key=SALIENCE.get, reverse=True)
-    lengths = [np.mean([len(captions[n].split()) for _, captions in rows]) for n in range(5)]
-    assert lengths == sorted(lengths)
 
 
 def test_every_kind_has_a_category_a_sprite_in_the_notice_and_a_name_of_its_own():

@@ -17,7 +17,6 @@ from hf_captionrl.text.ngrams import (
     TokenBatch,
     count_documents,
     count_ngrams,
-    distinct_share,
     encode_words,
     group_blocks,
 )
@@ -56,45 +55,6 @@ def test_counts_equal_a_plain_loop(captions, max_order):
     assert found == expected
     assert [len(names[i]) - 1 for i in counts.ids.tolist()] == counts.orders(counts.ids).tolist()
     assert counts.totals().tolist() == [[max(0, len(c) - n + 1) for n in range(1, max_order + 1)] for c in captions]
-
-
-@settings(max_examples=60, deadline=None)
-@given(CAPTIONS, st.data())
-def test_table_has_the_counts_of_a_group(captions, data):
-    groups = [data.draw(st.integers(0, 2)) for _ in captions]
-    slots = [groups[:i].count(groups[i]) for i in range(len(groups))]
-    left_out = data.draw(st.integers(0, len(captions) - 1))
-    vocabulary: dict[str, int] = {}
-    counts = count_ngrams(encode_words(captions, vocabulary), 3, torch.tensor(groups))
-    names = spelled(counts, list(vocabulary))
-    shown = torch.tensor(slots)
-    shown[left_out] = -1
-    table = counts.table(shown)
-    seen = set()
-    for column, (i, group) in enumerate(zip(counts.column_ids.tolist(), counts.column_groups.tolist(), strict=True)):
-        seen.add((group, names[i]))
-        for row, slot in enumerate(shown.tolist()):
-            if groups[row] == group and slot >= 0:
-                assert table[column, slot] == plain_counts(captions[row], len(names[i]))[names[i]]
-    expected = {
-        (g, gram) for g, c in zip(groups, captions, strict=True) for n in (1, 2, 3) for gram in plain_counts(c, n)
-    }
-    assert seen == expected
-    for row, i, column in zip(counts.rows.tolist(), counts.ids.tolist(), counts.columns.tolist(), strict=True):
-        assert (groups[row], i) == (int(counts.column_groups[column]), int(counts.column_ids[column]))
-
-
-@settings(max_examples=60, deadline=None)
-@given(CAPTIONS, st.sampled_from(["words", "ngrams"]), st.integers(1, 3))
-def test_distinct_share_equals_a_plain_loop(captions, per, order):
-    groups = [i % 2 for i in range(len(captions))]
-    counts = count_ngrams(encode_words(captions), 3, torch.tensor(groups))
-    shares = distinct_share(counts, order, 2, per=per)
-    for group in range(2):
-        own = [c for c, g in zip(captions, groups, strict=True) if g == group]
-        distinct = len(set().union(*(plain_counts(c, order) for c in own)))
-        total = sum(len(c) if per == "words" else max(0, len(c) - order + 1) for c in own)
-        assert shares[group].item() == pytest.approx(distinct / max(total, 1))
 
 
 def test_padded_token_ids_give_the_same_counts_as_words():
@@ -179,35 +139,6 @@ def in_blocks(monkeypatch, size):
         return whole, function()
 
     return compute
-
-
-def test_blocks_have_all_captions_and_whole_images(monkeypatch, size):
-    candidates, references = corpus()
-    candidates[3] = candidates[40] = candidates[-1] = []  # images with references only
-    images = torch.cat([owners(candidates), owners(references)])
-    number = len(owners(candidates))
-    batch = TokenBatch(
-        torch.arange(len(images)), torch.ones(len(images), dtype=torch.long)
-    )  # each token is its caption
-    monkeypatch.setattr(ngrams, "_CAPTIONS_AT_ONCE", size)
-    ours, theirs = [], []
-    for part, owned in group_blocks(batch, images[:number], images[number:]):
-        assert part.lengths.tolist() == [1] * len(part.tokens)
-        assert len(owned[0]) > 0
-        shift = images[part.tokens] - torch.cat(owned)  # the first image of the block
-        assert shift.tolist() == [shift[0]] * len(part)
-        assert min(map(int, torch.cat(owned))) >= 0
-        ours.append(part.tokens[: len(owned[0])])
-        theirs.append(part.tokens[len(owned[0]) :])
-        assert (
-            torch.isin(images, images[part.tokens]).nonzero().flatten().tolist() == part.tokens.sort().values.tolist()
-        )
-    assert len(ours) > 1
-    assert torch.cat(ours).tolist() == list(range(number))
-    kept = torch.cat(theirs).tolist()
-    assert kept == sorted(kept)
-    assert set(images[kept].tolist()) >= set(images[:number].tolist())
-    assert torch.isin(images[number:], images[:number]).sum() <= len(kept) <= len(images) - number
 
 
 def test_unsorted_groups_are_one_block(monkeypatch):

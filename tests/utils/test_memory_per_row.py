@@ -5,7 +5,6 @@ An id as a Python string takes 49 bytes and its characters, and 8 in a list; a r
 
 import gc
 import io
-import json
 import pickle
 import tracemalloc
 
@@ -18,11 +17,10 @@ from PIL import Image
 
 from hf_captionrl.cli.evaluate import rows_to_encode
 from hf_captionrl.cli.features import FeaturesOptions, FeatureStage
-from hf_captionrl.data import ImageReader, check_captions, exchange_captions
-from hf_captionrl.data.columns import arrow_column, id_column, replace_column, select_rows
+from hf_captionrl.data import ImageReader
+from hf_captionrl.data.columns import id_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import ids_digest, load_split
-from hf_captionrl.evaluation.evaluator import Evaluator, bags_and_images, human_captions, pool_images
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
@@ -81,31 +79,11 @@ def load_images(folder, number):
     return split, reader
 
 
-def check_rows(folder, number):
-    rows, report = check_captions(rows_of(folder, number), check_images=False)
-    assert len(rows) == number
-    assert not report.entries
-    return rows
-
-
 def smile(folder, number):
     config = SmileConfig(str(folder / "smile"), captions_per_image="all", report_to="none", use_cpu=True)
     trainer = SmileTrainer(tiny_captioner("blip"), config, rows_of(folder, number))
     assert len(trainer.train_dataset) == 2 * number
     return trainer
-
-
-def exchange(folder, number):
-    return exchange_captions(rows_of(folder, number), folder / f"{number}.parquet")
-
-
-def evaluation(folder, number):
-    """References and human captions of `captionrl evaluate`."""
-    evaluator = Evaluator(rows_of(folder, number), None, None, seed=0)
-    human = human_captions(evaluator)
-    assert len(human.captions) == len(evaluator.references) == number
-    assert all(human.given_references)
-    return evaluator, human
 
 
 def evaluation_on_shards(folder, number):
@@ -121,29 +99,6 @@ def evaluation_on_shards(folder, number):
     worker = load_split(stage.options, quarantine_path=None, expected_ids=stage.ids, only=stage.only)
     assert len(worker.dataset) == number
     return worker
-
-
-def pool_of_images(folder, number):
-    """`--pool`: 20 images of the data set; `--bags`: one bag of images and one of the other split."""
-    rows = rows_of(folder, number)
-    test, others = rows.select(range(number // 2)), rows.select(range(number // 2, number))
-    pool = [*range(10), *range(number - 10, number)]
-    (folder / "pool.txt").write_text("\n".join(map(str, pool)))
-    coco = [data.rename_column("image_id", "name") for data in (test, others)]
-    coco = [replace_column(data, "image_id", names(data), datasets.Value("string")) for data in coco]
-    found = pool_images(folder / "pool.txt", *coco)
-    assert len(found) == number // 2 + 10
-    ends = [f"train/{row:08d}.png" for row in (0, number - 1, 3, 4)]
-    (folder / "bags.json").write_text(json.dumps({"2": [ends[:2], ends[2:]]}))
-    bags, more = bags_and_images(folder / "bags.json", test, others)
-    assert bags == {2: [[0, number // 2], [3, 4]]}
-    assert more["image_id"][:] == ends[1:2]
-    return found, bags
-
-
-def names(data):
-    """The ids as names of COCO's images."""
-    return arrow_column((name.split("/")[1] for name in id_column(data, "name")), pa.string())
 
 
 def bank_reward(folder, number):
@@ -186,7 +141,7 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-PATHS = [load_images, check_rows, smile, exchange, evaluation, evaluation_on_shards, pool_of_images, bank_reward]
+PATHS = [load_images, smile, evaluation_on_shards, bank_reward]
 
 
 @pytest.mark.slow

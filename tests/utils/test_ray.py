@@ -5,14 +5,12 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from hf_captionrl.cli import main
 from hf_captionrl.cli.bags import neighbours_on_shards
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
@@ -117,12 +115,6 @@ def features(output, *engine):
     return list(read_shards(output))
 
 
-def pixels(output, *engine):
-    few = ["pixels", "--model", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--cache_dir", "cache"]
-    assert main([*few, "--output", output, *engine]) == 0
-    return list(read_shards(output))
-
-
 def album(output, *engine):
     """The table, and the rows of both kinds of shards."""
     few = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2".split()
@@ -140,25 +132,6 @@ def evaluate(output, *engine):
     engine = [{"2": "256"}.get(word, word) for word in engine] if "ray" in engine else []
     assert main(["evaluate", *few, *files, *engine]) == 0
     return json.loads(Path(output, "comparison.json").read_text())["tables"]
-
-
-def bags(output, *engine):
-    """Nearest images of every image."""
-    if not Path("features").exists():
-        features("features")
-    few = ["bags", "--mode", "neighbours", "--top", "2", "--feature_shards", "features"]
-    assert main([*few, "--output", f"{output}.safetensors", *engine]) == 0
-    found = load_neighbours(f"{output}.safetensors")
-    return found.image_ids, found.indices.tolist(), found.similarities.tolist()
-
-
-def boost(output, *engine):
-    """All columns, without the time of each answer."""
-    assert main(["boost", "--max_images", "6", "--output", output, *engine]) == 0
-    rows = pq.read_table(f"{output}/captions.parquet").to_pylist()
-    for source in ("blend_source", "visual_source", "holistic_source"):
-        assert all(row[source].pop("time") for row in rows)
-    return rows
 
 
 @pytest.fixture
@@ -184,9 +157,6 @@ def folders(tmp_path):
     [
         (caption, dying.DyingCaptions, "cli.caption.CaptionStage"),
         (features, dying.DyingFeatures, "cli.features.FeatureStage"),
-        (pixels, dying.DyingPixels, "cli.features.PixelStage"),
-        (bags, dying.DyingNeighbours, "cli.bags.NeighbourStage"),
-        (boost, dying.DyingBoosting, "apps.boosting.boost.BoostStage"),
         (album, dying.DyingAlbum, "apps.album.command.AlbumStage"),
         (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureStage"),
         (evaluate, dying.DyingScores, "cli.evaluate.ScoreStage"),
@@ -205,7 +175,7 @@ def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folder
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 2
     assert not pids(notes, "loaded") & {os.getpid()}
-    if command in (caption, features, pixels):
+    if command in (caption, features):
         ids = [row["image_id"] for row in read_shards("out")]
         assert len(ids) == len(set(ids)) == 6
 

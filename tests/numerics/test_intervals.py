@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from hf_captionrl.apps.gallery.gallery import cider_failures, unrewarded
-from hf_captionrl.apps.instruct.judges import Rating, relative_scores
 from hf_captionrl.metrics import bootstrap_interval, exact_interval, paired_test, proportion_interval, self_retrieval
 from hf_captionrl.metrics.suites import SuiteRow
-from tests.numerics.drawn import few, fewer, seeds
+from tests.numerics.drawn import few, seeds
 from tests.tolerances import close, within
 
 
@@ -137,67 +135,3 @@ def test_recalls_and_shares_of_claims_have_exact_intervals():
     # A score that is 0 everywhere is not a proportion.
     row.mean("clip_score", [0.0] * 30)
     assert row.numbers["clip_score_ci"] == [0.0, 0.0]
-
-
-scores = st.integers(10, 100).map(lambda tenths: tenths / 10)
-
-
-@fewer
-@given(st.lists(st.tuples(st.sampled_from("pqr"), scores, scores, st.booleans()), min_size=1, max_size=8))
-def test_relative_scores_are_a_quotient_of_sums(drawn):
-    ratings = [Rating(question, "writing", one, other, first) for question, one, other, first in drawn]
-    found = relative_scores(ratings, num_resamples=50)
-    assert found["overall"] == found["writing"] == pytest.approx(sum(d[1] for d in drawn) / sum(d[2] for d in drawn))
-    assert 0.1 <= found["overall"] <= 10
-    questions = {d[0] for d in drawn}
-    assert ("overall_ci" in found) == (len(questions) > 1)
-    if len(questions) > 1:
-        low, high = found["overall_ci"]
-        assert 0.1 <= low <= high <= 10
-    gaps = []
-    for question in questions:
-        gap = [[d[1] - d[2] for d in drawn if d[0] == question and d[3] is first] for first in (True, False)]
-        if all(gap):
-            gaps.append((np.mean(gap[0]) - np.mean(gap[1])) / 2)
-    assert found["one_order"] == len(questions) - len(gaps)
-    assert found["first_place"] == (pytest.approx(np.mean(gaps)) if gaps else None)
-    # Exchanging captions and references inverts the score.
-    other = relative_scores([Rating(q, "writing", r, c, f) for q, c, r, f in drawn], num_resamples=50)
-    assert other["overall"] == pytest.approx(1 / found["overall"])
-
-
-tables = st.integers(1, 5).flatmap(
-    lambda N: st.fixed_dictionaries(
-        {name: st.lists(st.integers(0, 3), min_size=N, max_size=N) for name in ("cider", "wrong", "right", "rank")}
-    ).map(lambda columns: columns)
-)
-
-
-@few
-@given(st.lists(tables, min_size=2, max_size=3).filter(lambda ts: len({len(t["cider"]) for t in ts}) == 1))
-def test_cider_failures_equal_a_plain_loop(captioners):
-    of = {key: {f"c{i}": t[key] for i, t in enumerate(captioners)} for key in ("cider", "wrong", "right", "rank")}
-    cider = {name: np.array(values, dtype=float) for name, values in of["cider"].items()}
-    found = cider_failures(cider, wrong=of["wrong"], recalled=of["right"], ranks=of["rank"])
-    expected = set()
-    for row in range(len(captioners[0]["cider"])):
-        for high in cider:
-            for low in cider:
-                if cider[high][row] <= cider[low][row]:
-                    continue
-                better = (
-                    (-of["wrong"][low][row], of["right"][low][row]),
-                    (-of["wrong"][high][row], of["right"][high][row]),
-                )
-                faithful = all(x >= y for x, y in zip(*better, strict=True)) and better[0] != better[1]
-                if faithful and of["rank"][low][row] < of["rank"][high][row]:
-                    expected.add((row, high, low))
-    assert {(case.row, case.preferred, case.better) for case in found["cases"]} == expected
-    assert found["failures"] == len(expected)
-    assert 0 <= found["faithful_failures"] <= 1
-    assert [case.gap for case in found["cases"]] == sorted((case.gap for case in found["cases"]), reverse=True)
-    # Without rewards, captions with errors are not compared.
-    lost = unrewarded(cider, right=of["right"], wrong=of["wrong"], below=1.0)
-    good = [(n, i) for n in cider for i in range(len(cider[n])) if of["right"][n][i] and not of["wrong"][n][i]]
-    assert lost["right_captions"] == len(good)
-    assert {(name, row) for row, name, _ in lost["cases"]} == {(n, i) for n, i in good if cider[n][i] < 1}
