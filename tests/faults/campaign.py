@@ -10,7 +10,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,21 +51,13 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
 
 
-def damage(path: Path, rng: random.Random, kinds: Sequence[str] = ("truncated", "flipped", "removed")) -> str:
-    """Truncate, overwrite or remove a file; what was done."""
-    size = path.stat().st_size
-    kind = rng.choice(kinds) if size else "removed"
-    if kind == "truncated":
-        os.truncate(path, rng.randrange(size))
-    elif kind == "flipped":
-        with open(path, "r+b") as file:
-            file.seek(at := rng.randrange(size))
-            byte = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte[0] ^ (1 << rng.randrange(8))]))
-    else:
-        path.unlink()
-    return f"{path.name} {kind}"
+def damage(path: Path, rng: random.Random) -> str:
+    """Truncate or remove a file; what was done."""
+    if rng.random() < 0.5:
+        os.truncate(path, rng.randrange(path.stat().st_size))
+        return f"{path.name} truncated"
+    path.unlink()
+    return f"{path.name} removed"
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:

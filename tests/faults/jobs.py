@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import os
 import resource
 import signal
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -130,26 +128,16 @@ def progress_of(path):
     return Progress()
 
 
-def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None, limit=None, **changes):
-    """Train, resuming if there is a checkpoint; a signal at a moment of training or within a method."""
+def train(kind, folder, *, at=None, name="SIGKILL", steps_file=None, limit=None, **changes):
+    """Train, resuming if there is a checkpoint; perhaps a signal at a moment of training."""
     from hf_captionrl.trainers.checkpoints import has_checkpoint
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     trainer = trainer_of(kind, folder, callbacks=[progress_of(steps_file)] if steps_file else [], **changes)
-    moment = Moment(at, name)
-    if within:
-        original = getattr(trainer, within)
-
-        def method(*args, **kwargs):
-            with moment:
-                return original(*args, **kwargs)
-
-        setattr(trainer, within, method)
-    with contextlib.nullcontext() if within else moment:
+    with Moment(at, name) as moment:
         trainer.train(resume_from_checkpoint=has_checkpoint(folder))
-    return {"digest": digest(trainer), "calls": moment.calls, "step": trainer.state.global_step,
-            "best": trainer.state.best_metric}  # fmt: skip
+    return {"digest": digest(trainer), "calls": moment.calls}
 
 
 def train_with_workers(folder, *, kill_worker):
@@ -180,9 +168,8 @@ def train_rank(folder, *, kill_at=None, name="SIGKILL", steps_file=None, **chang
     os.environ["ACCELERATE_USE_CPU"] = "true"
     callbacks = [Die(), *([progress_of(steps_file)] if steps_file else [])]
     trainer = trainer_of("smile", folder, callbacks=callbacks, per_device_train_batch_size=2, **changes)
-    moment = Moment()
     trainer.train(resume_from_checkpoint=has_checkpoint(folder))
-    return {"digest": digest(trainer), "calls": moment.calls, "step": trainer.state.global_step}
+    return {"digest": digest(trainer)}
 
 
 def hold_folder(folder, ready):
@@ -225,13 +212,6 @@ def recipe(arguments, *, signal_at=None):
 # Caches, push
 
 
-def truth(keys):
-    """What a model would compute: any function of the key alone."""
-    import numpy as np
-
-    return np.stack([np.random.default_rng(zlib.crc32(key.encode())).standard_normal(16) for key in keys]).astype("f4")
-
-
 def noted(path, lines):
     """Note what was computed, in a way that a kill does not lose."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -239,20 +219,14 @@ def noted(path, lines):
     os.close(file)
 
 
-@functools.cache
-def _image_processor():
-    from tests.tiny import tiny_captioner
-
-    return tiny_captioner("blip").prepared_pixels
-
-
 class NotingPixels:
     """First part of an image processor that notes which image it is asked for."""
 
     def __init__(self, images, asked=None):
         from hf_captionrl.data.images import decode_image
+        from tests.tiny import tiny_captioner
 
-        self.parts, self.asked = _image_processor(), asked
+        self.parts, self.asked = tiny_captioner("blip").prepared_pixels, asked
         self.shape, self.signature = self.parts.shape, self.parts.signature
         self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
         self.images = [decode_image(path) for path in self.paths]
@@ -270,42 +244,25 @@ class NotingPixels:
         return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
 
 
-def cache(folder, *, asked, at=None, limit=None, images=None, form="uint8"):
-    """Fill a cache of features, or of prepared pixels if there is a folder of images."""
+def cache(folder, *, asked, images, at=None, form="uint8"):
+    """Fill a cache of prepared pixels."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
 
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     feature_cache._FLUSH_BYTES = 0  # every batch is written
-
-    def compute(rows):
-        noted(asked, rows)
-        return truth([KEYS[row] for row in rows])
-
-    pixels = NotingPixels(images, asked) if images else None
-    dataset = pixels.rows() if pixels else None
-    store = feature_cache.FeatureCache(folder, model_id="tiny", revision="r1")
+    pixels = NotingPixels(images, asked)
+    dataset = pixels.rows()
     with Moment(at) as moment:
-        if pixels:
-            cached_pixels(dataset, pixels, form=form, directory=folder, batch_size=8, progress=False)
-        else:
-            store.get_or_compute(KEYS, compute, batch_size=8)
+        cached_pixels(dataset, pixels, form=form, directory=folder, batch_size=8, progress=False)
     return {"calls": moment.calls}
 
 
-def cached(folder, *, images=None, form="uint8"):
-    """Keys in a cache, and whether their features or pixels are right."""
+def cached(folder, *, images, form="uint8"):
+    """Keys in a cache, and whether their pixels are right."""
     import numpy as np
 
     from hf_captionrl.data.features import pixel_rows, row_reader, source_keys
-    from hf_captionrl.retrieval.feature_cache import FeatureCache
 
-    if images is None:
-        store = FeatureCache(folder, model_id="tiny", revision="r1")
-        there = [key for key in KEYS if key in store]
-        right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
-        return {"keys": there, "right": right}
     pixels = NotingPixels(images)
     store, names = pixel_rows(pixels.signature, form, folder), source_keys(pixels.rows(), folder)
     known = [number for number, name in enumerate(names) if name in store]

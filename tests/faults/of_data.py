@@ -1,10 +1,9 @@
-"""Faults of what is not training: caches, pushes, shards."""
+"""Faults of what is not training: caches, pushes, actors of a cluster."""
 
 from __future__ import annotations
 
 import collections
 import shutil
-import warnings
 from collections.abc import Iterator
 
 from hf_captionrl.utils.options import EngineOptions
@@ -24,23 +23,11 @@ def numbered_images(folder):
     return images
 
 
-@area("features")
-def features(warm_process, folder, rng, kills):
-    """Caches of features and of prepared pixels in turn, three kills each."""
-    images = numbered_images(folder)
-    done = 0
-    while done < kills:
-        more = {"images": str(images)} if done // 3 % 2 else {}
-        number = min(3, kills - done)
-        yield from killed_cache(warm_process, folder / f"cache-{done}", rng, number, **more)
-        done += number
-
-
-def killed_cache(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
-    """Kill the same filling again and again; what was cached stays, and the last one finishes."""
-    folder.mkdir()
-    warm_process.warm("cached", folder=str(folder / "warm"), **more)
-    whole = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), at=0, **more)
+def killed_cache(warm_process, folder, rng, kills) -> Iterator[Trial]:
+    """Kill the same filling of a pixel cache again and again; what was cached stays, and the last one finishes."""
+    images = str(numbered_images(folder))
+    warm_process.warm("cached", folder=str(folder / "warm"), images=images)
+    whole = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "all"), at=0, images=images)
     assert whole.code == 0, whole.output
     store, asked = folder / "store", folder / "asked"
     there: list[str] = []
@@ -49,57 +36,38 @@ def killed_cache(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
         left = whole.value["calls"] * (len(KEYS) - len(there)) // len(KEYS) if number else whole.value["calls"]
         paid = len(asked.read_text().split()) if asked.exists() else 0
         # Threads do not make the same calls in each run.
-        at = rng.randint(1, max(1, left * 9 // 10 if more else left))
-        killed = warm_process.run("cache", folder=str(store), asked=str(asked), at=at, **more)
+        at = rng.randint(1, max(1, left * 9 // 10))
+        killed = warm_process.run("cache", folder=str(store), asked=str(asked), at=at, images=images)
         assert killed.killed, killed.output
-        found = warm_process.run("cached", folder=str(store), **more).value
+        found = warm_process.run("cached", folder=str(store), images=images).value
         lost = len(set(there) - set(found["keys"]))
         computed = [KEYS[int(row)] for row in asked.read_text().split()[paid:]] if asked.exists() else []
         repeated = len(set(computed) & set(there))
         there = found["keys"]
         yield Trial(found["right"] and not lost and not repeated, lost, repeated, killed.output[-300:])
-    last = warm_process.run("cache", folder=str(store), asked=str(asked), **more)
+    last = warm_process.run("cache", folder=str(store), asked=str(asked), images=images)
     assert last.code == 0, last.output
-    found = warm_process.run("cached", folder=str(store), **more).value
+    found = warm_process.run("cached", folder=str(store), images=images).value
     assert found["keys"] == KEYS
     assert found["right"]
 
 
-@area("cache")
-def corrupted_cache(warm_process, folder, rng, kills):
-    """A file of the feature cache is truncated or removed."""
-    yield from _corrupted(warm_process, folder, rng, kills)
-
-
-def _corrupted(warm_process, folder, rng, kills, **more) -> Iterator[Trial]:
-    """Damage a file of a full cache: filling it again makes what is missing, and every row is right."""
-    folder.mkdir(exist_ok=True)
-    made = warm_process.run("cache", folder=str(folder / "whole"), asked=str(folder / "asked-whole"), **more)
-    assert made.code == 0, made.output
+@area("pixels")
+def corrupted_pixels(warm_process, folder, rng, kills):
+    """A file of the pixel cache, exact or as JPEGs, is damaged: filling it again makes what is missing, and every row is right."""
+    images = str(numbered_images(folder))
     for number in range(kills):
+        more = {"images": images, "form": ("uint8", "jpeg")[number % 2]}
         store, asked = folder / f"cache-{number}", folder / f"asked-{number}"
-        done = _damaged_copy(folder / "whole", store, rng)
+        made = warm_process.run("cache", folder=str(store), asked=str(folder / f"all-{number}"), **more)
+        assert made.code == 0, made.output
+        files = sorted(p for p in store.rglob("*") if p.stat().st_size and p.suffix in (".bin", ".sqlite"))
+        done = damage(rng.choice(files), rng)
         again = warm_process.run("cache", folder=str(store), asked=str(asked), **more)
         found = warm_process.run("cached", folder=str(store), **more)
         right = again.code == 0 and found.code == 0 and found.value["right"] and found.value["keys"] == KEYS
         repeated = len(set(asked.read_text().split())) if asked.exists() else 0
         yield Trial(right, 0, repeated, "" if right else f"{done}: {again.output[-300:]} {found.output[-300:]}")
-
-
-def _damaged_copy(whole, store, rng):
-    """Copy a cache and damage one of its files; what was done."""
-    shutil.copytree(whole, store)
-    files = sorted(p for p in store.rglob("*") if p.stat().st_size and p.suffix in (".bin", ".sqlite"))
-    return damage(rng.choice(files), rng, kinds=("truncated", "removed"))
-
-
-@area("pixels")
-def corrupted_pixels(warm_process, folder, rng, kills):
-    """A file of the pixel cache, exact or as JPEGs, is truncated or removed."""
-    images = str(numbered_images(folder))
-    for number in range(kills):
-        more = {"images": images, "form": ("uint8", "jpeg")[number % 2]}
-        yield from _corrupted(warm_process, folder / f"filled-{number}", rng, 1, **more)
 
 
 @area("push")
@@ -137,42 +105,6 @@ def push(warm_process, folder, rng, kills):
             fine = again.code == 0 and not halves and (run / "model.safetensors").read_bytes() == weights
             yield Trial(fine and not lost and not repeated, lost, repeated, "" if fine else again.output[-400:])
             shutil.rmtree(run)
-
-
-def squares_of(folder, notes):
-    """Give the same command again, and read the rows as other commands do."""
-    shards = ShardFolder(folder, {"model": "m"}, num_rows=2_000, rows_per_shard=400)
-    run_stage(Squares(notes), shards)
-    return list(read_shards(folder))
-
-
-@area("shards")
-def damaged_shard(warm_process, folder, rng, kills):
-    """The same command repairs the result, or its error names the file to remove; no damage is read as data."""
-    notes = folder / "notes"
-    notes.mkdir()
-    rows = expected(2_000, 400)
-    assert squares_of(folder / "whole", notes) == rows
-    for number in range(kills):
-        copy = folder / str(number)
-        shutil.copytree(folder / "whole", copy)
-        part = rng.choice(sorted(copy.glob("part-*")))
-        before = {path: path.read_bytes() for path in copy.glob("part-*") if path != part}
-        what = damage(part, rng, kinds=("truncated", "removed"))
-        found, note = [], what
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # names the shards that are written again
-            try:
-                found = squares_of(copy, notes)
-            except ValueError as error:
-                note = f"{what}: {error}"
-                if f"{part} is damaged" in str(error):
-                    part.unlink()
-                    found = squares_of(copy, notes)
-        lost = sum(not path.is_file() or path.read_bytes() != data for path, data in before.items())
-        times = len(found) - len({row["row"] for row in found})
-        yield Trial(found == rows and not lost, lost, times, note)
-        shutil.rmtree(copy)
 
 
 @area("ray")

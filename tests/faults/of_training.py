@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +15,13 @@ from tests.faults.campaign import IN_TIME, Trial, area, checkpoints, steps_of, w
 from tests.faults.jobs import TRAINERS
 
 
-def _killed_training(warm_process, folder, rng, kills, within, kinds=TRAINERS) -> Iterator[Trial]:
+@area("training")
+def training(warm_process, folder, rng, kills) -> Iterator[Trial]:
+    """Kill -9 in training (four trainers)."""
     whole = {}
     for number in range(kills):
-        kind = kinds[number % len(kinds)]
-        settings = {"kind": kind, "within": within, "save_total_limit": 1 + number // len(kinds) % 2}
+        kind = TRAINERS[number % len(TRAINERS)]
+        settings = {"kind": kind, "save_total_limit": 1 + number // len(TRAINERS) % 2}
         if kind not in whole:
             made = warm_process.run("train", folder=str(folder / f"{kind}-whole"), at=0, **settings)
             assert made.code == 0, made.output
@@ -41,18 +41,6 @@ def _killed_training(warm_process, folder, rng, kills, within, kinds=TRAINERS) -
         repeated = len(made) - len(set(made))
         yield Trial(same and not lost, lost, repeated, "" if same else f"{kind}: {again.output[-400:]}")
         shutil.rmtree(run, ignore_errors=True)
-
-
-@area("training")
-def training(warm_process, folder, rng, kills):
-    """Kill -9 in training (four trainers)."""
-    yield from _killed_training(warm_process, folder, rng, kills, None)
-
-
-@area("saving")
-def saving(warm_process, folder, rng, kills):
-    """Kill -9 while a checkpoint is saved."""
-    yield from _killed_training(warm_process, folder, rng, kills, "_save_checkpoint", ("smile", "self-retrieval"))
 
 
 @area("signals")
@@ -178,53 +166,22 @@ def signal_rank(warm_process, folder, rng, kills):
         yield Trial(orderly and same, note=note)
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, size: int, options: str = "") -> Iterator[bool]:
-    """A file system of its own, where mounting is allowed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}{options}", "tmpfs", str(folder)]
-    mounted = shutil.which("mount") is not None and subprocess.run(command, capture_output=True).returncode == 0
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def can_mount() -> bool:
-    with tempfile.TemporaryDirectory() as folder, small_disk(Path(folder), 2**16) as mounted:
-        return mounted
-
-
 @area("full_disk")
 def full_disk(warm_process, folder, rng, kills):
-    """The disk is full while a checkpoint is saved."""
-    whole = warm_process.run("train", kind="smile", folder=str(folder / "whole"), save_total_limit=None)
+    """The disk is full while a checkpoint is saved: no file may grow beyond a limit, from the first checkpoint on."""
+    settings = {"kind": "smile", "save_total_limit": None}
+    whole = warm_process.run("train", folder=str(folder / "whole"), **settings)
     assert whole.code == 0, whole.output
-    sizes = [
-        sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in (folder / "whole").glob("checkpoint-*")
-    ]
-    largest = max(f.stat().st_size for f in (folder / "whole").rglob("*") if f.is_file())
-    mounts = can_mount()
+    largest = max(file.stat().st_size for file in (folder / "whole").rglob("*") if file.is_file())
     for number in range(kills):
-        run = folder / f"run-{number}"
-        steps = folder / f"steps-{number}"
-        with small_disk(run, int(max(sizes) * rng.uniform(1.3, 2.8))) if mounts else contextlib.nullcontext():
-            # Where mounting is not allowed: no file may grow beyond a limit, from the first checkpoint on.
-            limit = {} if mounts else {"limit": rng.randrange(2**17, largest)}
-            full = warm_process.run(
-                "train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None, **limit
-            )
-            said = full.code == 1 and not list(run.glob(".partial/*"))
-            before = checkpoints(run)
-            # Somebody makes room.
-            if mounts:
-                subprocess.run(["mount", "-o", f"remount,size={8 * max(sizes)}", str(run)], check=True)
-            again = warm_process.run(
-                "train", kind="smile", folder=str(run), steps_file=str(steps), save_total_limit=None
-            )
-            same = again.code == 0 and again.value["digest"] == whole.value["digest"]
-            lost = len(set(before) - set(checkpoints(run)))
+        run, steps = folder / f"run-{number}", folder / f"steps-{number}"
+        settings |= {"folder": str(run), "steps_file": str(steps)}
+        full = warm_process.run("train", limit=rng.randrange(2**17, largest), **settings)
+        said = full.code == 1 and not list(run.glob(".partial/*"))
+        before = checkpoints(run)
+        again = warm_process.run("train", **settings)  # somebody has made room
+        same = again.code == 0 and again.value["digest"] == whole.value["digest"]
+        lost = len(set(before) - set(checkpoints(run)))
         made = steps_of(steps)
         note = "" if said and same else f"{full.code} {full.output[-300:]} {again.output[-300:]}"
         yield Trial(said and same and not lost, lost, len(made) - len(set(made)), note)
