@@ -11,7 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.faults.warm_process import Moment, send
+from tests.faults.warm_process import Moment
 
 IMAGES = 12
 KEYS = [f"image {i}" for i in range(60)]
@@ -138,38 +138,6 @@ def train(kind, folder, *, at=None, name="SIGKILL", steps_file=None, limit=None,
     with Moment(at, name) as moment:
         trainer.train(resume_from_checkpoint=has_checkpoint(folder))
     return {"digest": digest(trainer), "calls": moment.calls}
-
-
-def train_with_workers(folder, *, kill_worker):
-    """Train with a worker that loads images, and perhaps kill it after the first step."""
-    from transformers import TrainerCallback
-
-    class KillWorker(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            send(int(children[0]), signal.SIGKILL)
-
-    callbacks = [KillWorker()] if kill_worker else []
-    changes = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 1, "max_steps": 30, "save_strategy": "no"}
-    trainer_of("smile", folder, callbacks=callbacks, **changes).train()
-
-
-def train_rank(folder, *, kill_at=None, name="SIGKILL", steps_file=None, **changes):
-    """One of two processes; perhaps it gets a signal after a step."""
-    from transformers import TrainerCallback
-
-    from hf_captionrl.trainers.checkpoints import has_checkpoint
-
-    class Die(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == kill_at:
-                send(os.getpid(), signal.Signals[name])
-
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    callbacks = [Die(), *([progress_of(steps_file)] if steps_file else [])]
-    trainer = trainer_of("smile", folder, callbacks=callbacks, per_device_train_batch_size=2, **changes)
-    trainer.train(resume_from_checkpoint=has_checkpoint(folder))
-    return {"digest": digest(trainer)}
 
 
 def hold_folder(folder, ready):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import shutil
 from collections.abc import Iterator
 
-from hf_captionrl.utils.options import EngineOptions
-from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.data.photos import png
 from tests.faults.campaign import Trial, area, damage
 from tests.faults.jobs import KEYS
-from tests.utils.toy import Squares, expected, pids, two_nodes
 
 
 def numbered_images(folder):
@@ -105,19 +101,3 @@ def push(warm_process, folder, rng, kills):
             fine = again.code == 0 and not halves and (run / "model.safetensors").read_bytes() == weights
             yield Trial(fine and not lost and not repeated, lost, repeated, "" if fine else again.output[-400:])
             shutil.rmtree(run)
-
-
-@area("ray")
-def killed_actor(warm_process, folder, rng, kills):
-    """Kill -9 of an actor on a Ray cluster of two nodes."""
-    with two_nodes() as address:
-        for number in range(kills):
-            notes = folder / f"notes-{number}"
-            notes.mkdir()
-            shards = ShardFolder(folder / str(number), {"run": number}, num_rows=23, rows_per_shard=4)
-            stage = Squares(notes, kill_at=rng.randrange(23))
-            run_stage(stage, shards, EngineOptions(engine="ray", address=address))
-            rows = list(read_shards(folder / str(number)))
-            times = collections.Counter(row["row"] for row in rows)
-            fine = rows == expected(23, 4) and len(pids(notes, "killed")) == 1
-            yield Trial(fine, 23 - len(times), len(rows) - len(times), "" if fine else f"rows {sorted(times)}")

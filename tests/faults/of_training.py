@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,70 +98,6 @@ def two_runs(warm_process, folder, rng, kills):
         yield Trial(
             refused and clean and after.code == 0, note=second.output[-300:] if not refused else after.output[-300:]
         )
-
-
-@area("worker")
-def worker(warm_process, folder, rng, kills):
-    """A worker that loads images is killed."""
-    for number in range(kills):
-        ended = warm_process.run("train_with_workers", folder=str(folder / str(number)), kill_worker=True, timeout=90)
-        waited = ended.seconds_since()
-        fine = ended.code == 1 and "torch/utils/data" in ended.output and waited < IN_TIME
-        yield Trial(fine, note="" if fine else f"{ended.code}, {waited} s: {ended.output[-300:]}")
-
-
-def two_ranks(warm_process, folder, *, kill_at=None, kill_rank=1, timeout=90.0, **changes):
-    """Two processes over gloo, of which one perhaps gets a signal; how both ended."""
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    numbers = []
-    for rank in range(2):
-        environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        numbers.append(
-            warm_process.start(
-                "train_rank",
-                environment=environment,
-                folder=str(folder),
-                kill_at=kill_at if rank == kill_rank else None,
-                **changes,
-            )
-        )
-    return [warm_process.wait(number, timeout) for number in numbers]
-
-
-@area("rank")
-def rank(warm_process, folder, rng, kills):
-    """One of two processes is killed: the other one ends, and says so."""
-    whole = two_ranks(warm_process, folder / "whole")
-    assert [ended.code for ended in whole] == [0, 0], whole
-    for number in range(kills):
-        victim = number % 2
-        ended = two_ranks(warm_process, folder / str(number), kill_at=rng.randint(1, 5), kill_rank=victim)
-        other = ended[1 - victim]
-        # What gloo says, at the end of a traceback that leads to the exchange.
-        said = re.search(r"connection (closed|reset) by peer|broken pipe", other.output, re.IGNORECASE) is not None
-        waited = other.seconds_since(ended[victim])
-        noticed = ended[victim].killed and other.code == 1 and said and waited < IN_TIME
-        yield Trial(noticed, note="" if noticed else f"{other.code}, {waited} s: {other.output[-300:]}")
-
-
-@area("signal_rank")
-def signal_rank(warm_process, folder, rng, kills):
-    """SIGTERM or SIGINT to one of two processes: both stop, save, exit with 0 and resume."""
-    whole = two_ranks(warm_process, folder / "whole", max_steps=4)
-    assert [ended.code for ended in whole] == [0, 0], whole
-    for number in range(kills):
-        run, sent_to = folder / str(number), number % 2
-        sent = {"kill_at": rng.randint(1, 3), "kill_rank": sent_to, "name": rng.choice(["SIGTERM", "SIGINT"])}
-        stopped = two_ranks(warm_process, run, **sent, save_on_signal=True, save_steps=500, max_steps=4)
-        waited = max(ended.seconds_since(stopped[sent_to]) for ended in stopped)
-        orderly = [ended.code for ended in stopped] == [0, 0] and waited < IN_TIME and bool(checkpoints(run))
-        again = two_ranks(warm_process, run, max_steps=4)
-        same = [a.value and a.value["digest"] for a in again] == [ended.value["digest"] for ended in whole]
-        note = "" if orderly and same else f"{stopped[1 - sent_to].output[-300:]} {again[0].output[-300:]}"
-        yield Trial(orderly and same, note=note)
 
 
 @area("full_disk")

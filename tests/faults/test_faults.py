@@ -8,12 +8,9 @@ from tests.faults.areas import AREAS, run_area
 from tests.faults.jobs import KEYS, TRAINERS
 from tests.faults.of_data import killed_cache
 
-# Killed writers of captions, features and answers have quick tests beside what they write.
-SLOW = {"push", "ray", "signal_rank", "worker", "rank"}
-QUICK = [name for name in AREAS if name not in SLOW]
 
-
-@pytest.mark.parametrize("name", QUICK)
+# Killed writers of captions, features and answers, and killed actors, have tests beside what they write.
+@pytest.mark.parametrize("name", sorted(AREAS.keys() - {"push"}))
 def test_one_fault_of_each_area_is_survived(warm_process, name):
     kills = {"training": len(TRAINERS), "pixels": 4}.get(name, 1)  # of each trainer; of both forms, filled and read
     row = run_area(warm_process, name, kills, seed=1)
@@ -29,7 +26,7 @@ def test_a_pixel_cache_killed_while_it_is_filled_is_completed_by_the_same_comman
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", [name for name in AREAS if name != "ray"])  # tests/utils/test_ray.py, last of all
+@pytest.mark.parametrize("name", AREAS)
 def test_twenty_faults_of_each_area_are_survived(warm_process, name):
     row = run_area(warm_process, name, 20, seed=2)
     assert (row["faults"], row["survived"], row["lost"]) == (20, 20, 0), row["notes"]

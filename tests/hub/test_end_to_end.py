@@ -110,17 +110,6 @@ def test_files_of_an_adapter_and_of_a_merged_model(world):
     assert not [name for name, data in merged.items() if str(folder).encode() in data]
 
 
-@pytest.mark.slow  # fresh processes
-def test_old_revision_does_not_change(world):
-    hub, want, _, asked, folder = world
-    first = list(hub.repo("tester/blip").commits)[1]
-    publishable(folder / "again", "blip", tiny_captioner("blip", seed=1), model_id="blip")
-    push_folder(folder / "again", "blip", token=WRITE)
-    found = ask({**asked, "captioners": {"tester/blip": first}, "pipelines": {}, "cards": []}, hub, folder / "pinned")
-    assert found["tester/blip"] == want["tester/blip"]
-    assert captions(tiny_captioner("blip", seed=1)) != want["tester/blip"]
-
-
 @pytest.mark.slow  # a fresh process
 def test_stock_models_need_transformers_only(world):
     hub, want, _, asked, folder = world
@@ -142,24 +131,6 @@ def test_leaderboard_results_round_trip(world):
     assert entries["rd100_recall_at_1"].dataset_revision == "1" * 40
     assert "95 % interval [0.637, 0.679]" in entries["rd100_recall_at_1"].notes
     assert ".eval_results/hf_captionrl.yaml" not in hub.repo("tester/clipcap").files  # its data set is not on the Hub
-
-
-DISK_IS_FULL = """
-import resource, sys
-import hf_captionrl.captioners
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))  # the weights are larger
-hf_captionrl.captioners.load_captioner("tester/clipcap")
-"""
-
-
-@pytest.mark.slow  # two new processes
-def test_full_disk_during_download_leaves_no_partial_files(world):
-    hub, want, _, asked, folder = world
-    run = fresh_process(["-c", DISK_IS_FULL], hub, folder / "full", READ)
-    assert run.returncode == 1
-    assert "File too large" in run.stderr
-    only = {"captioners": {"tester/clipcap": "main"}, "pipelines": {}, "cards": []}
-    assert ask({**asked, **only}, hub, folder / "full")["tester/clipcap"] == want["tester/clipcap"]
 
 
 METRIC = """

@@ -76,7 +76,7 @@ def test_cards_that_lead_elsewhere_or_hold_html_are_refused(text, message):
         check_card(CARD.format(text))
     assert "\n" not in str(error.value)
     if message == PATH and "```" not in text:
-        with pytest.raises(ValueError, match="^dataset_description .*local path"):
+        with pytest.raises(ValueError, match=r"^dataset_description .*local path"):
             replace(FACTS, dataset_description=text)
 
 

@@ -239,19 +239,15 @@ CASES = {
     "no token": (None, {}, "smile", r"needs a token, but there is none\. Log in"),
     "wrong token": (WRONG, {}, "smile", r"does not accept the token \(401\)\. Create a new one"),
     "read-only token": (READ, {}, "smile", r"may not write to 'smile' \(403\)\. Use a token with write permission"),
-    "somebody else's name": (WRITE, {}, "google/smile", r"may not write to 'google/smile'"),
     "other content": (WRITE, {}, "thesis", r"exists and has other content \(thesis.tex\)\. Use another name"),
     "invalid name": (WRITE, {}, "a b/c", r"'a b/c', not a name that the Hub accepts .*Use owner/name"),
     "HTML": (WRITE, {"README.md": "<script>alert(1)</script>"}, "smile", r"contains HTML, '<script>.*Use Markdown"),
-    "a path outside": (WRITE, {"README.md": "[x](../../x.json)"}, "smile", r"outside its folder\. Put the file into"),
-    "pickles only": (WRITE, {"model.safetensors": None}, "smile", r"no \*\.safetensors.*Save with save_pretrained"),
     "a token inside": (
         WRITE,
         {"results.json": f" {WRITE}"},
         "smile",
         r"results.json contains an access token.*Remove it",
     ),
-    "a placeholder": (WRITE, {"README.md": "TODO"}, "smile", r"'TODO', a placeholder\. Replace it"),
 }
 
 

@@ -8,18 +8,12 @@ from hypothesis import strategies as st
 
 from hf_captionrl.rewards import (
     BASELINES,
-    SelfRetrieval,
-    WeightedRewards,
     make_baseline,
     retrieval_rewards,
 )
-from tests.numerics.drawn import dtypes, few, fewer, kinds, seeds
+from tests.numerics.drawn import dtypes, few, kinds, seeds
 from tests.numerics.drawn import extreme as extreme_logits
-from tests.rewards.conftest import Rollouts, TableScorer
 from tests.tolerances import assert_close, resolution
-
-# Up to six of three words, so that empty captions, captions of one token and duplicates are common.
-texts = st.lists(st.sampled_from(["red", "cat", "sits"]), max_size=6).map(" ".join)
 
 
 @few
@@ -48,28 +42,6 @@ def test_retrieval_rewards_of_any_similarities(seed, kind, dtype, N, K, scale):
     if kind == "equal":
         assert_close(log_prob, torch.full((N,), -math.log(K)), magnitude=size)
         assert (found == (1.0 if K == 1 else 0.0)).all()
-
-
-@fewer
-@given(st.lists(texts, min_size=4, max_size=4), dtypes, seeds, st.sampled_from(["log_prob", "cosine", "accuracy"]))
-def test_self_retrieval_of_features_in_half_precision(captions, dtype, seed, kind):
-    """Two captions of two images; a caption without a word is undefined and does not affect other captions."""
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.nn.functional.normalize(torch.randn(2, 8, generator=generator), dim=1).to(dtype)
-    table = {text: torch.nn.functional.normalize(torch.randn(8, generator=generator), dim=0) for text in set(captions)}
-    scorer = TableScorer({text: row.to(dtype) for text, row in table.items()}, images)
-    rollouts = Rollouts()
-    reward = SelfRetrieval(scorer, reward_kind=kind)
-    reward.prepare(rollouts.data([["a"]] * 2))
-    context = rollouts.context(captions, [0, 1])
-    found = reward(context)
-    assert found.dtype == torch.float32
-    assert found.isnan().tolist() == [not text for text in captions]
-    low = {"log_prob": -2 * 101 - math.log(2), "cosine": -1.01, "accuracy": 0.0}[kind]
-    assert all(low <= value <= (1.01 if kind != "log_prob" else 0.0) for value in found.tolist() if value == value)
-    whole = WeightedRewards([reward])(context)
-    assert whole.isfinite().all()
-    assert whole[found.isnan(), 0].tolist() == [reward.undefined(context)] * int(found.isnan().sum())
 
 
 @few

@@ -33,28 +33,18 @@ CASES = [
     ("two pigs", PIGS, "kind:pig, count:2", ""),
     ("some pigs", PIGS, "kind:pig", ""),
     ("a pig", PIGS, "kind:pig", "count:1"),
-    ("three unicorns", PIGS, "", "count:3"),
     ("two fish", PIGS, "count:2", "kind:fish"),
-    ("tiny pigs", PIGS, "kind:pig, size:small", ""),
     ("a pair of little pigs", PIGS, "kind:pig, count:2, size:small", ""),
-    ("some pigs on their sides", PIGS, "kind:pig, orientation:sideways", ""),
-    ("some pigs in the middle", PIGS, "kind:pig", "position:middle"),
-    ("some pigs on a blue background", PIGS, "kind:pig, background:blue", ""),
     ("some pigs against a grey backdrop", PIGS, "kind:pig", "background:gray"),
-    ("some blue pigs", PIGS, "kind:pig", "colour:blue"),
     ("pigs to the left of a mushroom", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
-    ("pigs above a mushroom", PIGS, "kind:pig, second:mushroom", "relation:above"),
     ("pigs with a mushroom", PIGS, "kind:pig, second:mushroom", ""),
     ("pigs left of three whales", PIGS, "kind:pig, relation:left of", "second:whale"),
     ("a mushroom right of some pigs", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
     ("a mushroom left of some pigs", PIGS, "kind:pig, second:mushroom", "relation:left of"),
     ("a sideways mushroom", PIGS, "second:mushroom", "second orientation:sideways"),
-    ("some mushrooms", PIGS, "second:mushroom", "count:several"),
     ("pigs alone", PIGS, "kind:pig", "alone:"),
     ("two pigs left of a pig", PIGS, "kind:pig, count:2, relation:left of", "second:pig"),
     ("an apple on its own", APPLE, "kind:apple, count:1, alone:", ""),
-    ("an apple left of a tree", APPLE, "kind:apple, count:1", "second:tree, relation:left of"),
-    ("an upright apple", APPLE, "kind:apple, count:1, orientation:upright", ""),
     # a category is true, and says little
     ("some animals", PIGS, "category of kind:animal", ""),
     (
@@ -63,19 +53,12 @@ CASES = [
         "category of kind:animal, count:2, category of second:plant, relation:left of",
         "",
     ),
-    ("some vehicles", PIGS, "", "kind:vehicle"),
     # a category of both objects means the second where the noun after it is the main one's
     ("an animal right of a pig", DUCK, "category of second:animal, kind:pig, count:1, relation:left of", ""),
     (
         "an animal with a pig left of a duck",
         DUCK,
         "category of second:animal, kind:pig, count:1, second:duck, relation:left of",
-        "",
-    ),
-    (
-        "an animal left of an animal",
-        DUCK,
-        "category of kind:animal, count:1, category of second:animal, relation:left of",
         "",
     ),
     ("two plants above a tree", TREES, "category of kind:plant, count:2, relation:above", "second:tree"),
@@ -89,23 +72,19 @@ CASES = [
     ("a gold kitten", RED_CAT, "kind:cat, count:1", "colour:golden"),
     ("a blue cat with a red dog", RED_CAT, "kind:cat, count:1, second:dog", "colour:blue, second_colour:red"),
     ("a red apple", APPLE, "kind:apple, count:1, natural colour:red", ""),
-    ("a cat on a striped background", RED_CAT, "kind:cat, count:1, pattern:striped", ""),
     ("on a dotted white background, a nice cat", RED_CAT, "kind:cat, count:1, background:white", "pattern:dotted"),
     ("a striped cat", RED_CAT, "kind:cat, count:1", "pattern of a thing:striped cat"),
     ("two puppies in the rain at night", NIGHT, "kind:dog, count:2, time:night, weather:rain", ""),
-    ("two dogs in the dark", RED_CAT, "second:dog", "second count:2, time:night"),
     # a wrong noun in first place still means the main group
     ("a bus with a dog at the top", RED_CAT, "count:1, second:dog, position:top", "kind:bus"),
     # said twice, counted once; said both ways, counted both ways
     ("some pigs on blue on a blue background on blue", PIGS, "kind:pig, background:blue", ""),
     ("a blue and blue blue blue and yellow blue", PIGS, "background:blue", "background:yellow"),
-    ("small large pigs", PIGS, "kind:pig, size:small", "size:large"),
     # breaks off
     ("two small", PIGS, "count:2, size:small", ""),
     # nonsense
     ("", PIGS, "", ""),
     ("<script>alert(1)</script> \u202e 豚", PIGS, "", ""),
-    ("the the the of of on", PIGS, "", ""),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 from pycocoevalcap.cider.cider import Cider
 
 from hf_captionrl.text import cider_d, ngrams
-from hf_captionrl.text.cider_d import EOS, CiderScorer, DocumentFrequencies
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.text.authors_counts import frequencies_from_counts
@@ -80,23 +80,6 @@ def test_unseen_ngrams_are_distinguished():
     assert same == pytest.approx(10.0)
     assert 0 < other < same
     assert scorer([[["p", "q", "r", "s"]]], [[["x", "y", "z", "w"]]]).tolist() == [0.0]
-
-
-def test_token_ids_give_the_same_scores_as_words():
-    candidates, references = random_corpus(7)
-    counted = DocumentFrequencies.from_references(references)
-    expected = CiderScorer(counted)(candidates, references)
-    vocabulary: dict[str, int] = {"<pad>": 0, EOS: 1}
-    flat = [c for groups in (candidates, references) for group in groups for c in group]
-    batch = encode_words(flat, vocabulary)
-    owners = [
-        torch.tensor([i for i, group in enumerate(groups) for _ in group]) for groups in (candidates, references)
-    ]
-    only = TokenBatch(batch.tokens[sum(batch.lengths[: len(owners[0])]) :], batch.lengths[len(owners[0]) :])
-    by_id = DocumentFrequencies.from_token_batch(only, owners[1])
-    assert by_id.words is None
-    assert by_id.num_documents == len(references)
-    assert_close(CiderScorer(by_id).score_tokens(batch, *owners), expected)
 
 
 def documents_of(counted, ngram):

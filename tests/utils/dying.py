@@ -4,7 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-from hf_captionrl.apps.album.command import AlbumStage
 from hf_captionrl.cli.caption import CaptionStage
 from hf_captionrl.cli.features import FeatureStage
 from hf_captionrl.evaluation.scored_captions import ScoreStage
@@ -34,10 +33,6 @@ class DyingFeatures(DiesOnce, FeatureStage):
 
 
 class DyingCaptions(DiesOnce, CaptionStage):
-    pass
-
-
-class DyingAlbum(DiesOnce, AlbumStage):
     pass
 
 

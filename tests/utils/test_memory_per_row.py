@@ -12,7 +12,6 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import torch
 from PIL import Image
 
 from hf_captionrl.cli.evaluate import rows_to_encode
@@ -21,8 +20,7 @@ from hf_captionrl.data import ImageReader
 from hf_captionrl.data.columns import id_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import ids_digest, load_split
-from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.rewards import BankRewardFunction, ImageBank
+from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 
@@ -101,31 +99,6 @@ def evaluation_on_shards(folder, number):
     return worker
 
 
-def bank_reward(folder, number):
-    """The reward function for TRL's trainers, and the rewards of two captions."""
-    features = torch.nn.functional.one_hot(torch.arange(number) % 3, 3).float()
-    targets = ImageBank(features, id_column(rows_of(folder, number)), "colours@1")
-    bank = ImageBank(features[:3], list("abc"), "colours@1")
-    function = BankRewardFunction(Colours(), targets, bank)
-    rewards = function(["green"] * 2, image_id=["train/00000004.png", f"train/{number - 1:08d}.png"])
-    assert (rewards[0] > rewards[1]) == ((number - 1) % 3 != 1)
-    return function
-
-
-class Colours(Scorer):
-    """A scorer that says "green", the feature of every third image, about any caption."""
-
-    signature = "colours@1"
-    device = torch.device("cpu")
-    logit_scale = 100.0
-
-    def text_features(self, captions):
-        return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(captions), 3)
-
-    def count_truncated(self, captions):
-        return 0
-
-
 def peak(path, folder, number):
     gc.collect()
     tracemalloc.start()
@@ -141,7 +114,7 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-PATHS = [load_images, smile, evaluation_on_shards, bank_reward]
+PATHS = [load_images, smile, evaluation_on_shards]
 
 
 @pytest.mark.slow

@@ -6,16 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.bags import neighbours_on_shards
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from hf_captionrl.utils.ray_engine import connect
-from tests.faults.areas import run_area
 from tests.utils import dying
 from tests.utils.toy import NotesGpus, Squares, expected, in_new_process, on_this_machine, pids, two_nodes
 
@@ -93,12 +90,6 @@ def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(tmp_path):
     in_new_process(notes_of_gpus, tmp_path)
 
 
-@pytest.mark.slow
-def test_twenty_killed_actors_lose_and_repeat_no_row():
-    row = run_area(None, "ray", 20, seed=2)
-    assert (row["faults"], row["survived"], row["lost"], row["repeated"]) == (20, 20, 0, 0), row["notes"]
-
-
 IMAGES = ["--max_images", "6", "--batch_size", "2"]
 SCORER = ["--scorer", "scenes:clip-reward", "--cache_dir", "cache"]
 
@@ -115,15 +106,6 @@ def features(output, *engine):
     return list(read_shards(output))
 
 
-def album(output, *engine):
-    """The table, and the rows of both kinds of shards."""
-    few = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2".split()
-    models = ["--model", "scenes:blip-mle", *SCORER]
-    assert main(["album", "photos", *models, *few, "--output", f"{output}.jsonl", *engine]) == 0
-    shards = [next(Path(f"{output}.shards").glob(f"{kind}-*")) for kind in ("images", "candidates")]
-    return Path(f"{output}.jsonl").read_bytes(), [list(read_shards(folder)) for folder in shards]
-
-
 def evaluate(output, *engine):
     """The whole table of results, numbers and intervals."""
     few = ["--dataset", "scenes", "--max_images", "6", "--suite", "smile", "--language_model", "none", *SCORER]
@@ -136,15 +118,10 @@ def evaluate(output, *engine):
 
 @pytest.fixture
 def folders(tmp_path):
-    """Working directories of one process and of a cluster, with the same six images and two files of captions."""
+    """Working directories of one process and of a cluster, with two files of captions of the same six images."""
     rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
-    for name in ("one", "ray"):
-        folder = tmp_path / name
-        (folder / "photos").mkdir(parents=True)
-        for number, image in enumerate(rows["image"][:]):
-            photo = folder / "photos" / f"{number}.png"
-            image.save(photo)
-            os.utime(photo, (1_500_000_000 + number,) * 2)  # an album knows its images by size and time
+    for folder in (tmp_path / "one", tmp_path / "ray"):
+        folder.mkdir()
         for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
             lines = [{"image_id": i, "caption": c} for i, c in zip(rows["image_id"], texts, strict=True)]
             (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -157,7 +134,6 @@ def folders(tmp_path):
     [
         (caption, dying.DyingCaptions, "cli.caption.CaptionStage"),
         (features, dying.DyingFeatures, "cli.features.FeatureStage"),
-        (album, dying.DyingAlbum, "apps.album.command.AlbumStage"),
         (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureStage"),
         (evaluate, dying.DyingScores, "cli.evaluate.ScoreStage"),
     ],
@@ -178,19 +154,3 @@ def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folder
     if command in (caption, features):
         ids = [row["image_id"] for row in read_shards("out")]
         assert len(ids) == len(set(ids)) == 6
-
-
-@pytest.mark.slow
-def test_compressed_neighbours_are_equal_with_one_process_two_and_a_cluster(cluster, tmp_path):
-    rows = torch.randn(1_200, 64, generator=torch.Generator().manual_seed(0))  # hard for an index: no clusters
-    found = []
-    for number, engine in enumerate(({"processes": 1}, {"processes": 2}, {"engine": "ray", "address": cluster})):
-        options = EngineOptions(rows_per_shard=200, **engine)
-        folder = tmp_path / str(number)
-        found.append(neighbours_on_shards(rows, 5, folder, options, approximate=True, settings={}))
-        assert len(list(folder.glob("index-*.faiss"))) == 1
-    assert 0.9 < found[0][2] < 1  # not the exact search
-    for indices, similarities, recall in found[1:]:
-        assert torch.equal(indices, found[0][0])
-        assert torch.equal(similarities, found[0][1])
-        assert recall == found[0][2]
