@@ -57,8 +57,6 @@ class Answering(BaseHTTPRequestHandler):
             self._reset("cut")
             return
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            self.body = self._chunks()
         if isinstance(fault, int):
             self._send(fault, {"error": "planted"}, {"Retry-After": "0"} if fault == 429 else {})
             return
@@ -83,14 +81,6 @@ class Answering(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True
-
-    def _chunks(self) -> bytes:
-        parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
 
     def _send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
         if self.lost:
@@ -331,17 +321,8 @@ class _Handler(Answering):
         repo = self._readable(_TYPES[kind], repo_id)
         commit = self._commit_at(repo, revision or "main")
         files = [{"rfilename": path} for path in sorted(commit.files)]
-        self._send(
-            200,
-            {
-                "id": repo_id,
-                "sha": commit.sha,
-                "private": repo.private,
-                "siblings": files,
-                "tags": [],
-                "lastModified": DATE,
-            },
-        )
+        more = {"private": repo.private, "siblings": files, "tags": [], "lastModified": DATE}
+        self._send(200, {"id": repo_id, "sha": commit.sha, **more})
 
     @route(rf"GET {_API}/discussions")
     def _discussions(self, kind: str, repo_id: str) -> None:
@@ -405,9 +386,8 @@ class _Handler(Answering):
         for asked in json.loads(self.body)["files"]:
             blob, lfs = files.get(asked["path"]), asked["path"].endswith(_LFS_ENDINGS)
             oid = None if blob is None else blob.sha256 if blob.lfs else blob.oid
-            answer.append(
-                {"path": asked["path"], "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False, "oid": oid}
-            )
+            mode = "lfs" if lfs else "regular"
+            answer.append({"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._send(200, {"files": answer})
 
     @route(rf"POST /(?P<kind>datasets/|spaces/)?{_ID}\.git/info/lfs/objects/batch")

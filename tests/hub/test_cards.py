@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import yaml
-from huggingface_hub import DatasetCard, ModelCard
+from huggingface_hub import DatasetCard, ModelCard, parse_eval_result_entries
 
 from hf_captionrl import SmileConfig, SmileTrainer
 from hf_captionrl.cli import main
@@ -98,7 +98,9 @@ def test_formula_matches_the_objective(changes, there, not_there):
 
 def test_missing_measurements_are_listed():
     reason = "photographs have no known truth"
-    changes = dict.fromkeys(("hallucination", "fact_recall")) | {
+    changes = {
+        "hallucination": None,
+        "fact_recall": None,
         "hallucination_reason": reason,
         "fact_recall_reason": reason,
     }
@@ -109,12 +111,8 @@ def test_missing_measurements_are_listed():
 
 
 def test_malicious_texts_are_escaped():
-    facts = replace(
-        FACTS,
-        dataset_description="a | b <script>alert(1)</script> `x`\n# heading",
-        prompt='"); import os #\n```\n',
-        row="<b>S|M",
-    )
+    text = "a | b <script>alert(1)</script> `x`\n# heading"
+    facts = replace(FACTS, dataset_description=text, prompt='"); import os #\n```\n', row="<b>S|M")
     results = make_results()
     results["rows"][1]["name"] = "<b>S|M"
     card = render_model_card(results, facts)
@@ -272,14 +270,14 @@ def test_adapter_card_contains_the_pinned_base_model(family):
 
 def test_results_go_to_a_leaderboard_only_if_there_is_one():
     assert eval_results_yaml(make_results(), FACTS) is None
-    entries = yaml.safe_load(eval_results_yaml(make_results(), replace(FACTS, dataset_id="o/photos")))
-    row = make_row("SMILE")
-    assert {e["dataset"]["task_id"]: e["value"] for e in entries} == {
-        key: value for key, value in row.items() if key != "name" and not key.endswith("_ci")
-    }
-    assert {e["dataset"]["id"] for e in entries} == {"o/photos"}
+    facts = replace(FACTS, dataset_id="o/photos", dataset_revision="1" * 40)
+    entries = parse_eval_result_entries(yaml.safe_load(eval_results_yaml(make_results(), facts)))
+    row = {key: value for key, value in make_row("SMILE").items() if key != "name" and not key.endswith("_ci")}
+    assert {entry.task_id: entry.value for entry in entries} == row
+    assert {(entry.dataset_id, entry.dataset_revision) for entry in entries} == {("o/photos", "1" * 40)}
+    assert [entry.value for entry in entries if "95 % interval [0.637, 0.679]" in entry.notes] == [0.658]
     with pytest.raises(ValueError, match="is missing"):
-        eval_results_yaml(make_results(hallucination=None), replace(FACTS, dataset_id="o/photos"))
+        eval_results_yaml(make_results(hallucination=None), facts)
 
 
 def test_facts_round_trip(tmp_path):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hf_captionrl.scenes import Facts, check, full_caption, load_scenes
+from hf_captionrl.scenes import Facts, check
 from hf_captionrl.scenes.truth_checker import mark_caption
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
@@ -176,13 +176,3 @@ def test_all_claims_of_the_checker_are_there():
             assert all(word in said for word in mark.claim.text.split())
             assert said.startswith(mark.claim.text.split()[0])
             assert said.endswith(mark.claim.text.split()[-1])
-
-
-def test_full_and_varied_captions_of_the_world_have_every_place():
-    rows = load_scenes(num_train=0, num_validation=0, num_test=60)["test"]
-    facts = rows["facts"][:]
-    for number, truth in enumerate(facts):
-        other = Facts(**facts[(number + 1) % len(facts)])
-        assert all(mark.verdict == "right" for mark in mark_caption(full_caption(Facts(**truth)), truth))
-        marks = mark_caption(full_caption(other), truth)
-        assert None not in [mark.start for mark in marks]

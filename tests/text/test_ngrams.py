@@ -57,18 +57,6 @@ def test_counts_equal_a_plain_loop(captions, max_order):
     assert counts.totals().tolist() == [[max(0, len(c) - n + 1) for n in range(1, max_order + 1)] for c in captions]
 
 
-def test_padded_token_ids_give_the_same_counts_as_words():
-    ids = torch.tensor([[7, 8, 7, 2, 0], [8, 2, 0, 0, 0], [2, 0, 0, 0, 0]])
-    mask = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
-    batch = TokenBatch.from_ids(ids, mask)
-    assert batch.tokens.tolist() == [7, 8, 7, 2, 8, 2, 2]
-    assert batch.lengths.tolist() == [4, 2, 1]
-    words = encode_words([["x", "y", "x", "e"], ["y", "e"], ["e"]])
-    a, b = count_ngrams(batch), count_ngrams(words)
-    assert (len(a.rows), a.offsets[-1]) == (len(b.rows), b.offsets[-1])
-    assert sorted(a.counts.tolist()) == sorted(b.counts.tolist())
-
-
 def test_large_ids_and_many_images_do_not_overflow():
     """Keys of (image, n-gram, caption) with more than 63 bits are reduced, and do not wrap."""
     big = 2**40

@@ -12,9 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_captionrl.apps.boosting.boost import BoostStage
-from hf_captionrl.apps.boosting.options import BoostOptions
-from hf_captionrl.cli.bags import NeighbourStage
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import Actor, ShardFolder, raise_packed, read_shard, read_shards, run_stage
 from hf_captionrl.utils.ray_engine import RayActor, actor_numbers, connect
@@ -318,17 +315,6 @@ def test_stages_without_gpu_have_an_actor_per_cpu():
     assert actor_numbers(with_gpus, None, needs_gpu=False) == (64, 0)
     assert actor_numbers(without, None, needs_gpu=True) == (2, 0)
     assert actor_numbers(with_gpus, 3, needs_gpu=True) == (3, 1)
-
-
-def test_stages_say_whether_they_need_a_gpu(tmp_path):
-    assert NeighbourStage(tmp_path, 5, is_exact=True).needs_gpu
-    assert not NeighbourStage(tmp_path, 5, is_exact=False).needs_gpu
-    for text, vision, needs in (
-        (None, None, False),
-        ("openai:a", "openai:b", False),
-        ("openai:a", "transformers:b", True),
-    ):
-        assert BoostStage(BoostOptions(text=text, vision=vision), "").needs_gpu is needs
 
 
 def test_stage_without_gpu_runs_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
