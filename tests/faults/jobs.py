@@ -149,15 +149,6 @@ def hold_folder(folder, ready):
         signal.pause()
 
 
-def as_nobody(folder):
-    """Train as a user who may not write there."""
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-    trainer_of("smile", folder).train()
-
-
 def recipe(arguments, *, signal_at=None):
     """A recipe, perhaps with a SIGTERM in the n-th step of all its trainings; the rows of its table."""
     from hf_captionrl.trainers import SmileTrainer

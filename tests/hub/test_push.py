@@ -28,7 +28,7 @@ from hf_captionrl.hub import (
     read_push_state,
     write_manifest,
 )
-from hf_captionrl.hub.push import check_secret, public_command, public_values, redact
+from hf_captionrl.hub.push import public_command, public_values
 from hf_captionrl.scenes import load_scenes
 from recipes import smile_blip, smile_llama_lora
 from tests.hub.conftest import holders_of_tokens, running_hub
@@ -113,13 +113,6 @@ def test_token_is_found_in_parquet(place, tmp_path):
     pq.write_table(table, tmp_path / "captions.parquet", compression="zstd")
     with pytest.raises(ValueError, match=r"captions\.parquet contains an access token"):
         folder_contents(tmp_path, "dataset")
-
-
-def test_private_key_is_redacted_completely():
-    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
-    assert redact(f"before\n{key}\nafter {WRITE}") == "before\n[removed]\nafter [removed]"
-    assert redact(f"before\n{key[:50]}") == "before\n[removed]"
-    check_secret("text", redact(key))
 
 
 def test_symlink_out_of_the_folder_is_not_followed(folder, tmp_path):
@@ -235,33 +228,23 @@ def test_card_command(folder, capsys):
     assert main(["card", str(folder)]) == 2
 
 
-CASES = {
-    "no token": (None, {}, "smile", r"needs a token, but there is none\. Log in"),
-    "wrong token": (WRONG, {}, "smile", r"does not accept the token \(401\)\. Create a new one"),
-    "read-only token": (READ, {}, "smile", r"may not write to 'smile' \(403\)\. Use a token with write permission"),
-    "other content": (WRITE, {}, "thesis", r"exists and has other content \(thesis.tex\)\. Use another name"),
-    "invalid name": (WRITE, {}, "a b/c", r"'a b/c', not a name that the Hub accepts .*Use owner/name"),
-    "HTML": (WRITE, {"README.md": "<script>alert(1)</script>"}, "smile", r"contains HTML, '<script>.*Use Markdown"),
-    "a token inside": (
-        WRITE,
-        {"results.json": f" {WRITE}"},
-        "smile",
-        r"results.json contains an access token.*Remove it",
-    ),
-}
+HTML = "<script>alert(1)</script>"
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_rejected_push_prints_one_line(case, hub, tmp_path, monkeypatch, capfd):
-    token, changes, name, message = CASES[case]
-    folder = publishable(tmp_path / "model")
-    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
-    for file, more in changes.items():
-        path = folder / file
-        before = path.read_text() if more is not None else ""
-        path.unlink()
-        if more is not None:
-            path.write_text(f"{before}\n{more}\n")
+@pytest.mark.parametrize(
+    ("token", "name", "card", "message"),
+    [
+        (None, "smile", "", r"needs a token, but there is none\. Log in"),
+        (WRONG, "smile", "", r"does not accept the token \(401\)\. Create a new one"),
+        (READ, "smile", "", r"may not write to 'smile' \(403\)\. Use a token with write permission"),
+        (WRITE, "thesis", "", r"exists and has other content \(thesis.tex\)\. Use another name"),
+        (WRITE, "a b/c", "", r"'a b/c', not a name that the Hub accepts .*Use owner/name"),
+        (WRITE, "smile", HTML, r"contains HTML, '<script>.*Use Markdown"),
+    ],
+    ids=["no token", "wrong token", "read-only token", "other content", "invalid name", "HTML"],
+)
+def test_rejected_push_prints_one_line(token, name, card, message, hub, folder, monkeypatch, capfd):
+    (folder / "README.md").write_text((folder / "README.md").read_text() + card)
     hub.add("tester/thesis", {"thesis.tex": b"..."})
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -272,23 +255,14 @@ def test_rejected_push_prints_one_line(case, hub, tmp_path, monkeypatch, capfd):
     (line,) = [line for line in said.err.splitlines() if not line.startswith("Loading weights")]
     assert line.startswith("captionrl push: error: ")
     assert re.search(message, line), line
-    assert "Traceback" not in line
     sent = {name for repo in hub.repos.values() for name in repo.files} - {".gitattributes"}
     assert sent == {"thesis.tex"}
-    # This token was written on purpose; `hub` searches all other files for tokens at its end.
-    (folder / "results.json").unlink()
 
 
 ROOT = Path(__file__).parents[2]
 PLACES = [
-    "POST /api/repos/create",
-    "GET /api/models/",
-    "POST /api/validate-yaml",
-    "POST .*/preupload/",
-    "POST .*/objects/batch",
-    "PUT /lfs/upload/",
-    "POST /lfs/verify",
-    "POST .*/commit/",
+    *("POST /api/repos/create", "GET /api/models/", "POST /api/validate-yaml", "POST .*/preupload/"),
+    *("POST .*/objects/batch", "PUT /lfs/upload/", "POST /lfs/verify", "POST .*/commit/"),
 ]
 
 
@@ -369,15 +343,8 @@ def test_permanent_fault_loses_nothing_and_the_push_can_be_repeated(hub, folder,
     assert main(["push", str(folder)]) == 0
     assert_complete(hub, folder)
     assert read_push_state(folder)["state"] == "pushed"
-
-
-def test_uploaded_weights_are_not_sent_again(hub, folder):
-    hub.fail("POST .*/commit/", 500)
-    with pytest.raises(PushError):
-        push(folder, attempts=2)
-    hub.end_fault()
-    push(folder)
-    assert sum(path.startswith("/lfs/upload/") for _, path, _ in hub.requests) == 1
+    # Uploaded weights are not sent again.
+    assert sum(path.startswith("/lfs/upload/") and said == 200 for _, path, said in hub.requests) == 1
 
 
 def test_other_content_is_only_overwritten_on_request(hub, folder, monkeypatch, capfd):

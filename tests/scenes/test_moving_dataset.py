@@ -124,8 +124,6 @@ def test_equal_seeds_give_equal_bytes():
     assert one["train"]["image"][:] != other["train"]["image"][:]
     with pytest.raises(ValueError, match="kind is 'cars'"):
         load_moving_scenes("cars")
-    with pytest.raises(ValueError, match="Use sizes of 0 or more"):
-        load_moving_scenes(num_test=-1)
 
 
 def test_annotators_tell_the_truth_and_mention_motion_sometimes():

@@ -99,17 +99,10 @@ def test_recall_counts_only_facts_that_have_a_word():
     result = check("two small sideways pigs left of a mushroom at the top on a blue background", PIGS)
     assert result.recalled == tuple("kind count size orientation position background second relation".split())
     assert result.missed == ()
+    assert check("a lovely unicorn beside some pigs", PIGS.to_dict()).unknown_words == ("unicorn",)
     result = check("an apple", APPLE)
     assert result.recalled == ("kind", "count")
     assert result.missed == ("size", "position", "background")  # all others have values without a word
-
-
-def test_unknown_words_are_named():
-    assert check("a lovely unicorn beside some pigs", PIGS).unknown_words == ("unicorn",)
-
-
-def test_facts_may_be_a_row_of_the_data_set():
-    assert check("two pigs", PIGS.to_dict()) == check("two pigs", PIGS)
 
 
 def test_anything_but_a_string_is_refused():

@@ -225,10 +225,7 @@ def gif(side, frames):
     return b"GIF89a" + struct.pack("<HH", side, side) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff" + frame * frames + b"\x3b"
 
 
-TOO_LARGE = {
-    "png": png_header(100_000, 100_000),
-    "gif": gif(65_000, 1),
-}
+TOO_LARGE = {"png": png_header(100_000, 100_000), "gif": gif(65_000, 1)}
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)

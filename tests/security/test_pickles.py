@@ -91,9 +91,35 @@ def without_weights(folder, into, trap, *names):
     return into
 
 
-def test_pickled_captioner_is_not_opened(blip, trap, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*execute code"):
-        load_captioner(without_weights(blip, tmp_path / "m", trap))
+@pytest.mark.parametrize(
+    ("load", "shipped"),
+    [
+        (load_captioner, "blip-mle"),
+        (load_scorer, "siglip-held-out"),
+        (lambda name: LocalJudge.from_pretrained(str(name)), "gpt2-perplexity"),
+    ],
+    ids=["captioner", "scorer", "judge"],
+)
+def test_pickled_weights_are_not_opened(load, shipped, trap, tmp_path):
+    bad = without_weights(model_path(f"scenes:{shipped}"), tmp_path / "m", trap)
+    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert \S+ OUT`"):
+        load(bad)
+
+
+@pytest.mark.parametrize(
+    ("load", "names"),
+    [
+        (load_bags, ["f.json", "f.parquet"]),
+        (lambda path: load_captions(str(path)), ["f.pkl", "f.parquet", "f.arrow", "f.jsonl"]),
+        (load_hard_pool, ["f.pkl", "f.json"]),
+    ],
+    ids=["bags", "data", "pool"],
+)
+def test_pickled_files_are_not_opened(load, names, trap, tmp_path):
+    for name in names:
+        (tmp_path / name).write_bytes(trap)
+        with pytest.raises(ValueError, match=r"bags|f\."):
+            load(tmp_path / name)
 
 
 def test_pickled_adapter_is_not_opened(blip, trap, tmp_path):
@@ -104,12 +130,6 @@ def test_pickled_adapter_is_not_opened(blip, trap, tmp_path):
     bad = without_weights(tmp_path / "good", tmp_path / "bad", trap, "adapter_model.bin")
     with pytest.raises(FileNotFoundError, match=r"no adapter_model\.safetensors.*execute code"):
         load_captioner(bad, base_model=str(blip))
-
-
-def test_pickled_scorer_is_not_opened(trap, tmp_path):
-    bad = without_weights(model_path("scenes:siglip-held-out"), tmp_path / "m", trap)
-    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert \S+ OUT`"):
-        load_scorer(bad)
 
 
 def test_open_clip_scorer(trap, tmp_path):
@@ -137,13 +157,6 @@ def test_conversion_refuses_code_in_a_pickle(blip, trap, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-def test_language_model_as_judge(trap, tmp_path):
-    AutoConfig.for_model("gpt2", n_layer=1, n_embd=4, n_head=1).save_pretrained(tmp_path / "m")
-    (tmp_path / "m" / "pytorch_model.bin").write_bytes(trap)
-    with pytest.raises(FileNotFoundError, match=r"no weights in safetensors.*Use `captionrl convert"):
-        LocalJudge.from_pretrained(str(tmp_path / "m"))
-
-
 def test_feature_cache(trap, tmp_path):
     def cache():
         return FeatureCache(tmp_path / "cache", model_id="m", revision="r")
@@ -161,27 +174,6 @@ def test_feature_cache(trap, tmp_path):
         else:
             np.testing.assert_array_equal(found, np.eye(4))
         path.write_bytes(good)
-
-
-@pytest.mark.parametrize("name", ["bags.json", "bags.parquet"])
-def test_pickled_bags_are_not_opened(name, trap, tmp_path):
-    (tmp_path / name).write_bytes(trap)
-    with pytest.raises(ValueError, match="bags"):
-        load_bags(tmp_path / name)
-
-
-@pytest.mark.parametrize("name", ["d.pkl", "d.parquet", "d.arrow", "d.jsonl"])
-def test_pickled_data_are_not_opened(name, trap, tmp_path):
-    (tmp_path / name).write_bytes(trap)
-    with pytest.raises(ValueError, match=r"d\."):
-        load_captions(str(tmp_path / name))
-
-
-@pytest.mark.parametrize("name", ["p.pkl", "p.json"])
-def test_pickled_pool_is_not_opened(name, trap, tmp_path):
-    (tmp_path / name).write_bytes(trap)
-    with pytest.raises(ValueError, match=r"p\."):
-        load_hard_pool(tmp_path / name)
 
 
 @pytest.fixture(scope="module")

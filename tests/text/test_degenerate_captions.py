@@ -17,8 +17,7 @@ ORDINARY = [GOOD, "a man and a woman and a dog on a beach", "A red bus, a red ca
 
 
 @pytest.mark.parametrize(
-    "caption",
-    [HACKED, LOOP, "a Dog on the the grass", "on a blue background a cat sits on a blue background"],
+    "caption", [HACKED, LOOP, "a Dog on the the grass", "on a blue background a cat sits on a blue background"]
 )
 def test_hacked_captions_are_degenerate(caption):
     assert degenerate([GOOD, caption, GOOD]) == [False, True, False]

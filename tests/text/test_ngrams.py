@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from hf_captionrl.metrics import bleu, caption_diversity, cider, cider_d
 from hf_captionrl.text import ngrams
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
-from hf_captionrl.text.ngrams import (
-    NgramCounts,
-    TokenBatch,
-    count_documents,
-    count_ngrams,
-    encode_words,
-    group_blocks,
-)
+from hf_captionrl.text.ngrams import NgramCounts, TokenBatch, count_documents, count_ngrams, encode_words, group_blocks
 from hf_captionrl.text.tokenize import encode_captions
 
 CAPTIONS = st.lists(st.lists(st.sampled_from("abcd"), max_size=8), min_size=1, max_size=8)

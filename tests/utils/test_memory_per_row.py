@@ -5,7 +5,6 @@ An id as a Python string takes 49 bytes and its characters, and 8 in a list; a r
 
 import gc
 import io
-import pickle
 import tracemalloc
 
 import datasets
@@ -14,13 +13,9 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from hf_captionrl.cli.evaluate import rows_to_encode
-from hf_captionrl.cli.features import FeaturesOptions, FeatureStage
+from hf_captionrl.cli.features import FeaturesOptions
 from hf_captionrl.data import ImageReader
-from hf_captionrl.data.columns import id_column, select_rows
-from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import ids_digest, load_split
-from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 
@@ -84,21 +79,6 @@ def smile(folder, number):
     return trainer
 
 
-def evaluation_on_shards(folder, number):
-    """What `captionrl evaluate --processes` does before the features, in the first process and in a worker."""
-    options = FeaturesOptions(dataset=str(folder / str(number)), split="all")
-    split = load_split(options, quarantine_path=None)
-    cache = FeatureCache(folder / "empty", model_id="m", revision="r")
-    rows = rows_to_encode(cache, source_keys(split.dataset, folder / "empty"))
-    assert len(rows) == number
-    missing = select_rows(split.dataset, rows)
-    stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    stage = pickle.loads(pickle.dumps(stage))
-    worker = load_split(stage.options, quarantine_path=None, expected_ids=stage.ids, only=stage.only)
-    assert len(worker.dataset) == number
-    return worker
-
-
 def peak(path, folder, number):
     gc.collect()
     tracemalloc.start()
@@ -114,11 +94,8 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-PATHS = [load_images, smile, evaluation_on_shards]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [load_images, smile])
 def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS
 

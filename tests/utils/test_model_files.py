@@ -57,22 +57,17 @@ def pickle_in(cache, commit):
     torch.save(load_file(SOURCE / WEIGHTS), cache / "snapshots" / commit / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize(
-    "layout", ["weights in the pull request", "all in the pull request", "all in both", "on main"]
-)
+@pytest.mark.parametrize("layout", ["weights in the pull request", "all in the pull request", "on main"])
 def test_default_scorer_from_a_cache(layout, cache):
-    if layout == "weights in the pull request":  # as after loading with transformers
+    if layout == "on main":
+        download(cache, "main", MAIN, *SMALL, WEIGHTS)
+    elif layout == "all in the pull request":  # `hf download NAME --revision refs/pr/15`
+        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
+        download(cache, "refs/pr/9", "3" * 40, *SMALL)  # another pull request, without weights
+    else:  # as after loading with transformers
         download(cache, "main", MAIN, *SMALL)
         pickle_in(cache, MAIN)
         download(cache, "refs/pr/15", PULL, WEIGHTS)
-    elif layout == "all in the pull request":  # `hf download NAME --revision refs/pr/15`
-        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
-    elif layout == "all in both":
-        download(cache, "main", MAIN, *SMALL)
-        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
-        download(cache, "refs/pr/9", "3" * 40, *SMALL)  # another pull request, without weights
-    else:
-        download(cache, "main", MAIN, *SMALL, WEIGHTS)
     expected = load_scorer(SOURCE).text_features(["a red pig"])
     scorer = optional_scorer(NAME)
     assert torch.equal(scorer.text_features(["a red pig"]), expected)
@@ -224,21 +219,13 @@ def sharded(folder, change=None):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def test_shards_load(copy, saved):
-    sharded(copy)
-    expected = load_captioner(saved).model.state_dict()
-    for name, value in load_captioner(copy).model.state_dict().items():
-        assert torch.equal(value, expected[name])
-
-
 HOSTILE = ["weights.bin", "../outside.safetensors", "..\\outside.safetensors", 3]
 
 
 @pytest.mark.parametrize("entry", HOSTILE, ids=str)
-def test_index_entries_must_be_plain_names_of_safetensors(entry, copy, monkeypatch):
+def test_index_entries_must_be_plain_names_of_safetensors(entry, copy):
     sharded(copy, entry)
-    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("a pickle was opened"))
-    with pytest.raises(ValueError, match=r"index\.json (maps|contains).*plain name of a \*\.safetensors file"):
+    with pytest.raises(ValueError, match=r"index\.json maps.*plain name of a \*\.safetensors file"):
         load_captioner(copy)
 
 
@@ -253,8 +240,11 @@ def test_index_entries_of_other_models(load, name, tmp_path):
         load(str(tmp_path / "model"))
 
 
-def test_missing_and_truncated_shards_raise(copy):
+def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
     sharded(copy)
+    expected = load_captioner(saved).model.state_dict()
+    for name, value in load_captioner(copy).model.state_dict().items():
+        assert torch.equal(value, expected[name])
     shard = copy / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors .* is truncated"):
@@ -292,13 +282,9 @@ def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
         config[name] = {**config[name], **value} if isinstance(value, dict) else value
     (copy / "config.json").write_text(json.dumps(config))
     asked = []
+    functions = ("load_and_register_attn_kernel", "get_kernel", "lazy_import_flash_attention", "lazy_load_kernel")
     for module in (hub_kernels, transformers.modeling_utils, transformers.modeling_flash_attention_utils):
-        for function in (
-            "load_and_register_attn_kernel",
-            "get_kernel",
-            "lazy_import_flash_attention",
-            "lazy_load_kernel",
-        ):
+        for function in functions:
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, lambda *args, _f=function, **kwargs: asked.append((_f, args)))
     loaded = load_captioner(copy).model
