@@ -201,8 +201,6 @@ def test_killed_push_is_completed_by_the_same_command(warm_process, tmp_path):
             assert len(commits) <= 3
 
 
-# --- A recipe with several trainings is stopped and resumed ---
-
 SHORT = [
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "12", "--num_train_epochs", "3"),
     *("--per_device_train_batch_size", "4", "--generation_max_new_tokens", "8", "--generation_num_beams", "1"),
@@ -212,21 +210,16 @@ SHORT = [
 ]
 
 
-def arguments(folder, *more):
-    return [*SHORT, "--output_dir", str(folder / "out"), "--feature_cache_dir", str(folder / "cache"), *more]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 12, 17])
-def test_stopped_anywhere_it_comes_to_the_same_table(warm_process, tmp_path, step):
-    whole = warm_process.run("recipe", arguments=arguments(tmp_path / "whole"), timeout=300)
-    assert whole.code == 0, whole.output
-    assert whole.value["steps"] == 24  # two trainings of three epochs of four steps
-    stopped = warm_process.run("recipe", arguments=arguments(tmp_path), signal_at=step, timeout=300)
-    assert stopped.code == 0, stopped.output
-    assert stopped.value is None
-    assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
-    assert not (tmp_path / "out" / "results.json").exists()
-    again = warm_process.run("recipe", arguments=arguments(tmp_path, "--resume_from_checkpoint", "true"), timeout=300)
-    assert again.code == 0, again.output
-    assert again.value["rows"] == whole.value["rows"]
+def test_recipe_of_several_trainings_stopped_anywhere_comes_to_the_same_table(warm_process, tmp_path):
+    few = [*SHORT, "--feature_cache_dir", str(tmp_path / "cache"), "--output_dir"]
+    whole = run(warm_process, "recipe", arguments=[*few, str(tmp_path / "whole")], timeout=300)
+    assert whole["steps"] == 24  # two trainings of three epochs of four steps
+    for step in (2, 12, 17):
+        out = tmp_path / f"stopped-{step}"
+        stopped = warm_process.run("recipe", arguments=[*few, str(out)], signal_at=step, timeout=300)
+        assert (stopped.code, stopped.value) == (0, None), stopped.output
+        assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
+        assert not (out / "results.json").exists()
+        resumed = [*few, str(out), "--resume_from_checkpoint", "true"]
+        assert run(warm_process, "recipe", arguments=resumed, timeout=300)["rows"] == whole["rows"]

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
@@ -190,6 +191,9 @@ def run_block(code):
 def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
     bags = BagFile(bags=[["a", "b", "c"], ["d", "e", "f"]], similarities=[0.9, 0.8], signature="clip@1f2e")
     folder = tmp_path / "me" / "truematch-scenes"
+    with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
+        write_dataset_card(folder, BAGS)
+    assert not folder.exists()
     save_bags(folder / "truematch.parquet", bags)
     path = write_dataset_card(folder, BAGS)
     card = path.read_text()
@@ -223,12 +227,6 @@ def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
 def test_unfinished_data_set_cards_raise(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(BAGS, **changes)
-
-
-def test_card_without_data_raises(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
-        write_dataset_card(tmp_path, BAGS)
-    assert not (tmp_path / "README.md").exists()
 
 
 def test_malicious_texts_in_data_set_cards_are_escaped():
@@ -289,20 +287,15 @@ def test_facts_round_trip(tmp_path):
         read_facts(folder)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """Output of the Python example in the README."""
+def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd, tmp_path):
+    """As in the Python example of the README."""
     rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
     settings = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "report_to": "none"}
     args = SmileConfig(str(tmp_path / "smile run"), disable_tqdm=True, **settings)
     trainer = SmileTrainer(tiny_captioner("blip"), args, train_dataset=rows)
     trainer.train()
     trainer.save_model()
-    return tmp_path / "smile run"
-
-
-def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch, capfd, tmp_path):
-    folder = str(saved)
+    folder = str(tmp_path / "smile run")
     few = ["--max_images", "2", "--max_new_tokens", "4", "--num_beams", "1"]
     assert main(["caption", folder, "--output", str(tmp_path / "captions.jsonl"), *few]) == 0
     monkeypatch.setenv("HF_TOKEN", WRITE)
@@ -313,7 +306,7 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch
     said = capfd.readouterr().out
     assert "without results" in said
     assert "--license" in said
-    card = (saved / "README.md").read_text()
+    card = Path(folder, "README.md").read_text()
     assert check_card(card)["license"] == "other"
     assert "nothing was measured" in card
     assert "finetuned from someone/blip on photos" in card
@@ -360,17 +353,13 @@ def test_captioner_push_to_hub(hub, monkeypatch):
     assert "tester/leak" not in {name for _, name in hub.repos}
 
 
-def manifest(folder, **data):
-    write_manifest(folder, command=[], seeds={}, data=data)
-
-
 def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, monkeypatch, capfd):
     folder = publishable(tmp_path / "model")
     (folder / "gallery.html").write_text("<img src='data:image/jpeg;base64,AAAA'>")
     (folder / "curves.png").write_bytes(b"\x89PNG")
     monkeypatch.setenv("HF_TOKEN", WRITE)
     for data in ({}, {"public_images": False}, {"public_images": "true"}):
-        manifest(folder, **data)
+        write_manifest(folder, command=[], seeds={}, data=data)
         assert "gallery.html" in folder_contents(folder).left_out
         assert "curves.png" in folder_contents(folder).published
     assert main(["push", str(folder), "--repo_id", "smile", "--dry_run"]) == 0
@@ -380,7 +369,7 @@ def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, m
     assert main(["push", str(folder), "--gallery"]) == 0
     assert "gallery.html" in hub.repo("tester/smile").files
     assert json.loads((folder / "push_state.json").read_text())["gallery"] is True
-    manifest(folder, public_images=True)
+    write_manifest(folder, command=[], seeds={}, data={"public_images": True})
     assert "gallery.html" in folder_contents(folder).published
     assert "gallery.html" in folder_contents(folder, gallery=False).left_out
 
@@ -440,7 +429,7 @@ def test_card_describes_the_boosted_captions(boosted):
     assert (manifest["rows"], manifest["card"]["sizes"]) == (6, {"test": 6})
 
 
-def test_card_is_rendered_again_from_the_manifest(boosted, capsys):
+def test_card_is_rendered_again_from_the_manifest(boosted, tmp_path, capsys):
     before = (boosted / "README.md").read_bytes()
     (boosted / "README.md").unlink()
     assert main(["card", str(boosted)]) == 0
@@ -449,15 +438,12 @@ def test_card_is_rendered_again_from_the_manifest(boosted, capsys):
     assert '"me/other"' in (boosted / "README.md").read_text()
     assert main(["card", str(boosted), "--model_id", "me/x"]) == 2
     assert "model_id" in capsys.readouterr().err
-    assert '"me/other"' in (boosted / "README.md").read_text()
-    assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
-    assert (boosted / "README.md").read_bytes() == before
-
-
-def test_damaged_manifest_raises(boosted, tmp_path, capsys):
     (tmp_path / "boosting.json").write_text('{"format": 1}')
     assert main(["card", str(tmp_path)]) == 2
     assert "boosting.json is not a manifest" in capsys.readouterr().err
+    assert '"me/other"' in (boosted / "README.md").read_text()
+    assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
+    assert (boosted / "README.md").read_bytes() == before
 
 
 def test_push_publishes_captions_and_card_but_no_journal(boosted, hub, monkeypatch, capfd):

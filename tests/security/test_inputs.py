@@ -87,16 +87,14 @@ def as_lines(world, name):
 
 def as_karpathy(world, name):
     folder, _, file = name.rpartition("/")
-    images = [
-        {
-            "filepath": f"{folder}/" if folder else "",
-            "filename": file,
-            "cocoid": 7,
-            "sentences": [{"raw": "a caption"}],
-        },
-        {"filepath": "", "filename": "0.png", "cocoid": 8, "sentences": [{"raw": "another"}]},
-    ]
-    (world / "k.json").write_text(json.dumps({"images": images}))
+    bad = {
+        "filepath": f"{folder}/" if folder else "",
+        "filename": file,
+        "cocoid": 7,
+        "sentences": [{"raw": "a caption"}],
+    }
+    good = {"filepath": "", "filename": "0.png", "cocoid": 8, "sentences": [{"raw": "another"}]}
+    (world / "k.json").write_text(json.dumps({"images": [bad, good]}))
     return {"dataset_name": str(world / "k.json"), "image_root": world / "data"}
 
 
@@ -118,10 +116,8 @@ def as_parquet_of_images(world, name):
     return {"dataset_name": str(world / "data" / "i.parquet")}
 
 
-SOURCES = [as_folder, as_lines, as_karpathy, as_parquet_of_text, as_parquet_of_images]
-
-
-FROM_EVERY_SOURCE = [(source, "parent") for source in SOURCES[1:]] + [(SOURCES[-1], "absolute")]
+SOURCES = [as_lines, as_karpathy, as_parquet_of_text, as_parquet_of_images]
+FROM_EVERY_SOURCE = [(source, "parent") for source in SOURCES] + [(as_parquet_of_images, "absolute")]
 
 
 @pytest.mark.parametrize(("source", "kind"), [(as_folder, kind) for kind in OUTSIDE] + FROM_EVERY_SOURCE)

@@ -101,19 +101,12 @@ def test_launched_processes_share_the_shards(tmp_path, notes, monkeypatch):
     assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"settings": {"model": "n"}}, "written with model 'm', but model is now 'n'"),
-        ({"rows_per_shard": 6}, "written with rows_per_shard 5"),
-        ({"num_rows": 24}, "written with num_rows 23"),
-    ],
-)
-def test_other_settings_are_refused(tmp_path, notes, change, message):
+def test_other_settings_are_refused(tmp_path, notes):
     run_stage(Squares(notes), shards(tmp_path))
-    with pytest.raises(ValueError, match=message):
-        shards(tmp_path, **change)
-    fresh = shards(tmp_path, **change, overwrite=True)
+    for change, named in (({"settings": {"model": "n"}}, "model 'm'"), ({"rows_per_shard": 6}, "rows_per_shard 5")):
+        with pytest.raises(ValueError, match=f"written with {named}"):
+            shards(tmp_path, **change)
+    fresh = shards(tmp_path, {"model": "n"}, overwrite=True)
     assert len(fresh.unfinished()) == len(fresh.names)
 
 

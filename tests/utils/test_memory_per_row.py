@@ -100,6 +100,7 @@ def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS
 
 
+@pytest.mark.slow
 def test_bound_is_below_a_list_of_ids(folder):
     def listed(folder, number):
         return [str(name) for name in rows_of(folder, number)["image_id"]]
