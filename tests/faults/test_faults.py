@@ -14,8 +14,15 @@ from hf_captionrl.hub import folder_contents
 from tests.data.photos import png
 from tests.faults.campaign import IN_TIME, wait_until
 from tests.faults.jobs import KEYS, TRAINERS
+from tests.faults.warm_process import WarmProcess
 from tests.hub.folders import publishable
 from tests.hub.server import HubServer
+
+
+@pytest.fixture(scope="module")
+def warm_process():
+    with WarmProcess() as warm:
+        yield warm
 
 
 def times(quick):

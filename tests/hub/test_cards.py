@@ -389,16 +389,11 @@ def test_recipe_records_whether_its_images_are_public(name, asked, goes_up, tmp_
     (tmp_path / "out" / "gallery.html").write_text("pictures")
     config = SmileConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
     held_out_scorer = SimpleNamespace(signature="clip @ 1", max_text_tokens=77, count_truncated=lambda captions: 0)
-    publication.write_publication(
-        tmp_path / "out" / "results.json",
-        SimpleNamespace(family="blip", prompt=""),
-        ["a"],
-        "SMILE",
-        SimpleNamespace(held_out_scorer=held_out_scorer),
-        (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(push_gallery=asked), config),
-        {},
-        {"objective": "smile", "mle_weight": 0.0},
-    )
+    arguments = (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(push_gallery=asked), config)
+    captioner, scorers = SimpleNamespace(family="blip", prompt=""), SimpleNamespace(held_out_scorer=held_out_scorer)
+    objective = {"objective": "smile", "mle_weight": 0.0}
+    path = tmp_path / "out" / "results.json"
+    publication.write_publication(path, captioner, ["a"], "SMILE", scorers, arguments, {}, objective)
     found = json.loads((tmp_path / "out/model/training_manifest.json").read_text())
     assert found["data"]["public_images"] is goes_up
     assert (tmp_path / "out/model/gallery.html").exists() is goes_up

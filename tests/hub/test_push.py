@@ -169,16 +169,6 @@ def test_settings_are_remembered_for_their_repository_alone(hub, folder, monkeyp
     assert not hub.repo("tester/second").private
 
 
-def test_numbers_and_settings_of_smile_are_not_secrets():
-    command = ["smile.py", "--first_token", "shift", "--generation_max_new_tokens", "20", "--max_tokens=30"]
-    assert public_command(command) == command
-    kept = {"max_new_tokens": "20", "pin": "1"}
-    assert public_values({"password": "12345", **kept}) == kept
-    assert public_command(["a", "--api-key", "20", "--hub_token=x", "--hub-token", "y"]) == (
-        ["a", "--api-key", "***", "--hub_token=***", "--hub-token", "***"]
-    )
-
-
 def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
     home = "/" + "home/me"
     path = write_manifest(
@@ -199,7 +189,11 @@ def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
     assert found["seeds"] == {"seed": 3}
     assert {"torch", "transformers", "python", "hf_captionrl"} <= set(found["versions"])
     assert public_command(["a", "--out=../x/y"]) == ["a", "--out=y"]
-    assert public_values({"ratio": "3/4", "text": "a b"}) == {"ratio": "3/4", "text": "a b"}  # no paths
+    # Neither paths nor secrets.
+    kept = {"ratio": "3/4", "text": "a b", "max_new_tokens": "20", "pin": "1"}
+    assert public_values({"password": "12345", **kept}) == kept
+    command = ["smile.py", "--first_token", "shift", "--generation_max_new_tokens", "20", "--max_tokens=30"]
+    assert public_command([*command, "--api-key", "20"]) == [*command, "--api-key", "***"]
 
 
 def test_code_examples_are_pinned_but_not_prose():

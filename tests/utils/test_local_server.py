@@ -23,27 +23,17 @@ def test_own_names_are_accepted(host):
 )  # fmt: skip
 def test_foreign_names_are_refused(host):
     assert not OwnHosts().accepts([host])
+    assert not OwnHosts().accepts([HERE, HERE])
+    assert not OwnHosts().accepts([])
 
 
 @pytest.mark.parametrize(
     "origin",
-    [
-        "http://evil.test:7860",
-        "null",
-        "",
-        "http://localhost:3000",
-        "https://127.0.0.1",
-        "http://127.0.0.1:7860@evil.test",
-    ],
+    ["http://evil.test:7860", "null", "http://localhost:3000", "https://127.0.0.1", "http://127.0.0.1:7860@evil.test"],
 )
 def test_foreign_origins_are_refused(origin):
     assert not OwnHosts().accepts([HERE], [origin])
     assert not OwnHosts().accepts([HERE], [f"http://{HERE}", origin])
-
-
-def test_two_host_headers_are_refused():
-    assert not OwnHosts().accepts([HERE, HERE])
-    assert not OwnHosts().accepts([])
 
 
 def test_additional_names_are_accepted():

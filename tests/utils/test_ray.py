@@ -12,7 +12,6 @@ from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
-from hf_captionrl.utils.ray_engine import connect
 from tests.utils import dying
 from tests.utils.toy import NotesGpus, Squares, expected, in_new_process, on_this_machine, pids, two_nodes
 
@@ -50,24 +49,6 @@ def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew
         assert 3 * runs <= len(pids(notes, "killed")) <= 4 * runs
     run_stage(Squares(notes), shards, options)
     assert list(read_shards(tmp_path / "out")) == expected(23, 12)
-
-
-def starts_and_joins(cluster):
-    import ray
-
-    with on_this_machine():
-        for address, is_joined in ((None, False), ("auto", True)):
-            assert connect(ray, address)
-            try:
-                assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
-            finally:
-                ray.shutdown()
-
-
-@pytest.mark.slow
-def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
-    in_new_process(starts_and_joins, cluster)
 
 
 def notes_of_gpus(folder):

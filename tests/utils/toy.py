@@ -20,14 +20,8 @@ class Squares(Stage):
     """Squares and a random number per row; `kill_at` kills its process once, in the middle of that shard."""
 
     def __init__(self, folder, *, kill_at=None, times=1, fail_at=None, weights="a"):
-        self.folder, self.kill_at, self.times, self.fail_at, self.weights = (
-            Path(folder),
-            kill_at,
-            times,
-            fail_at,
-            weights,
-        )
-        self.loaded = False
+        self.folder, self.kill_at, self.times = Path(folder), kill_at, times
+        self.fail_at, self.weights, self.loaded = fail_at, weights, False
 
     def load(self):
         self.loaded = True
