@@ -46,7 +46,6 @@ REFUSED = [
     ("> ```\n<script>alert(1)</script>", HTML),
     ("`a\n\n<script>alert(1)</script>`", HTML),
     ("<?php echo 1 ?>", HTML),
-    ("<!DOCTYPE html>", HTML),
     ("<!-- hidden -->", HTML),
     ("It costs $5 <script>alert(1)</script> or $6.", HTML),
     ("$x<img src=y onerror=alert(1)>z$", HTML),
@@ -112,7 +111,6 @@ KEYS = {
     "Slack": lambda: f"xoxb-{random_text(24)}",
     "npm": lambda: f"npm_{random_text(36)}",
     "an organisation's": lambda: f"api_org_{random_text(34)}",
-    "Groq": lambda: f"gsk_{random_text(40)}",
     "Azure": lambda: f"AccountKey={random_text(86)}==",
     "JWT": lambda: f"eyJ{random_text(20)}.eyJ{random_text(20)}.{random_text(20)}",
 }
@@ -147,7 +145,6 @@ def test_private_key_is_redacted_completely():
         f"fingerprint: {'0123456789abcdef' * 4}, model_{'0123456789abcdef' * 3}",
         "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf",
         '"additional_special_tokens": ["<|endoftext|>"], "pad_token_id": 151645',
-        "hub_token: null, push_to_hub_token=None",
         "sk-learn-contrib-0-24-intelex, AKIA, ghp_x",
     ],
 )

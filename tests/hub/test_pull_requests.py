@@ -8,7 +8,6 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
-from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import _warn_once, load_language_model, model_path
@@ -113,12 +112,3 @@ def test_requested_revision_is_not_replaced(hub, repository):
     assert "Revision 'refs/pr/15' has the same weights in safetensors." in str(caught.value)
     assert f"`captionrl convert {NAME} OUT`" in str(caught.value)
     assert torch.equal(features(load_scorer(NAME, revision=revision)), features(load_scorer("scenes:siglip-held-out")))
-
-
-def test_conversion_of_a_repository(hub, repository, tmp_path, monkeypatch):
-    report = convert(NAME, tmp_path / "clip")
-    assert report.read[0].name == "pytorch_model.bin"
-    assert torch.equal(features(load_scorer(tmp_path / "clip")), features(load_scorer("scenes:siglip-held-out")))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    again = convert(NAME, tmp_path / "offline")
-    assert again.written == report.written

@@ -46,7 +46,6 @@ CAPTIONS = {
     "double quote": f'"><img src=x onerror={_DO}>',
     "single quote": f"'><img src=x onerror={_DO}>",
     "event in an attribute": f'" autofocus onfocus="{_DO}" tabindex="0" x="',
-    "event, single quote": f"' onmouseover='{_DO}' x='",
     "svg": f"<svg onload={_DO}>",
     "math": f"<math><mtext></form><form><mglyph><style></math><img src=x onerror={_DO}>",
     "details": f"<details open ontoggle={_DO}>x</details>",
@@ -56,7 +55,6 @@ CAPTIONS = {
     "link of Markdown": f"[click](javascript:{_DO}) ![p]({_AWAY}/d.png) <javascript:{_DO}>",
     "image of Markdown": f'![x]({_AWAY}/e.png "t" onerror={_DO})',
     "code of Markdown": f"`` ` ``` \n<script>{_DO}</script>\n",
-    "table of Markdown": f"| <script>{_DO}</script> |\n|---|\n",
     "stylesheet": f"<link rel=stylesheet href={_AWAY}/g.css>",
     "refresh": f'<meta http-equiv=refresh content="0;url={_AWAY}/h">',
     "base": f"<base href={_AWAY}/>",
@@ -64,10 +62,8 @@ CAPTIONS = {
     "template of Jinja": f"{{{{ ''.__class__ }}}}{{% set x = 1 %}}<script>{_DO}</script>",
     "entities": f"&lt;script&gt;{_DO}&lt;/script&gt; &#60;img src=x onerror={_DO}&#62;",
     "right to left": f"\u202e<script>{_DO}</script>\u202c",
-    "zero width": f"<scr\u200bipt>{_DO}</scr\u200bipt>",
     "null": f"<scr\x00ipt>{_DO}</scr\x00ipt><img src=x one\x00rror={_DO}>",
     "half a surrogate pair": f"\ud83d<script>{_DO}</script>",
-    "long": "<b>" * 300 + f"<script>{_DO}</script>",
 }
 
 

@@ -1,7 +1,6 @@
 """Degenerate captions are detected, and ordinary ones are not."""
 
 import random
-import time
 from itertools import pairwise
 
 import pytest
@@ -57,10 +56,3 @@ def test_longest_repeats_equal_those_of_all_pairs_of_phrases(vocabulary):
     assert doubled.tolist() == [any(a == b for a, b in pairwise(words)) for words in captions]
     repeats, doubled = find_repeats(caption_words(["", "..."]))
     assert (repeats.tolist(), doubled.tolist()) == ([0, 0], [False, False])
-
-
-def test_time_of_a_long_caption_is_not_quadratic():
-    words = [f"w{i}" for i in range(50_000)]
-    start = time.perf_counter()
-    assert degenerate([" ".join(words), "a dog", " ".join([*words, *words[:3]])]) == [False, False, True]
-    assert time.perf_counter() - start < 10  # comparing all pairs of words took more than a minute

@@ -61,13 +61,6 @@ def test_large_ids_and_many_images_do_not_overflow():
     assert len(counts.column_ids) == 6
 
 
-def test_sort_falls_back_if_keys_and_positions_exceed_63_bits():
-    keys = torch.tensor([2**62, 5, 2**62, -3])
-    ordered, order = ngrams._sort(keys)
-    assert ordered.tolist() == sorted(keys.tolist())
-    assert keys[order].tolist() == ordered.tolist()
-
-
 def test_unknown_words_are_numbered_after_the_known_ones():
     batch = encode_words([["a", "new", "b", "new"]], known={"a": 0, "b": 1})
     assert batch.tokens.tolist() == [0, 2, 1, 2]

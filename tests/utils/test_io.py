@@ -115,9 +115,8 @@ def test_nan_is_refused_by_name(tmp_path, number):
 def test_values_without_json_form_are_refused():
     with pytest.raises(TypeError, match=r"value\['f'\] is a function"):
         to_plain({"f": test_values_without_json_form_are_refused})
-    for wide in (np.longdouble(1.5), np.ones(2, np.longdouble)):
-        with pytest.raises(TypeError, match=r"value\['w'\](\[0\])? is a longdouble"):
-            to_plain({"w": wide})
+    with pytest.raises(TypeError, match=r"value\['w'\]\[0\] is a longdouble"):
+        to_plain({"w": np.ones(2, np.longdouble)})
 
 
 class Counting(LineFile):

@@ -3,6 +3,8 @@
 import functools
 import json
 import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.utils import dying
-from tests.utils.toy import NotesGpus, Squares, expected, in_new_process, on_this_machine, pids, two_nodes
+from tests.utils.toy import NotesGpus, Squares, expected, on_this_machine, pids, two_nodes
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,9 @@ def notes_of_gpus(folder):
 
 @pytest.mark.slow
 def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(tmp_path):
-    in_new_process(notes_of_gpus, tmp_path)
+    # In a process of its own: Ray's actors fail afterwards in other clusters of the same one.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(notes_of_gpus, tmp_path).result(240)
 
 
 IMAGES = ["--max_images", "6", "--batch_size", "2"]

@@ -4,9 +4,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +90,6 @@ def on_this_machine() -> Iterator[None]:
         # Otherwise Ray replaces 127.0.0.1 by the address of the network card.
         patch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
         yield
-
-
-def in_new_process(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function that starts a cluster of its own; Ray's actors then fail in other clusters of the same process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(function, *arguments).result(240)
 
 
 @contextlib.contextmanager
