@@ -109,6 +109,10 @@ def test_missing_measurements_are_listed():
     assert f"not run: {reason}" in section(card, "Limitations")
     assert "was not measured" in section(card, "Limitations")
     assert "hallucination" not in {result.metric_type for result in ModelCard(card).data.eval_results}
+    results = make_results()
+    del results["rows"][1]["fact_recall"]
+    with pytest.raises(ValueError, match="has no fact_recall"):
+        render_model_card(results, FACTS)
 
 
 def test_malicious_texts_are_escaped():
@@ -324,6 +328,9 @@ def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
     assert "a placeholder" in capfd.readouterr().err
     assert main(["card", str(tmp_path / "model"), "--dataset_description", "[x](javascript:alert)"]) == 0
     assert "[x](" not in (tmp_path / "model/README.md").read_text()  # text, not a link
+    (tmp_path / "model/captioner.json").write_text('{"family": 3}')
+    assert main(["card", str(tmp_path / "model")]) == 2
+    assert "captioner.json does not contain a family" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["card", str(tmp_path / "empty")]) == 2
     assert "no captioner.json, so it is not a saved captioner. Use" in capfd.readouterr().err

@@ -98,16 +98,6 @@ def test_code_on_the_card_runs_as_printed(world, name):
     assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # all of them are pinned
 
 
-def test_files_of_an_adapter_and_of_a_merged_model(world):
-    hub, _, _, _, folder = world
-    lora, merged = hub.repo("tester/lora").files, hub.repo("tester/merged").files
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(lora)
-    assert "model.safetensors" not in lora
-    assert {"model.safetensors", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"} <= set(merged)
-    assert "adapter_config.json" not in merged
-    assert not [name for name, data in merged.items() if str(folder).encode() in data]
-
-
 @pytest.mark.slow  # a fresh process
 def test_stock_models_need_transformers_only(world):
     hub, want, _, asked, folder = world

@@ -136,6 +136,7 @@ def test_options_outside_the_domain_are_refused():
         (lambda: rouge_l(*pair, beta=1e200), "beta"),
         (lambda: cider_d(*pair, sigma=1e-200), "sigma"),
         (lambda: self_retrieval(images, images, bags=[None]), r"bags\[0\]"),
+        (lambda: self_retrieval(images, images, targets=[None] * 4), "targets"),
         (lambda: emscore([images], [images], idf=[[math.inf, 1, 1, 1]]), r"idf\[0\]"),
         (lambda: distractor_recall(torch.tensor([5]), 4, num_distractors=2), r"rank\[0\] is 5"),
         (lambda: local_mutual_information({"a": {"x": math.nan}, "b": {"x": 1}}), "counts"),

@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import pytest
 
-from hf_captionrl.scenes import bags, check, load_scenes, render_scene
+from hf_captionrl.scenes import bags, check, load_scenes, render_scene, sample_scene, vary_scene
 from hf_captionrl.scenes.dataset import FEATURES, _kept, compose_splits
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
 from hf_captionrl.scenes.world import (
@@ -184,6 +184,12 @@ def test_an_incomplete_bag_is_not_used(scenes):
     for rows, size in ((ids[:6], 7), (scenes["test"]["bag_id"], 4)):
         with pytest.raises(ValueError, match=f"No bag of {size}"):
             bags(rows, size)
+
+
+def test_variation_changes_one_fact():
+    rng = np.random.default_rng(0)
+    for scene in (sample_scene(rng) for _ in range(100)):
+        assert len(differences(scene.facts, vary_scene(rng, scene).facts)) == 1
 
 
 def test_pictures_differ_in_light_place_and_noise():

@@ -34,6 +34,7 @@ CASES = [
     ("some pigs", PIGS, "kind:pig", ""),
     ("a pig", PIGS, "kind:pig", "count:1"),
     ("a pair of little pigs", PIGS, "kind:pig, count:2, size:small", ""),
+    ("some pigs on a blue background", PIGS, "kind:pig, background:blue", ""),
     ("some pigs against a grey backdrop", PIGS, "kind:pig", "background:gray"),
     ("pigs to the left of a mushroom", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
     ("pigs left of three whales", PIGS, "kind:pig, relation:left of", "second:whale"),
@@ -51,6 +52,12 @@ CASES = [
         "",
     ),
     # a category of both objects means the second where the noun after it is the main one's
+    (
+        "a plant in the middle below two trees",
+        TREES,
+        "category of second:plant, position:middle, kind:tree, count:2, relation:above",
+        "",
+    ),
     ("an animal right of a pig", DUCK, "category of second:animal, kind:pig, count:1, relation:left of", ""),
     ("two plants above a tree", TREES, "category of kind:plant, count:2, relation:above", "second:tree"),
     # colours belong to the thing that they stand before

@@ -121,12 +121,6 @@ def test_truncated_or_other_file_raises(tmp_path):
         DocumentFrequencies.load(path)
 
 
-def test_frequencies_of_a_single_image_give_score_zero():
-    counted = DocumentFrequencies.from_references([[["a", "dog"]]])
-    assert CiderScorer(counted)([[["a", "dog"]]], [[["a", "dog"]]]).tolist() == [0.0]
-    assert EXPECTED["pycocoevalcap_single_image_corpus"] == 0.0
-
-
 IMAGE = torch.tensor([0])
 
 
@@ -135,6 +129,8 @@ IMAGE = torch.tensor([0])
     [
         (lambda _: DocumentFrequencies.from_references(["a dog"]), "references"),
         (lambda _: DocumentFrequencies.from_references([[["a"]], []]), "references"),
+        (lambda _: DocumentFrequencies.from_references([["a dog"]]), "references"),
+        (lambda _: DocumentFrequencies.from_references([]), "references"),
         (lambda counted: CiderScorer(counted)(CANDIDATES, REFERENCES[:7]), "7 references"),
         (lambda counted: CiderScorer(counted, max_order=5), "max_order"),
         (lambda counted: CiderScorer(counted, sigma=0), "sigma"),

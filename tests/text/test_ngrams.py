@@ -159,6 +159,15 @@ def test_scores_do_not_depend_on_the_blocks(in_blocks):
         np.testing.assert_array_equal(one, other)
 
 
+def test_blocks_of_references_alone_are_left_out(in_blocks):
+    candidates, references = corpus(3)
+    candidates[3] = candidates[40] = []
+    flat = [[caption for group in groups for caption in group] for groups in (candidates, references)]
+    batch, given = encode_words(flat[0] + flat[1], words := {}), encode_words(flat[1], words)
+    scorer = CiderScorer(DocumentFrequencies.from_token_batch(given, owners(references), words=words))
+    assert torch.equal(*in_blocks(lambda: scorer.score_tokens(batch, owners(candidates), owners(references))))
+
+
 def test_ngrams_of_one_image_do_not_change_scores():
     candidates, references = corpus(3)
     batch = encode_words([caption for group in references for caption in group], words := {})

@@ -68,7 +68,7 @@ def test_invalid_captions_raise_with_their_index():
     ):
         with pytest.raises(ValueError, match=named):
             call()
-    assert ptb_tokenize_all(["a dog", "x"]) == [["a", "dog"], ["x"]]
+    assert ptb_tokenize_all(["a dog", "2 1/2 x"]) == [["a", "dog"], ["2\u00a01/2", "x"]]
 
 
 def test_article_follows_the_sound():

@@ -71,6 +71,13 @@ def test_extended_however_it_is_imported(library, statement):
     assert pickle.loads(pickle.dumps(package.core.load)) is package.load
 
 
+def test_extended_at_once_where_it_is_imported(library):
+    package = importlib.import_module(library)
+    assert package.load() == "theirs"
+    assert extend(library) == [library]
+    assert package.load() == "ours"
+
+
 def test_a_library_that_cannot_be_imported_says_so_each_time(library, tmp_path):
     calls = extend(library)
     core = tmp_path / library / "core.py"

@@ -254,6 +254,13 @@ def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
         load_captioner(copy)
 
 
+def test_index_without_a_weight_map_raises(copy):
+    sharded(copy)
+    (copy / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json has no weight_map"):
+        load_captioner(copy)
+
+
 def test_configuration_cannot_select_a_pickle(copy):
     """`transformers_weights` in a configuration selects the file to load."""
     state = load_file(copy / "model.safetensors")
@@ -341,3 +348,12 @@ def test_scorer_with_an_incomplete_tokenizer_raises(tmp_path):
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(ValueError, match=r"The processor of the scorer .* cannot be loaded"):
         load_scorer(str(folder))
+
+
+def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
+    for name, base in (("a", "b"), ("b", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": f"../{base}"}))
+        save_file({"x": torch.zeros(1)}, tmp_path / name / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match="as its base"):
+        load_scorer(str(tmp_path / "a"))

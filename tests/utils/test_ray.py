@@ -3,8 +3,6 @@
 import functools
 import json
 import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
 from tests.utils import dying
-from tests.utils.toy import NotesGpus, Squares, expected, on_this_machine, pids, two_nodes
+from tests.utils.toy import Squares, expected, pids, two_nodes
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +49,6 @@ def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew
         assert 3 * runs <= len(pids(notes, "killed")) <= 4 * runs
     run_stage(Squares(notes), shards, options)
     assert list(read_shards(tmp_path / "out")) == expected(23, 12)
-
-
-def notes_of_gpus(folder):
-    import ray
-
-    with on_this_machine():
-        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
-        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
-            notes = folder / f"notes {needs_gpu}"
-            notes.mkdir()
-            shards = ShardFolder(folder / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
-            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
-            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
-            assert list(read_shards(folder / str(needs_gpu))) == expected(23, 4)
-        ray.shutdown()
-
-
-@pytest.mark.slow
-def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(tmp_path):
-    # In a process of its own: Ray's actors fail afterwards in other clusters of the same one.
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(notes_of_gpus, tmp_path).result(240)
 
 
 IMAGES = ["--max_images", "6", "--batch_size", "2"]

@@ -55,18 +55,6 @@ class Waits(Squares):
         return super().__call__(rows)
 
 
-class NotesGpus(Squares):
-    """Notes the GPUs that its process sees."""
-
-    def __init__(self, folder, needs_gpu):
-        super().__init__(folder)
-        self.needs_gpu = needs_gpu
-
-    def load(self):
-        super().load()
-        (self.folder / f"gpus-{os.environ.get('CUDA_VISIBLE_DEVICES') or 'none'}").touch()
-
-
 def expected(rows, rows_per_shard):
     """The rows, by a plain loop."""
     found = []
