@@ -222,9 +222,6 @@ def test_card_command(folder, capsys):
     assert main(["card", str(folder)]) == 2
 
 
-HTML = "<script>alert(1)</script>"
-
-
 @pytest.mark.parametrize(
     ("token", "name", "card", "message"),
     [
@@ -233,7 +230,7 @@ HTML = "<script>alert(1)</script>"
         (READ, "smile", "", r"may not write to 'smile' \(403\)\. Use a token with write permission"),
         (WRITE, "thesis", "", r"exists and has other content \(thesis.tex\)\. Use another name"),
         (WRITE, "a b/c", "", r"'a b/c', not a name that the Hub accepts .*Use owner/name"),
-        (WRITE, "smile", HTML, r"contains HTML, '<script>.*Use Markdown"),
+        (WRITE, "smile", "<script>a()</script>", r"contains HTML, '<script>.*Use Markdown"),
     ],
     ids=["no token", "wrong token", "read-only token", "other content", "invalid name", "HTML"],
 )

@@ -134,9 +134,6 @@ def test_a_suppressed_word_may_have_the_logit_minus_infinity():
         assert leaf.grad.isfinite().all()
 
 
-# Log-probabilities
-
-
 @few
 @given(captions(), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([None, 30.0]))
 def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
@@ -156,9 +153,6 @@ def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
     assert_close(entropy.detach().double(), surprise, dtype="float32", ulps=256, magnitude=math.log(V))
     (log_probs.sum() + entropy.sum()).backward()
     assert logits.grad.isfinite().all()
-
-
-# Subsets of sentences and windows
 
 
 @few
@@ -209,9 +203,6 @@ def test_loss_without_supervised_tokens_is_0_for_large_states():
     assert loss.dtype == torch.float32
     assert loss.item() == 0
     assert not hidden.grad.any()
-
-
-# Negative controls
 
 
 def test_sum_in_half_precision_is_detected():

@@ -34,6 +34,7 @@ CASES = [
     ("some pigs", PIGS, "kind:pig", ""),
     ("a pig", PIGS, "kind:pig", "count:1"),
     ("a pair of little pigs", PIGS, "kind:pig, count:2, size:small", ""),
+    ("some pigs on their sides", PIGS, "kind:pig, orientation:sideways", ""),
     ("some pigs on a blue background", PIGS, "kind:pig, background:blue", ""),
     ("some pigs against a grey backdrop", PIGS, "kind:pig", "background:gray"),
     ("pigs to the left of a mushroom", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
