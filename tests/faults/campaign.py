@@ -1,71 +1,12 @@
-"""The fault campaign: what an area is, how it is run, and what areas share.
-
-Every area is a generator of `Trial`s: one for each fault, with what was lost and what was done twice. An area makes as
-many faults as it is told and draws their moments from the seed.
-"""
+"""What tests that signal other processes share."""
 
 from __future__ import annotations
 
-import os
-import random
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-from tests.faults.warm_process import WarmProcess
+from collections.abc import Callable
 
 IN_TIME = 30.0
 """Seconds that `accelerate launch`, and many a scheduler, leaves between SIGTERM and SIGKILL."""
-
-
-@dataclass
-class Trial:
-    """What one fault did."""
-
-    survived: bool  # whether what came after it was as if it had not happened, or as was promised
-    lost: int = 0  # rows, steps or files that were there before the fault and not after
-    repeated: int = 0  # rows, steps or files that were made twice
-    note: str = ""  # what went wrong
-
-
-Area = Callable[[WarmProcess, Path, random.Random, int], Iterator[Trial]]
-AREAS: dict[str, Area] = {}
-
-
-def area(name: str) -> Callable[[Area], Area]:
-    def register(function: Area) -> Area:
-        AREAS[name] = function
-        return function
-
-    return register
-
-
-def steps_of(path: Path) -> list[int]:
-    return [int(line) for line in path.read_text().split()] if path.exists() else []
-
-
-def checkpoints(folder: Path) -> list[int]:
-    """Steps of the checkpoints."""
-    return sorted(int(path.name.partition("-")[2]) for path in folder.glob("checkpoint-*"))
-
-
-def damage(path: Path, rng: random.Random, kinds: Sequence[str] = ("truncated", "flipped", "removed")) -> str:
-    """Truncate, overwrite or remove a file; what was done."""
-    size = path.stat().st_size
-    kind = rng.choice(kinds) if size else "removed"
-    if kind == "truncated":
-        os.truncate(path, rng.randrange(size))
-    elif kind == "flipped":
-        with open(path, "r+b") as file:
-            file.seek(at := rng.randrange(size))
-            byte = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte[0] ^ (1 << rng.randrange(8))]))
-    else:
-        path.unlink()
-    return f"{path.name} {kind}"
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
@@ -73,17 +14,3 @@ def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.005)
-
-
-def run_area(warm_process: WarmProcess, name: str, kills: int, seed: int) -> dict:
-    """Counts of the faults of an area, whose moments are drawn from the seed."""
-    with tempfile.TemporaryDirectory() as folder:
-        # The name in the seed: an area's moments do not depend on which others run.
-        trials = list(AREAS[name](warm_process, Path(folder), random.Random(f"{seed}/{name}"), kills))
-    return {
-        "faults": len(trials),
-        "survived": sum(trial.survived for trial in trials),
-        "lost": sum(trial.lost for trial in trials),
-        "repeated": sum(trial.repeated for trial in trials),
-        "notes": [trial.note for trial in trials if not trial.survived],
-    }

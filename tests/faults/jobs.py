@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import io
 import json
 import os
 import resource
 import signal
-import zlib
 from pathlib import Path
 from typing import Any
 
-from tests.faults.warm_process import Moment, send
+from tests.faults.warm_process import Moment
 
 IMAGES = 12
 KEYS = [f"image {i}" for i in range(60)]
@@ -27,11 +24,6 @@ def warm_up():
 
     torch.set_num_threads(1)
     import hf_captionrl.apps.experiments
-    import hf_captionrl.cli.bags
-    import hf_captionrl.cli.caption
-    import hf_captionrl.cli.evaluate
-    import hf_captionrl.cli.main
-    import hf_captionrl.evaluation.caption_files
     import hf_captionrl.evaluation.evaluator
     import hf_captionrl.hub
     import hf_captionrl.metrics.table  # noqa: F401
@@ -136,59 +128,16 @@ def progress_of(path):
     return Progress()
 
 
-def train(kind, folder, *, at=None, name="SIGKILL", within=None, steps_file=None, limit=None, **changes):
-    """Train, resuming if there is a checkpoint; a signal at a moment of training or within a method."""
+def train(kind, folder, *, at=None, name="SIGKILL", steps_file=None, limit=None, **changes):
+    """Train, resuming if there is a checkpoint; perhaps a signal at a moment of training."""
     from hf_captionrl.trainers.checkpoints import has_checkpoint
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     trainer = trainer_of(kind, folder, callbacks=[progress_of(steps_file)] if steps_file else [], **changes)
-    moment = Moment(at, name)
-    if within:
-        original = getattr(trainer, within)
-
-        def method(*args, **kwargs):
-            with moment:
-                return original(*args, **kwargs)
-
-        setattr(trainer, within, method)
-    with contextlib.nullcontext() if within else moment:
+    with Moment(at, name) as moment:
         trainer.train(resume_from_checkpoint=has_checkpoint(folder))
-    return {"digest": digest(trainer), "calls": moment.calls, "step": trainer.state.global_step,
-            "best": trainer.state.best_metric}  # fmt: skip
-
-
-def train_with_workers(folder, *, kill_worker):
-    """Train with a worker that loads images, and perhaps kill it after the first step."""
-    from transformers import TrainerCallback
-
-    class KillWorker(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-            send(int(children[0]), signal.SIGKILL)
-
-    callbacks = [KillWorker()] if kill_worker else []
-    changes = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 1, "max_steps": 30, "save_strategy": "no"}
-    trainer_of("smile", folder, callbacks=callbacks, **changes).train()
-
-
-def train_rank(folder, *, kill_at=None, name="SIGKILL", steps_file=None, **changes):
-    """One of two processes; perhaps it gets a signal after a step."""
-    from transformers import TrainerCallback
-
-    from hf_captionrl.trainers.checkpoints import has_checkpoint
-
-    class Die(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == kill_at:
-                send(os.getpid(), signal.Signals[name])
-
-    os.environ["ACCELERATE_USE_CPU"] = "true"
-    callbacks = [Die(), *([progress_of(steps_file)] if steps_file else [])]
-    trainer = trainer_of("smile", folder, callbacks=callbacks, per_device_train_batch_size=2, **changes)
-    moment = Moment()
-    trainer.train(resume_from_checkpoint=has_checkpoint(folder))
-    return {"digest": digest(trainer), "calls": moment.calls, "step": trainer.state.global_step}
+    return {"digest": digest(trainer), "calls": moment.calls}
 
 
 def hold_folder(folder, ready):
@@ -198,15 +147,6 @@ def hold_folder(folder, ready):
     with FolderLock(folder):
         Path(ready).write_text("yes")
         signal.pause()
-
-
-def as_nobody(folder):
-    """Train as a user who may not write there."""
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-    trainer_of("smile", folder).train()
 
 
 def recipe(arguments, *, signal_at=None):
@@ -228,14 +168,7 @@ def recipe(arguments, *, signal_at=None):
     return {"rows": results["rows"], "steps": steps}
 
 
-# Caches, bags, evaluation, boosting, push
-
-
-def truth(keys):
-    """What a model would compute: any function of the key alone."""
-    import numpy as np
-
-    return np.stack([np.random.default_rng(zlib.crc32(key.encode())).standard_normal(16) for key in keys]).astype("f4")
+# Caches, push
 
 
 def noted(path, lines):
@@ -245,20 +178,14 @@ def noted(path, lines):
     os.close(file)
 
 
-@functools.cache
-def _image_processor():
-    from tests.tiny import tiny_captioner
-
-    return tiny_captioner("blip").prepared_pixels
-
-
 class NotingPixels:
     """First part of an image processor that notes which image it is asked for."""
 
     def __init__(self, images, asked=None):
         from hf_captionrl.data.images import decode_image
+        from tests.tiny import tiny_captioner
 
-        self.parts, self.asked = _image_processor(), asked
+        self.parts, self.asked = tiny_captioner("blip").prepared_pixels, asked
         self.shape, self.signature = self.parts.shape, self.parts.signature
         self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
         self.images = [decode_image(path) for path in self.paths]
@@ -276,97 +203,31 @@ class NotingPixels:
         return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
 
 
-def cache(folder, *, asked, at=None, limit=None, images=None, form="uint8"):
-    """Fill a cache of features, or of prepared pixels if there is a folder of images."""
+def cache(folder, *, asked, images, at=None, form="uint8"):
+    """Fill a cache of prepared pixels."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
 
-    if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     feature_cache._FLUSH_BYTES = 0  # every batch is written
-
-    def compute(rows):
-        noted(asked, rows)
-        return truth([KEYS[row] for row in rows])
-
-    pixels = NotingPixels(images, asked) if images else None
-    dataset = pixels.rows() if pixels else None
-    store = feature_cache.FeatureCache(folder, model_id="tiny", revision="r1")
+    pixels = NotingPixels(images, asked)
+    dataset = pixels.rows()
     with Moment(at) as moment:
-        if pixels:
-            cached_pixels(dataset, pixels, form=form, directory=folder, batch_size=8, progress=False)
-        else:
-            store.get_or_compute(KEYS, compute, batch_size=8)
+        cached_pixels(dataset, pixels, form=form, directory=folder, batch_size=8, progress=False)
     return {"calls": moment.calls}
 
 
-def cached(folder, *, images=None, form="uint8"):
-    """Keys in a cache, and whether their features or pixels are right."""
+def cached(folder, *, images, form="uint8"):
+    """Keys in a cache, and whether their pixels are right."""
     import numpy as np
 
     from hf_captionrl.data.features import pixel_rows, row_reader, source_keys
-    from hf_captionrl.retrieval.feature_cache import FeatureCache
 
-    if images is None:
-        store = FeatureCache(folder, model_id="tiny", revision="r1")
-        there = [key for key in KEYS if key in store]
-        right = not there or bool(np.array_equal(np.asarray(store.get(there)), truth(there)))
-        return {"keys": there, "right": right}
     pixels = NotingPixels(images)
     store, names = pixel_rows(pixels.signature, form, folder), source_keys(pixels.rows(), folder)
     known = [number for number, name in enumerate(names) if name in store]
     expected = [row_reader(pixels, form)(pixels.paths[number]).numpy() for number in known]
     right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
     return {"keys": [KEYS[number] for number in known], "right": right}
-
-
-def command(arguments, *, at=None):
-    """`captionrl` with arguments, and how it ended."""
-    from hf_captionrl.cli.main import main
-
-    said = io.StringIO()
-    with Moment(at) as moment, contextlib.redirect_stdout(said):
-        code = main(arguments)
-    return {"calls": moment.calls, "code": code}
-
-
-def photos(folder, *, number):
-    """Write scenes into a folder of images with captions: reading it takes less than drawing the embedded world."""
-    from hf_captionrl.data import open_image
-    from hf_captionrl.scenes import load_scenes
-
-    rows = load_scenes(num_train=0, num_validation=0, num_test=number)["test"]
-    Path(folder).mkdir()
-    lines = []
-    for row in rows:
-        open_image(row["image"]).save(Path(folder) / f"{row['image_id']}.png")
-        lines.append(json.dumps({"file_name": f"{row['image_id']}.png", "captions": row["captions"], "split": "test"}))
-    (Path(folder) / "metadata.jsonl").write_text("\n".join(lines))
-
-
-class Noting:
-    """A backend that notes in a file what it is asked."""
-
-    def __init__(self, inner, path):
-        self.inner, self.path = inner, path
-        self.model, self.revision, self.is_multimodal = inner.model, inner.revision, inner.is_multimodal
-
-    def complete(self, prompts):
-        for position, text in self.inner.complete(prompts):
-            noted(self.path, [f"{prompts[position].stage}/{prompts[position].image_id}"])
-            yield position, text
-
-
-def boost(folder, *, asked, number=12, at=None):
-    """Boost a few scenes."""
-    from hf_captionrl.apps.boosting.boost import boost_shard, write_boosted_captions
-    from tests.apps.boosting.doubles import pair, scenes
-
-    rows = scenes(number)
-    backends: dict[str, Any] = {name: Noting(backend.inner, asked) for name, backend in pair(rows).items()}
-    with Moment(at) as moment:
-        write_boosted_captions(rows, folder, boost_shard(rows, folder, rows_at_once=5, **backends))
-    return {"calls": moment.calls}
 
 
 def push(folder, url, *, at=None):
@@ -384,14 +245,3 @@ def push(folder, url, *, at=None):
     with Moment(at) as moment:
         push_folder(folder, "smile", token=WRITE, sleep=lambda seconds: None)
     return {"calls": moment.calls}
-
-
-def boosted(folder):
-    """Rows of a merged file without the times, and the answers of its journals."""
-    from hf_captionrl.apps.boosting.boost import read_journals
-    from tests.apps.boosting.doubles import content
-
-    path = Path(folder) / "captions.parquet"
-    answers = [f"{entry['stage']}/{entry['image_id']}" for entry in read_journals(folder)]
-    rows = json.loads(json.dumps(content(path), default=str)) if path.exists() else None
-    return {"rows": rows, "answers": answers}

@@ -34,82 +34,6 @@ def route(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return keep
 
 
-class Answering(BaseHTTPRequestHandler):
-    """Finds the method for a request, applies planted faults, and sends the response."""
-
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's acknowledgement
-    hub: Any  # the server: its faults, its lock, its list of requests
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    # Handling of a request
-
-    def _handle(self) -> None:
-        address = urlsplit(self.path)
-        self.query = parse_qs(address.query)
-        request = f"{self.command} {address.path}"
-        fault = self.hub.fault_of(request)
-        self.lost = fault == "lost"
-        if fault == "cut":
-            self.rfile.read(min(64, int(self.headers.get("Content-Length") or 0)))
-            self._reset("cut")
-            return
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            self.body = self._chunks()
-        if isinstance(fault, int):
-            self._send(fault, {"error": "planted"}, {"Retry-After": "0"} if fault == 429 else {})
-            return
-        try:
-            with self.hub.lock:
-                for pattern, method in _ROUTES:
-                    if found := pattern.fullmatch(request):
-                        method(self, **{key: unquote(value or "") for key, value in found.groupdict().items()})
-                        return
-            raise HubError(404, f"no route for {request}", "EntryNotFound")
-        except HubError as error:
-            extra = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
-            self._send(error.status, {"error": error.message}, extra)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):
-            return self._handle
-        raise AttributeError(name)
-
-    def _reset(self, what: str) -> None:
-        self.hub.requests.append((self.command, urlsplit(self.path).path, what))
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.connection.close()
-        self.close_connection = True
-
-    def _chunks(self) -> bytes:
-        parts = []
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
-    def _send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
-        if self.lost:
-            self._reset("lost")
-            return
-        data = value if isinstance(value, bytes) else json.dumps(value).encode()
-        kind = "application/octet-stream" if isinstance(value, bytes) else "application/json"
-        self.hub.requests.append((self.command, urlsplit(self.path).path, status))
-        self.send_response(status)
-        for name, text in {"Content-Type": kind, "Content-Length": str(len(data)), **(headers or {})}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        if self.command != "HEAD":
-            try:
-                self.wfile.write(data)
-            except OSError:  # the client has disconnected
-                self.close_connection = True
-
-
 @dataclass
 class Blob:
     """A file in a commit."""
@@ -257,8 +181,68 @@ _ID = r"(?P<repo_id>[\w.-]+(?:/[\w.-]+)?)"
 _API = rf"/api/(?P<kind>models|datasets|spaces)/{_ID}"
 
 
-class _Handler(Answering):
+class _Handler(BaseHTTPRequestHandler):
+    """Finds the method for a request, applies planted faults, and sends the response."""
+
     hub: HubServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for the client's acknowledgement
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _handle(self) -> None:
+        address = urlsplit(self.path)
+        self.query = parse_qs(address.query)
+        request = f"{self.command} {address.path}"
+        fault = self.hub.fault_of(request)
+        self.lost = fault == "lost"
+        if fault == "cut":
+            self.rfile.read(min(64, int(self.headers.get("Content-Length") or 0)))
+            self._reset("cut")
+            return
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if isinstance(fault, int):
+            self._send(fault, {"error": "planted"}, {"Retry-After": "0"} if fault == 429 else {})
+            return
+        try:
+            with self.hub.lock:
+                for pattern, method in _ROUTES:
+                    if found := pattern.fullmatch(request):
+                        method(self, **{key: unquote(value or "") for key, value in found.groupdict().items()})
+                        return
+            raise HubError(404, f"no route for {request}", "EntryNotFound")
+        except HubError as error:
+            extra = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
+            self._send(error.status, {"error": error.message}, extra)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("do_"):
+            return self._handle
+        raise AttributeError(name)
+
+    def _reset(self, what: str) -> None:
+        self.hub.requests.append((self.command, urlsplit(self.path).path, what))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
+
+    def _send(self, status: int, value: Any = None, headers: dict[str, str] | None = None) -> None:
+        if self.lost:
+            self._reset("lost")
+            return
+        data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        kind = "application/octet-stream" if isinstance(value, bytes) else "application/json"
+        self.hub.requests.append((self.command, urlsplit(self.path).path, status))
+        self.send_response(status)
+        for name, text in {"Content-Type": kind, "Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, text)
+        self.end_headers()
+        if self.command != "HEAD":
+            try:
+                self.wfile.write(data)
+            except OSError:  # the client has disconnected
+                self.close_connection = True
 
     # Permissions
 
@@ -331,17 +315,8 @@ class _Handler(Answering):
         repo = self._readable(_TYPES[kind], repo_id)
         commit = self._commit_at(repo, revision or "main")
         files = [{"rfilename": path} for path in sorted(commit.files)]
-        self._send(
-            200,
-            {
-                "id": repo_id,
-                "sha": commit.sha,
-                "private": repo.private,
-                "siblings": files,
-                "tags": [],
-                "lastModified": DATE,
-            },
-        )
+        more = {"private": repo.private, "siblings": files, "tags": [], "lastModified": DATE}
+        self._send(200, {"id": repo_id, "sha": commit.sha, **more})
 
     @route(rf"GET {_API}/discussions")
     def _discussions(self, kind: str, repo_id: str) -> None:
@@ -405,9 +380,8 @@ class _Handler(Answering):
         for asked in json.loads(self.body)["files"]:
             blob, lfs = files.get(asked["path"]), asked["path"].endswith(_LFS_ENDINGS)
             oid = None if blob is None else blob.sha256 if blob.lfs else blob.oid
-            answer.append(
-                {"path": asked["path"], "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": False, "oid": oid}
-            )
+            mode = "lfs" if lfs else "regular"
+            answer.append({"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._send(200, {"files": answer})
 
     @route(rf"POST /(?P<kind>datasets/|spaces/)?{_ID}\.git/info/lfs/objects/batch")

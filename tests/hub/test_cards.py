@@ -5,12 +5,13 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
 import pytest
 import yaml
-from huggingface_hub import DatasetCard, ModelCard
+from huggingface_hub import DatasetCard, ModelCard, parse_eval_result_entries
 
 from hf_captionrl import SmileConfig, SmileTrainer
 from hf_captionrl.cli import main
@@ -23,13 +24,11 @@ from hf_captionrl.hub import (
     push_folder,
     read_facts,
     render_dataset_card,
-    render_metric_card,
     render_model_card,
     write_dataset_card,
     write_manifest,
     write_model_card,
 )
-from hf_captionrl.metrics.evaluate_modules import MODULES
 from hf_captionrl.retrieval import BagFile, load_bags, save_bags
 from hf_captionrl.scenes import load_scenes
 from tests.apps.boosting.doubles import scenes
@@ -57,26 +56,16 @@ def test_metadata_is_read_back_by_the_hub_client():
     assert values["length"].dataset_split == "test"
 
 
-def test_hallucination_is_shown_with_retrieval():
-    limitations = section(render_model_card(make_results(), FACTS), "Limitations")
-    assert "| SMILE | 0.658 ±0.021 | 0.325 | 0.760 |" in limitations
-    assert "| MLE | 0.528 | 0.065 | 0.760 |" in limitations
-    assert "a share of 0.325 is wrong" in limitations
-
-
 def test_card_has_all_required_parts():
     card = render_model_card(make_results(), FACTS)
     assert re.findall(r"^## (.*)$", card, re.MULTILINE) == [
-        "How to use it",
-        "Data",
-        "Objective",
-        "Results",
-        "Decoding",
-        "Scorer",
-        "Limitations",
-        "Licence",
-        "Citation",
+        *("How to use it", "Data", "Objective", "Results", "Decoding", "Scorer", "Limitations", "Licence", "Citation")
     ]
+    # A retrieval number stands beside the share of what is hallucinated.
+    limitations = section(card, "Limitations")
+    assert "| SMILE | 0.658 ±0.021 | 0.325 | 0.760 |" in limitations
+    assert "| MLE | 0.528 | 0.065 | 0.760 |" in limitations
+    assert "a share of 0.325 is wrong" in limitations
     assert "siglip-held-out @ 1f2e (float32)" in section(card, "Scorer")
     assert "at most 77 tokens" in section(card, "Scorer")
     assert "0.013" in section(card, "Scorer")
@@ -110,7 +99,9 @@ def test_formula_matches_the_objective(changes, there, not_there):
 
 def test_missing_measurements_are_listed():
     reason = "photographs have no known truth"
-    changes = dict.fromkeys(("hallucination", "fact_recall")) | {
+    changes = {
+        "hallucination": None,
+        "fact_recall": None,
         "hallucination_reason": reason,
         "fact_recall_reason": reason,
     }
@@ -118,15 +109,15 @@ def test_missing_measurements_are_listed():
     assert f"not run: {reason}" in section(card, "Limitations")
     assert "was not measured" in section(card, "Limitations")
     assert "hallucination" not in {result.metric_type for result in ModelCard(card).data.eval_results}
+    results = make_results()
+    del results["rows"][1]["fact_recall"]
+    with pytest.raises(ValueError, match="has no fact_recall"):
+        render_model_card(results, FACTS)
 
 
 def test_malicious_texts_are_escaped():
-    facts = replace(
-        FACTS,
-        dataset_description="a | b <script>alert(1)</script> `x`\n# heading",
-        prompt='"); import os #\n```\n',
-        row="<b>S|M",
-    )
+    text = "a | b <script>alert(1)</script> `x`\n# heading"
+    facts = replace(FACTS, dataset_description=text, prompt='"); import os #\n```\n', row="<b>S|M")
     results = make_results()
     results["rows"][1]["name"] = "<b>S|M"
     card = render_model_card(results, facts)
@@ -138,45 +129,16 @@ def test_malicious_texts_are_escaped():
     assert card.count("```") == 6
 
 
-@pytest.mark.parametrize("prompt", ["", "a picture of "])
-def test_printed_code_runs(tmp_path, monkeypatch, prompt):
-    """Both code blocks run in a folder with a photo and generate the same caption."""
-    from tests.tiny import tiny_captioner, tiny_images
-
-    captioner = tiny_captioner("blip", prompt=prompt)
-    captioner.save_pretrained(tmp_path / "model")
-    tiny_images(1)[0].save(tmp_path / "model" / "photo.jpg")
-    write_model_card(tmp_path / "model", make_results(), replace(FACTS, model_id="any-name", prompt=prompt))
-    monkeypatch.chdir(tmp_path / "model")
-    blocks = re.findall(
-        r"```python\n(.*?)\n```", (tmp_path / "model" / "README.md").read_text(encoding="utf-8"), re.DOTALL
-    )
-    assert len(blocks) == 2
-    said = []
-    for code in blocks:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile(code, "card", "exec"), {})
-        said.append(out.getvalue().strip())
-    assert said[0]
-    assert said[0] == said[1]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset_description": "TODO: describe"}, "a placeholder"),
-        ({"dataset_description": " "}, "a placeholder"),
-        ({"dataset_description": "[More Information Needed]"}, "a placeholder"),
-        ({"scorer": "{{ scorer }}"}, "a placeholder"),
-        ({"model_id": "your-name/model"}, "a placeholder"),
-        ({"base_model": "/home" + "/me/model"}, "a local path"),
-        ({"dataset": "../data"}, "a local path"),
-        ({"model_id": "a/b/c"}, "not a name that the Hub accepts"),
-        ({"model_id": "a b"}, "not a name that the Hub accepts"),
-        ({"objective": "magic"}, "objective"),
-        ({"objective": "sle"}, "must describe the reward"),
+        ({"scorer": "{{ scorer }}"}, "^scorer .*a placeholder"),
+        ({"model_id": "a/b/c"}, "^model_id"),
+        ({"objective": "magic"}, "^objective"),
+        ({"objective": "sle"}, "reward"),
         ({"mle_weight": 1.5}, "mle_weight"),
+        ({"family": "chat", "prompt": ""}, "prompt"),
+        ({"dataset_id": "photos"}, "dataset_id"),
     ],
 )
 def test_unfinished_facts_raise(changes, message):
@@ -184,11 +146,8 @@ def test_unfinished_facts_raise(changes, message):
         replace(FACTS, **changes)
 
 
-def test_token_raises_and_is_not_printed():
-    token = "hf_" + "a1B2" * 8
-    with pytest.raises(ValueError, match="access token") as error:
-        replace(FACTS, dataset_description=f"loaded with {token}")
-    assert token not in str(error.value)
+NOT_RETRIEVED = dict.fromkeys(("rd100_recall_at_1", "pool_recall_at_1"))
+NOT_RETRIEVED |= {f"{key}_reason": "no" for key in NOT_RETRIEVED}
 
 
 @pytest.mark.parametrize(
@@ -197,30 +156,14 @@ def test_token_raises_and_is_not_printed():
         ({"hallucination": None}, {}, "hallucination of 'SMILE' is missing"),
         ({"cider_d": None, "cider_d_reason": "TODO"}, {}, "a placeholder"),
         ({"rd100_recall_at_1": 65.8}, {}, "fractions are in"),
-        ({}, {"row": "SLE"}, "no row 'SLE'"),
         ({}, {"baseline_row": "base"}, "no row 'base'"),
-        (
-            {
-                k: v
-                for key in ("rd100", "pool")
-                for k, v in ((f"{key}_recall_at_1", None), (f"{key}_recall_at_1_reason", "no"))
-            },
-            {},
-            "no retrieval number",
-        ),
+        (NOT_RETRIEVED, {}, "no retrieval number"),
     ],
 )
 def test_results_that_must_not_be_published_raise(tmp_path, changes, facts, message):
     with pytest.raises(ValueError, match=message):
         write_model_card(tmp_path / "model", make_results(**changes), replace(FACTS, **facts))
     assert not (tmp_path / "model").exists()
-
-
-def test_row_without_a_column_raises():
-    results = make_results()
-    del results["rows"][1]["fact_recall"]
-    with pytest.raises(ValueError, match="has no fact_recall"):
-        render_model_card(results, FACTS)
 
 
 BAGS = DatasetCardFacts(
@@ -252,6 +195,9 @@ def run_block(code):
 def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
     bags = BagFile(bags=[["a", "b", "c"], ["d", "e", "f"]], similarities=[0.9, 0.8], signature="clip@1f2e")
     folder = tmp_path / "me" / "truematch-scenes"
+    with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
+        write_dataset_card(folder, BAGS)
+    assert not folder.exists()
     save_bags(folder / "truematch.parquet", bags)
     path = write_dataset_card(folder, BAGS)
     card = path.read_text()
@@ -271,24 +217,15 @@ def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
     assert second["bags"] == load_bags(folder / "truematch.parquet")
 
 
-def test_card_of_boosted_captions_says_that_a_model_generated_them():
-    card = render_dataset_card(replace(BAGS, kind="boosted captions", file="captions.jsonl"))
-    assert "written by a model" in card
-    assert "load_bags" not in card
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"description": "TODO"}, "placeholder"),
-        ({"checked": " "}, "placeholder"),
-        ({"source": "/" + "home/me/coco"}, "a local path"),
-        ({"made_with": {}}, "made_with is empty"),
-        ({"made_with": {"prompt": "{{ prompt }}"}}, "placeholder"),
-        ({"columns": {"a": "hf_" + "b" * 30}}, "access token"),
-        ({"sizes": {"train": 0}}, "Remove empty parts"),
+        ({"checked": " "}, "^checked .*placeholder"),
+        ({"made_with": {}}, "^made_with"),
+        ({"columns": {"a": "hf_" + "b" * 30}}, "^columns.*access token"),
+        ({"sizes": {"train": 0}}, "^sizes"),
         ({"kind": "images"}, "kind"),
-        ({"dataset_id": "a b"}, "not a name that the Hub accepts"),
+        ({"dataset_id": "a b"}, "^dataset_id"),
     ],
 )
 def test_unfinished_data_set_cards_raise(changes, message):
@@ -296,55 +233,11 @@ def test_unfinished_data_set_cards_raise(changes, message):
         replace(BAGS, **changes)
 
 
-def test_card_without_data_raises(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
-        write_dataset_card(tmp_path, BAGS)
-    assert not (tmp_path / "README.md").exists()
-
-
 def test_malicious_texts_in_data_set_cards_are_escaped():
     card = render_dataset_card(replace(BAGS, description="<script>x</script> | [a](b)\n# h", columns={"a|b": "<b>"}))
     assert "<script>" not in card
     assert "\n# h" not in card
     assert check_card(card)
-
-
-CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<script>alert(1)</script>",
-        "It costs $5 <script>alert(1)</script> or $6.",
-        "$x<img src=y onerror=alert(1)>z$",
-        "`` ` `` <img src=x onerror=alert(1)> `x",
-        "`a` <b onclick=x> `c`",
-        "```\ncode\n```\n<b>\n```\ncode\n```",
-    ],
-)
-def test_cards_with_html_raise(text):
-    with pytest.raises(ValueError, match="contains HTML"):
-        check_card(CARD.format(text))
-
-
-@pytest.mark.parametrize("text", ["`<b>`", "`` a ` <b> ``", "```\n<b>\n```", "$a<b$ and $$c<d$$", "2 < 3, $5 to $6"])
-def test_code_and_formulas_are_not_html(text):
-    assert check_card(CARD.format(text))["license"] == "mit"
-
-
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_metric_cards_contain_the_name_of_the_space(name):
-    card = render_metric_card(name, f"me/{name}", revision="v1")
-    assert check_card(card)["license"] == "apache-2.0"
-    assert "ORGANISATION" not in card
-    assert f'evaluate.load("me/{name}", revision="v1")' in card
-    with pytest.raises(ValueError, match=r"only in OWNER"):
-        render_metric_card(name, "me/other")
-
-
-def chat_facts(**changes):
-    return replace(FACTS, model_id="model", family="chat", prompt="What is in the picture?", **changes)
 
 
 def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
@@ -365,12 +258,6 @@ def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
     assert "pipeline_tag: image-text-to-text" in card
 
 
-def test_chat_card_contains_the_question():
-    assert '"What is in the picture?"' in render_model_card(make_results(), chat_facts())
-    with pytest.raises(ValueError, match="must contain the question"):
-        replace(FACTS, family="chat", prompt="")
-
-
 @pytest.mark.parametrize("family", ["blip", "chat"])
 def test_adapter_card_contains_the_pinned_base_model(family):
     facts = replace(FACTS, family=family, prompt="Say.", is_adapter=True, base_model="o/base", base_revision="b" * 40)
@@ -385,16 +272,14 @@ def test_adapter_card_contains_the_pinned_base_model(family):
 
 def test_results_go_to_a_leaderboard_only_if_there_is_one():
     assert eval_results_yaml(make_results(), FACTS) is None
-    entries = yaml.safe_load(eval_results_yaml(make_results(), replace(FACTS, dataset_id="o/photos")))
-    row = make_row("SMILE")
-    assert {e["dataset"]["task_id"]: e["value"] for e in entries} == {
-        key: value for key, value in row.items() if key != "name" and not key.endswith("_ci")
-    }
-    assert {e["dataset"]["id"] for e in entries} == {"o/photos"}
+    facts = replace(FACTS, dataset_id="o/photos", dataset_revision="1" * 40)
+    entries = parse_eval_result_entries(yaml.safe_load(eval_results_yaml(make_results(), facts)))
+    row = {key: value for key, value in make_row("SMILE").items() if key != "name" and not key.endswith("_ci")}
+    assert {entry.task_id: entry.value for entry in entries} == row
+    assert {(entry.dataset_id, entry.dataset_revision) for entry in entries} == {("o/photos", "1" * 40)}
+    assert [entry.value for entry in entries if "95 % interval [0.637, 0.679]" in entry.notes] == [0.658]
     with pytest.raises(ValueError, match="is missing"):
-        eval_results_yaml(make_results(hallucination=None), replace(FACTS, dataset_id="o/photos"))
-    with pytest.raises(ValueError, match="owner/name"):
-        replace(FACTS, dataset_id="photos")
+        eval_results_yaml(make_results(hallucination=None), facts)
 
 
 def test_facts_round_trip(tmp_path):
@@ -406,32 +291,17 @@ def test_facts_round_trip(tmp_path):
         read_facts(folder)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """Output of the Python example in the README."""
+def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd, tmp_path):
+    """As in the Python example of the README."""
     rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"]
-    settings = {
-        "max_steps": 1,
-        "per_device_train_batch_size": 2,
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-    }
-    trainer = SmileTrainer(
-        tiny_captioner("blip"), SmileConfig(str(tmp_path / "smile run"), **settings), train_dataset=rows
-    )
+    settings = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "report_to": "none"}
+    args = SmileConfig(str(tmp_path / "smile run"), disable_tqdm=True, **settings)
+    trainer = SmileTrainer(tiny_captioner("blip"), args, train_dataset=rows)
     trainer.train()
     trainer.save_model()
-    return tmp_path / "smile run"
-
-
-def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch, capfd, tmp_path):
-    folder = str(saved)
-    output = str(tmp_path / "captions.jsonl")
-    assert (
-        main(["caption", folder, "--output", output, "--max_images", "2", "--max_new_tokens", "4", "--num_beams", "1"])
-        == 0
-    )
+    folder = str(tmp_path / "smile run")
+    few = ["--max_images", "2", "--max_new_tokens", "4", "--num_beams", "1"]
+    assert main(["caption", folder, "--output", str(tmp_path / "captions.jsonl"), *few]) == 0
     monkeypatch.setenv("HF_TOKEN", WRITE)
     # Without a card, the error message of push contains the command that writes it, and that command works.
     assert main(["push", folder, "--repo_id", "smile"]) == 2
@@ -440,7 +310,7 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch
     said = capfd.readouterr().out
     assert "without results" in said
     assert "--license" in said
-    card = (saved / "README.md").read_text()
+    card = Path(folder, "README.md").read_text()
     assert check_card(card)["license"] == "other"
     assert "nothing was measured" in card
     assert "finetuned from someone/blip on photos" in card
@@ -454,29 +324,18 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(saved, hub, monkeypatch
 
 def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
     tiny_captioner("blip").save_pretrained(tmp_path / "model")
-    for given, message in (
-        (["--dataset", "/" + "home/me/photos"], "local path"),
-        (["--base_model", "TODO"], "a placeholder"),
-        (["--dataset_description", "[x](javascript:alert)"], None),
-    ):
-        code = main(["card", str(tmp_path / "model"), *given])
-        said = capfd.readouterr().err
-        assert code == (2 if message else 0), said
-        assert message is None or message in said
+    assert main(["card", str(tmp_path / "model"), "--base_model", "TODO"]) == 2
+    assert "a placeholder" in capfd.readouterr().err
+    assert main(["card", str(tmp_path / "model"), "--dataset_description", "[x](javascript:alert)"]) == 0
     assert "[x](" not in (tmp_path / "model/README.md").read_text()  # text, not a link
+    (tmp_path / "model/captioner.json").write_text('{"family": 3}')
+    assert main(["card", str(tmp_path / "model")]) == 2
+    assert "captioner.json does not contain a family" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["card", str(tmp_path / "empty")]) == 2
     assert "no captioner.json, so it is not a saved captioner. Use" in capfd.readouterr().err
     assert main(["card", str(tmp_path / "nowhere")]) == 2
     assert "There is no folder" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("settings", ["", "null", "[1]", '{"family": 3}'])
-def test_invalid_captioner_settings_raise(tmp_path, settings, capfd):
-    tiny_captioner("blip").save_pretrained(tmp_path / "model")
-    (tmp_path / "model/captioner.json").write_text(settings)
-    assert main(["card", str(tmp_path / "model")]) == 2
-    assert "captioner.json" in capfd.readouterr().err
 
 
 def test_captioner_push_to_hub(hub, monkeypatch):
@@ -501,17 +360,13 @@ def test_captioner_push_to_hub(hub, monkeypatch):
     assert "tester/leak" not in {name for _, name in hub.repos}
 
 
-def manifest(folder, **data):
-    write_manifest(folder, command=[], seeds={}, data=data)
-
-
 def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, monkeypatch, capfd):
     folder = publishable(tmp_path / "model")
     (folder / "gallery.html").write_text("<img src='data:image/jpeg;base64,AAAA'>")
     (folder / "curves.png").write_bytes(b"\x89PNG")
     monkeypatch.setenv("HF_TOKEN", WRITE)
     for data in ({}, {"public_images": False}, {"public_images": "true"}):
-        manifest(folder, **data)
+        write_manifest(folder, command=[], seeds={}, data=data)
         assert "gallery.html" in folder_contents(folder).left_out
         assert "curves.png" in folder_contents(folder).published
     assert main(["push", str(folder), "--repo_id", "smile", "--dry_run"]) == 0
@@ -521,7 +376,7 @@ def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, m
     assert main(["push", str(folder), "--gallery"]) == 0
     assert "gallery.html" in hub.repo("tester/smile").files
     assert json.loads((folder / "push_state.json").read_text())["gallery"] is True
-    manifest(folder, public_images=True)
+    write_manifest(folder, command=[], seeds={}, data={"public_images": True})
     assert "gallery.html" in folder_contents(folder).published
     assert "gallery.html" in folder_contents(folder, gallery=False).left_out
 
@@ -541,16 +396,11 @@ def test_recipe_records_whether_its_images_are_public(name, asked, goes_up, tmp_
     (tmp_path / "out" / "gallery.html").write_text("pictures")
     config = SmileConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
     held_out_scorer = SimpleNamespace(signature="clip @ 1", max_text_tokens=77, count_truncated=lambda captions: 0)
-    publication.write_publication(
-        tmp_path / "out" / "results.json",
-        SimpleNamespace(family="blip", prompt=""),
-        ["a"],
-        "SMILE",
-        SimpleNamespace(held_out_scorer=held_out_scorer),
-        (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(push_gallery=asked), config),
-        {},
-        {"objective": "smile", "mle_weight": 0.0},
-    )
+    arguments = (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(push_gallery=asked), config)
+    captioner, scorers = SimpleNamespace(family="blip", prompt=""), SimpleNamespace(held_out_scorer=held_out_scorer)
+    objective = {"objective": "smile", "mle_weight": 0.0}
+    path = tmp_path / "out" / "results.json"
+    publication.write_publication(path, captioner, ["a"], "SMILE", scorers, arguments, {}, objective)
     found = json.loads((tmp_path / "out/model/training_manifest.json").read_text())
     assert found["data"]["public_images"] is goes_up
     assert (tmp_path / "out/model/gallery.html").exists() is goes_up
@@ -571,6 +421,8 @@ def test_card_describes_the_boosted_captions(boosted):
     assert metadata["configs"] == [{"config_name": "default", "data_files": "captions.parquet"}]
     assert "| test | 6 |" in card
     assert "The images are in the column `image`" in card
+    assert "written by a model" in card
+    assert "load_bags" not in card
     assert re.search(r"\d of 6 HolisticCaps contradict their BlendCap", card)
     rows = datasets.load_dataset(str(boosted), split="train")
     for name in rows.column_names:
@@ -579,29 +431,21 @@ def test_card_describes_the_boosted_captions(boosted):
     assert (manifest["rows"], manifest["card"]["sizes"]) == (6, {"test": 6})
 
 
-def test_card_is_rendered_again_from_the_manifest(boosted, capsys):
+def test_card_is_rendered_again_from_the_manifest(boosted, tmp_path, capsys):
     before = (boosted / "README.md").read_bytes()
     (boosted / "README.md").unlink()
     assert main(["card", str(boosted)]) == 0
     assert (boosted / "README.md").read_bytes() == before
     assert main(["card", str(boosted), "--dataset_id", "me/other"]) == 0
     assert '"me/other"' in (boosted / "README.md").read_text()
-    for bad, message in (
-        (["--license", "TODO"], "placeholder"),
-        (["--dataset_id", "a b"], "not a name that the Hub accepts"),
-        (["--model_id", "me/x"], "not a fact of a data set's card"),
-    ):
-        assert main(["card", str(boosted), *bad]) == 2
-        assert message in capsys.readouterr().err
-    assert '"me/other"' in (boosted / "README.md").read_text()
-    assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
-    assert (boosted / "README.md").read_bytes() == before
-
-
-def test_damaged_manifest_raises(boosted, tmp_path, capsys):
+    assert main(["card", str(boosted), "--model_id", "me/x"]) == 2
+    assert "model_id" in capsys.readouterr().err
     (tmp_path / "boosting.json").write_text('{"format": 1}')
     assert main(["card", str(tmp_path)]) == 2
     assert "boosting.json is not a manifest" in capsys.readouterr().err
+    assert '"me/other"' in (boosted / "README.md").read_text()
+    assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
+    assert (boosted / "README.md").read_bytes() == before
 
 
 def test_push_publishes_captions_and_card_but_no_journal(boosted, hub, monkeypatch, capfd):

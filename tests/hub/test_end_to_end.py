@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-import yaml
-from huggingface_hub import parse_eval_result_entries
 
 from hf_captionrl.hub import push_folder, push_metric
 from hf_captionrl.metrics.evaluate_modules import MODULES
@@ -77,22 +75,14 @@ def ask(asked, hub, home):
     return json.loads(run.stdout.partition("FOUND ")[2])
 
 
-@pytest.mark.parametrize("name", ["blip", "clipcap", "prompted", "lora", "merged"])
-def test_captions_are_identical(world, name):
+def test_captions_are_identical(world):
     _, want, found, _, _ = world
-    assert found[f"tester/{name}"] == want[f"tester/{name}"]
-    assert len(set(want[f"tester/{name}"])) > 1  # captions differ between images
-
-
-def test_adapter_and_base_model_differ(world):
-    _, want, _, _, _ = world
+    for name, captions in want.items():
+        assert found[name] == captions, name
+        assert len(set(captions)) > 1  # captions differ between images
+    for name in ("tester/blip", "tester/clipcap"):
+        assert found[f"pipeline {name}"] == want[name]
     assert want["tester/lora"] == want["tester/merged"] != want["tester/blip"]
-
-
-@pytest.mark.parametrize("name", ["blip", "clipcap"])
-def test_pipeline_of_transformers_gives_the_same_captions(world, name):
-    _, want, found, _, _ = world
-    assert found[f"pipeline tester/{name}"] == want[f"tester/{name}"]
 
 
 @pytest.mark.parametrize("name", ["blip", "clipcap", "prompted", "lora", "merged"])
@@ -108,27 +98,6 @@ def test_code_on_the_card_runs_as_printed(world, name):
     assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # all of them are pinned
 
 
-def test_files_of_an_adapter_and_of_a_merged_model(world):
-    hub, _, _, _, folder = world
-    lora, merged = hub.repo("tester/lora").files, hub.repo("tester/merged").files
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(lora)
-    assert "model.safetensors" not in lora
-    assert {"model.safetensors", "adapter/adapter_config.json", "adapter/adapter_model.safetensors"} <= set(merged)
-    assert "adapter_config.json" not in merged
-    assert not [name for name, data in merged.items() if str(folder).encode() in data]
-
-
-@pytest.mark.slow  # fresh processes
-def test_old_revision_does_not_change(world):
-    hub, want, _, asked, folder = world
-    first = list(hub.repo("tester/blip").commits)[1]
-    publishable(folder / "again", "blip", tiny_captioner("blip", seed=1), model_id="blip")
-    push_folder(folder / "again", "blip", token=WRITE)
-    found = ask({**asked, "captioners": {"tester/blip": first}, "pipelines": {}, "cards": []}, hub, folder / "pinned")
-    assert found["tester/blip"] == want["tester/blip"]
-    assert captions(tiny_captioner("blip", seed=1)) != want["tester/blip"]
-
-
 @pytest.mark.slow  # a fresh process
 def test_stock_models_need_transformers_only(world):
     hub, want, _, asked, folder = world
@@ -138,37 +107,6 @@ def test_stock_models_need_transformers_only(world):
     assert found["pipeline tester/blip"] == want["tester/blip"]
     assert "refused" in found["pipeline tester/clipcap"]  # ClipCap needs the package
     assert "clipcap" in found["pipeline tester/clipcap"]
-
-
-def test_leaderboard_results_round_trip(world):
-    hub, _, _, _, _ = world
-    commits = hub.repo("tester/blip").commits
-    blob = commits[list(commits)[1]].files[".eval_results/hf_captionrl.yaml"]
-    entries = {entry.task_id: entry for entry in parse_eval_result_entries(yaml.safe_load(blob.data))}
-    assert entries["rd100_recall_at_1"].value == 0.658
-    assert entries["rd100_recall_at_1"].dataset_id == "tester/photos"
-    assert entries["rd100_recall_at_1"].dataset_revision == "1" * 40
-    assert "95 % interval [0.637, 0.679]" in entries["rd100_recall_at_1"].notes
-    assert "hallucination" in entries
-    assert ".eval_results/hf_captionrl.yaml" not in hub.repo("tester/clipcap").files  # its data set is not on the Hub
-
-
-DISK_IS_FULL = """
-import resource, sys
-import hf_captionrl.captioners
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))  # the weights are larger
-hf_captionrl.captioners.load_captioner("tester/clipcap")
-"""
-
-
-@pytest.mark.slow  # two new processes
-def test_full_disk_during_download_leaves_no_partial_files(world):
-    hub, want, _, asked, folder = world
-    run = fresh_process(["-c", DISK_IS_FULL], hub, folder / "full", READ)
-    assert run.returncode == 1
-    assert "File too large" in run.stderr
-    only = {"captioners": {"tester/clipcap": "main"}, "pipelines": {}, "cards": []}
-    assert ask({**asked, **only}, hub, folder / "full")["tester/clipcap"] == want["tester/clipcap"]
 
 
 METRIC = """
@@ -191,17 +129,17 @@ def test_metric_is_loaded_from_its_space_by_name(world):
     assert run.returncode == 0, run.stderr[-2000:]
     assert "[2, 1]" in run.stdout
     assert ("GET", f"/spaces/tester/self_retrieval/resolve/{first}/self_retrieval.py", 200) in hub.requests
-    card = repo.files["README.md"].decode()
-    assert f'evaluate.load("tester/self_retrieval", revision="{first}")' in card
-    assert "ORGANISATION" not in card
-    assert {"app.py", "requirements.txt", "self_retrieval.py", "README.md"} <= set(repo.files)
 
 
-@pytest.mark.parametrize("name", sorted(MODULES))
-def test_every_metric_can_be_pushed(world, name):
+def test_every_metric_can_be_pushed(world):
     hub = world[0]
-    push_metric(name, "tester", private=False, token=WRITE)
-    assert f"{name}.py" in hub.repo(f"tester/{name}", "space").files
+    for name in MODULES:
+        push_metric(name, "tester", private=False, token=WRITE)
+        repo = hub.repo(f"tester/{name}", "space")
+        assert {"app.py", "requirements.txt", f"{name}.py"} <= set(repo.files)
+        card = repo.files["README.md"].decode()
+        assert card.partition(f'evaluate.load("tester/{name}", revision="')[2][:40] in repo.commits
+        assert "ORGANISATION" not in card
 
 
 def test_invalid_names_of_spaces_raise(world):

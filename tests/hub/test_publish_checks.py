@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from markdown_it import MarkdownIt
 
 from hf_captionrl.hub import check_card, render_model_card
 from hf_captionrl.hub.push import check_secret, check_text, redact
@@ -16,87 +17,82 @@ from hf_captionrl.metrics.table import escape_markdown
 from tests.hub.folders import FACTS, make_results
 
 CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
+HOME = "/" + "home"  # concatenated, because no file of the project may contain a local path
+LINK, PATH, HTML = r"outside its folder.*https://", r"local path\. Use the name", "HTML"
+REFUSED = [
+    ("[x](java&#115;cript:alert(1))", LINK),
+    ("[x](javascript&colon;alert(1))", LINK),
+    ("[x](java&Tab;script:alert(1))", LINK),
+    ("[x](javascript\\:alert(1))", LINK),
+    ("[x](%6aavascript:alert(1))", LINK),
+    ("[x](JAVASCRIPT:alert(1))", LINK),
+    ("[x](\n javascript:alert)", LINK),
+    ("![x](data:text/html;base64,AAAA)", LINK),
+    ('[x][a]\n\n[a]: javascript:alert "a title"', LINK),
+    ("| a |\n|--|\n| [x](javascript:a) |", LINK),
+    ("$[x](javascript:a)$", LINK),
+    ("![picture](&#47;etc/passwd)", LINK),
+    ("[x](%2e%2e/secret)", LINK),
+    (f"Trained on {HOME}/ann/photos.", PATH),
+    (f'```python\nopen("{HOME}/ann/x")\n```', PATH),
+    ("The images lie in /data/photos.", PATH),
+    ("on D:\\photos\\a", PATH),
+    ("from \\\\server\\share", PATH),
+    ("file:///photos", PATH),
+    ("``` a`b\n<script>alert(1)</script>\n```", HTML),
+    ("```\na\n``` x\n```\n<script>alert(1)</script>", HTML),
+    ("```\na\n ```\n<script>alert(1)</script>\n```", HTML),
+    ("    ```\n<script>alert(1)</script>\n    ```", HTML),
+    ("> ```\n<script>alert(1)</script>", HTML),
+    ("`a\n\n<script>alert(1)</script>`", HTML),
+    ("<?php echo 1 ?>", HTML),
+    ("<!-- hidden -->", HTML),
+    ("It costs $5 <script>alert(1)</script> or $6.", HTML),
+    ("$x<img src=y onerror=alert(1)>z$", HTML),
+    ("`a` <b onclick=x> `c`", HTML),
+    ("![a <b>](x.png)", HTML),
+    (">" * 50 + " <script>alert(1)</script>", HTML),
+    (">" * 5000 + " a", "nested too deeply"),
+    ("[" * 20000, "nested too deeply"),
+]
+ACCEPTED = [
+    *("[a](results.json#part:2)", "<https://example.org/a/b>", "[m](mailto:me@example.org)", "[t](#top)"),
+    *(
+        "`[x](javascript:a)`",
+        "```\n[x](javascript:a)\n```",
+        "```\na\n``` x\n<b>\n```",
+        "> ```\n> <b>\n> ```",
+        "    <b>",
+    ),
+    *("`` a ` <b> ``", "$a<b$ and $$c<d$$", "\\<b> and &lt;b&gt;", "1 <2, <- 3", "from $5 to $6"),
+    *("and/or/not", "https://example.org/a/b", "`a/b/c`, ./a/b and a/b", "12:30", "10 km/h, 5 $/image"),
+]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[x](java&#115;cript:alert(1))",
-        "[x](&#x6a;avascript:alert(1))",
-        "[x](javascript&colon;alert(1))",
-        "[x](java&Tab;script:alert(1))",
-        "[x](java&NewLine;script:alert(1))",
-        "[x](javascript\\:alert(1))",
-        "[x](%6aavascript:alert(1))",
-        "[x](JAVASCRIPT:alert(1))",
-        "[x](\n javascript:alert)",
-        "![x](data:text/html;base64,AAAA)",
-        "[x](vbscript:a)",
-        "[x](intent:a)",
-        '[x][a]\n\n[a]: javascript:alert "a title"',
-        "> [a]: javascript:alert",
-        "- [x](javascript:a)",
-        "| a |\n|--|\n| [x](javascript:a) |",
-        "$[x](javascript:a)$",
-        "[x](&#47;etc/passwd)",
-        "[x](%2e%2e/secret)",
-        "[a]: &#46;&#46;/secret",
-    ],
-)
-def test_links_out_of_the_folder_raise_in_any_notation(text):
-    with pytest.raises(ValueError, match=r"outside its folder.*https://"):
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
+def test_cards_that_lead_elsewhere_or_hold_html_are_refused(text, message):
+    with pytest.raises(ValueError, match=message) as error:
         check_card(CARD.format(text))
+    assert "\n" not in str(error.value)
+    if message == PATH and "```" not in text:
+        with pytest.raises(ValueError, match=r"^dataset_description .*local path"):
+            replace(FACTS, dataset_description=text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["[a](results.json#part:2)", "[a](https://example.org/a/b)", "<https://example.org>", "[m](mailto:me@example.org)", "[t](#top)",
-     "`[x](javascript:a)`", "```\n[x](javascript:a)\n```"],
-)  # fmt: skip
-def test_links_within_the_folder_are_accepted(text):
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_links_within_the_folder_code_and_formulas_are_accepted(text):
     assert check_card(CARD.format(text))["license"] == "mit"
 
 
-# Concatenated, because no file of the project may contain a local path.
-HOME, USERS = "/" + "home", "/" + "Users"
-
-
 @pytest.mark.parametrize(
     "text",
-    [
-        f"Trained on {HOME}/ann/photos.",
-        f"`{USERS}/ann/x`",
-        f'```python\nopen("{HOME}/ann/x")\n```',
-        "The images lie in /data/photos.",
-        "(see ~/photos)",
-        "on D:\\photos\\a",
-        "from \\\\server\\share",
-        "file:///photos",
-    ],
+    ["TODO: describe", " ", "[More Information Needed]", "{{ scorer }}", "your-name/model", "ORGANISATION/model"],
 )
-def test_local_paths_within_a_sentence_raise(text):
-    with pytest.raises(ValueError, match=r"local path\. Use the name"):
-        check_card(CARD.format(text))
-    if "```" not in text and "`" not in text:
-        with pytest.raises(ValueError, match="local path"):
-            replace(FACTS, dataset_description=text)
-        assert check_card(CARD.format("fine"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "and/or/not",
-        "1/2/3 of (4/5)",
-        "https://example.org/a/b",
-        "`a/b/c`, ./a/b and a/b",
-        "12:30",
-        "10 km/h, 5 $/image",
-    ],
-)
-def test_fractions_urls_and_relative_paths_are_not_local_paths(text):
-    assert check_card(CARD.format(text))
-    check_text("text", f"x {text}")
+def test_placeholders_are_refused(text):
+    with pytest.raises(ValueError, match=r"^fact is .*a placeholder"):
+        check_text("fact", text)
+    with pytest.raises(ValueError, match=r"placeholder|is empty"):
+        check_card(CARD.replace("A card.", "").format(text))
 
 
 def random_text(length, alphabet=string.ascii_letters + string.digits):
@@ -108,19 +104,13 @@ KEYS = {
     "OpenAI": lambda: f"sk-proj-{random_text(30)}",
     "OpenAI after an underscore": lambda: f"_sk-{random_text(30)}",
     "GitHub": lambda: f"ghp_{random_text(36)}",
-    "GitHub, fine-grained": lambda: f"github_pat_{random_text(30)}",
     "AWS": lambda: "AKIA" + "ABCD1234" * 2,
-    "AWS, temporary": lambda: "ASIA" + "ABCD1234" * 2,
     "a private key": lambda: "-----BEGIN OPENSSH PRIVATE KEY-----\\nAAAA\\n-----END OPENSSH PRIVATE KEY-----",
     "GitLab": lambda: f"glpat-{random_text(20)}",
     "Google": lambda: f"AIza{random_text(35)}",
     "Slack": lambda: f"xoxb-{random_text(24)}",
-    "Stripe": lambda: f"sk_live_{random_text(24)}",
     "npm": lambda: f"npm_{random_text(36)}",
     "an organisation's": lambda: f"api_org_{random_text(34)}",
-    "Groq": lambda: f"gsk_{random_text(40)}",
-    "Replicate": lambda: f"r8_{random_text(37)}",
-    "NVIDIA": lambda: f"nvapi-{random_text(40)}",
     "Azure": lambda: f"AccountKey={random_text(86)}==",
     "JWT": lambda: f"eyJ{random_text(20)}.eyJ{random_text(20)}.{random_text(20)}",
 }
@@ -141,17 +131,20 @@ def test_keys_of_any_service_are_found_and_redacted(service):
     check_secret("text", crossed)
 
 
+def test_private_key_is_redacted_completely():
+    key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
+    assert redact(f"before\n{key}\nafter") == "before\n[removed]\nafter"
+    assert redact(f"before\n{key[:50]}") == "before\n[removed]"
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=",
         "open_clip:ViT-B-32@laion2b_s34b_b79k",
         "hf-captionrl-scenes-blip-mle AutoModelForImageTextToText",
         f"fingerprint: {'0123456789abcdef' * 4}, model_{'0123456789abcdef' * 3}",
         "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhf",
-        "password reset instructions; the secret: a caption that says more",
         '"additional_special_tokens": ["<|endoftext|>"], "pad_token_id": 151645',
-        "hub_token: null, push_to_hub_token=None",
         "sk-learn-contrib-0-24-intelex, AKIA, ghp_x",
     ],
 )
@@ -160,9 +153,7 @@ def test_texts_without_a_key_are_accepted(text):
     assert redact(text) == text
 
 
-@pytest.mark.parametrize(
-    "unit", ["sk-", "sk-a_", "eyJ-", "eyJaaaaaaaaaaa.", "-----BEGIN A", "-----END ", "hf_", "ya29."]
-)
+@pytest.mark.parametrize("unit", ["sk-", "sk-a_", "eyJaaaaaaaaaaa.", "-----BEGIN A", "-----END ", "ya29."])
 def test_time_of_the_search_for_keys_is_linear(unit):
     """A megabyte took hours when each start of a pattern read the rest of the text."""
     texts = [unit * (length // len(unit)) for length in (10**4, 10**5)]
@@ -175,84 +166,20 @@ def test_time_of_the_search_for_keys_is_linear(unit):
     assert times[1] < 30 * times[0] + 0.1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "``` a`b\n<script>alert(1)</script>\n```",
-        "```\na\n``` x\n```\n<script>alert(1)</script>",
-        "~~~\na\n~~~ x\n~~~\n<script>alert(1)</script>",
-        "```\na\n ```\n<script>alert(1)</script>\n```",
-        "    ```\n<script>alert(1)</script>\n    ```",
-        "> ```\n<script>alert(1)</script>",
-        "`a\n\n<script>alert(1)</script>`",
-        "<?php echo 1 ?>",
-        "a <?php",
-        "<!DOCTYPE html>",
-        "<![CDATA[x]]>",
-        "![a <b>](x.png)",
-        "a <script",
-        ">" * 50 + " <script>alert(1)</script>",
-        "| a |\n|--|\n| <b> |",
-    ],
-)
-def test_html_is_found_as_a_browser_reads_it(text):
-    with pytest.raises(ValueError, match="HTML"):
-        check_card(CARD.format(text))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "```\na\n``` x\n<b>\n```",
-        "~~~ a`b\n<b>\n~~~",
-        "> ```\n> <b>\n> ```",
-        "    <b>",
-        "\\<b> and &lt;b&gt;",
-        "1 <2, <- 3",
-    ],
-)
-def test_code_and_escaped_characters_are_not_html(text):
-    assert check_card(CARD.format(text))["license"] == "mit"
-
-
-@pytest.mark.parametrize("text", [">" * 5000 + " a", "[" * 20000, "![" * 5000])
-def test_deeply_nested_cards_raise_in_one_line(text):
-    with pytest.raises(ValueError, match="nested too deeply"):
-        check_card(CARD.format(text))
-
-
-def test_model_cards_are_checked_when_they_are_rendered(tmp_path):
-    facts = replace(FACTS, reward="")
-    assert render_model_card(make_results(), facts)
+def test_model_cards_are_checked_when_they_are_rendered():
+    assert render_model_card(make_results(), FACTS)
     hostile = make_results()
     hostile["versions"] = {"torch": f"built in {HOME}/ann/torch"}
     with pytest.raises(ValueError, match="local path"):
-        render_model_card(hostile, facts)
+        render_model_card(hostile, FACTS)
 
 
 @pytest.mark.parametrize(
-    "address",
-    [
-        "https://evil.test/x",
-        "HTTP://evil.test",
-        "ftp://evil.test",
-        "www.evil.test",
-        "WWW.evil.test",
-        "me@evil.test",
-        "hi @someone",
-    ],
+    "address", ["HTTP://evil.test/x", "ftp://evil.test", "WWW.evil.test", "me@evil.test", "hi @someone"]
 )
-def test_urls_in_captions_do_not_become_links(address):
-    from markdown_it import MarkdownIt
-
-    shown = escape_markdown(f"a dog, {address}, and a cat")
+def test_addresses_and_entities_in_captions_do_not_become_links_or_characters(address):
+    text = f"a dog, {address}, and a &lt;cat&gt; &#106; AT&T 12:30"
+    shown = escape_markdown(text)
     # GitHub's Markdown makes links of a scheme, `www.` or a mail address in the source.
     assert not re.search(r"https?://|ftp://|www\.|\w@\w|(?<!\\)@", shown, re.IGNORECASE)
-    assert MarkdownIt("commonmark").render(shown) == f"<p>a dog, {address}, and a cat</p>\n"
-
-
-def test_entities_in_captions_are_not_changed():
-    from markdown_it import MarkdownIt
-
-    text = "&lt;b&gt; &#106; AT&T 12:30"
-    assert MarkdownIt("commonmark").render(escape_markdown(text)) == f"<p>{text.replace('&', '&amp;')}</p>\n"
+    assert MarkdownIt("commonmark").render(shown) == f"<p>{text.replace('&', '&amp;')}</p>\n"

@@ -8,11 +8,9 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
-from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import _warn_once, load_language_model, model_path
-from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.server import Blob
 
 NAME = "openai/clip-vit-base-patch32"
@@ -41,10 +39,6 @@ def features(scorer):
     return scorer.text_features(TEXTS)
 
 
-def downloads(hub):
-    return [path for _, path, _ in hub.requests if "/resolve/" in path]
-
-
 def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     repo, proposed = repository
     _warn_once.cache_clear()  # once per process and revision
@@ -55,7 +49,11 @@ def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     assert torch.equal(features(scorer), expected)
     assert scorer.revision == repo.branches["refs/pr/15"][:12]
     assert "Using the weights of refs/pr/15" in caplog.text
-    assert not any(path.endswith("pytorch_model.bin") for path in downloads(hub))
+    assert not any("/resolve/" in path and path.endswith("pytorch_model.bin") for _, path, _ in hub.requests)
+    # No connection, but not in offline mode.
+    fault = hub.fail("discussions", "cut")
+    assert torch.equal(features(load_scorer(NAME)), expected)
+    assert fault.hits
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.fail(".*", 500)
     before = len(hub.requests)
@@ -63,26 +61,6 @@ def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     assert torch.equal(features(again), expected)
     assert again.fingerprint == scorer.fingerprint
     assert len(hub.requests) == before
-
-
-def test_hub_fails_after_a_download(hub, repository):
-    """No connection, but not in offline mode."""
-    repo, proposed = repository
-    repo.propose(15, proposed, **BOT)
-    load_scorer(NAME)
-    fault = hub.fail("discussions", "cut")
-    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:siglip-held-out")))
-    assert fault.hits
-
-
-def test_download_of_the_pull_request_alone(hub, repository, monkeypatch):
-    from huggingface_hub import snapshot_download
-
-    repo, proposed = repository
-    revision = repo.propose(15, proposed, **BOT)
-    snapshot_download(NAME, revision=revision, ignore_patterns=["*.bin"])
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert torch.equal(features(load_scorer(NAME)), features(load_scorer("scenes:siglip-held-out")))
 
 
 def test_captioner_language_model_and_parts_of_clipcap(hub):
@@ -134,20 +112,3 @@ def test_requested_revision_is_not_replaced(hub, repository):
     assert "Revision 'refs/pr/15' has the same weights in safetensors." in str(caught.value)
     assert f"`captionrl convert {NAME} OUT`" in str(caught.value)
     assert torch.equal(features(load_scorer(NAME, revision=revision)), features(load_scorer("scenes:siglip-held-out")))
-
-
-def test_conversion_of_a_repository(hub, repository, tmp_path, monkeypatch):
-    report = convert(NAME, tmp_path / "clip")
-    assert report.read[0].name == "pytorch_model.bin"
-    assert torch.equal(features(load_scorer(tmp_path / "clip")), features(load_scorer("scenes:siglip-held-out")))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    again = convert(NAME, tmp_path / "offline")
-    assert again.written == report.written
-
-
-def test_cache_and_hub_contain_no_token(tmp_path):
-    files, proposed = pickles("siglip-held-out")
-    with running_hub(tmp_path) as server:
-        server.add(NAME, files).propose(15, proposed, **BOT)
-        load_scorer(NAME)
-        assert holders_of_tokens(server, tmp_path) == []

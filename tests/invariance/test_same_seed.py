@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from hf_captionrl.apps.experiments.arguments import describe, parse_arguments
-from hf_captionrl.evaluation.options import EvaluationArguments
 from recipes import self_retrieval_blip, sle_blip, smile_blip
 
 SHORT = [
@@ -85,8 +84,3 @@ def test_the_argument_reaches_torch(tmp_path):
     assert torch.backends.cudnn.deterministic
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert describe([config])["RunArguments"]["deterministic"] is True
-
-
-def test_invalid_conversational_setting_is_refused():
-    with pytest.raises(ValueError, match=r"--deterministic.*--help"):
-        parse_arguments((EvaluationArguments,), ["--deterministic", "perhaps"])

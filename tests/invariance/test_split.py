@@ -240,13 +240,3 @@ def test_rewards_of_a_part_of_the_batch_would_be_found(found):
         float((split["gradients"][name] - gradient).abs().max()) > 0.01 * float(gradient.abs().max())
         for name, gradient in whole["gradients"].items()
     )
-
-
-def test_a_worker_that_fails_is_reported(tmp_path):
-    with pytest.raises(AssertionError, match="no such trainer"):
-        run_in_processes(2, _fail, folder=tmp_path)
-
-
-def _fail() -> None:
-    if torch.distributed.get_rank() == 1:
-        raise ValueError("no such trainer")

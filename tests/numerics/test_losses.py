@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_captionrl.losses import caption_log_probs, fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
+from hf_captionrl.losses import fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from hf_captionrl.trainers.trl_smile_sft import document_ids, segment_loss
-from tests.numerics.drawn import DTYPES, IGNORE, Drawn, V, captions, dtypes, extreme, few, fewer, log_sum_exp, seeds
-from tests.tolerances import assert_close, close, resolution
+from tests.numerics.drawn import IGNORE, Drawn, V, captions, dtypes, extreme, few, log_sum_exp, seeds
+from tests.tolerances import assert_close, resolution
 
 OPTIONS = [
     {},
@@ -119,55 +119,6 @@ def test_smile_ignores_shifts_and_names_of_words(drawn, how, seed):
     torch.testing.assert_close(smile_loss(logits[rows], labels[rows], reduction="none", **moved), before[rows])
 
 
-@few
-@given(captions(least=1), st.floats(0, 1))
-def test_lambda_goes_from_smile_to_maximum_likelihood(drawn, weight):
-    size = max(1.0, drawn.size)
-    for loss in (smile_loss, fused):
-        smile, mle = (loss(drawn.logits, drawn.labels, mle_weight=w, reduction="none") for w in (0.0, 1.0))
-        plain = F.cross_entropy(drawn.logits.float().transpose(1, 2), drawn.labels, reduction="none")
-        assert_close(mle, plain, magnitude=size)
-        between = loss(drawn.logits, drawn.labels, mle_weight=weight, reduction="none")
-        assert_close(between, weight * mle + (1 - weight) * smile, magnitude=size)
-        assert (smile <= mle + resolution(size)).all()
-
-
-@few
-@given(captions(least=1))
-def test_subset_of_one_word_has_loss_0(drawn):
-    """V_D of size 1, and captions of one token: the probability is 1, so loss and gradient are 0."""
-    only = torch.where(drawn.supervised, drawn.labels[drawn.supervised][0], drawn.labels)
-    for labels in (only, torch.where(drawn.supervised.cumsum(1) == 1, drawn.labels, IGNORE)):
-        assume((labels != IGNORE).any())
-        for loss in (smile_loss, fused):
-            logits = drawn.logits.clone().requires_grad_()
-            found = loss(logits, labels, first_token="smile")
-            assert found.item() == close(0.0, magnitude=max(1.0, drawn.size), dtype="float32")
-            found.backward()
-            assert logits.grad.isfinite().all()
-            if drawn.size <= LARGE:
-                assert logits.grad.abs().max() < resolution(max(1.0, drawn.size))
-            # With the first token by maximum likelihood, a caption of one token is plain cross-entropy.
-            single = torch.where((labels != IGNORE).cumsum(1) == 1, labels, IGNORE)
-            assert_close(loss(drawn.logits, single), loss(drawn.logits, single, mle_weight=1.0), magnitude=1)
-
-
-@fewer
-@given(dtypes, st.integers(0, 3), st.integers(1, 4), options)
-def test_no_supervised_tokens_and_no_captions(dtype, B, T, how):
-    logits = extreme((B, T, V), "edge", dtype, B).to(dtype).requires_grad_()
-    weight = torch.eye(V, dtype=dtype, requires_grad=True)
-    labels = torch.full((B, T), IGNORE)
-    how = with_draw(how, Drawn(logits, labels))
-    loss = fused_smile_loss(logits, weight, labels, **how)
-    loss.backward()
-    assert loss.item() == 0
-    assert not logits.grad.any()
-    assert not weight.grad.any()
-    with pytest.raises(ValueError, match="are ignored"):
-        smile_loss(logits, labels, **how)
-
-
 def test_a_suppressed_word_may_have_the_logit_minus_infinity():
     """Some families suppress their image token in this way; it has no effect, and the gradient is finite."""
     logits = torch.randn(1, 3, V, generator=torch.Generator().manual_seed(0))
@@ -181,9 +132,6 @@ def test_a_suppressed_word_may_have_the_logit_minus_infinity():
         loss.backward()
         torch.testing.assert_close(loss.detach(), smile_loss(finite, labels, **how))
         assert leaf.grad.isfinite().all()
-
-
-# Log-probabilities
 
 
 @few
@@ -205,20 +153,6 @@ def test_log_probs_and_entropies_of_any_logits(drawn, temperature, softcap):
     assert_close(entropy.detach().double(), surprise, dtype="float32", ulps=256, magnitude=math.log(V))
     (log_probs.sum() + entropy.sum()).backward()
     assert logits.grad.isfinite().all()
-
-
-@fewer
-@given(captions(kinds=("normal",), least=1), st.floats(-3, 3))
-def test_log_probs_do_not_depend_on_a_constant(drawn, constant):
-    eye = torch.eye(V, dtype=torch.float64)
-    logits = drawn.logits.double()
-    bias = torch.full((V,), constant, dtype=torch.float64)
-    torch.testing.assert_close(
-        linear_log_probs(logits, eye, drawn.labels, bias=bias), linear_log_probs(logits, eye, drawn.labels)
-    )
-
-
-# Subsets of sentences and windows
 
 
 @few
@@ -260,27 +194,22 @@ def pieces(tokens: list[int], scope: str, window: int, ends: Tensor) -> list[lis
     return found
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_loss_without_supervised_tokens_is_0_for_large_states(dtype):
+def test_loss_without_supervised_tokens_is_0_for_large_states():
     """The sum of these states is infinite in fp16, and infinity times 0 is NaN, but the loss must be 0."""
-    hidden = torch.full((1, 8, V), 3e4, dtype=dtype, requires_grad=True)
+    hidden = torch.full((1, 8, V), 3e4, dtype=torch.float16, requires_grad=True)
     labels = torch.full((1, 8), IGNORE)
-    loss = segment_loss(hidden, torch.eye(V, dtype=dtype), labels, document_ids(labels, None))
+    loss = segment_loss(hidden, torch.eye(V, dtype=torch.float16), labels, document_ids(labels, None))
     loss.backward()
     assert loss.dtype == torch.float32
     assert loss.item() == 0
     assert not hidden.grad.any()
 
 
-# Negative controls
-
-
-@pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_sum_in_half_precision_is_detected(dtype):
+def test_sum_in_half_precision_is_detected():
     """Negative control: the same loss in the logits' dtype exceeds the tolerance above."""
-    logits = extreme((1, 1, V), "normal", dtype, 0)
-    careless = F.cross_entropy((10 * logits[0]).to(dtype), torch.tensor([3])).double()
-    drawn = Drawn((10 * logits).to(dtype), torch.tensor([[3]]))
+    logits = 10 * extreme((1, 1, V), "normal", torch.bfloat16, 0)
+    drawn = Drawn(logits.to(torch.bfloat16), torch.tensor([[3]]))
+    careless = F.cross_entropy(drawn.logits[0], torch.tensor([3])).double()
     exact = float(slowly(drawn, {"mle_weight": 1.0})[0, 0])
     off = resolution(max(1.0, drawn.size))
     assert abs(float(careless) - exact) > 10 * off
@@ -343,79 +272,6 @@ def test_everything_is_finite(seed, scale, dtype, ratio, penalty, loss_type, fac
         assert 0 <= found["clipped_share"] <= 3
 
 
-@few
-@given(seeds, st.booleans(), st.booleans(), loss_types)
-def test_kl_of_a_distant_policy_equals_exp_while_exp_is_finite(seed, ratio, penalty, loss_type):
-    """The bound of the property above does not change smaller ratios and their gradients."""
-    b = drawn(seed, 60.0)
-    found = loss_of(b, ratio=ratio, penalty=penalty, loss_type=loss_type)["loss"]
-    ours, old, ref = (torch.where(b["mask"], b[name], 0.0) for name in ("log_probs", "old", "ref"))
-    gain = b["advantages"].unsqueeze(1) * ours
-    if ratio:
-        r = (ours - old).exp()
-        gain = torch.minimum(r * b["advantages"].unsqueeze(1), r.clamp(0.8, 1.2) * b["advantages"].unsqueeze(1))
-    if penalty:
-        gain = gain - 0.1 * ((ref - ours).exp() - (ref - ours) - 1)
-    gain = (gain + 0.01 * b["entropy"]) * b["mask"]
-    number = b["mask"].sum(1, keepdim=True).clamp(min=1) if loss_type == "grpo" else 1
-    divisor = {"dapo": b["mask"].sum(), "dr_grpo": 6 * len(gain)}.get(loss_type, len(gain))
-    assert_close(found, -(gain / number).sum() / divisor, magnitude=1)
-
-
-@few
-@given(seeds, loss_types, st.booleans())
-def test_invariances_and_scaling(seed, loss_type, ratio):
-    b = drawn(seed, 3.0)
-    how = {"ratio": ratio, "penalty": True, "loss_type": loss_type}
-    before = loss_of(b, **how)
-    order = torch.randperm(3, generator=torch.Generator().manual_seed(seed))
-    moved = loss_of({name: value[order] for name, value in b.items()}, **how)
-    wider = {
-        name: value if value.ndim == 1 else torch.nn.functional.pad(value, (0, 3), value=0)
-        for name, value in b.items()
-    }
-    for other in (moved, loss_of(wider, **how)):
-        assert {n: float(v) for n, v in other.items()} == pytest.approx({n: float(v) for n, v in before.items()})
-    # Without penalty and bonus the loss is linear in the advantages.
-    plain, doubled = (
-        policy_gradient_loss(
-            b["log_probs"],
-            k * b["advantages"],
-            b["mask"],
-            loss_type=loss_type,  # type: ignore[arg-type]
-            old_log_probs=b["old"] if ratio else None,
-            epsilon=0.2,
-            max_completion_length=6,
-        )["loss"]
-        for k in (1.0, 2.0)
-    )
-    torch.testing.assert_close(doubled, 2 * plain)
-
-
-@fewer
-@given(seeds, loss_types)
-def test_captions_of_one_and_zero_tokens(seed, loss_type):
-    b = drawn(seed, 1e4, lengths=(1, 1, 0))
-    found = caption_log_probs(b["log_probs"], b["mask"], loss_type)
-    torch.testing.assert_close(found, torch.where(b["mask"][:, 0], b["log_probs"][:, 0], 0.0))
-    none = policy_gradient_loss(
-        torch.zeros(0, 4),
-        torch.zeros(0),
-        torch.zeros(0, 4, dtype=torch.bool),
-        loss_type=loss_type,
-        max_completion_length=6,
-    )
-    assert none["loss"] == 0
-
-
-def test_half_precision_does_not_round_the_advantages():
-    """An advantage of 1 + 2^-9 is 1 in bf16: the gradient is computed in fp32 for log-probabilities of any dtype."""
-    advantage = torch.tensor([1 + 2**-9])
-    log_probs = torch.tensor([[-1.0]], dtype=torch.bfloat16)
-    loss = policy_gradient_loss(log_probs, advantage, torch.ones(1, 1))["loss"]
-    assert loss.item() == 1 + 2**-9
-
-
 def test_unbounded_exp_is_detected():
     """Negative control: without the bound, the gradient of a token that is e^200 times as probable is lost."""
     log_probs = torch.zeros(1, requires_grad=True)
@@ -424,8 +280,7 @@ def test_unbounded_exp_is_detected():
     assert log_probs.grad.isnan().all()
 
 
-@pytest.mark.parametrize("scope", ["document", "sentence", "window"])
-@pytest.mark.parametrize("mle_weight", [0.0, 0.3])
+@pytest.mark.parametrize(("scope", "mle_weight"), [("document", 0.0), ("sentence", 0.3), ("window", 0.3)])
 def test_smile_of_documents_sentences_and_windows_passes_gradcheck(scope, mle_weight):
     """The other losses have theirs in tests/losses."""
     labels = torch.tensor([[IGNORE, 3, 9, 3, 2], [0, 7, IGNORE, 2, IGNORE]])

@@ -84,10 +84,7 @@ def test_where_people_differ_the_majority_is_blended():
     [
         ("a pig", "three large ducks at the top on a blue background", "a large pig at the top on a blue background"),
         ("some animals", "a duck", "some ducks"),
-        ("some animals", "three ducks", "three ducks"),
         ("an animal", "two teapots", "an animal"),
-        ("a red pig", "a blue pig in the snow", "a red pig in the snow"),
-        ("a pig with a cake", "a pig left of a golden cake", "a pig left of a golden cake"),
         ("a pig with a cake", "a pig left of a cake", "a pig left of a cake"),
         ("a pig with a cake", "a pig left of a bus", "a pig with a cake"),
         ("a pig", "a cake left of a pig", "a pig"),

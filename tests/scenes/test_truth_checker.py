@@ -1,8 +1,10 @@
 """The truth checker and the places of claims against cases written by hand."""
 
+import itertools
+
 import pytest
 
-from hf_captionrl.scenes import Facts, check, full_caption, load_scenes
+from hf_captionrl.scenes import Facts, check
 from hf_captionrl.scenes.truth_checker import mark_caption
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
@@ -29,39 +31,19 @@ def listed(text):
 # caption, facts, right claims, wrong claims
 CASES = [
     ("two pigs", PIGS, "kind:pig, count:2", ""),
-    ("Two PIGS.", PIGS, "kind:pig, count:2", ""),
     ("some pigs", PIGS, "kind:pig", ""),
     ("a pig", PIGS, "kind:pig", "count:1"),
-    ("pig", PIGS, "kind:pig", ""),
-    ("three unicorns", PIGS, "", "count:3"),
-    ("two fish", PIGS, "count:2", "kind:fish"),
-    ("tiny pigs", PIGS, "kind:pig, size:small", ""),
-    ("huge pigs", PIGS, "kind:pig", "size:large"),
     ("a pair of little pigs", PIGS, "kind:pig, count:2, size:small", ""),
     ("some pigs on their sides", PIGS, "kind:pig, orientation:sideways", ""),
-    ("some upside-down pigs", PIGS, "kind:pig", "orientation:upside down"),
-    ("some pigs at the top", PIGS, "kind:pig, position:top", ""),
-    ("some pigs in the middle", PIGS, "kind:pig", "position:middle"),
-    ("some pigs on blue", PIGS, "kind:pig, background:blue", ""),
     ("some pigs on a blue background", PIGS, "kind:pig, background:blue", ""),
     ("some pigs against a grey backdrop", PIGS, "kind:pig", "background:gray"),
-    ("some blue pigs", PIGS, "kind:pig", "colour:blue"),
     ("pigs to the left of a mushroom", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
-    ("pigs above a mushroom", PIGS, "kind:pig, second:mushroom", "relation:above"),
-    ("pigs with a mushroom", PIGS, "kind:pig, second:mushroom", ""),
-    ("pigs next to a whale", PIGS, "kind:pig", "second:whale"),
     ("pigs left of three whales", PIGS, "kind:pig, relation:left of", "second:whale"),
     ("a mushroom right of some pigs", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
     ("a mushroom left of some pigs", PIGS, "kind:pig, second:mushroom", "relation:left of"),
     ("a sideways mushroom", PIGS, "second:mushroom", "second orientation:sideways"),
-    ("some mushrooms", PIGS, "second:mushroom", "count:several"),
     ("pigs alone", PIGS, "kind:pig", "alone:"),
-    ("two pigs left of a pig", PIGS, "kind:pig, count:2, relation:left of", "second:pig"),
     ("an apple on its own", APPLE, "kind:apple, count:1, alone:", ""),
-    ("an apple left of a tree", APPLE, "kind:apple, count:1", "second:tree, relation:left of"),
-    ("some apples", APPLE, "kind:apple", "count:several"),
-    ("a sideways apple", APPLE, "kind:apple, count:1", "orientation:sideways"),
-    ("an upright apple", APPLE, "kind:apple, count:1, orientation:upright", ""),
     # a category is true, and says little
     ("some animals", PIGS, "category of kind:animal", ""),
     (
@@ -70,35 +52,14 @@ CASES = [
         "category of kind:animal, count:2, category of second:plant, relation:left of",
         "",
     ),
-    ("some vehicles", PIGS, "", "kind:vehicle"),
-    ("an animal", APPLE, "count:1", "kind:animal"),
     # a category of both objects means the second where the noun after it is the main one's
-    ("an animal right of a pig", DUCK, "category of second:animal, kind:pig, count:1, relation:left of", ""),
-    (
-        "a small animal left of a pig",
-        DUCK,
-        "category of second:animal, second size:small, kind:pig, count:1",
-        "relation:left of",
-    ),
-    (
-        "an animal with a pig left of a duck",
-        DUCK,
-        "category of second:animal, kind:pig, count:1, second:duck, relation:left of",
-        "",
-    ),
     (
         "a plant in the middle below two trees",
         TREES,
         "category of second:plant, position:middle, kind:tree, count:2, relation:above",
         "",
     ),
-    ("an animal left of a duck", DUCK, "category of kind:animal, count:1, second:duck, relation:left of", ""),
-    (
-        "an animal left of an animal",
-        DUCK,
-        "category of kind:animal, count:1, category of second:animal, relation:left of",
-        "",
-    ),
+    ("an animal right of a pig", DUCK, "category of second:animal, kind:pig, count:1, relation:left of", ""),
     ("two plants above a tree", TREES, "category of kind:plant, count:2, relation:above", "second:tree"),
     # colours belong to the thing that they stand before
     (
@@ -110,28 +71,19 @@ CASES = [
     ("a gold kitten", RED_CAT, "kind:cat, count:1", "colour:golden"),
     ("a blue cat with a red dog", RED_CAT, "kind:cat, count:1, second:dog", "colour:blue, second_colour:red"),
     ("a red apple", APPLE, "kind:apple, count:1, natural colour:red", ""),
-    ("a golden apple", APPLE, "kind:apple, count:1", "colour:golden"),
-    ("a cat on a striped background", RED_CAT, "kind:cat, count:1, pattern:striped", ""),
     ("on a dotted white background, a nice cat", RED_CAT, "kind:cat, count:1, background:white", "pattern:dotted"),
     ("a striped cat", RED_CAT, "kind:cat, count:1", "pattern of a thing:striped cat"),
     ("two puppies in the rain at night", NIGHT, "kind:dog, count:2, time:night, weather:rain", ""),
-    ("two dogs on a snowy day", NIGHT, "kind:dog, count:2", "weather:snow"),
-    ("two dogs in the dark", RED_CAT, "second:dog", "second count:2, time:night"),
     # a wrong noun in first place still means the main group
     ("a bus with a dog at the top", RED_CAT, "count:1, second:dog, position:top", "kind:bus"),
     # said twice, counted once; said both ways, counted both ways
     ("some pigs on blue on a blue background on blue", PIGS, "kind:pig, background:blue", ""),
     ("a blue and blue blue blue and yellow blue", PIGS, "background:blue", "background:yellow"),
-    ("small large pigs", PIGS, "kind:pig, size:small", "size:large"),
     # breaks off
     ("two small", PIGS, "count:2, size:small", ""),
-    ("two pigs left of", PIGS, "kind:pig, count:2", ""),
     # nonsense
     ("", PIGS, "", ""),
-    ("   \n", PIGS, "", ""),
-    ("colourless ideas sleep furiously", PIGS, "", ""),
     ("<script>alert(1)</script> \u202e 豚", PIGS, "", ""),
-    ("the the the of of on", PIGS, "", ""),
 ]
 
 
@@ -146,17 +98,10 @@ def test_recall_counts_only_facts_that_have_a_word():
     result = check("two small sideways pigs left of a mushroom at the top on a blue background", PIGS)
     assert result.recalled == tuple("kind count size orientation position background second relation".split())
     assert result.missed == ()
+    assert check("a lovely unicorn beside some pigs", PIGS.to_dict()).unknown_words == ("unicorn",)
     result = check("an apple", APPLE)
     assert result.recalled == ("kind", "count")
     assert result.missed == ("size", "position", "background")  # all others have values without a word
-
-
-def test_unknown_words_are_named():
-    assert check("a lovely unicorn beside some pigs", PIGS).unknown_words == ("unicorn",)
-
-
-def test_facts_may_be_a_row_of_the_data_set():
-    assert check("two pigs", PIGS.to_dict()) == check("two pigs", PIGS)
 
 
 def test_anything_but_a_string_is_refused():
@@ -172,7 +117,6 @@ ON_WHITE = Facts("apple", 1, "small", "upright", "middle", "white")
 
 # caption, facts, wrong claims as (place in brackets, verdict, owner)
 PLACES = [
-    ("two [large] pigs", PIGS, [("wrong", "")]),
     # Said twice: the second "two" is the wrong one, and so is the second "sideways".
     ("two pigs left of [two] mushrooms", PIGS, [("misbound", "pig")]),
     ("two sideways pigs left of a [sideways] mushroom", PIGS, [("misbound", "pig")]),
@@ -180,20 +124,15 @@ PLACES = [
     # Here the first one is wrong.
     ("some [upright] pigs left of an upright mushroom", PIGS, [("misbound", "mushroom")]),
     ("two [blue] pigs on a blue background", PIGS, [("misbound", "background")]),
-    ("two [red] pigs on a blue background", PIGS, [("wrong", "")]),
     ("a [blue] cat left of a [red] dog", RED_CAT, [("misbound", "dog"), ("misbound", "cat")]),
     ("a [striped] cat", RED_CAT, [("misbound", "background")]),
-    ("a cat [on a red background]", RED_CAT, [("misbound", "cat")]),
     ("two pigs [right of] a mushroom", PIGS, [("misbound", "mushroom")]),
     ("a mushroom [left of] two pigs", PIGS, [("misbound", "pig")]),
     ("two pigs [above] a mushroom", PIGS, [("wrong", "")]),
     ("three fish [in the middle] above a tree", FISH, [("misbound", "tree")]),
-    ("three fish [at the bottom] above a tree", FISH, [("wrong", "")]),
     ("Two  pigs, [on a very GREEN background]!", PIGS, [("wrong", "")]),
-    ("a [pig] on white", ON_WHITE, [("wrong", "")]),
     ("an apple [with] a [tree]", ON_WHITE, None),
     ("<b>an apple</b> İİ [large]", ON_WHITE, [("wrong", "")]),
-    ("an apple", ON_WHITE, []),
     ("", ON_WHITE, []),
 ]
 
@@ -216,10 +155,9 @@ def test_wrong_claims_stand_where_the_brackets_are(marked, facts, errors):
     assert [(mark.verdict, mark.owner) for mark in found] == errors
 
 
-@pytest.mark.parametrize("marked", [case[0] for case in PLACES])
-def test_all_claims_of_the_checker_are_there(marked):
-    caption = marked.replace("[", "").replace("]", "")
-    for facts in (PIGS, FISH, ON_WHITE, RED_CAT, PIGS.to_dict()):
+def test_all_claims_of_the_checker_are_there():
+    for (marked, *_), facts in itertools.product(PLACES, (PIGS, FISH, ON_WHITE, RED_CAT, PIGS.to_dict())):
+        caption = marked.replace("[", "").replace("]", "")
         marks, result = mark_caption(caption, facts), check(caption, facts)
         assert sorted(m.claim for m in marks if m.verdict == "right") == sorted(result.right)
         assert sorted(m.claim for m in marks if m.verdict != "right") == sorted(result.wrong)
@@ -229,13 +167,3 @@ def test_all_claims_of_the_checker_are_there(marked):
             assert all(word in said for word in mark.claim.text.split())
             assert said.startswith(mark.claim.text.split()[0])
             assert said.endswith(mark.claim.text.split()[-1])
-
-
-def test_full_and_varied_captions_of_the_world_have_every_place():
-    rows = load_scenes(num_train=0, num_validation=0, num_test=60)["test"]
-    facts = rows["facts"][:]
-    for number, truth in enumerate(facts):
-        other = Facts(**facts[(number + 1) % len(facts)])
-        assert all(mark.verdict == "right" for mark in mark_caption(full_caption(Facts(**truth)), truth))
-        marks = mark_caption(full_caption(other), truth)
-        assert None not in [mark.start for mark in marks]

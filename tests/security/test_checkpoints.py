@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.utils.model_files import check_json_files, check_text_files, model_path
+from hf_captionrl.utils.model_files import check_text_files, model_path
 from tests.tiny import tiny_captioner
 
 
@@ -33,7 +33,6 @@ def changed(source, folder, file, change):
 BOMBS = {
     "repeated": "{{ 'a' * 10**10 }}",
     "doubled": "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
-    "padded": "{{ '%10000000000d' % 1 }}",
     "long": "{% for i in range(99999) %}aaaaaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}",
     "never": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "recursive": "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
@@ -66,7 +65,6 @@ def test_chat_templates_are_found_in_every_file(file, saved, tmp_path):
         "{% for m in messages %}{% generation %}{{ m.content | tojson }}{% endgeneration %}{% endfor %}",
         "{{ raise_exception('no system role') }}",
         "{{ 'unclosed'",
-        "{{ messages[9].content.unknown }}",
     ],
 )
 def test_other_chat_templates_are_accepted(template, tmp_path):
@@ -89,54 +87,38 @@ def test_normalizers_that_explode_raise(saved, tmp_path):
     source = model_path("scenes:clip-reward")
     with pytest.raises(ValueError, match=r"tokenizer\.json.*1e\+12"):
         load_scorer(str(changed(source, tmp_path / "scorer", "tokenizer.json", bomb)))
+    nested = {}
+    for _ in range(400):
+        nested = {"type": "Sequence", "normalizers": [nested]}
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        check_text_files(
+            str(changed(saved, tmp_path / "deep", "tokenizer.json", lambda c: c.update(normalizer=nested)))
+        )
     folder = changed(saved, tmp_path / "usual", "tokenizer.json", lambda c: c.update(normalizer=replaced("b", "cc")))
     assert load_captioner(folder).tokenizer("a").input_ids
-
-
-def nested(depth):
-    found = {}
-    for _ in range(depth):
-        found = {"type": "Sequence", "normalizers": [found]}
-    return found
-
-
-def test_nesting_of_normalizers_raises(saved, tmp_path):
-    folder = changed(saved, tmp_path / "deep", "tokenizer.json", lambda c: c.update(normalizer=nested(400)))
-    with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        check_text_files(str(folder))
-
-
-SIZES = ["patch_size", "image_size", "hidden_size", "num_attention_heads", "num_hidden_layers"]
-
-
-@pytest.mark.parametrize("size", [0, -1, 10**12])
-@pytest.mark.parametrize("key", SIZES)
-def test_impossible_sizes_raise_in_one_line(key, size, saved, tmp_path):
-    folder = changed(saved, tmp_path / "model", "config.json", lambda c: c["vision_config"].update({key: size}))
-    with pytest.raises(ValueError, match=rf"^{key} in .* is {size},") as error:
-        load_captioner(folder)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("file", "content", "key"),
     [
         ("preprocessor_config.json", {"patch_size": 0}, "patch_size"),
-        ("preprocessor_config.json", {"size": {"height": 0, "width": 8}}, "height"),
+        ("preprocessor_config.json", {"size": {"height": -1, "width": 8}}, "height"),
         ("processor_config.json", {"image_processor": {"merge_size": 0}}, "merge_size"),
         ("processor_config.json", {"image_processor": {"size": {"height": 8, "width": 10**6}}}, "width"),
         ("config.json", {"image_size": [8, 0]}, "image_size"),
-        ("config.json", {"parts": [{"patch_size": 0}]}, "patch_size"),
+        ("config.json", {"parts": [{"hidden_size": 10**12}]}, "hidden_size"),
+        ("config.json", {"num_attention_heads": 0}, "num_attention_heads"),
+        ("config.json", {"num_hidden_layers": 0}, "num_hidden_layers"),
     ],
 )
-def test_impossible_sizes_are_found_in_every_file(file, content, key, tmp_path):
-    (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=f"{key} in .*{file}"):
-        check_json_files(str(tmp_path))
+def test_impossible_sizes_are_found_in_every_file(file, content, key, saved, tmp_path):
+    folder = changed(saved, tmp_path / "model", file, lambda c: c.update(content))
+    with pytest.raises(ValueError, match=f"{key} in .*{file}") as error:
+        load_captioner(folder)
+    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("which", ["one", "all"])
-@pytest.mark.parametrize("shape", [(0,), (0, 4), ()])
+@pytest.mark.parametrize(("which", "shape"), [("one", (0, 4)), ("all", (0,)), ("one", ())])
 def test_tensors_without_numbers_raise_in_one_line(which, shape, saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "model")
     state = load_file(folder / "model.safetensors")

@@ -1,7 +1,6 @@
 """Files that are read or written: rows that name files elsewhere, decompression bombs, and secrets in outputs."""
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -19,15 +18,10 @@ from PIL import Image
 from hf_captionrl.data import ImageError, check_captions, load_captions, open_image, sample_frames, verify_video
 from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
-from hf_captionrl.data.video import MAX_ANIMATION_PIXELS
 from hf_captionrl.metrics.columns import COLUMNS
-from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
-from hf_captionrl.metrics.evaluate_modules.load import class_name
-from hf_captionrl.metrics.perplexity import caption_perplexity
 from hf_captionrl.metrics.table import write_results
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from tests.data.films import film
 from tests.data.photos import make_folder, png
 from tests.data.test_images import png_header
 from tests.hub.conftest import has
@@ -57,15 +51,12 @@ def world(tmp_path):
 OUTSIDE = {
     "absolute": "{world}/private/me.png",
     "parent": "../private/me.png",
-    "deep parent": "sub/../../private/me.png",
     "absolute and parent": "{world}/data/../private/me.png",
     "a name that begins alike": "../data-of-others/me.png",
     "link": "link.png",
-    "link of a folder": "folder/me.png",
     "through a link and back": "folder/../private/me.png",
     "link to the data and out": "sub/back/../private/me.png",
     "not there": "/nowhere/at/all.png",
-    "the folder above": "..",
     "two slashes": "//{world}/private/me.png",
 }
 INSIDE = {
@@ -89,14 +80,6 @@ def as_folder(world, name):
     return {"dataset_name": "imagefolder", "data_dir": world / "data"}
 
 
-def as_split_folder(world, name):
-    root = world / "data"
-    (root / "metadata.jsonl").unlink()
-    (root / "train").mkdir()
-    lines(root / "train" / "metadata.jsonl", name if os.path.isabs(name) else f"../{name}")
-    return {"dataset_name": "imagefolder", "data_dir": root}
-
-
 def as_lines(world, name):
     lines(world / "rows.jsonl", name)
     return {"dataset_name": str(world / "rows.jsonl"), "image_root": world / "data"}
@@ -104,16 +87,14 @@ def as_lines(world, name):
 
 def as_karpathy(world, name):
     folder, _, file = name.rpartition("/")
-    images = [
-        {
-            "filepath": f"{folder}/" if folder else "",
-            "filename": file,
-            "cocoid": 7,
-            "sentences": [{"raw": "a caption"}],
-        },
-        {"filepath": "", "filename": "0.png", "cocoid": 8, "sentences": [{"raw": "another"}]},
-    ]
-    (world / "k.json").write_text(json.dumps({"images": images}))
+    bad = {
+        "filepath": f"{folder}/" if folder else "",
+        "filename": file,
+        "cocoid": 7,
+        "sentences": [{"raw": "a caption"}],
+    }
+    good = {"filepath": "", "filename": "0.png", "cocoid": 8, "sentences": [{"raw": "another"}]}
+    (world / "k.json").write_text(json.dumps({"images": [bad, good]}))
     return {"dataset_name": str(world / "k.json"), "image_root": world / "data"}
 
 
@@ -135,23 +116,18 @@ def as_parquet_of_images(world, name):
     return {"dataset_name": str(world / "data" / "i.parquet")}
 
 
-SOURCES = [as_folder, as_split_folder, as_lines, as_karpathy, as_parquet_of_text, as_parquet_of_images]
+SOURCES = [as_lines, as_karpathy, as_parquet_of_text, as_parquet_of_images]
+FROM_EVERY_SOURCE = [(source, "parent") for source in SOURCES] + [(as_parquet_of_images, "absolute")]
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=[s.__name__ for s in SOURCES])
-@pytest.mark.parametrize("name", OUTSIDE.values(), ids=OUTSIDE)
-def test_outside_is_refused(source, name, world):
-    name = name.format(world=world)
-    given = source(world, name)
-    if source is as_split_folder and os.path.isabs(name):  # "train/" stands before it
-        found = undecoded(load_captions(**given, split_fractions=ALL))
-        assert all(image["path"].startswith(str(world / "data" / "train")) for image in found["image"][:])
-        return
+@pytest.mark.parametrize(("source", "kind"), [(as_folder, kind) for kind in OUTSIDE] + FROM_EVERY_SOURCE)
+def test_outside_is_refused(source, kind, world):
+    given = source(world, OUTSIDE[kind].format(world=world))
     with pytest.raises(ValueError, match=r"row [01] names the file .* not below image_root.*Set image_root"):
         load_captions(**given, split_fractions=ALL)
 
 
-@pytest.mark.parametrize("source", [as_folder, as_lines, as_parquet_of_text, as_parquet_of_images])
+@pytest.mark.parametrize("source", [as_folder, as_parquet_of_images])
 @pytest.mark.parametrize("name", INSIDE.values(), ids=INSIDE)
 def test_inside_is_not(source, name, world):
     found = load_captions(**source(world, name.format(world=world)), split_fractions=ALL)
@@ -174,19 +150,15 @@ def test_another_root_is_the_remedy(world):
 ADDRESSES = [
     "http://a.example/1.png",
     "https://127.0.0.1:9/1.png",
-    "ftp://a.example/1.png",
-    "s3://bucket/1.png",
     "hf://datasets/o/d/1.png",
     "file:///etc/hosts",
     "zip://1.png::{world}/private/a.zip",
     "zip://../../private/me.png::{world}/data/a.zip",
-    "tar://1.png::{world}/private/a.tar",
     "simplecache::http://a.example/1.png",
-    "gzip://1.png::{world}/private/me.png.gz",
 ]
 
 
-@pytest.mark.parametrize("source", [as_folder, as_parquet_of_text, as_parquet_of_images])
+@pytest.mark.parametrize("source", [as_folder, as_parquet_of_images])
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_addresses_and_members_of_archives_are_never_opened(source, name, world):
     for folder in ("private", "data"):
@@ -198,23 +170,17 @@ def test_addresses_and_members_of_archives_are_never_opened(source, name, world)
     found = load_captions(**given, split_fractions=ALL)
     # Looking at the row fetches nothing, though datasets.Image would.
     assert found[1]["image"] == {"bytes": None, "path": name}
+    if name.startswith("zip://1.png"):
+        assert datasets.Image().decode_example(found[1]["image"]).size == (12, 10)  # the control
     good, report = check_captions(found, max_bad_fraction=0.5)
     assert [entry.reason for entry in report.entries] in (["image_remote"], ["image_not_found"])
     assert len(good) == 1
 
 
-def test_datasets_alone_would_open_a_member_of_an_archive(world):
-    with zipfile.ZipFile(world / "private" / "a.zip", "w") as archive:
-        archive.writestr("1.png", png(1))
-    image = datasets.Image().decode_example({"bytes": None, "path": f"zip://1.png::{world}/private/a.zip"})
-    assert image.size == (12, 10)
-
-
 def test_an_unknown_kind_of_file_is_not_looked_for_on_the_hub(tmp_path):
-    for name in ("a.zip", "a.pandas", "squad"):
-        (tmp_path / name).write_bytes(b"PK")
-        with pytest.raises(ValueError, match="holds no table"):
-            load_captions(str(tmp_path / name))
+    (tmp_path / "squad").write_bytes(b"PK")
+    with pytest.raises(ValueError, match="holds no table"):
+        load_captions(str(tmp_path / "squad"))
 
 
 def test_without_a_folder_of_the_data_no_file_is_named():
@@ -223,16 +189,6 @@ def test_without_a_folder_of_the_data_no_file_is_named():
     refuse_outside([None, "", "http://a.example/x.png"], None, "a data set of the Hub")
     refuse_outside([os.path.join(datasets.config.HF_DATASETS_CACHE, "a.png")], None, "a data set of the Hub")
     assert paths_without_bytes(datasets.Dataset.from_dict({"image": [1, 2]}).data.column("image")).to_pylist() == []
-
-
-def test_the_check_costs_little(tmp_path):
-    import time
-
-    (tmp_path / "a").mkdir()
-    paths = [str(tmp_path / "a" / f"{n}.png") for n in range(20_000)]
-    started = time.process_time()
-    refuse_outside(paths, tmp_path, "test")
-    assert time.process_time() - started < 1  # 0.15 s where it was written
 
 
 MEGABYTES = 300
@@ -265,28 +221,7 @@ def gif(side, frames):
     return b"GIF89a" + struct.pack("<HH", side, side) + b"\x80\0\0" + b"\0\0\0\xff\xff\xff" + frame * frames + b"\x3b"
 
 
-def bmp(width, height):
-    return (
-        b"BM"
-        + struct.pack("<IHHIIiiHHIIiiII", 1000, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
-        + b"\0" * 99
-    )
-
-
-def tiff(width, height):
-    tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: 100}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    return b"II*\0" + struct.pack("<I", 8) + struct.pack("<H", len(tags)) + entries + struct.pack("<I", 0)
-
-
-TOO_LARGE = {
-    "png": png_header(100_000, 100_000),
-    "gif": gif(65_000, 1),
-    "bmp": bmp(60_000, 60_000),
-    "tiff": tiff(90_000, 90_000),
-    "ppm": b"P6 90000 90000 255\n" + b"\0" * 99,
-    "tga": struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 60_000, 60_000, 24, 0) + b"\0" * 99,
-}
+TOO_LARGE = {"png": png_header(100_000, 100_000), "gif": gif(65_000, 1)}
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
@@ -320,14 +255,9 @@ def test_an_animation_of_a_large_canvas_and_many_small_frames():
         with pytest.raises(ImageError, match="all frames may have") as caught:
             take()
         assert caught.value.reason == "image_too_large"
-    many = 9_000**2 * 50_000
-    assert many / MAX_ANIMATION_PIXELS > 1000
+    assert len(sample_frames(gif(32, 3_000), 4)) == 4  # many frames of a usual size are not a bomb
     # As an image it is its first frame, and that may be that large.
     assert open_image(gif(300, 50_000)).size == (300, 300)
-
-
-def test_many_frames_of_a_usual_size_are_not_a_bomb():
-    assert len(sample_frames(gif(32, 3_000), 4)) == 4
 
 
 def test_an_animation_that_promises_frames_it_has_not():
@@ -338,14 +268,6 @@ def test_an_animation_that_promises_frames_it_has_not():
     at = data.index(b"acTL") - 4
     data = data[:at] + chunk(b"acTL", struct.pack(">II", 2**30, 0)) + data[at + 20 :]
     with pytest.raises(ImageError):
-        sample_frames(data, 2)
-
-
-def test_a_film_of_more_pixels_than_allowed(monkeypatch):
-    data = film(10)
-    assert len(sample_frames(data, 2)) == 2
-    monkeypatch.setattr("hf_captionrl.data.video._MAX_FILM_PIXELS", 64 * 48 * 10 - 1)
-    with pytest.raises(ImageError, match="64 x 48 pixels in 10 frames"):
         sample_frames(data, 2)
 
 
@@ -383,6 +305,8 @@ def test_a_run_leaves_none(tmp_path, monkeypatch, capfd):
     assert leaks(tmp_path) == []
     said = capfd.readouterr()
     assert not has((said.out + said.err).encode(), SECRETS)
+    (tmp_path / "a.json").write_text(f'{{"x": "{KEY}"}}')  # the control
+    assert leaks(tmp_path) == [str(tmp_path / "a.json")]
 
 
 # --- Half of a surrogate pair, which JSON can hold, but tokenizers and tables cannot ---------------------------------
@@ -391,34 +315,16 @@ def test_a_run_leaves_none(tmp_path, monkeypatch, capfd):
 BROKEN = "a \ud83d dog"
 
 
-def _metric(name):
-    return getattr(importlib.import_module(f"hf_captionrl.metrics.evaluate_modules.{name}"), class_name(name))()
-
-
-def _perplexity():
-    model, tokenizer = load_language_model("scenes:gpt2-perplexity")
-    return caption_perplexity([BROKEN], model, tokenizer)
-
-
 @pytest.mark.parametrize(
     "use",
     [
         lambda: tiny_captioner("blip").encode_captions(["fine", BROKEN]),
         lambda: load_scorer("scenes:clip-reward").text_features(["fine", BROKEN]),
-        lambda: load_scorer("scenes:clip-reward").count_tokens([BROKEN]),
-        lambda: _metric("caption_diversity").compute(predictions=[["fine", BROKEN]]),
-        lambda: _metric("caption_nlg").compute(predictions=["a dog"], references=[["fine", BROKEN]]),
-        _perplexity,
     ],
-    ids=["captioner", "scorer", "count", "metric", "references", "perplexity"],
+    ids=["captioner", "scorer"],
 )
 def test_half_of_a_surrogate_pair_raises_in_one_line(use):
     with pytest.raises(ValueError, match=r"ud83d.*position 2") as error:
         use()
     str(error.value).encode()  # can be printed
     assert "\n" not in str(error.value)
-
-
-def test_the_search_finds_one(tmp_path):
-    (tmp_path / "a.json").write_text(f'{{"x": "{KEY}"}}')
-    assert leaks(tmp_path) == [str(tmp_path / "a.json")]

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import markdown
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -33,11 +32,9 @@ CAPTIONS = {
     "script": f"<script>{_DO}</script>",
     "script from elsewhere": f"<script src={_AWAY}/s.js></script>",
     "end of script": f"</script><script>{_DO}</script>",
-    "end of script, spaced": f"</script ><script>{_DO}//",
     "comment in script": f"<!--<script>{_DO}</script>-->",
     "open comment": f"--><!--<script><script>{_DO}</script>",
     "end of JSON": f'"}}];{_DO};//',
-    "end of JSON string": f'\\"}}];{_DO};//',
     "line separator in JSON": f"\u2028{_DO}\u2029//",
     "template literal": f"`${{{_DO}}}`",
     "end of style": f"</style><script>{_DO}</script>",
@@ -46,40 +43,27 @@ CAPTIONS = {
     "end of title": f"</title><script>{_DO}</script>",
     "end of textarea": f"</textarea></noscript></template><script>{_DO}</script>",
     "image that fails": f'<img src=x onerror="{_DO}">',
-    "image, unquoted": f"<img/src=x/onerror={_DO}>",
     "double quote": f'"><img src=x onerror={_DO}>',
     "single quote": f"'><img src=x onerror={_DO}>",
     "event in an attribute": f'" autofocus onfocus="{_DO}" tabindex="0" x="',
-    "event, single quote": f"' onmouseover='{_DO}' x='",
     "svg": f"<svg onload={_DO}>",
-    "svg script": f"<svg><script>{_DO}</script></svg>",
-    "svg animation": f"<svg><animate onbegin={_DO} attributeName=x dur=1s>",
     "math": f"<math><mtext></form><form><mglyph><style></math><img src=x onerror={_DO}>",
     "details": f"<details open ontoggle={_DO}>x</details>",
-    "video": f"<video><source onerror={_DO}></video>",
     "iframe": f'<iframe srcdoc="<script>parent.{_DO}</script>"></iframe>',
-    "iframe of a script": f'<iframe src="javascript:parent.{_DO}"></iframe>',
     "object": f'<object data="data:text/html,<script>top.{_DO}</script>"></object>',
     "link": f'<a href="javascript:{_DO}">click</a>',
     "link of Markdown": f"[click](javascript:{_DO}) ![p]({_AWAY}/d.png) <javascript:{_DO}>",
     "image of Markdown": f'![x]({_AWAY}/e.png "t" onerror={_DO})',
-    "reference of Markdown": f"[a]: {_AWAY}/f\n![a]",
     "code of Markdown": f"`` ` ``` \n<script>{_DO}</script>\n",
-    "table of Markdown": f"| <script>{_DO}</script> |\n|---|\n",
     "stylesheet": f"<link rel=stylesheet href={_AWAY}/g.css>",
     "refresh": f'<meta http-equiv=refresh content="0;url={_AWAY}/h">',
     "base": f"<base href={_AWAY}/>",
     "form": f"<form action={_AWAY}><input type=submit autofocus></form>",
     "template of Jinja": f"{{{{ ''.__class__ }}}}{{% set x = 1 %}}<script>{_DO}</script>",
     "entities": f"&lt;script&gt;{_DO}&lt;/script&gt; &#60;img src=x onerror={_DO}&#62;",
-    "double entities": f"&amp;lt;img src=x onerror={_DO}&amp;gt;",
-    "full-width": f"\uff1cscript\uff1e{_DO}\uff1c/script\uff1e",
     "right to left": f"\u202e<script>{_DO}</script>\u202c",
-    "zero width": f"<scr\u200bipt>{_DO}</scr\u200bipt>",
     "null": f"<scr\x00ipt>{_DO}</scr\x00ipt><img src=x one\x00rror={_DO}>",
     "half a surrogate pair": f"\ud83d<script>{_DO}</script>",
-    "UTF-7": f"+ADw-script+AD4-{_DO}+ADw-/script+AD4-",
-    "long": "<b>" * 300 + f"<script>{_DO}</script>",
 }
 
 
@@ -139,29 +123,22 @@ def rating(folder):
     ids = [str(n) for n in range(len(TEXTS))]
     texts = [text.encode("utf-8", "replace").decode() for text in TEXTS]  # as load_captions gives them
     parts = rating_parts(ids, {"S": texts}, num_raters=1)
-    _, pages = write_study(
-        folder,
-        "rating",
-        {"systems": ["S"], "settings": {}, "parts": parts},
-        pictures(ids),
-        consent=ALL.encode("utf-8", "replace").decode(),
-    )
+    study = {"systems": ["S"], "settings": {}, "parts": parts}
+    consent = ALL.encode("utf-8", "replace").decode()
+    _, pages = write_study(folder, "rating", study, pictures(ids), consent=consent)
     return next(iter(pages.values()))
 
 
 def study_results(folder):
+    scores = {"descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
+    undefined = {"level": ALL, "alpha": None, "alpha_reason": ALL, "units": 0, "people": 0}
     result = {
         "kind": "rating",
         "study": ALL,
         "signature": ALL,
-        "rows": [
-            {"name": t, "descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
-            for t in TEXTS
-        ],
+        "rows": [{"name": t, **scores} for t in TEXTS],
         "paired": [],
-        "agreement": [
-            {"measure": "fluency", "level": ALL, "alpha": None, "alpha_reason": ALL, "units": 0, "people": 0}
-        ],
+        "agreement": [{"measure": "fluency", **undefined}],
         "participants": [{"participant": t, "answers": 2} for t in TEXTS],
         "dropped": [],
         "rejected": [{"file": t, "reason": t} for t in TEXTS],
@@ -173,11 +150,8 @@ def study_results(folder):
 # These become part of a page of somebody else's, which allows more.
 def album(folder):
     images = [PICTURE] * len(TEXTS)
-    captions = Album(
-        [AlbumImage(str(n), text, rank=1, margin=0.5, is_distinct=True) for n, text in enumerate(TEXTS)],
-        len(TEXTS),
-        1.0,
-    )
+    rows = [AlbumImage(str(n), text, rank=1, margin=0.5, is_distinct=True) for n, text in enumerate(TEXTS)]
+    captions = Album(rows, len(TEXTS), 1.0)
     findings = {text: [Finding(text, 1, 0)] * len(TEXTS) for text in TEXTS[:12]}
     parts = f"<style>{album_style()}</style>{render_album(images, captions)}{render_comparison(images, findings)}"
     (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{parts}", "utf-8", "replace")
@@ -254,27 +228,19 @@ def test_the_review_page_of_the_server_too(browser, tmp_path):
     assert addresses == []
 
 
-@pytest.mark.parametrize("name", ["script", "image that fails", "svg", "details", "iframe", "link", "end of script"])
+@pytest.mark.parametrize("name", ["script", "image that fails", "details", "iframe", "link"])
 def test_unescaped_they_would(name, browser, tmp_path):
-    (tmp_path / "page.html").write_text(f"<!doctype html><p>{CAPTIONS[name]}</p>", encoding="utf-8")
-    state, _, _ = outcome(browser, tmp_path / "page.html")
+    html = f"<!doctype html>{CAPTIONS['stylesheet']}<p>{CAPTIONS[name]}</p>"
+    (tmp_path / "page.html").write_text(html, encoding="utf-8")
+    state, addresses, problems = outcome(browser, tmp_path / "page.html")
     assert state[0] == "number"
-
-
-def test_unescaped_they_would_fetch(browser, tmp_path):
-    (tmp_path / "page.html").write_text(
-        f"<!doctype html>{CAPTIONS['stylesheet']}{CAPTIONS['style']}", encoding="utf-8"
-    )
-    _, addresses, problems = outcome(browser, tmp_path / "page.html")
-    assert {"http://a.example/g.css", "http://a.example/a.css"} <= set(addresses)
+    assert f"{_AWAY}/g.css" in addresses
     assert problems  # by the browser's rules, names of other machines are unknown
 
 
 def test_behind_the_policy_an_attack_is_stopped_and_said(browser, tmp_path):
     page = gallery(tmp_path)
-    html = page.read_text(encoding="utf-8").replace(
-        "<body", f"<body data-x='{np.pi}'><p>{CAPTIONS['script']}</p><div", 1
-    )
+    html = page.read_text(encoding="utf-8").replace("<body", f"<body><p>{CAPTIONS['script']}</p><div", 1)
     (tmp_path / "broken.html").write_text(html, encoding="utf-8")
     state, _, problems = outcome(browser, tmp_path / "broken.html")
     assert state[0] == "undefined"

@@ -1,6 +1,4 @@
 import json
-import math
-import os
 import random
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import torch
 from pycocoevalcap.cider.cider import Cider
 
 from hf_captionrl.text import cider_d, ngrams
-from hf_captionrl.text.cider_d import EOS, CiderScorer, DocumentFrequencies
+from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.text.authors_counts import frequencies_from_counts
@@ -62,7 +60,7 @@ def random_corpus(seed: int, images: int = 12):
     return candidates, references
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_scores_equal_pycocoevalcap_on_random_corpora(seed):
     candidates, references = random_corpus(seed)
     flat = [(candidate, image) for image, group in enumerate(candidates) for candidate in group]
@@ -71,33 +69,6 @@ def test_scores_equal_pycocoevalcap_on_random_corpora(seed):
     # pycocoevalcap treats each candidate as a separate image, so its documents repeat.
     counted = DocumentFrequencies.from_references([references[image] for _, image in flat])
     assert_close(CiderScorer(counted)(candidates, references), expected)
-
-
-def test_unseen_ngrams_are_distinguished():
-    """N-grams that are not in the frequencies have df 0, but different ones do not match."""
-    counted = DocumentFrequencies.from_references([[["a", "dog"]], [["the", "cat"]]])
-    scorer = CiderScorer(counted)
-    same, other = scorer([[["x", "y", "z", "q"], ["x", "q", "y", "z"]]], [[["x", "y", "z", "q"]]]).tolist()
-    assert same == pytest.approx(10.0)
-    assert 0 < other < same
-    assert scorer([[["p", "q", "r", "s"]]], [[["x", "y", "z", "w"]]]).tolist() == [0.0]
-
-
-def test_token_ids_give_the_same_scores_as_words():
-    candidates, references = random_corpus(7)
-    counted = DocumentFrequencies.from_references(references)
-    expected = CiderScorer(counted)(candidates, references)
-    vocabulary: dict[str, int] = {"<pad>": 0, EOS: 1}
-    flat = [c for groups in (candidates, references) for group in groups for c in group]
-    batch = encode_words(flat, vocabulary)
-    owners = [
-        torch.tensor([i for i, group in enumerate(groups) for _ in group]) for groups in (candidates, references)
-    ]
-    only = TokenBatch(batch.tokens[sum(batch.lengths[: len(owners[0])]) :], batch.lengths[len(owners[0]) :])
-    by_id = DocumentFrequencies.from_token_batch(only, owners[1])
-    assert by_id.words is None
-    assert by_id.num_documents == len(references)
-    assert_close(CiderScorer(by_id).score_tokens(batch, *owners), expected)
 
 
 def documents_of(counted, ngram):
@@ -129,27 +100,9 @@ def test_saved_frequencies_are_equal(tmp_path):
         np.testing.assert_array_equal(
             CiderScorer(loaded)(CANDIDATES, REFERENCES), CiderScorer(counted)(CANDIDATES, REFERENCES)
         )
-    assert [path.name for path in tmp_path.iterdir()] == ["df.safetensors"]
-
-
-def test_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "df.safetensors"
-    path.write_bytes(b"old")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        frequencies("corpus").save(path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["df.safetensors"]
-
-
-def test_saved_frequencies_of_token_ids_have_no_words(tmp_path):
-    batch = TokenBatch(torch.tensor([5, 9, 5]), torch.tensor([2, 1]))
-    DocumentFrequencies.from_token_batch(batch, torch.tensor([0, 1])).save(tmp_path / "df")
-    loaded = DocumentFrequencies.load(tmp_path / "df")
+    batch = TokenBatch(torch.tensor([5, 9, 5]), torch.tensor([2, 1]))  # of token ids, which have no words
+    DocumentFrequencies.from_token_batch(batch, torch.tensor([0, 1])).save(tmp_path / "df.safetensors")
+    loaded = DocumentFrequencies.load(tmp_path / "df.safetensors")
     assert loaded.words is None
     with pytest.raises(ValueError, match="token ids"):
         CiderScorer(loaded)(CANDIDATES, REFERENCES)
@@ -168,21 +121,6 @@ def test_truncated_or_other_file_raises(tmp_path):
         DocumentFrequencies.load(path)
 
 
-def test_frequencies_of_a_single_image_give_score_zero():
-    counted = DocumentFrequencies.from_references([[["a", "dog"]]])
-    assert CiderScorer(counted)([[["a", "dog"]]], [[["a", "dog"]]]).tolist() == [0.0]
-    assert EXPECTED["pycocoevalcap_single_image_corpus"] == 0.0
-
-
-def test_length_penalty_is_a_gaussian():
-    counted = DocumentFrequencies.from_references([[["a", "b"]], [["c"]]])
-    short, long = (
-        CiderScorer(counted, sigma=2.0, max_order=1)([[["a"] + ["c"] * n]], [[["a"]]]).item() for n in (0, 3)
-    )
-    assert short == pytest.approx(10.0)
-    assert long == pytest.approx(10.0 / math.sqrt(1 + 9) * math.exp(-9 / 8))
-
-
 IMAGE = torch.tensor([0])
 
 
@@ -190,8 +128,8 @@ IMAGE = torch.tensor([0])
     ("call", "named"),
     [
         (lambda _: DocumentFrequencies.from_references(["a dog"]), "references"),
-        (lambda _: DocumentFrequencies.from_references([["a dog"]]), "references"),
         (lambda _: DocumentFrequencies.from_references([[["a"]], []]), "references"),
+        (lambda _: DocumentFrequencies.from_references([["a dog"]]), "references"),
         (lambda _: DocumentFrequencies.from_references([]), "references"),
         (lambda counted: CiderScorer(counted)(CANDIDATES, REFERENCES[:7]), "7 references"),
         (lambda counted: CiderScorer(counted, max_order=5), "max_order"),

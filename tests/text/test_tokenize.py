@@ -38,12 +38,9 @@ def java_tokens(captions: list[str], folder: Path) -> list[str]:
 def test_difficult_captions_equal_the_original():
     differing = [caption for caption, tokens in PAIRS if " ".join(ptb_tokenize(caption)) != tokens]
     # Remove fixed differences from the list: it contains known differences, not allowed ones.
-    assert differing == FIXTURE["known_differences"] or set(differing) == set(FIXTURE["known_differences"])
+    assert set(differing) == set(FIXTURE["known_differences"])
     assert len(differing) <= 0.03 * len(PAIRS)
-
-
-def test_captions_of_coco_differ_in_one_caption_of_the_whole_test_split():
-    """The fixture has every kind of unusual piece in 25,000 captions; one caption, ending in "Wii U.", differs."""
+    # The fixture has every kind of unusual piece in 25,000 captions of COCO; one caption, ending in "Wii U.", differs.
     assert sum(" ".join(ptb_tokenize(caption)) != tokens for caption, tokens in FIXTURE["coco"]) == 1
 
 
@@ -55,40 +52,12 @@ def test_fixture_equals_the_java_original(tmp_path):
     assert differing <= 3
 
 
-@pytest.mark.parametrize(
-    ("caption", "tokens"),
-    [
-        ("A man's dog can't fetch.", "a man 's dog ca n't fetch"),
-        ("I cannot, won't and don't", "i can not wo n't and do n't"),
-        ("'tis a black-and-white T-shirt", "'t is a black-and-white t-shirt"),
-        ("(a sign [that says {stop}])", "-lrb- a sign -lsb- that says -lcb- stop -rcb- -rsb- -rrb-"),
-        ("U.S. Army on St. Louis Ave.", "u.s. army on st. louis ave."),
-        ("half a pizza, 2 1/2 slices; $5.00 and 50%", "half a pizza 2\u00a01/2 slices $ 5.00 and 50 %"),
-        ("a T.V. at 10:30 a.m.", "a t.v. at 10:30 a.m."),
-        ("shower/tub w/ curtain", "shower/tub w / curtain"),
-        ("bus no. 7 of no. street", "bus no. 7 of no street"),
-        ("... -- ; : , . ! ?", ""),
-        ("Wow!!! ?!", "wow !!! ?!"),
-        ("caf\u00e9 \u201cna\u00efve\u201d dog\u2019s \U0001f600", "caf\u00e9 na\u00efve dog 's"),
-        ("", ""),
-    ],
-)
-def test_ptb_rules_give_these_tokens(caption, tokens):
-    assert " ".join(ptb_tokenize(caption)) == tokens
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_becomes_lower_case_words_without_spaces(text):
     tokens = ptb_tokenize(text)
     assert all(token and token not in PUNCTUATION and token == token.lower() for token in tokens)
     assert not any(character.isspace() and character != "\u00a0" for token in tokens for character in token)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.text(alphabet="abcdefg", min_size=1, max_size=6), max_size=8))
-def test_plain_words_are_only_split_at_spaces(words):
-    assert ptb_tokenize(" ".join(words)) == words
 
 
 def test_invalid_captions_raise_with_their_index():
@@ -99,7 +68,7 @@ def test_invalid_captions_raise_with_their_index():
     ):
         with pytest.raises(ValueError, match=named):
             call()
-    assert ptb_tokenize_all(["a dog", "x"]) == [["a", "dog"], ["x"]]
+    assert ptb_tokenize_all(["a dog", "2 1/2 x"]) == [["a", "dog"], ["2\u00a01/2", "x"]]
 
 
 def test_article_follows_the_sound():

@@ -4,11 +4,8 @@ import os
 import signal
 from pathlib import Path
 
-from hf_captionrl.apps.album.command import AlbumStage
-from hf_captionrl.apps.boosting.boost import BoostStage
-from hf_captionrl.cli.bags import NeighbourStage
 from hf_captionrl.cli.caption import CaptionStage
-from hf_captionrl.cli.features import FeatureStage, PixelStage
+from hf_captionrl.cli.features import FeatureStage
 from hf_captionrl.evaluation.scored_captions import ScoreStage
 
 
@@ -36,22 +33,6 @@ class DyingFeatures(DiesOnce, FeatureStage):
 
 
 class DyingCaptions(DiesOnce, CaptionStage):
-    pass
-
-
-class DyingPixels(DiesOnce, PixelStage):
-    pass
-
-
-class DyingNeighbours(DiesOnce, NeighbourStage):
-    pass
-
-
-class DyingBoosting(DiesOnce, BoostStage):
-    pass
-
-
-class DyingAlbum(DiesOnce, AlbumStage):
     pass
 
 

@@ -12,11 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_captionrl.apps.boosting.boost import BoostStage
-from hf_captionrl.apps.boosting.options import BoostOptions
-from hf_captionrl.cli.bags import NeighbourStage
-from hf_captionrl.cli.caption import CaptionStage
-from hf_captionrl.cli.features import FeatureStage, PixelStage
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import Actor, ShardFolder, raise_packed, read_shard, read_shards, run_stage
 from hf_captionrl.utils.ray_engine import RayActor, actor_numbers, connect
@@ -106,29 +101,22 @@ def test_launched_processes_share_the_shards(tmp_path, notes, monkeypatch):
     assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"settings": {"model": "n"}}, "written with model 'm', but model is now 'n'"),
-        ({"rows_per_shard": 6}, "written with rows_per_shard 5"),
-        ({"num_rows": 24}, "written with num_rows 23"),
-    ],
-)
-def test_other_settings_are_refused(tmp_path, notes, change, message):
+def test_other_settings_are_refused(tmp_path, notes):
     run_stage(Squares(notes), shards(tmp_path))
-    with pytest.raises(ValueError, match=message):
-        shards(tmp_path, **change)
-    fresh = shards(tmp_path, **change, overwrite=True)
+    for change, named in (({"settings": {"model": "n"}}, "model 'm'"), ({"rows_per_shard": 6}, "rows_per_shard 5")):
+        with pytest.raises(ValueError, match=f"written with {named}"):
+            shards(tmp_path, **change)
+    fresh = shards(tmp_path, {"model": "n"}, overwrite=True)
     assert len(fresh.unfinished()) == len(fresh.names)
 
 
-def start_waiting(tmp_path, notes, settings, processes):
+def start_waiting(tmp_path, notes, processes):
     """Another command that has finished some parts and is in the middle of one; its id and those of its workers."""
     code = (
         "from pathlib import Path; from hf_captionrl.utils.options import EngineOptions\n"
         "from hf_captionrl.utils.parts import ShardFolder, run_stage; from tests.utils.toy import Waits\n"
         "if __name__ == '__main__':\n"
-        f"    shards = ShardFolder({str(tmp_path / 'out')!r}, {settings!r}, num_rows={ROWS}, rows_per_shard={PER_SHARD})\n"
+        f"    shards = ShardFolder({str(tmp_path / 'out')!r}, {{'model': 'm'}}, num_rows={ROWS}, rows_per_shard={PER_SHARD})\n"
         f"    run_stage(Waits(Path({str(notes)!r})), shards, EngineOptions(processes={processes}))\n"
     )
     path = tmp_path / "waits.py"
@@ -155,12 +143,11 @@ def is_alive(pid):
         return False
 
 
-@pytest.mark.parametrize("settings", [{"model": "m"}, {"model": "n"}])
-def test_a_folder_that_another_command_writes_is_refused(tmp_path, notes, settings):
-    other = start_waiting(tmp_path, notes, {"model": "m"}, 1)
+def test_a_folder_that_another_command_writes_is_refused(tmp_path, notes):
+    other = start_waiting(tmp_path, notes, 1)
     before = {path: path.read_bytes() for path in (tmp_path / "out").glob("[!.]*")}
     try:
-        for overwrite in (False, True):
+        for settings, overwrite in (({"model": "m"}, False), ({"model": "n"}, True)):
             with pytest.raises(ValueError, match="Another run is writing to"):
                 shards(tmp_path, settings, overwrite=overwrite)
         assert {path: path.read_bytes() for path in (tmp_path / "out").glob("[!.]*")} == before
@@ -176,10 +163,11 @@ def test_a_folder_that_another_command_took_over_is_refused(tmp_path, notes):
     run_stage(Squares(notes), shards(tmp_path, {"model": "n"}))  # no part was there
     with pytest.raises(ValueError, match="model 'n'"):
         run_stage(Squares(notes), mine)
+    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
 
 
 def test_workers_end_with_a_killed_parent(tmp_path, notes):
-    other = start_waiting(tmp_path, notes, {"model": "m"}, 2)
+    other = start_waiting(tmp_path, notes, 2)
     workers = pids(notes, "loaded")
     assert len(workers) == 2
     assert other.pid not in workers
@@ -217,12 +205,6 @@ def test_files_with_similar_names_are_left_alone(tmp_path, notes):
     assert not list((tmp_path / "out").glob(".*"))
 
 
-def test_a_run_without_a_part_may_be_repeated_with_other_settings(tmp_path, notes):
-    shards(tmp_path, {"model": "misspelled"})
-    run_stage(Squares(notes), shards(tmp_path))
-    assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
-
-
 def test_a_run_that_fails_before_its_first_part_leaves_nothing(tmp_path, notes):
     stage = shards(tmp_path)
     with pytest.raises(ValueError, match="Row 0 is bad"):
@@ -230,14 +212,6 @@ def test_a_run_that_fails_before_its_first_part_leaves_nothing(tmp_path, notes):
     assert not (tmp_path / "out").exists()
     run_stage(Squares(notes), stage)
     assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
-
-
-def test_a_manifest_of_something_else_is_not_replaced(tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/manifest.json").write_text('{"name": "a web page"}')
-    with pytest.raises(ValueError, match="is not a manifest"):
-        shards(tmp_path)
-    assert "a web page" in (tmp_path / "out/manifest.json").read_text()
 
 
 def test_other_weights_are_refused(tmp_path, notes):
@@ -299,9 +273,10 @@ def test_missing_columns_are_named(tmp_path):
 
 def test_damaged_folders_are_named(tmp_path, notes):
     run_stage(Squares(notes), shards(tmp_path))
-    (tmp_path / "out/manifest.json").write_text("[1]")
+    (tmp_path / "out/manifest.json").write_text('{"name": "a web page"}')
     with pytest.raises(ValueError, match="is not a manifest"):
         shards(tmp_path)
+    assert "a web page" in (tmp_path / "out/manifest.json").read_text()
     (tmp_path / "out/manifest.json").unlink()
     with pytest.raises(ValueError, match="with their settings is missing"):
         shards(tmp_path)
@@ -332,24 +307,7 @@ def test_stages_without_gpu_have_an_actor_per_cpu():
     assert actor_numbers(with_gpus, None, needs_gpu=True) == (8, 1)
     assert actor_numbers(with_gpus, None, needs_gpu=False) == (64, 0)
     assert actor_numbers(without, None, needs_gpu=True) == (2, 0)
-    assert actor_numbers(without, None, needs_gpu=False) == (64, 0)
     assert actor_numbers(with_gpus, 3, needs_gpu=True) == (3, 1)
-    assert actor_numbers(with_gpus, 3, needs_gpu=False) == (3, 0)
-
-
-def test_stages_say_whether_they_need_a_gpu(tmp_path):
-    assert CaptionStage.needs_gpu
-    assert FeatureStage.needs_gpu
-    assert not PixelStage.needs_gpu
-    assert NeighbourStage(tmp_path, 5, is_exact=True).needs_gpu
-    assert not NeighbourStage(tmp_path, 5, is_exact=False).needs_gpu
-    for text, vision, needs in (
-        (None, None, False),  # the facts of scenes
-        ("openai:mistral", "openai:llava", False),
-        ("openai:mistral", "transformers:llava", True),
-        ("vllm:mistral", None, True),
-    ):
-        assert BoostStage(BoostOptions(text=text, vision=vision), "").needs_gpu is needs
 
 
 def test_stage_without_gpu_runs_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
@@ -401,12 +359,9 @@ def test_address_without_a_cluster_is_refused():
     with pytest.raises(ValueError, match=r"'auto': no Ray cluster answers .* Start one with `ray start --head`"):
         connect(Ray(), "auto")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        unused = f"127.0.0.1:{server.getsockname()[1]}"
-    for address in (unused, f"ray://{unused}"):
-        started = time.monotonic()
-        with pytest.raises(ValueError, match=rf"--address '{address}': no Ray cluster answers"):
-            connect(Ray(), address)
-        assert time.monotonic() - started < 20
+        unused = f"ray://127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ValueError, match=rf"--address '{unused}': no Ray cluster answers"):
+        connect(Ray(), unused)
     ray = Ray()
     assert connect(ray, None)
     assert ray.address == "local"  # not the cluster that runs on this machine or that RAY_ADDRESS names

@@ -5,28 +5,17 @@ An id as a Python string takes 49 bytes and its characters, and 8 in a list; a r
 
 import gc
 import io
-import json
-import pickle
 import tracemalloc
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import torch
 from PIL import Image
 
-from hf_captionrl.cli.evaluate import rows_to_encode
-from hf_captionrl.cli.features import FeaturesOptions, FeatureStage
-from hf_captionrl.data import ImageReader, check_captions, exchange_captions
-from hf_captionrl.data.columns import arrow_column, id_column, replace_column, select_rows
-from hf_captionrl.data.features import source_keys
+from hf_captionrl.cli.features import FeaturesOptions
+from hf_captionrl.data import ImageReader
 from hf_captionrl.data.options import ids_digest, load_split
-from hf_captionrl.evaluation.evaluator import Evaluator, bags_and_images, human_captions, pool_images
-from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.retrieval.bags import NeighbourFile, load_neighbours, save_neighbours
-from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from tests.tiny import tiny_captioner
 
@@ -83,94 +72,11 @@ def load_images(folder, number):
     return split, reader
 
 
-def check_rows(folder, number):
-    rows, report = check_captions(rows_of(folder, number), check_images=False)
-    assert len(rows) == number
-    assert not report.entries
-    return rows
-
-
 def smile(folder, number):
     config = SmileConfig(str(folder / "smile"), captions_per_image="all", report_to="none", use_cpu=True)
     trainer = SmileTrainer(tiny_captioner("blip"), config, rows_of(folder, number))
     assert len(trainer.train_dataset) == 2 * number
     return trainer
-
-
-def exchange(folder, number):
-    return exchange_captions(rows_of(folder, number), folder / f"{number}.parquet")
-
-
-def evaluation(folder, number):
-    """References and human captions of `captionrl evaluate`."""
-    evaluator = Evaluator(rows_of(folder, number), None, None, seed=0)
-    human = human_captions(evaluator)
-    assert len(human.captions) == len(evaluator.references) == number
-    assert all(human.given_references)
-    return evaluator, human
-
-
-def evaluation_on_shards(folder, number):
-    """What `captionrl evaluate --processes` does before the features, in the first process and in a worker."""
-    options = FeaturesOptions(dataset=str(folder / str(number)), split="all")
-    split = load_split(options, quarantine_path=None)
-    cache = FeatureCache(folder / "empty", model_id="m", revision="r")
-    rows = rows_to_encode(cache, source_keys(split.dataset, folder / "empty"))
-    assert len(rows) == number
-    missing = select_rows(split.dataset, rows)
-    stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    stage = pickle.loads(pickle.dumps(stage))
-    worker = load_split(stage.options, quarantine_path=None, expected_ids=stage.ids, only=stage.only)
-    assert len(worker.dataset) == number
-    return worker
-
-
-def pool_of_images(folder, number):
-    """`--pool`: 20 images of the data set; `--bags`: one bag of images and one of the other split."""
-    rows = rows_of(folder, number)
-    test, others = rows.select(range(number // 2)), rows.select(range(number // 2, number))
-    pool = [*range(10), *range(number - 10, number)]
-    (folder / "pool.txt").write_text("\n".join(map(str, pool)))
-    coco = [data.rename_column("image_id", "name") for data in (test, others)]
-    coco = [replace_column(data, "image_id", names(data), datasets.Value("string")) for data in coco]
-    found = pool_images(folder / "pool.txt", *coco)
-    assert len(found) == number // 2 + 10
-    ends = [f"train/{row:08d}.png" for row in (0, number - 1, 3, 4)]
-    (folder / "bags.json").write_text(json.dumps({"2": [ends[:2], ends[2:]]}))
-    bags, more = bags_and_images(folder / "bags.json", test, others)
-    assert bags == {2: [[0, number // 2], [3, 4]]}
-    assert more["image_id"][:] == ends[1:2]
-    return found, bags
-
-
-def names(data):
-    """The ids as names of COCO's images."""
-    return arrow_column((name.split("/")[1] for name in id_column(data, "name")), pa.string())
-
-
-def bank_reward(folder, number):
-    """The reward function for TRL's trainers, and the rewards of two captions."""
-    features = torch.nn.functional.one_hot(torch.arange(number) % 3, 3).float()
-    targets = ImageBank(features, id_column(rows_of(folder, number)), "colours@1")
-    bank = ImageBank(features[:3], list("abc"), "colours@1")
-    function = BankRewardFunction(Colours(), targets, bank)
-    rewards = function(["green"] * 2, image_id=["train/00000004.png", f"train/{number - 1:08d}.png"])
-    assert (rewards[0] > rewards[1]) == ((number - 1) % 3 != 1)
-    return function
-
-
-class Colours(Scorer):
-    """A scorer that says "green", the feature of every third image, about any caption."""
-
-    signature = "colours@1"
-    device = torch.device("cpu")
-    logit_scale = 100.0
-
-    def text_features(self, captions):
-        return torch.tensor([[0.0, 1.0, 0.0]]).expand(len(captions), 3)
-
-    def count_truncated(self, captions):
-        return 0
 
 
 def peak(path, folder, number):
@@ -188,29 +94,15 @@ def bytes_per_row(path, folder, few, many):
     return (peak(path, folder, many) - peak(path, folder, few)) / (many - few)
 
 
-PATHS = [load_images, check_rows, smile, exchange, evaluation, evaluation_on_shards, pool_of_images, bank_reward]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [load_images, smile])
 def test_python_memory_per_row_of_ids_and_captions(folder, path):
     assert bytes_per_row(path, folder, FEW, MANY) < IDS
 
 
+@pytest.mark.slow
 def test_bound_is_below_a_list_of_ids(folder):
     def listed(folder, number):
         return [str(name) for name in rows_of(folder, number)["image_id"]]
 
     assert bytes_per_row(listed, folder, FEW, MANY) > IDS
-
-
-def test_neighbours_are_renumbered_for_a_column_of_ids(tmp_path):
-    ids = [f"é {n}" for n in range(9)]
-    ranks = (torch.arange(9)[:, None] + torch.arange(1, 3)) % 9
-    path = save_neighbours(tmp_path / "n.safetensors", NeighbourFile(ranks, torch.ones(9, 2), ids, "made-up@1"))
-    order = np.random.default_rng(0).permutation(9)
-    column = datasets.Dataset.from_dict({"image_id": [ids[row] for row in order]})["image_id"]
-    found = load_neighbours(path, image_ids=column)
-    assert found.image_ids == [ids[row] for row in order]
-    for row, nearest in enumerate(found.indices.tolist()):
-        assert [order[other] for other in nearest] == ranks[order[row]].tolist()

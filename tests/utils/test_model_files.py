@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -56,61 +57,38 @@ def pickle_in(cache, commit):
     torch.save(load_file(SOURCE / WEIGHTS), cache / "snapshots" / commit / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize(
-    "layout", ["weights in the pull request", "all in the pull request", "all in both", "on main"]
-)
+@pytest.mark.parametrize("layout", ["weights in the pull request", "all in the pull request", "on main"])
 def test_default_scorer_from_a_cache(layout, cache):
-    if layout == "weights in the pull request":  # as after loading with transformers
+    if layout == "on main":
+        download(cache, "main", MAIN, *SMALL, WEIGHTS)
+    elif layout == "all in the pull request":  # `hf download NAME --revision refs/pr/15`
+        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
+        download(cache, "refs/pr/9", "3" * 40, *SMALL)  # another pull request, without weights
+    else:  # as after loading with transformers
         download(cache, "main", MAIN, *SMALL)
         pickle_in(cache, MAIN)
         download(cache, "refs/pr/15", PULL, WEIGHTS)
-    elif layout == "all in the pull request":  # `hf download NAME --revision refs/pr/15`
-        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
-    elif layout == "all in both":
-        download(cache, "main", MAIN, *SMALL)
-        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
-        download(cache, "refs/pr/9", "3" * 40, *SMALL)  # another pull request, without weights
-    else:
-        download(cache, "main", MAIN, *SMALL, WEIGHTS)
     expected = load_scorer(SOURCE).text_features(["a red pig"])
     scorer = optional_scorer(NAME)
     assert torch.equal(scorer.text_features(["a red pig"]), expected)
     assert scorer.revision == (MAIN if layout == "on main" else PULL)[:12]
 
 
-@pytest.mark.parametrize("layout", ["pickle", "configuration", "nothing"])
-def test_cache_without_safetensors_raises_with_a_remedy(layout, cache):
-    if layout != "nothing":
-        download(cache, "main", MAIN, *SMALL)
-    if layout == "pickle":
-        pickle_in(cache, MAIN)
-    with pytest.raises(FileNotFoundError) as caught:
+def test_cache_without_safetensors_raises_with_a_remedy_that_works(cache, tmp_path, capsys):
+    with pytest.raises(FileNotFoundError, match="Offline, only folders and downloaded models"):
         load_scorer(NAME)
-    said = str(caught.value)
-    if layout == "nothing":
-        assert "Offline, only folders and downloaded models" in said
-        return
-    assert said.startswith(f"'{NAME}' has no weights in safetensors")
-    assert ("it has pytorch_model.bin" in said) == (layout == "pickle")
-    assert f"Use `captionrl convert {NAME} OUT` and load OUT." in said
-    assert "use_safetensors" not in said
-
-
-def test_command_in_the_error_message_works(cache, tmp_path, capsys):
-    """Run with the name in the message and the same cache."""
     download(cache, "main", MAIN, *SMALL)
+    remedy = rf"^'{NAME}' has no weights in safetensors.*Use `captionrl convert {NAME} OUT` and load OUT\."
+    with pytest.raises(FileNotFoundError, match=remedy) as caught:
+        load_scorer(NAME)
+    assert "pytorch_model.bin" not in str(caught.value)
     pickle_in(cache, MAIN)
+    with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert"):
+        load_scorer(NAME)
     assert main(["convert", NAME, str(tmp_path / "out")]) == 0
     assert "read   pytorch_model.bin" in capsys.readouterr().out
     expected = load_scorer(SOURCE).text_features(["a red pig"])
     assert torch.equal(load_scorer(tmp_path / "out").text_features(["a red pig"]), expected)
-
-
-def test_folder_with_the_files_of_both_revisions(tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "clip")
-    torch.save({"a": torch.ones(1)}, tmp_path / "clip" / "pytorch_model.bin")
-    expected = load_scorer(SOURCE).text_features(["a red pig"])
-    assert torch.equal(load_scorer(tmp_path / "clip").text_features(["a red pig"]), expected)
 
 
 @pytest.fixture(scope="module")
@@ -140,24 +118,12 @@ def refused(folder, capsys, **kwargs):
     return said
 
 
-JSON_FILES = (
-    "config.json",
-    "captioner.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-    "generation_config.json",
+@pytest.mark.parametrize(
+    ("file", "text"), [("config.json", "null"), ("captioner.json", "[1]"), ("preprocessor_config.json", "{")]
 )
-
-
-@pytest.mark.parametrize("file", JSON_FILES)
-@pytest.mark.parametrize("text", ["null", "[1]", "{"])
-def test_json_that_is_not_an_object(file, text, copy):
+def test_json_that_is_not_an_object(file, text, copy, capsys):
     (copy / file).write_text(text)
-    with pytest.raises(
-        ValueError, match=rf"{file} (contains|is not valid JSON) .*Use an intact copy of the checkpoint\.$"
-    ):
-        load_captioner(copy)
+    assert re.search(rf"{file} (contains|is not valid JSON) .*Use an intact copy", refused(copy, capsys))
 
 
 @pytest.mark.parametrize(
@@ -166,10 +132,7 @@ def test_json_that_is_not_an_object(file, text, copy):
         ("config.json", {"vision_config": []}),
         ("config.json", {"model_type": 5}),
         ("config.json", {"text_config": {"hidden_size": "wide"}}),
-        ("config.json", {"text_config": {"num_hidden_layers": None}}),
         ("captioner.json", {"prompt": None}),
-        ("captioner.json", {"num_frames": "8"}),
-        ("captioner.json", {"frame_pooling": 3}),
         ("preprocessor_config.json", {"image_processor_type": 3}),
         ("processor_config.json", {"image_processor": 3}),
     ],
@@ -186,21 +149,13 @@ def test_values_of_a_wrong_type(file, change, copy):
         load_captioner(copy)
 
 
-@pytest.mark.parametrize("damage", ["empty", "header", "half", "one byte"])
-def test_damaged_weights(damage, copy, capsys):
+@pytest.mark.parametrize("kept", [slice(0), slice(-1)], ids=["empty", "truncated"])
+def test_damaged_weights(kept, copy, capsys):
     path = copy / "model.safetensors"
-    data = path.read_bytes()
-    path.write_bytes(
-        {"empty": b"", "header": data[:100], "half": data[: len(data) // 2], "one byte": data[:-1]}[damage]
-    )
+    path.write_bytes(path.read_bytes()[kept])
     said = refused(copy, capsys)
     assert f"{path} (" in said
     assert "is truncated or not a safetensors file" in said
-
-
-def test_null_configuration_on_the_command_line(copy, capsys):
-    (copy / "captioner.json").write_text("null")
-    assert f"{copy / 'captioner.json'} contains null" in refused(copy, capsys)
 
 
 def test_use_safetensors(copy):
@@ -209,6 +164,8 @@ def test_use_safetensors(copy):
         load_captioner(copy, use_safetensors=False)
     with pytest.raises(ValueError, match=r"^output_loading_info is True"):
         load_captioner(copy, output_loading_info=True)
+    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
+        load_captioner(copy, nonsense=1)
 
 
 def test_weights_that_do_not_match_the_configuration_raise(copy, capsys):
@@ -234,7 +191,7 @@ def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
             assert "as its base model, which is the adapter itself. Pass base_model=" in said
 
 
-@pytest.mark.parametrize("base", [3, ["a"], {}])
+@pytest.mark.parametrize("base", [["a"], {}], ids=str)
 def test_base_model_of_a_wrong_type_raises(base, saved, tmp_path):
     captioner = load_captioner(saved)
     captioner.add_lora("language", r=2)
@@ -262,51 +219,45 @@ def sharded(folder, change=None):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
-def test_shards_load(copy, saved):
-    sharded(copy)
-    expected = load_captioner(saved).model.state_dict()
-    for name, value in load_captioner(copy).model.state_dict().items():
-        assert torch.equal(value, expected[name])
-
-
-HOSTILE = ["weights.bin", "../outside.safetensors", "sub/a.safetensors", "..\\outside.safetensors", 3, True, ["a"]]
+HOSTILE = ["weights.bin", "../outside.safetensors", "..\\outside.safetensors", 3]
 
 
 @pytest.mark.parametrize("entry", HOSTILE, ids=str)
-def test_index_entries_must_be_plain_names_of_safetensors(entry, copy, monkeypatch):
+def test_index_entries_must_be_plain_names_of_safetensors(entry, copy):
     sharded(copy, entry)
-    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("a pickle was opened"))
-    with pytest.raises(ValueError, match=r"index\.json (maps|contains).*plain name of a \*\.safetensors file"):
+    with pytest.raises(ValueError, match=r"index\.json maps.*plain name of a \*\.safetensors file"):
         load_captioner(copy)
 
 
-@pytest.mark.parametrize("entry", HOSTILE[:2])
-@pytest.mark.parametrize("kind", ["scorer", "language model", "clipcap"])
-def test_index_entries_of_other_models(kind, entry, tmp_path):
-    name = {"scorer": "siglip-held-out", "language model": "gpt2-perplexity", "clipcap": "clipcap-mle"}[kind]
+@pytest.mark.parametrize(
+    ("load", "name"),
+    [(load_scorer, "siglip-held-out"), (load_language_model, "gpt2-perplexity"), (load_captioner, "clipcap-mle")],
+)
+def test_index_entries_of_other_models(load, name, tmp_path):
     shutil.copytree(model_path(f"scenes:{name}"), tmp_path / "model")
-    sharded(tmp_path / "model", entry)
-    load = {"scorer": load_scorer, "language model": load_language_model, "clipcap": load_captioner}[kind]
+    sharded(tmp_path / "model", HOSTILE[1])
     with pytest.raises(ValueError, match="plain name of a"):
         load(str(tmp_path / "model"))
 
 
-@pytest.mark.parametrize(("content", "message"), [({}, "has no weight_map"), ([], r"contains \[\]")], ids=str)
-def test_index_without_a_weight_map_raises(content, message, copy):
+def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
     sharded(copy)
-    (copy / "model.safetensors.index.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"model\.safetensors\.index\.json {message}"):
-        load_captioner(copy)
-
-
-def test_missing_and_truncated_shards_raise(copy):
-    sharded(copy)
+    expected = load_captioner(saved).model.state_dict()
+    for name, value in load_captioner(copy).model.state_dict().items():
+        assert torch.equal(value, expected[name])
     shard = copy / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors .* is truncated"):
         load_captioner(copy)
     shard.unlink()
     with pytest.raises(FileNotFoundError, match=r"lists model-00002-of-00002\.safetensors, which is missing"):
+        load_captioner(copy)
+
+
+def test_index_without_a_weight_map_raises(copy):
+    sharded(copy)
+    (copy / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json has no weight_map"):
         load_captioner(copy)
 
 
@@ -326,7 +277,6 @@ def test_configuration_cannot_select_a_pickle(copy):
         {"attn_implementation": "kernels-community/flash-attn"},
         {"_attn_implementation": "flash_attention_2"},
         {"text_config": {"attn_implementation": "someone/kernel@main:attend"}},
-        {"vision_config": {"_attn_implementation": "someone/kernel"}},
         {"experts_implementation": "someone/kernel"},
     ],
     ids=str,
@@ -339,13 +289,9 @@ def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
         config[name] = {**config[name], **value} if isinstance(value, dict) else value
     (copy / "config.json").write_text(json.dumps(config))
     asked = []
+    functions = ("load_and_register_attn_kernel", "get_kernel", "lazy_import_flash_attention", "lazy_load_kernel")
     for module in (hub_kernels, transformers.modeling_utils, transformers.modeling_flash_attention_utils):
-        for function in (
-            "load_and_register_attn_kernel",
-            "get_kernel",
-            "lazy_import_flash_attention",
-            "lazy_load_kernel",
-        ):
+        for function in functions:
             if hasattr(module, function):
                 monkeypatch.setattr(module, function, lambda *args, _f=function, **kwargs: asked.append((_f, args)))
     loaded = load_captioner(copy).model
@@ -362,6 +308,8 @@ def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
 def test_captioner_cannot_be_loaded_as_scorer(saved):
     with pytest.raises(ValueError, match=r"lacks \d+ weights of BlipModel, such as \S+, which would be random"):
         load_scorer(saved)
+    with pytest.raises(ValueError, match="has model type 'clipcap', which AutoModel does not support"):
+        load_scorer("scenes:clipcap-mle")
 
 
 def test_scorer_with_a_missing_weight_raises(tmp_path):
@@ -382,25 +330,24 @@ def test_shipped_names_load_without_resolving_them():
 
 
 @pytest.mark.parametrize("name", ["variant", "subfolder", "gguf_file", "weights_only"])
-def test_arguments_that_select_other_files_or_folders_raise(copy, capsys, name):
-    (copy / "sub").mkdir()
+def test_arguments_that_select_other_files_or_folders_raise(copy, name):
     with pytest.raises(ValueError, match=rf"{name} is '.*not supported"):
         load_captioner(copy, **{name: "sub"})
-    assert load_captioner(copy, **{name: None}).model is not None
 
 
-@pytest.mark.parametrize("part", ["vision_model.encoder", "crossattention"])
-def test_captioner_with_missing_weights_raises(copy, capsys, part):
+def test_captioner_with_missing_weights_raises(copy, capsys):
     weights = load_file(copy / "model.safetensors")
-    lost = [weight for weight in weights if part in weight]
+    lost = [weight for weight in weights if "crossattention" in weight]
     assert lost
     save_file({k: v for k, v in weights.items() if k not in lost}, copy / "model.safetensors", {"format": "pt"})
     assert f"lacks {len(lost)} weights" in refused(copy, capsys)
 
 
-def test_unknown_argument_of_from_pretrained_raises(copy):
-    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
-        load_captioner(copy, nonsense=1)
+def test_scorer_with_an_incomplete_tokenizer_raises(tmp_path):
+    folder = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "scorer")
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(ValueError, match=r"The processor of the scorer .* cannot be loaded"):
+        load_scorer(str(folder))
 
 
 def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
@@ -410,17 +357,3 @@ def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
         save_file({"x": torch.zeros(1)}, tmp_path / name / "adapter_model.safetensors")
     with pytest.raises(ValueError, match="as its base"):
         load_scorer(str(tmp_path / "a"))
-
-
-def test_captioner_of_an_unsupported_type_raises_as_scorer():
-    with pytest.raises(ValueError, match="has model type 'clipcap', which AutoModel does not support") as caught:
-        load_scorer("scenes:clipcap-mle")
-    assert len(str(caught.value)) < 400
-    assert "\n" not in str(caught.value)
-
-
-def test_scorer_with_an_incomplete_tokenizer_raises(tmp_path):
-    folder = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "scorer")
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match=r"The processor of the scorer .* cannot be loaded"):
-        load_scorer(str(folder))

@@ -5,21 +5,15 @@ import json
 import os
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-import torch
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.bags import neighbours_on_shards
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.retrieval import load_neighbours
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
-from hf_captionrl.utils.ray_engine import connect
-from tests.faults.areas import run_area
 from tests.utils import dying
-from tests.utils.toy import NotesGpus, Squares, expected, in_new_process, on_this_machine, pids, two_nodes
+from tests.utils.toy import Squares, expected, pids, two_nodes
 
 
 @pytest.fixture(scope="module")
@@ -57,50 +51,6 @@ def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew
     assert list(read_shards(tmp_path / "out")) == expected(23, 12)
 
 
-def starts_and_joins(cluster):
-    import ray
-
-    with on_this_machine():
-        for address, is_joined in ((None, False), ("auto", True)):
-            assert connect(ray, address)
-            try:
-                assert (ray.get_runtime_context().gcs_address == cluster) is is_joined
-            finally:
-                ray.shutdown()
-
-
-@pytest.mark.slow
-def test_ray_starts_on_this_machine_or_joins_the_running_cluster(cluster, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
-    in_new_process(starts_and_joins, cluster)
-
-
-def notes_of_gpus(folder):
-    import ray
-
-    with on_this_machine():
-        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
-        for needs_gpu, gpus in ((True, "gpus-0"), (False, "gpus-none")):
-            notes = folder / f"notes {needs_gpu}"
-            notes.mkdir()
-            shards = ShardFolder(folder / str(needs_gpu), {"model": "m"}, num_rows=23, rows_per_shard=4)
-            run_stage(NotesGpus(notes, needs_gpu), shards, EngineOptions(engine="ray"))
-            assert [path.name for path in notes.glob("gpus-*")] == [gpus]
-            assert list(read_shards(folder / str(needs_gpu))) == expected(23, 4)
-        ray.shutdown()
-
-
-@pytest.mark.slow
-def test_only_stages_that_need_a_gpu_get_one_of_the_cluster(tmp_path):
-    in_new_process(notes_of_gpus, tmp_path)
-
-
-@pytest.mark.slow
-def test_twenty_killed_actors_lose_and_repeat_no_row():
-    row = run_area(None, "ray", 20, seed=2)
-    assert (row["faults"], row["survived"], row["lost"], row["repeated"]) == (20, 20, 0, 0), row["notes"]
-
-
 IMAGES = ["--max_images", "6", "--batch_size", "2"]
 SCORER = ["--scorer", "scenes:clip-reward", "--cache_dir", "cache"]
 
@@ -117,21 +67,6 @@ def features(output, *engine):
     return list(read_shards(output))
 
 
-def pixels(output, *engine):
-    few = ["pixels", "--model", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--cache_dir", "cache"]
-    assert main([*few, "--output", output, *engine]) == 0
-    return list(read_shards(output))
-
-
-def album(output, *engine):
-    """The table, and the rows of both kinds of shards."""
-    few = "--num_beams 1 --num_samples 2 --max_new_tokens 6 --batch_size 2".split()
-    models = ["--model", "scenes:blip-mle", *SCORER]
-    assert main(["album", "photos", *models, *few, "--output", f"{output}.jsonl", *engine]) == 0
-    shards = [next(Path(f"{output}.shards").glob(f"{kind}-*")) for kind in ("images", "candidates")]
-    return Path(f"{output}.jsonl").read_bytes(), [list(read_shards(folder)) for folder in shards]
-
-
 def evaluate(output, *engine):
     """The whole table of results, numbers and intervals."""
     few = ["--dataset", "scenes", "--max_images", "6", "--suite", "smile", "--language_model", "none", *SCORER]
@@ -142,36 +77,12 @@ def evaluate(output, *engine):
     return json.loads(Path(output, "comparison.json").read_text())["tables"]
 
 
-def bags(output, *engine):
-    """Nearest images of every image."""
-    if not Path("features").exists():
-        features("features")
-    few = ["bags", "--mode", "neighbours", "--top", "2", "--feature_shards", "features"]
-    assert main([*few, "--output", f"{output}.safetensors", *engine]) == 0
-    found = load_neighbours(f"{output}.safetensors")
-    return found.image_ids, found.indices.tolist(), found.similarities.tolist()
-
-
-def boost(output, *engine):
-    """All columns, without the time of each answer."""
-    assert main(["boost", "--max_images", "6", "--output", output, *engine]) == 0
-    rows = pq.read_table(f"{output}/captions.parquet").to_pylist()
-    for source in ("blend_source", "visual_source", "holistic_source"):
-        assert all(row[source].pop("time") for row in rows)
-    return rows
-
-
 @pytest.fixture
 def folders(tmp_path):
-    """Working directories of one process and of a cluster, with the same six images and two files of captions."""
+    """Working directories of one process and of a cluster, with two files of captions of the same six images."""
     rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
-    for name in ("one", "ray"):
-        folder = tmp_path / name
-        (folder / "photos").mkdir(parents=True)
-        for number, image in enumerate(rows["image"][:]):
-            photo = folder / "photos" / f"{number}.png"
-            image.save(photo)
-            os.utime(photo, (1_500_000_000 + number,) * 2)  # an album knows its images by size and time
+    for folder in (tmp_path / "one", tmp_path / "ray"):
+        folder.mkdir()
         for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
             lines = [{"image_id": i, "caption": c} for i, c in zip(rows["image_id"], texts, strict=True)]
             (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -184,10 +95,6 @@ def folders(tmp_path):
     [
         (caption, dying.DyingCaptions, "cli.caption.CaptionStage"),
         (features, dying.DyingFeatures, "cli.features.FeatureStage"),
-        (pixels, dying.DyingPixels, "cli.features.PixelStage"),
-        (bags, dying.DyingNeighbours, "cli.bags.NeighbourStage"),
-        (boost, dying.DyingBoosting, "apps.boosting.boost.BoostStage"),
-        (album, dying.DyingAlbum, "apps.album.command.AlbumStage"),
         (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureStage"),
         (evaluate, dying.DyingScores, "cli.evaluate.ScoreStage"),
     ],
@@ -199,37 +106,12 @@ def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folder
     notes = folders[1] / "notes"
     notes.mkdir()
     monkeypatch.setattr(f"hf_captionrl.{place}", functools.partial(stage, notes=notes, kill_at=3))
-    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
+    # A repeated command finds its shards or its cache.
+    for _ in range(2):
+        assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 2
     assert not pids(notes, "loaded") & {os.getpid()}
-    if command in (caption, features, pixels):
+    if command in (caption, features):
         ids = [row["image_id"] for row in read_shards("out")]
         assert len(ids) == len(set(ids)) == 6
-
-
-@pytest.mark.slow
-def test_compressed_neighbours_are_equal_with_one_process_two_and_a_cluster(cluster, tmp_path):
-    rows = torch.randn(1_200, 64, generator=torch.Generator().manual_seed(0))  # hard for an index: no clusters
-    found = []
-    for number, engine in enumerate(({"processes": 1}, {"processes": 2}, {"engine": "ray", "address": cluster})):
-        options = EngineOptions(rows_per_shard=200, **engine)
-        folder = tmp_path / str(number)
-        found.append(neighbours_on_shards(rows, 5, folder, options, approximate=True, settings={}))
-        assert len(list(folder.glob("index-*.faiss"))) == 1
-    assert 0.9 < found[0][2] < 1  # not the exact search
-    for indices, similarities, recall in found[1:]:
-        assert torch.equal(indices, found[0][0])
-        assert torch.equal(similarities, found[0][1])
-        assert recall == found[0][2]
-
-
-@pytest.mark.slow  # tests of each command compare several processes with one
-@pytest.mark.parametrize("command", [caption, features, pixels, bags, boost, album, evaluate])
-def test_rows_of_a_cluster_equal_those_of_one_process(cluster, folders, monkeypatch, command):
-    monkeypatch.chdir(folders[0])
-    one = command("out", "--processes", "1", "--rows_per_shard", "2")
-    monkeypatch.chdir(folders[1])
-    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
-    # A repeated command finds its shards or its cache.
-    assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one

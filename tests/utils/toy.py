@@ -4,9 +4,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,8 @@ class Squares(Stage):
     """Squares and a random number per row; `kill_at` kills its process once, in the middle of that shard."""
 
     def __init__(self, folder, *, kill_at=None, times=1, fail_at=None, weights="a"):
-        self.folder, self.kill_at, self.times, self.fail_at, self.weights = (
-            Path(folder),
-            kill_at,
-            times,
-            fail_at,
-            weights,
-        )
-        self.loaded = False
+        self.folder, self.kill_at, self.times = Path(folder), kill_at, times
+        self.fail_at, self.weights, self.loaded = fail_at, weights, False
 
     def load(self):
         self.loaded = True
@@ -63,18 +55,6 @@ class Waits(Squares):
         return super().__call__(rows)
 
 
-class NotesGpus(Squares):
-    """Notes the GPUs that its process sees."""
-
-    def __init__(self, folder, needs_gpu):
-        super().__init__(folder)
-        self.needs_gpu = needs_gpu
-
-    def load(self):
-        super().load()
-        (self.folder / f"gpus-{os.environ.get('CUDA_VISIBLE_DEVICES') or 'none'}").touch()
-
-
 def expected(rows, rows_per_shard):
     """The rows, by a plain loop."""
     found = []
@@ -98,12 +78,6 @@ def on_this_machine() -> Iterator[None]:
         # Otherwise Ray replaces 127.0.0.1 by the address of the network card.
         patch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)
         yield
-
-
-def in_new_process(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function that starts a cluster of its own; Ray's actors then fail in other clusters of the same process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(function, *arguments).result(240)
 
 
 @contextlib.contextmanager
