@@ -81,13 +81,20 @@ def _is_extreme(largest: Tensor) -> Tensor:
     return (largest < _SMALL) | (largest > _LARGE)
 
 
+def _scaled(rows: Tensor, largest: Tensor) -> Tensor:
+    """Rows with a largest value in [0.5, 1): divided by a power of two, which rounds nothing, so that ties stay ties."""
+    exponent = torch.frexp(largest).exponent
+    half = exponent // 2  # 2 ** exponent itself may be out of range
+    return torch.ldexp(torch.ldexp(rows, -half), half - exponent)
+
+
 def _scale_extremes(rows: Tensor) -> Tensor:
-    """`(N, D)` rows, those of extreme magnitude divided by their largest value."""
+    """`(N, D)` rows, those of extreme magnitude scaled."""
     largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
     extreme = _is_extreme(largest)
     if bool(extreme.any()):
         rows = rows.clone()
-        rows[extreme] = rows[extreme] / largest[extreme, None]
+        rows[extreme] = _scaled(rows[extreme], largest[extreme, None])
     return rows
 
 
@@ -105,7 +112,7 @@ def in_range(text: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
     """Scale text `(N, D)` and images `(M, D)` so that products neither underflow nor overflow; ranks do not change."""
     most = torch.linalg.vector_norm(images, ord=torch.inf)
     # The same factor for all images, because their norms affect the ranks.
-    return _scale_extremes(text), images / most if bool(_is_extreme(most)) else images
+    return _scale_extremes(text), _scaled(images, most) if bool(_is_extreme(most)) else images
 
 
 def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:

@@ -107,6 +107,16 @@ def test_ranks_of_raw_products_do_not_leave_the_range_of_floats(dtype, seed, dat
     assert torch.equal(small, before)
 
 
+@pytest.mark.parametrize("power", [-140, -33, 45, 110])
+def test_exact_ties_stay_ties_at_extreme_magnitudes(power):
+    text, images = whole(5, 1235), whole(5, 1236)
+    scores = text @ images.T
+    wanted = (scores >= scores.diagonal()[:, None]).sum(1).tolist()
+    assert (scores == scores.diagonal()[:, None]).sum(1).tolist() != [1] * 5
+    small, large = (times(rows, torch.float32, [power] * 5) for rows in (text, images))
+    assert ranks(small, images.float()).tolist() == ranks(text.float(), large).tolist() == wanted
+
+
 @pytest.mark.parametrize(("value", "said"), [(math.nan, "NaN or inf"), (math.inf, "NaN or inf"), (0.0, "zero")])
 def test_rows_without_a_direction_are_named(value, said):
     rows, good = torch.ones(3, 4), torch.ones(3, 4)

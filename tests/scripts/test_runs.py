@@ -99,7 +99,6 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
     assert found["settings"] == runs.digests([PRESET], CONFIGS)
-    assert "Made by `python scripts/reproduce.py --only g`" in (tmp_path / "g.md").read_text()
     # From 0.4 to 0.55 in ten steps, and from 0.5 to 0.8.
     assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
     assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
