@@ -237,6 +237,18 @@ def test_meteor_and_spice_are_values_or_reasons():
         discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
 
 
+def test_objects_that_no_reference_names():
+    """Of dog, frisbee, cat, bench and dog, no reference names the frisbee; a puppy is a dog."""
+    captions = ["a dog and a frisbee", "a cat on a bench", "dogs"]
+    references = [["a puppy runs", "a man"], ["a kitten", "it sleeps on benches"], ["two dogs"]]
+    row = SuiteRow(captions=captions, references=references).compute("unmentioned_objects")
+    assert row.numbers["unmentioned_objects"] == 1 / 5
+    assert row.per_sample["unmentioned_objects"].mean() == pytest.approx(1 / 5)
+    none = SuiteRow(captions=["it", "red"], references=[["a dog"], ["a cat"]]).compute("unmentioned_objects").numbers
+    assert none["unmentioned_objects"] is None
+    assert "no object" in none["unmentioned_objects_reason"]
+
+
 def test_words_of_the_captions_against_the_references():
     def tagger(captions):
         return [[(word, "ADJ" if word in ("red", "small") else "NOUN") for word in c.split()] for c in captions]
