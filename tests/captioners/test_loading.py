@@ -35,7 +35,9 @@ IMAGES = tiny_images(3, size=24)
 
 
 def write(captioner) -> list[str]:
-    return captioner.generate(**captioner.encode_images(IMAGES), max_new_tokens=6, do_sample=False, num_beams=1).captions
+    return captioner.generate(
+        **captioner.encode_images(IMAGES), max_new_tokens=6, do_sample=False, num_beams=1
+    ).captions
 
 
 def test_loaded_captioner_generates_the_same_captions(tmp_path):
