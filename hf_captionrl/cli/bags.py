@@ -42,7 +42,7 @@ def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tenso
     from hf_captionrl.retrieval.neighbours import multimodal_features
 
     names: list[pa.ChunkedArray] = []
-    columns: dict[str, list[Any]] = {"image": [], "text": []} if kind == "multimodal" else {"image": []}
+    columns: dict[str, list[Any]] = {"image": []} if kind == "image" else {"image": [], "text": []}
     for table in read_tables(folder, ["image_id", *columns]):
         table = table.filter(table["image"].is_valid())
         names.append(table["image_id"])
@@ -54,7 +54,9 @@ def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tenso
     found = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}  # each (N, D)
     chunks = [chunk for part in names for chunk in part.chunks]
     ids = id_column(datasets.Dataset(pa.table({"image_id": pa.chunked_array(chunks, pa.string())})))
-    features = found["image"] if kind == "image" else multimodal_features(found["image"], found["text"])
+    features = found["image"]
+    if kind != "image":
+        features = multimodal_features(features, found["text"], equal_weights=kind == "multimodal")
     return ids, features, str(read_manifest(folder)["made_by"]["scorer"])
 
 
@@ -238,7 +240,7 @@ def mine_bags(arguments: BagsOptions) -> None:
         split = load_split(
             arguments,
             quarantine_path=output.with_suffix(".quarantine.jsonl"),
-            require_captions=arguments.features == "multimodal",
+            require_captions=arguments.features != "image",
         )
         ids = id_column(split.dataset)
     least = max(sizes, default=2)

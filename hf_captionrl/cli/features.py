@@ -283,7 +283,7 @@ class FeatureStage(ImageStage):
     """Features of shards: `key`, `image` and `text`."""
 
     def __init__(self, options: FeaturesOptions, ids: str, *, only: np.ndarray | None = None) -> None:
-        super().__init__(options, ids, require_captions=options.features == "multimodal", only=only)
+        super().__init__(options, ids, require_captions=options.features != "image", only=only)
 
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.data import ImageReader
@@ -295,7 +295,7 @@ class FeatureStage(ImageStage):
         # Only read here: otherwise the features of an image would depend on which process is the first.
         self._cache = FeatureCache.for_scorer(self._scorer, self.options.cache_dir)
         self._hashes = file_hashes(self.options.cache_dir)
-        self._captions = split.dataset["captions"] if self.options.features == "multimodal" else None
+        self._captions = split.dataset["captions"] if self.options.features != "image" else None
         return ImageReader(split.dataset, split=split.split)
 
     def made_by(self) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def write_features(arguments: FeaturesOptions) -> None:
         arguments.output,
         lambda: source_settings(arguments) | {"scorer": arguments.scorer, "features": arguments.features},
         lambda ids: FeatureStage(arguments, ids),
-        require_captions=arguments.features == "multimodal",
+        require_captions=arguments.features != "image",
     )
     if arguments.fill_cache and summary["finished"]:
         from hf_captionrl.evaluation.similarity import similarity_scorer

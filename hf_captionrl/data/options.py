@@ -151,8 +151,10 @@ class SimilarityOptions(DeviceOptions, CacheOptions, CommandOptions):
         help="dual encoder: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: "
         "scenes:clip-reward on the embedded world, else openai/clip-vit-base-patch32)",
     )
-    features: Literal["multimodal", "image"] = option(
-        "multimodal", help="images and their captions, as in the paper, or images alone"
+    features: Literal["multimodal", "concatenated", "image"] = option(
+        "multimodal",
+        help="images and their captions with equal weights, concatenated as in the paper, where captions that differ weigh "
+        "less, or images alone",
     )
     batch_size: Positive = option(64, metavar="N", help="images encoded at once")
 

@@ -20,12 +20,12 @@ from hf_captionrl.utils.model_files import model_path
 def similarity_features(
     dataset: datasets.Dataset, scorer: Scorer, kind: str, *, cache_dir: str | None = None, batch_size: int = 64
 ) -> Tensor:
-    """One vector per image, of the image alone (`"image"`) or of image and captions (`"multimodal"`).
+    """One vector per image, of the image alone (`"image"`) or of image and captions (`"multimodal"`, `"concatenated"`).
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean feature of its
     captions.
 
-    Returns `(N, D)`, for `"multimodal"` `(N, 2 D)`: fp32.
+    Returns `(N, D)`, with captions `(N, 2 D)`: fp32.
     """
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     images = cached_features(
@@ -37,7 +37,7 @@ def similarity_features(
     # All captions at once would take five times the memory of the image features.
     parts = [slice(start, start + 1024) for start in range(0, len(captions), 1024)]
     means = [mean_text_features(scorer, captions[part], ids[part]) for part in parts]
-    return multimodal_features(images.tensor().float(), torch.cat(means))
+    return multimodal_features(images.tensor().float(), torch.cat(means), equal_weights=kind == "multimodal")
 
 
 def mean_text_features(scorer: Scorer, groups: Sequence[Sequence[str]], ids: Sequence[Any]) -> Tensor:

@@ -226,7 +226,7 @@ def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free:
 BAG_FORMATS = (".parquet", ".json")
 """Suffixes of bag files."""
 
-Features = Literal["image", "multimodal"]
+Features = Literal["image", "multimodal", "concatenated"]
 """Features that define the similarity: of the images alone, or of images and captions."""
 
 _KEY = b"captionrl"  # key of the metadata in a Parquet file
@@ -240,7 +240,7 @@ class BagFile:
     bags: list[list[str]]  # image ids, of any sizes; the first image of a bag is the query
     similarities: list[float]  # mean cosine similarity between the query and the other images, one per bag
     signature: str  # of the scorer, `model@revision|...`
-    features: str = "multimodal"  # that define the similarity, `"image"` or `"multimodal"`
+    features: str = "multimodal"  # that define the similarity, one of `Features`
     kind: str = "truematch"
 
     @property
@@ -270,7 +270,7 @@ class NeighbourFile:
     similarities: Tensor  # (N, k) their cosine similarities, float32
     image_ids: Sequence[str] = field(repr=False)  # of each row
     signature: str  # of the scorer, `model@revision|...`
-    features: str = "multimodal"  # that define the similarity, `"image"` or `"multimodal"`
+    features: str = "multimodal"  # that define the similarity, one of `Features`
 
 
 def save_bags(path: str | Path, file: BagFile) -> Path:

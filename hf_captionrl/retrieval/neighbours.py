@@ -27,16 +27,18 @@ def normalised(features: Any, name: str = "features") -> Tensor:
     return unit_rows(features, name).float()  # normalise first: float64 can represent values that float32 cannot
 
 
-def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
+def multimodal_features(image_features: Any, text_features: Any, *, equal_weights: bool = True) -> Tensor:
     """Features of an image and its mean caption: `m = concat(z, t)`, `t = mean_j encode_text(c_j)`.
 
     Reference: No Detail Left Behind, Algorithm 1, lines 4 to 8. Differs from it by: `z` and `t` are normalised before
-    they are concatenated, so that both have equal weight for every scorer.
+    they are concatenated, so that both have equal weight for every scorer; not with `equal_weights=False`, where `t` keeps its
+    length: the less the captions of an image agree, the less they count.
 
     Args:
         image_features (array or tensor of shape `(N, D)`): Features of the images.
         text_features: Features of the captions: means of shape `(N, D)`, all captions of shape `(N, M, D)`, or a list
             of N matrices `(M_i, D)` if images have different numbers of captions.
+        equal_weights (`bool`): Normalise the mean of the captions before the concatenation.
     Returns:
         `torch.Tensor` of shape `(N, 2 D)`: float32, each row of norm 1. The product of two rows is the mean of the
         cosine similarities of images and captions.
@@ -54,10 +56,12 @@ def multimodal_features(image_features: Any, text_features: Any) -> Tensor:
     else:
         texts = torch.as_tensor(text_features).float()
         texts = texts.mean(dim=1) if texts.ndim == 3 else texts
-    texts = normalised(texts, "text_features")
-    if len(texts) != len(images):
-        raise ValueError(f"There are {len(images)} images and text features of {len(texts)}. Pass the same images.")
-    return torch.cat([images, texts.to(images.device)], dim=1) / 2**0.5
+    unit = normalised(texts, "text_features")
+    if len(unit) != len(images):
+        raise ValueError(f"There are {len(images)} images and text features of {len(unit)}. Pass the same images.")
+    if equal_weights:
+        return torch.cat([images, unit.to(images.device)], dim=1) / 2**0.5
+    return normalised(torch.cat([images, texts.float().to(images.device)], dim=1))
 
 
 def nearest_neighbours(

@@ -127,6 +127,18 @@ def test_multimodal_cosine_is_the_mean_of_both():
     assert torch.allclose(joined, multimodal_features(images, list(captions)))
 
 
+def test_concatenated_features_equal_a_plain_loop():
+    """The more the captions of an image differ, the shorter their mean, and the less they count."""
+    images, captions = clustered(5, 8, seed=3), clustered(15, 8, seed=4).view(5, 3, 8)
+    captions = torch.nn.functional.normalize(captions, dim=2)
+    found = multimodal_features(images, captions, equal_weights=False)
+    for row, joined in enumerate(found):
+        z = images[row] / images[row].norm()
+        whole = torch.cat([z, sum(captions[row]) / 3])
+        torch.testing.assert_close(joined, whole / whole.norm())
+    assert not torch.allclose(found, multimodal_features(images, captions), atol=0.01)
+
+
 def test_faiss_has_a_high_recall_and_measures_it():
     features = clustered(1500, noise=0.3)
     exact, scores = nearest_neighbours(features, 10)

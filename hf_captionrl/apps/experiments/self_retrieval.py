@@ -48,8 +48,10 @@ class BagArguments:
         None,
         "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at the start.",
     )
-    bag_features: Literal["multimodal", "image"] = documented(
-        "multimodal", "Features for the similarity: image and captions ('multimodal') or only the image ('image')."
+    bag_features: Literal["multimodal", "concatenated", "image"] = documented(
+        "multimodal",
+        "Features for the similarity: image and captions with equal weights ('multimodal'), as in the paper, where captions "
+        "that differ weigh less ('concatenated'), or only the image ('image').",
     )
     num_neighbours: int = documented(200, "Number of nearest images from which bags are filled.")
     more_scorers: list[str] = field(

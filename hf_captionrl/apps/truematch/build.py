@@ -331,7 +331,7 @@ def build(arguments: BuildOptions) -> None:
     sizes, output = sorted(set(arguments.bag_sizes)), arguments.output
     refuse_file(output)
     dataset = load_split(
-        arguments, quarantine_path=output / "quarantine.jsonl", require_captions=arguments.features == "multimodal"
+        arguments, quarantine_path=output / "quarantine.jsonl", require_captions=arguments.features != "image"
     ).dataset
     ids = [str(i) for i in dataset["image_id"][:]]
     if len(ids) < sizes[-1]:
