@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,20 +18,15 @@ from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
 from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
 from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
-from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, plainly_degenerate
+from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, longest_repeat
 from tests.trainers.one_step import SAMPLED, captioner
 from tests.trainers.rl_step import build
 
 
-def longest_repeat(words):
-    best = 0
-    for i in range(len(words)):
-        for j in range(i + 1, len(words)):
-            n = 0
-            while j + n < len(words) and words[i + n] == words[j + n]:
-                n += 1
-            best = max(best, n)
-    return best
+def plainly_degenerate(words):
+    phrases = [tuple(words[i : i + 3]) for i in range(len(words) - 2)]
+    few = len(words) >= 6 and len(set(words)) <= len(words) / 2
+    return len(phrases) != len(set(phrases)) or any(a == b for a, b in pairwise(words)) or few
 
 
 @pytest.mark.parametrize("words", [2, 8])
