@@ -103,7 +103,7 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
 
 _RECALL = re.compile(r"(.+/)(bag_\d|rd100|pool)_recall_at_1")
 LISTENERS = {
-    "reward scorer": lambda images: f"reward_{images}_recall_at_1",
+    "the reward scorer": lambda images: f"reward_{images}_recall_at_1",
     "truth": lambda images: f"{images if images.startswith('bag') else 'bag_7'}_truth_recall_at_1",
 }
 """Who else finds the image from the caption, and the key of its recall; the truth checker does in bags alone."""
@@ -159,9 +159,7 @@ def _said(finding: Mapping[str, Any], made: Sequence[Comparison]) -> str:
 def _by_listener(made: Sequence[Comparison]) -> str:
     """The verdict on the comparisons of recall by each of the other listeners, in a clause; empty if there are none."""
     verdicts = {name: [c.heard[name][1] for c in made if name in c.heard] for name in LISTENERS}
-    return "; ".join(f"by the {name}: {_of_all(said)}" for name, said in verdicts.items() if said).replace(
-        "the truth", "truth"
-    )
+    return "; ".join(f"by {name}: {_of_all(said)}" for name, said in verdicts.items() if said)
 
 
 def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
@@ -194,7 +192,7 @@ def _lines(made: Sequence[Comparison], of_page: Mapping[int, float], results: Ma
         cells += ["" if other is None else f"{_with_interval(other[0])} {other[1]}" for other in by_others]
         lines.append(f"| {' | '.join(cells)} |")
     columns = ["first", "second", "first - second [95 % interval]", "corrected p", "claim", "verdict"]
-    columns += [f"by {'the ' if name != 'truth' else ''}{name}" for name in listeners]
+    columns += [f"by {name}" for name in listeners]
     head = [f"| | {' | '.join(columns)} |", f"|:--|--:|--:|--:|--:|:--|:--|{':--|' * len(listeners)}"]
     return [*head, *lines, ""] if lines else []
 
@@ -271,7 +269,10 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
         made = [_compared(finding, results) for finding in page["findings"]]
         corrected = adjusted(compared := [comparison for of_finding in made for comparison in of_finding])
         significant = [c for c in compared if id(c.compare) in corrected and (p_value(c.found) or 0.0) < 0.05]
-        body, summary = [], ["| | finding | in the paper | embedded world | recall |", "|--:|:--|:--|:--|:--|"]
+        body, summary = (
+            [],
+            ["| | finding | in the paper | embedded world | recall by others |", "|--:|:--|:--|:--|:--|"],
+        )
         for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
             said, lines = _said(finding, of_finding), _lines(of_finding, corrected, results)
             by_others = _by_listener(of_finding)

@@ -79,8 +79,8 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
         assert (found.get("truncated_share") == 0.0) == bool(scorer), name
     found = metric.compute(predictions=features[0], references=features[1])
     agree(found, expected)
-    arguments = {"references": ids, "image_ids": [*ids, "nobody"], "image_features": cache}
-    with pytest.raises(ValueError, match=r"image_ids\[15\]: 'nobody' is not among"):
+    arguments = {"references": ids, "image_ids": [*ids, "missing"], "image_features": cache}
+    with pytest.raises(ValueError, match=r"image_ids\[15\]: 'missing' is not among"):
         metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
     found = metric.compute(
         predictions=[" ".join(["a pig"] * 40), "a pig"], references=images[:2], scorer=held_out_scorer
