@@ -24,8 +24,7 @@ from scripts.reproduction.runs import ROOT, of_older_world
 
 FINDINGS = ROOT / "docs" / "findings.yaml"
 HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
-MIXED, WITHDRAWN = "mixed", "withdrawn"
-UNFINISHED = "not finished"
+MIXED, WITHDRAWN, UNFINISHED = "mixed", "withdrawn", "not finished"
 
 
 def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
