@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, TEXT_METRICS
 from hf_captionrl.utils.io import installed_versions, write_json
 from hf_captionrl.utils.options import CommandOptions, DeviceOptions, NotNegative, SeedOptions, option
-
-_TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice")
-_WITH_SCORER = ("clip_score", "ref_clip_score")
 
 
 @dataclass
@@ -35,7 +30,10 @@ class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
     benchmark: Literal["flickr8k-expert", "flickr8k-cf"] = option(help="the ratings")
     data_root: Path = option(help="folder with the files of the benchmark")
     metrics: list[str] = option(
-        ["bleu_4", "rouge_l", "cider_d"], nargs="+", choices=(*_TEXT_METRICS, *_WITH_SCORER), help="metrics to compare"
+        ["bleu_4", "rouge_l", "cider_d"],
+        nargs="+",
+        metavar="METRIC",
+        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS))}, or package.module:function",
     )
     command: str | None = option(
         None,
@@ -51,16 +49,30 @@ class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
 
 def measure_agreement(options: AgreementOptions) -> None:
     """Compute the scores, their agreement with the ratings, and print both beside the published numbers."""
+    from hf_captionrl.evaluation.metric_functions import call_metric, metric_function, program_metric
     from hf_captionrl.evaluation.ratings import PUBLISHED, load_ratings
 
-    asked = [name for name in options.metrics if name in _WITH_SCORER]
-    if asked and options.scorer is None:
-        raise ValueError(f"{asked[0]} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+    with_images = [name for name in options.metrics if name in SCORER_METRICS]
+    if with_images and options.scorer is None:
+        raise ValueError(f"{with_images[0]} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
     rated = load_ratings(options.benchmark, options.data_root)
-    scores = {name: _text_scores(name, rated) for name in options.metrics if name not in _WITH_SCORER}
-    scores |= _scorer_scores(asked, rated, options) if asked else {}
+    folder = options.image_dir or options.data_root / "images"
+    missing = [name for name in dict.fromkeys(rated.images) if not (folder / name).is_file()]
+    if with_images and missing:
+        raise FileNotFoundError(f"{folder} lacks {len(missing)} images, such as {missing[0]!r}.")
+    scorer = None
+    if with_images:
+        from hf_captionrl.retrieval import load_scorer
+
+        scorer = load_scorer(options.scorer, device=options.device)
+    functions = {name: metric_function(name, scorer=scorer) for name in options.metrics}
     if options.command is not None:
-        scores["command"] = _command_scores(options.command, rated)
+        functions["command"] = program_metric(options.command)
+    images = [folder / name for name in rated.images]
+    scores = {
+        name: call_metric(function, name, rated.candidates, rated.references, images)
+        for name, function in functions.items()
+    }
     found = rated.agreement(scores, num_bootstrap=options.num_bootstrap, seed=options.seed)
     published = PUBLISHED[options.benchmark]
     for name, row in found["metrics"].items():
@@ -69,67 +81,6 @@ def measure_agreement(options: AgreementOptions) -> None:
     if options.output is not None:
         write_json(options.output, result | {"versions": installed_versions()})
     print(json.dumps(result) if options.json else _text(options.benchmark, rated, result))
-
-
-def _text_scores(name: str, rated: Any) -> Sequence[float]:
-    from hf_captionrl import metrics
-
-    function = metrics.bleu if name.startswith("bleu") else getattr(metrics, name)
-    found = function(rated.candidates, rated.references)["per_sample"]
-    return found[name] if isinstance(found, dict) else found
-
-
-def _scorer_scores(names: Sequence[str], rated: Any, options: AgreementOptions) -> dict[str, Sequence[float]]:
-    """CLIPScore and RefCLIPScore; captions and images that occur several times are encoded once."""
-    import torch
-    from PIL import Image
-
-    from hf_captionrl.metrics import clip_score, ref_clip_score
-    from hf_captionrl.metrics.clip_scores import score_prefix
-    from hf_captionrl.retrieval import load_scorer
-
-    folder = options.image_dir or options.data_root / "images"
-    images = list(dict.fromkeys(rated.images))
-    missing = [name for name in images if not (folder / name).is_file()]
-    if missing:
-        raise FileNotFoundError(f"{folder} lacks {len(missing)} of {len(images)} images, such as {missing[0]!r}.")
-    scorer: Any = load_scorer(options.scorer, device=options.device)
-    prefix = score_prefix("hessel")
-
-    def encoded(texts: Sequence[str]) -> tuple[Any, dict[str, int]]:
-        distinct = list(dict.fromkeys(texts))
-        features = scorer.text_features([prefix + text for text in distinct])
-        return features, {text: row for row, text in enumerate(distinct)}
-
-    parts = (images[start : start + scorer.batch_size] for start in range(0, len(images), scorer.batch_size))
-    pictures = torch.cat(
-        [scorer.image_features([Image.open(folder / name).convert("RGB") for name in part]) for part in parts]
-    )
-    own = pictures[[*map({name: row for row, name in enumerate(images)}.get, rated.images)]]
-    texts, row_of = encoded(rated.candidates)
-    candidates = texts[[row_of[text] for text in rated.candidates]]
-    scores = {"clip_score": clip_score(candidates, own)["per_sample"]}
-    if "ref_clip_score" in names:
-        features, row_of = encoded([text for each in rated.references for text in each])
-        references = [features[[row_of[text] for text in each]] for each in rated.references]
-        scores["ref_clip_score"] = ref_clip_score(candidates, own, references)["per_sample"]
-    return {name: scores[name] for name in names}
-
-
-def _command_scores(command: str, rated: Any) -> list[float]:
-    rows = zip(rated.candidates, rated.references, rated.images, strict=True)
-    lines = "".join(json.dumps({"candidate": c, "references": r, "image": i}) + "\n" for c, r, i in rows)
-    done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"--command {command!r} ended with exit code {done.returncode}.")
-    written = done.stdout.split()
-    try:
-        numbers = [float(word) for word in written]
-    except ValueError as error:
-        raise ValueError(f"--command {command!r} must write a number per line: {error}.") from error
-    if len(numbers) != len(rated.candidates):
-        raise ValueError(f"--command {command!r} wrote {len(numbers)} numbers for {len(rated.candidates)} captions.")
-    return numbers
 
 
 def _text(benchmark: str, rated: Any, result: dict[str, Any]) -> str:
@@ -144,7 +95,7 @@ def _text(benchmark: str, rated: Any, result: dict[str, Any]) -> str:
     for name, row in result["metrics"].items():
         interval = "[{:.1f}, {:.1f}]".format(*(100 * end for end in row["tau_ci"])) if "tau_ci" in row else ""
         tau, published, said = 100 * row["tau"], row["published"], ""
-        if published is not None and name in _WITH_SCORER:
+        if published is not None and name in SCORER_METRICS:
             said = f"{published:.1f} (CLIP ViT-B/32)"
         elif published is not None:
             differs = f"differs by {tau - published:+.1f}" if round(tau, 1) != published else "reproduced"
