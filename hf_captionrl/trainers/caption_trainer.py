@@ -68,7 +68,7 @@ from hf_captionrl.data import (
 from hf_captionrl.data.columns import caption_lists
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.metrics import caption_statistics, self_retrieval
+from hf_captionrl.metrics import caption_statistics, cider_d, self_retrieval
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.feature_cache import progress_bar
@@ -258,7 +258,7 @@ class CaptionTrainer(ExactResumeTrainer):
         for name, rows in (sets if isinstance(sets, Mapping) else {"": sets}).items():
             own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
             if not args.prediction_loss_only:
-                own += ["length", "lexical_diversity"]
+                own += ["length", "lexical_diversity", *(["cider_d"] if own else [])]
                 for prefix, scorer in (("", self.scorer), ("reward_", self.selecting_scorer)):
                     if scorer is not None:
                         own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
@@ -402,9 +402,9 @@ class CaptionTrainer(ExactResumeTrainer):
 
         Returns:
             `dict[str, float]`: `loss` (nats per token of one reference per image, the same one in each epoch), `length`
-            (mean words), `lexical_diversity` (thousands), with a scorer `recall_at_1`, `recall_at_5` (whole pool) and, for
+            (mean words), `lexical_diversity` (thousands), `cider_d` (in [0, 10]), with a scorer `recall_at_1`, `recall_at_5` (whole pool) and, for
             100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and `runtime`.
-            Without references there is no `loss`; with `prediction_loss_only` there is nothing else.
+            Without references there is neither `loss` nor `cider_d`; with `prediction_loss_only` there is nothing else.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
@@ -488,7 +488,12 @@ class CaptionTrainer(ExactResumeTrainer):
         captions = ranks = None
         if generate or not self.args.prediction_loss_only:
             captions, ended = self._generate(dataset)
-            described, ranks = self._describe(dataset, spoken(captions))
+            shown = spoken(captions)
+            described, ranks = self._describe(dataset, shown)
+            rows = [row for row, texts in enumerate(references or []) if any(text.strip() for text in texts)]
+            if references is not None and rows:
+                found = cider_d([shown[row] for row in rows], [references[row] for row in rows])
+                metrics["cider_d"] = float(found["cider_d"])
             metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
             if self.compute_metrics is not None and references is not None:
                 metrics |= self._computed(dataset, captions, references)

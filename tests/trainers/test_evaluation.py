@@ -16,6 +16,7 @@ from transformers.trainer_utils import BestRun, HPSearchBackend
 from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.data import CaptionDataset
+from hf_captionrl.metrics import cider_d
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
@@ -62,6 +63,25 @@ def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeyp
     trainer.state.log_history = [{"step": 50, "eval_recall_at_1": best}, {"step": 100, "loss": 1.0}]
     trainer.evaluate()
     assert ("at step 50" in caplog.text and "mle_weight" in caplog.text) == warns
+
+
+def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp_path, scenes):
+    rows = scenes["validation"].to_list()
+    rows[1]["captions"] = []
+    trainer = tiny_trainer(
+        tmp_path,
+        scenes,
+        metric_for_best_model="cider_d",
+        load_best_model_at_end=True,
+        save_strategy="epoch",
+        eval_strategy="epoch",
+    )
+    found = trainer.predict(Dataset.from_list(rows, features=scenes["validation"].features))
+    kept = [index for index in range(len(rows)) if index != 1]
+    expected = cider_d([found.predictions[i] for i in kept], [rows[i]["captions"] for i in kept])
+    assert found.metrics["test_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
+    trainer.train()
+    assert trainer.state.best_metric == trainer.evaluate()["eval_cider_d"]
 
 
 @pytest.mark.parametrize(("mle_weight", "batch"), [(0.0, 5), (1.0, 12)])
