@@ -196,9 +196,11 @@ def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | N
 
 
 def to_run(run: Run, seeds: Sequence[int], output: Path) -> bool:
-    """Whether a run has no result yet, or one of an older version of the embedded world."""
+    """Whether a run has no result yet, or one of an older version of the embedded world or of a preset."""
     record = finished(run, seeds, output)
-    return record is None or bool(of_older_world(record)) or bool(moved_targets(run, record, output))
+    if record is None or of_older_world(record) or moved_targets(run, record, output):
+        return True
+    return "stale" in run.changed(record).values()
 
 
 def moved_targets(run: Run, record: Mapping[str, Any], output: Path) -> list[str]:

@@ -85,7 +85,7 @@ def test_what_fails_or_is_missing_is_said(tmp_path):
     assert other.folder(tmp_path) != TINY.folder(tmp_path)
 
 
-def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
+def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path, monkeypatch):
     write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
     steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
     run = Run("g", PRESET, 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
@@ -109,6 +109,9 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path):
     assert to_run(run, [0, 1], tmp_path)
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     assert not to_run(run, [0, 1], tmp_path)
+    with monkeypatch.context() as changed:
+        changed.setattr(runs, "digests", lambda presets, configs: dict.fromkeys(presets, "another preset"))
+        assert to_run(run, [0, 1], tmp_path)
     # The first one starts above its target: its first evaluation counts, not the captioner before training.
     steps = measured("rows/until/step", finished(run, [0, 1], tmp_path)).values
     assert steps == pytest.approx((10.0, 10 * 0.01 / 0.15))
