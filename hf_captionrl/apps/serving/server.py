@@ -1,0 +1,397 @@
+"""`captionrl serve-rewards`: rewards behind HTTP, and the same rewards as a function in process.
+
+Legend: M images of a request, N captions, B groups of captions, R rewards, T tokens.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import yaml
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hf_captionrl.apps.serving.client import VERSION, rollout_of
+from hf_captionrl.captioners.pipeline import scorer_features
+from hf_captionrl.data.columns import caption_column, id_column
+from hf_captionrl.data.images import ImageError, open_image
+from hf_captionrl.data.options import load_split
+from hf_captionrl.evaluation.options import EMBEDDED
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.retrieval.feature_cache import RowLookup
+from hf_captionrl.rewards import REWARDS, Reward, RewardContext, RewardData, WeightedRewards
+from hf_captionrl.text.ngrams import encode_words
+from hf_captionrl.text.tokenize import ptb_tokenize_all
+from hf_captionrl.utils.local_server import LOCAL_NAMES, OwnHosts
+from hf_captionrl.utils.model_files import model_path
+
+if TYPE_CHECKING:
+    from hf_captionrl.apps.serving.options import RewardOptions, ServeOptions
+
+# --- Rewards in process ----------------------------------------------------------------------------------------------
+
+
+def parse_reward(spec: str) -> Reward:
+    """A registered reward from `NAME` or `NAME:FIELD=VALUE,FIELD=VALUE`."""
+    name, _, settings = spec.partition(":")
+    if name not in REWARDS:
+        raise ValueError(f"--reward {name!r} is not a reward. Use one of {', '.join(sorted(REWARDS))}.")
+    pairs = [setting.partition("=") for setting in settings.split(",") if setting]
+    try:
+        return REWARDS[name](**{field.strip(): yaml.safe_load(value) for field, _, value in pairs})
+    except (TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"--reward {spec!r} ({error}). Use NAME:FIELD=VALUE,FIELD=VALUE.") from None
+
+
+class RewardService:
+    """Rewards as one function with TRL's signature, from the options of `captionrl serve-rewards`.
+
+    Its numbers depend on the arguments of a call alone, and are those of the server. `column` is that of [`RemoteReward`].
+    """
+
+    def __init__(self, options: RewardOptions, specs: Sequence[str], *, column: str = "image_id") -> None:
+        self.total = WeightedRewards([parse_reward(spec) for spec in specs], options.reward_weights)
+        names, self.column, self.__name__ = self.total.names, column, "_".join(self.total.names)
+        name = options.scorer or ("scenes:clip-reward" if options.dataset in EMBEDDED else None)
+        if name is None and "self_retrieval" in names:
+            raise ValueError("--reward self_retrieval needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+        if not options.dataset and "cider" in names:
+            raise ValueError("--reward cider compares captions with references. Use --dataset.")
+        self._tokenizer = None
+        if options.tokenizer is not None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(model_path(options.tokenizer))
+        self._end = 0 if self._tokenizer is None else self._tokenizer.eos_token_id
+        if self._end is None:
+            raise ValueError(f"--tokenizer {options.tokenizer!r} has no end token. Use the policy's tokenizer.")
+        self.scorer = None if name is None else load_scorer(model_path(name), device=options.device)
+        self.image_ids: Sequence[str] = []
+        self._references: Sequence[list[str]] = []
+        self._columns: Any = None
+        features: Callable[[Any], Tensor] = lambda scorer: torch.empty(0, 0)  # noqa: E731
+        if options.dataset:
+            data = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
+            self.image_ids, self._references = id_column(data), caption_column(data)
+            self._columns = data.remove_columns("image")
+            features = lambda scorer: scorer_features(scorer, data, cache_dir=options.cache_dir)  # noqa: E731
+        self._rows = RowLookup(self.image_ids)
+        self._words = {"": 0}  # of the references; others are numbered anew in each call
+        encode_words(ptb_tokenize_all(text for texts in self._references for text in texts), self._words)
+        self._lock = threading.Lock()  # neither a data set nor a model is thread-safe
+        self.total.prepare(
+            RewardData(
+                image_ids=self.image_ids,
+                references=self._references,
+                image_features=features,
+                encode=lambda captions: self._padded(self._encoded(captions)),
+                eos_token_id=self._end,
+                device=getattr(self.scorer, "device", torch.device("cpu")),
+                scorer=self.scorer,
+            )
+        )
+
+    def _encoded(self, captions: Sequence[str]) -> list[list[int]]:
+        """Tokens of the policy or, without its tokenizer, words; with the end token."""
+        if self._tokenizer is not None:
+            rows = self._tokenizer([caption.strip() for caption in captions], add_special_tokens=False).input_ids
+        else:
+            batch = encode_words(ptb_tokenize_all(captions), known=self._words)
+            rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
+        return [[*row, self._end] for row in rows]
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask, both `(N, T)`."""
+        ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
+        return ids, torch.arange(ids.size(1)) < torch.tensor([len(row) for row in rows])[:, None]
+
+    def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **columns: Any) -> list[float]:
+        """Weighted sums of the rewards of N texts or lists of chat messages."""
+        ids = None if self._tokenizer is None else completion_ids
+        found: list[float] = self.score(*rollout_of(completions, columns, self.column), ids)["rewards"]
+        return found
+
+    def score(
+        self,
+        captions: Sequence[str],
+        images: Sequence[Any],
+        image_of: Sequence[int],
+        completion_ids: Sequence[Sequence[int]] | None = None,
+        only: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """`rewards`, the weighted sums of N captions, and `parts`, the values of each reward by name.
+
+        The M images are distinct, all ids of the data or all PIL images, and distractors of each other; `image_of` is the
+        position of each caption's image. `completion_ids` hold the end token where a caption is not truncated.
+        """
+        names, rewards = self.total.names, self.total.rewards
+        if unknown := sorted(set(only or ()).difference(names)):
+            raise ValueError(f"There is no reward {unknown[0]!r:.60} here. Use {', '.join(names)}.")
+        chosen = [index for index, name in enumerate(names) if only is None or name in only]
+        if completion_ids is not None and self._tokenizer is None:
+            raise ValueError("completion_ids are tokens of the policy. Start the server with its --tokenizer.")
+        if completion_ids is None and any(names[index] == "truncation" for index in chosen):
+            raise ValueError("The reward 'truncation' needs completion_ids. Use RemoteReward(url, send_ids=True).")
+        by_id, known = isinstance(images[0], str), torch.arange(len(images))  # (M,)
+        if by_id:
+            if missing := self._rows.missing(images):
+                raise ValueError(
+                    f"The server's data have no image {missing[0]!r:.60}. Use ids of --dataset and --split."
+                )
+            known = torch.from_numpy(self._rows.rows(images))
+            if len(known.unique()) < len(known):
+                raise ValueError("images has an id twice, which would be its own distractor. Send each image once.")
+        for reward in (rewards[index] for index in chosen if not by_id):
+            if reward.name == "cider" or getattr(reward, "bank_images", "random") != "random":
+                raise ValueError(f"The reward {reward.name!r} needs images of --dataset. Send ids instead of files.")
+        runs = [(image, len(list(run))) for image, run in groupby(image_of)]
+        is_even = len({length for _, length in runs}) == 1  # else each caption is a group
+        of_group = [image for image, _ in runs] if is_even else list(image_of)  # (B,)
+        rows = known[of_group].tolist()
+        ids, mask = self._padded(self._encoded(captions) if completion_ids is None else completion_ids)
+        with self._lock:
+            context = RewardContext(
+                captions=list(captions),
+                ids=ids,
+                mask=mask,
+                ended=((ids == self._end) & mask).any(1),
+                rows=torch.tensor(rows),
+                image_ids=[images[image] if by_id else f"image {image}" for image in of_group],
+                references=[list(self._references[row]) if by_id else [] for row in rows],
+                candidates=known,
+                positions=torch.tensor(of_group),
+                columns=self._columns[rows] if by_id else {},
+                candidate_images=None if by_id else images,
+            )
+            values = self.total(context, only=chosen)[:, chosen]  # (N, R)
+        weights = torch.tensor([self.total.weights[index] for index in chosen], dtype=torch.float64)
+        parts = {names[index]: values[:, column].tolist() for column, index in enumerate(chosen)}
+        return {"rewards": (values * weights).sum(1).tolist(), "parts": parts}
+
+
+# --- Rewards behind HTTP: bodies are JSON and images are bytes; no path of a client is opened, nothing is unpickled ---
+
+_TIMEOUT_S = 60.0  # of each read and write, so that a stalled client does not keep the server from ending
+_ITEMS: dict[str, type] = {"captions": str, "images": dict, "image_of": int, "completion_ids": list, "rewards": str}
+_REQUIRED = ("captions", "images", "image_of")
+
+
+class RequestError(ValueError):
+    """A request that is refused, with its status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def _are_whole(values: Sequence[Any], below: int) -> bool:
+    return all(type(value) is int and 0 <= value < below for value in values)
+
+
+class RewardServer:
+    """Answers requests with a [`RewardService`]; as a context manager, it serves in a thread."""
+
+    def __init__(self, service: RewardService, options: ServeOptions) -> None:
+        self.service, self.limits = service, options
+        self._hosts = OwnHosts([options.host], any_address=options.host not in LOCAL_NAMES)
+        try:
+            self._server = ThreadingHTTPServer((options.host, options.port), self._handler())
+        except OSError as error:
+            raise ValueError(
+                f"--host {options.host} --port {options.port} is not free ({error}). Use --port 0."
+            ) from None
+        self._server.daemon_threads = False  # closing waits for the requests that have begun
+        self.address = f"http://{options.host}:{self._server.server_address[1]}"
+
+    def serve(self) -> None:
+        """Answer requests until `stop`, then finish those that have begun."""
+        with self._server:
+            self._server.serve_forever(poll_interval=0.1)
+
+    def stop(self, *signal_and_frame: Any) -> None:
+        """Accept no more requests; a signal handler, too."""
+        threading.Thread(target=self._server.shutdown, daemon=True).start()
+
+    def __enter__(self) -> RewardServer:
+        self._thread = threading.Thread(target=self.serve, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self._thread.join()
+
+    def health(self) -> dict[str, Any]:
+        """What is served."""
+        total, scorer = self.service.total, getattr(self.service.scorer, "signature", None)
+        served = {"rewards": total.names, "weights": total.weights, "scorer": scorer}
+        return {"version": VERSION, "status": "ok", **served, "images": len(self.service.image_ids)}
+
+    def schema(self) -> dict[str, Any]:
+        """JSON schemas of a request and its answer, and the limits."""
+        whole, numbers = {"type": "integer", "minimum": 0}, {"type": "array", "items": {"type": "number"}}
+        image = {"oneOf": [{"properties": {key: {"type": "string"}}, "required": [key]} for key in ("id", "data")]}
+        items: dict[str, Any] = {
+            "captions": {"type": "string"},
+            "images": {"type": "object", **image, "description": "all id, or all data: a PNG or JPEG file in base64"},
+            "image_of": {**whole, "description": "position of the caption's image"},
+            "completion_ids": {"type": "array", "items": whole},
+            "rewards": {"enum": self.service.total.names},
+        }
+        most = {"type": "array", "minItems": 1, "maxItems": self.limits.max_captions}
+        version: dict[str, Any] = {"version": {"const": VERSION}}
+        fields = version | {name: {**most, "items": item} for name, item in items.items()}
+        answer = version | {"rewards": numbers, "parts": {"type": "object", "additionalProperties": numbers}}
+        limits = {name: getattr(self.limits, name) for name in ("max_body", "max_captions", "max_pixels")}
+        request = {"type": "object", "required": ["version", *_REQUIRED], "properties": fields}
+        return {
+            "version": VERSION,
+            "request": request | {"additionalProperties": False},
+            "answer": {"type": "object", "properties": answer},
+            "limits": limits,
+        }
+
+    def answer(self, data: bytes) -> dict[str, Any]:
+        """The answer to the body of a request."""
+        body = self._parsed(data)
+        captions, images, image_of = (body[name] for name in _REQUIRED)
+        ids = body.get("completion_ids")
+        if len(image_of) != len(captions) or not _are_whole(image_of, len(images)):
+            raise RequestError(400, f"image_of must have a position in images for each of {len(captions)} captions.")
+        if ids is not None and (len(ids) != len(captions) or not all(_are_whole(row, 2**31) for row in ids)):
+            raise RequestError(400, f"completion_ids must have whole numbers for each of {len(captions)} captions.")
+        return {
+            "version": VERSION,
+            **self.service.score(captions, self._images(images), image_of, ids, body.get("rewards")),
+        }
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        """The body of a request with the right fields."""
+
+        def refuse(number: str) -> NoReturn:
+            raise ValueError(f"{number} is not a number of JSON")
+
+        try:
+            body = json.loads(data, parse_constant=refuse)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(400, f"The body is not JSON ({error}).") from None
+        version = body.get("version") if isinstance(body, dict) else None
+        if version != VERSION or type(version) is not int:
+            raise RequestError(400, f'version is {version!r:.40}. Send an object with "version": {VERSION}.')
+        if unknown := sorted(set(body).difference(_ITEMS, ["version"])):
+            raise RequestError(400, f"There is no field {unknown[0]!r:.40}. Send {', '.join(_ITEMS)}.")
+        for name, kind in _ITEMS.items():
+            value = body.get(name)
+            if value is None and name not in _REQUIRED:
+                continue
+            if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
+                raise RequestError(400, f"{name} is {value!r:.40}. Send a list, see GET /schema.")
+            if len(value) > self.limits.max_captions:
+                raise RequestError(
+                    413, f"{name} has {len(value)} items. Send {self.limits.max_captions} (--max_captions)."
+                )
+        return body
+
+    def _images(self, values: Sequence[dict[str, Any]]) -> list[Any]:
+        """Ids, or images whose pixels are limited together."""
+        kinds = {tuple(value) for value in values}
+        if kinds not in ({("id",)}, {("data",)}) or not all(
+            isinstance(v, str) for one in values for v in one.values()
+        ):
+            raise RequestError(400, 'images must all be {"id": "..."}, or all {"data": "base64"}.')
+        if kinds == {("id",)}:
+            return [value["id"] for value in values]
+        images, left = [], self.limits.max_pixels
+        for number, value in enumerate(values):
+            try:
+                images.append(open_image(base64.b64decode(value["data"], validate=True), max_pixels=left))
+            except binascii.Error as error:
+                raise RequestError(400, f"images[{number}] is not base64 ({error}).") from None
+            except ImageError as error:
+                is_large = error.reason == "image_too_large"
+                most = f" All images: {self.limits.max_pixels} pixels (--max_pixels)." if is_large else ""
+                raise RequestError(413 if is_large else 422, f"images[{number}]: {error}{most}") from None
+            left -= images[-1].width * images[-1].height
+        return images
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _TIMEOUT_S
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self._reply({"/health": server.health, "/schema": server.schema}.get(self.path))
+
+            def do_POST(self) -> None:
+                self._reply(self._rewards if self.path == "/rewards" else None)
+
+            def _rewards(self) -> dict[str, Any]:
+                given, most = self.headers.get("Content-Length", ""), server.limits.max_body
+                if self.headers.get_content_type() != "application/json":
+                    raise RequestError(415, "The body must be JSON. Send Content-Type: application/json.")
+                if not (given.isascii() and given.isdecimal()) or len(given) > 15:
+                    raise RequestError(411, "The request has no length. Send Content-Length.")
+                if int(given) > most:
+                    left = min(int(given), 4 * most)
+                    while left > 0 and self.rfile.read(min(left, 2**20)):  # so that the client reads the answer
+                        left -= 2**20
+                    raise RequestError(413, f"The body has {given} bytes. Send at most {most} (--max_body).")
+                return server.answer(self.rfile.read(int(given)))
+
+            def _reply(self, make: Callable[[], dict[str, Any]] | None) -> None:
+                status = 200
+                try:
+                    if not server._hosts.accepts(self.headers.get_all("Host", []), self.headers.get_all("Origin", [])):
+                        raise RequestError(403, "Host or Origin is not this server. Use its address.")
+                    if make is None:
+                        raise RequestError(404, "There are GET /health, GET /schema and POST /rewards.")
+                    body = json.dumps(make(), allow_nan=False)
+                except Exception as error:
+                    status = getattr(error, "status", 422 if isinstance(error, ValueError) else 500)
+                    if status == 500:
+                        traceback.print_exc()
+                    body = json.dumps(
+                        {"version": VERSION, "error": " ".join(f"{error}".split()) or type(error).__name__}
+                    )
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode("ascii"))
+
+        return Handler
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve rewards until SIGTERM or Ctrl-C."""
+    server = RewardServer(RewardService(options, options.reward), options)
+    before = {number: signal.signal(number, server.stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    if options.host not in LOCAL_NAMES:
+        print(
+            f"captionrl serve-rewards: --host {options.host} lets every machine that reaches this one use the rewards, without a "
+            "password. Use 127.0.0.1 for this machine alone.",
+            file=sys.stderr,
+        )
+    found = {"address": server.address, **server.health()}
+    text = f"{', '.join(found['rewards'])} at {server.address}; {found['images']:,} images by id; ends with SIGTERM or Ctrl-C"
+    print(json.dumps(found) if options.json else text, flush=True)
+    try:
+        server.serve()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
