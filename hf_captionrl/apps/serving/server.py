@@ -68,53 +68,45 @@ class RewardService:
             raise ValueError("--reward self_retrieval needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
         if not options.dataset and "cider" in names:
             raise ValueError("--reward cider compares captions with references. Use --dataset.")
-        self._tokenizer = None
+        self._tokenizer, self._end = None, 0
         if options.tokenizer is not None:
             from transformers import AutoTokenizer
 
             self._tokenizer = AutoTokenizer.from_pretrained(model_path(options.tokenizer))
-        self._end = 0 if self._tokenizer is None else self._tokenizer.eos_token_id
-        if self._end is None:
-            raise ValueError(f"--tokenizer {options.tokenizer!r} has no end token. Use the policy's tokenizer.")
+            self._end = self._tokenizer.eos_token_id
         self.scorer = None if name is None else load_scorer(model_path(name), device=options.device)
         self.image_ids: Sequence[str] = []
-        self._references: Sequence[list[str]] = []
-        self._columns: Any = None
-        features: Callable[[Any], Tensor] = lambda scorer: torch.empty(0, 0)  # noqa: E731
+        self._data: Any = None
         if options.dataset:
-            data = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
-            self.image_ids, self._references = id_column(data), caption_column(data)
-            self._columns = data.remove_columns("image")
-            features = lambda scorer: scorer_features(scorer, data, cache_dir=options.cache_dir)  # noqa: E731
+            self._data = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
+            self.image_ids = id_column(self._data)
+        references = [] if self._data is None else caption_column(self._data)
         self._rows = RowLookup(self.image_ids)
-        self._words = {"": 0}  # of the references; others are numbered anew in each call
-        encode_words(ptb_tokenize_all(text for texts in self._references for text in texts), self._words)
+        self._words = {"": self._end}  # of the references; a call numbers further ones after them
+        encode_words(ptb_tokenize_all(text for texts in references for text in texts), self._words)
         self._lock = threading.Lock()  # neither a data set nor a model is thread-safe
-        self.total.prepare(
-            RewardData(
-                image_ids=self.image_ids,
-                references=self._references,
-                image_features=features,
-                encode=lambda captions: self._padded(self._encoded(captions)),
-                eos_token_id=self._end,
-                device=getattr(self.scorer, "device", torch.device("cpu")),
-                scorer=self.scorer,
+
+        def features(scorer: Any) -> Tensor:
+            return (
+                torch.empty(0, 0)
+                if self._data is None
+                else scorer_features(scorer, self._data, cache_dir=options.cache_dir)
             )
-        )
 
-    def _encoded(self, captions: Sequence[str]) -> list[list[int]]:
-        """Tokens of the policy or, without its tokenizer, words; with the end token."""
-        if self._tokenizer is not None:
-            rows = self._tokenizer([caption.strip() for caption in captions], add_special_tokens=False).input_ids
-        else:
+        device = getattr(self.scorer, "device", torch.device("cpu"))
+        data = RewardData(self.image_ids, references, features, self._encoded, self._end, device, self.scorer)
+        self.total.prepare(data)
+
+    def _encoded(self, captions: Sequence[str], ids: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
+        """Ids and mask `(N, T)`: the given ids, or the tokens of the policy or words of captions, with the end token."""
+        if ids is None and self._tokenizer is not None:
+            found = self._tokenizer([caption.strip() for caption in captions], add_special_tokens=False).input_ids
+            ids = [[*row, self._end] for row in found]
+        elif ids is None:
             batch = encode_words(ptb_tokenize_all(captions), known=self._words)
-            rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
-        return [[*row, self._end] for row in rows]
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Ids and mask, both `(N, T)`."""
-        ids = pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], batch_first=True)
-        return ids, torch.arange(ids.size(1)) < torch.tensor([len(row) for row in rows])[:, None]
+            ids = [[*row.tolist(), self._end] for row in batch.tokens.split(batch.lengths.tolist())]
+        padded = pad_sequence([torch.tensor(row, dtype=torch.long) for row in ids], batch_first=True)
+        return padded, torch.arange(padded.size(1)) < torch.tensor(list(map(len, ids)))[:, None]
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **columns: Any) -> list[float]:
         """Weighted sums of the rewards of N texts or lists of chat messages."""
@@ -135,43 +127,42 @@ class RewardService:
         The M images are distinct, all ids of the data or all PIL images, and distractors of each other; `image_of` is the
         position of each caption's image. `completion_ids` hold the end token where a caption is not truncated.
         """
-        names, rewards = self.total.names, self.total.rewards
+        names, by_id = self.total.names, isinstance(images[0], str)
         if unknown := sorted(set(only or ()).difference(names)):
             raise ValueError(f"There is no reward {unknown[0]!r:.60} here. Use {', '.join(names)}.")
         chosen = [index for index, name in enumerate(names) if only is None or name in only]
         if completion_ids is not None and self._tokenizer is None:
             raise ValueError("completion_ids are tokens of the policy. Start the server with its --tokenizer.")
-        if completion_ids is None and any(names[index] == "truncation" for index in chosen):
-            raise ValueError("The reward 'truncation' needs completion_ids. Use RemoteReward(url, send_ids=True).")
-        by_id, known = isinstance(images[0], str), torch.arange(len(images))  # (M,)
-        if by_id:
-            if missing := self._rows.missing(images):
-                raise ValueError(
-                    f"The server's data have no image {missing[0]!r:.60}. Use ids of --dataset and --split."
-                )
-            known = torch.from_numpy(self._rows.rows(images))
-            if len(known.unique()) < len(known):
-                raise ValueError("images has an id twice, which would be its own distractor. Send each image once.")
-        for reward in (rewards[index] for index in chosen if not by_id):
-            if reward.name == "cider" or getattr(reward, "bank_images", "random") != "random":
+        for reward in (self.total.rewards[index] for index in chosen):
+            if reward.name == "truncation" and completion_ids is None:
+                raise ValueError("The reward 'truncation' needs completion_ids. Use RemoteReward(url, send_ids=True).")
+            if not by_id and (reward.name == "cider" or getattr(reward, "bank_images", "random") != "random"):
                 raise ValueError(f"The reward {reward.name!r} needs images of --dataset. Send ids instead of files.")
+        known = torch.from_numpy(self._rows.rows(images)) if by_id else torch.arange(len(images))  # (M,)
+        if bool((known < 0).any()):
+            raise ValueError(
+                f"The server's data have no image {self._rows.missing(images)[0]!r:.60}. Use ids of --dataset."
+            )
+        if len(known.unique()) < len(known):
+            raise ValueError("images has an id twice, which would be its own distractor. Send each image once.")
         runs = [(image, len(list(run))) for image, run in groupby(image_of)]
         is_even = len({length for _, length in runs}) == 1  # else each caption is a group
         of_group = [image for image, _ in runs] if is_even else list(image_of)  # (B,)
-        rows = known[of_group].tolist()
-        ids, mask = self._padded(self._encoded(captions) if completion_ids is None else completion_ids)
+        rows = known[of_group]
+        ids, mask = self._encoded(captions, completion_ids)
         with self._lock:
+            columns = self._data.remove_columns("image")[rows.tolist()] if by_id else {}
             context = RewardContext(
                 captions=list(captions),
                 ids=ids,
                 mask=mask,
                 ended=((ids == self._end) & mask).any(1),
-                rows=torch.tensor(rows),
-                image_ids=[images[image] if by_id else f"image {image}" for image in of_group],
-                references=[list(self._references[row]) if by_id else [] for row in rows],
+                rows=rows,
+                image_ids=columns.get("image_id", [f"image {image}" for image in of_group]),
+                references=columns.get("captions", [[] for _ in of_group]),
                 candidates=known,
                 positions=torch.tensor(of_group),
-                columns=self._columns[rows] if by_id else {},
+                columns=columns,
                 candidate_images=None if by_id else images,
             )
             values = self.total(context, only=chosen)[:, chosen]  # (N, R)
@@ -240,44 +231,24 @@ class RewardServer:
 
     def schema(self) -> dict[str, Any]:
         """JSON schemas of a request and its answer, and the limits."""
-        whole, numbers = {"type": "integer", "minimum": 0}, {"type": "array", "items": {"type": "number"}}
-        image = {"oneOf": [{"properties": {key: {"type": "string"}}, "required": [key]} for key in ("id", "data")]}
-        items: dict[str, Any] = {
-            "captions": {"type": "string"},
-            "images": {"type": "object", **image, "description": "all id, or all data: a PNG or JPEG file in base64"},
-            "image_of": {**whole, "description": "position of the caption's image"},
-            "completion_ids": {"type": "array", "items": whole},
-            "rewards": {"enum": self.service.total.names},
-        }
-        most = {"type": "array", "minItems": 1, "maxItems": self.limits.max_captions}
-        version: dict[str, Any] = {"version": {"const": VERSION}}
-        fields = version | {name: {**most, "items": item} for name, item in items.items()}
-        answer = version | {"rewards": numbers, "parts": {"type": "object", "additionalProperties": numbers}}
-        limits = {name: getattr(self.limits, name) for name in ("max_body", "max_captions", "max_pixels")}
-        request = {"type": "object", "required": ["version", *_REQUIRED], "properties": fields}
+        kinds: dict[type, Any] = {str: "string", dict: "object", int: "integer", list: "array"}
+        listed = {"type": "array", "minItems": 1, "maxItems": self.limits.max_captions}
+        fields: dict[str, Any] = {name: {**listed, "items": {"type": kinds[kind]}} for name, kind in _ITEMS.items()}
+        fields["images"]["description"] = 'all {"id": TEXT}, or all {"data": a PNG or JPEG file in base64}'
+        fields["image_of"]["description"] = "position of each caption's image"
+        fields["completion_ids"]["items"]["items"] = {"type": "integer"}
+        fields["rewards"]["items"]["enum"] = self.service.total.names
+        numbers, version = {"type": "array", "items": {"type": "number"}}, {"version": {"const": VERSION}}
+        answer = {"rewards": numbers, "parts": {"type": "object", "additionalProperties": numbers}}
         return {
             "version": VERSION,
-            "request": request | {"additionalProperties": False},
-            "answer": {"type": "object", "properties": answer},
-            "limits": limits,
+            "request": {"type": "object", "required": ["version", *_REQUIRED], "properties": version | fields},
+            "answer": {"type": "object", "properties": version | answer},
+            "limits": {name: getattr(self.limits, name) for name in ("max_body", "max_captions", "max_pixels")},
         }
 
     def answer(self, data: bytes) -> dict[str, Any]:
         """The answer to the body of a request."""
-        body = self._parsed(data)
-        captions, images, image_of = (body[name] for name in _REQUIRED)
-        ids = body.get("completion_ids")
-        if len(image_of) != len(captions) or not _are_whole(image_of, len(images)):
-            raise RequestError(400, f"image_of must have a position in images for each of {len(captions)} captions.")
-        if ids is not None and (len(ids) != len(captions) or not all(_are_whole(row, 2**31) for row in ids)):
-            raise RequestError(400, f"completion_ids must have whole numbers for each of {len(captions)} captions.")
-        return {
-            "version": VERSION,
-            **self.service.score(captions, self._images(images), image_of, ids, body.get("rewards")),
-        }
-
-    def _parsed(self, data: bytes) -> dict[str, Any]:
-        """The body of a request with the right fields."""
 
         def refuse(number: str) -> NoReturn:
             raise ValueError(f"{number} is not a number of JSON")
@@ -287,21 +258,26 @@ class RewardServer:
         except (ValueError, RecursionError) as error:
             raise RequestError(400, f"The body is not JSON ({error}).") from None
         version = body.get("version") if isinstance(body, dict) else None
-        if version != VERSION or type(version) is not int:
+        if type(version) is not int or version != VERSION:
             raise RequestError(400, f'version is {version!r:.40}. Send an object with "version": {VERSION}.')
         if unknown := sorted(set(body).difference(_ITEMS, ["version"])):
             raise RequestError(400, f"There is no field {unknown[0]!r:.40}. Send {', '.join(_ITEMS)}.")
         for name, kind in _ITEMS.items():
-            value = body.get(name)
+            value = body.setdefault(name, None)
             if value is None and name not in _REQUIRED:
                 continue
             if not isinstance(value, list) or not value or not all(isinstance(item, kind) for item in value):
-                raise RequestError(400, f"{name} is {value!r:.40}. Send a list, see GET /schema.")
+                raise RequestError(400, f"{name} is {value!r:.40}. Send a list as GET /schema describes it.")
             if len(value) > self.limits.max_captions:
                 raise RequestError(
                     413, f"{name} has {len(value)} items. Send {self.limits.max_captions} (--max_captions)."
                 )
-        return body
+        captions, images, image_of, ids, only = (body[name] for name in _ITEMS)
+        if len(image_of) != len(captions) or not _are_whole(image_of, len(images)):
+            raise RequestError(400, f"image_of must have a position in images for each of {len(captions)} captions.")
+        if ids is not None and (len(ids) != len(captions) or not all(_are_whole(row, 2**31) for row in ids)):
+            raise RequestError(400, f"completion_ids must have whole numbers for each of {len(captions)} captions.")
+        return {"version": VERSION, **self.service.score(captions, self._images(images), image_of, ids, only)}
 
     def _images(self, values: Sequence[dict[str, Any]]) -> list[Any]:
         """Ids, or images whose pixels are limited together."""
