@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
 import signal
 import sys
@@ -76,22 +77,21 @@ class RewardService:
             self._end = self._tokenizer.eos_token_id
         self.scorer = None if name is None else load_scorer(model_path(name), device=options.device)
         self.image_ids: Sequence[str] = []
-        self._data: Any = None
+        references: Sequence[list[str]] = []
         if options.dataset:
-            self._data = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
-            self.image_ids = id_column(self._data)
-        references = [] if self._data is None else caption_column(self._data)
+            rows = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
+            self.image_ids, references, self._columns = (
+                id_column(rows),
+                caption_column(rows),
+                rows.remove_columns("image"),
+            )
         self._rows = RowLookup(self.image_ids)
         self._words = {"": self._end}  # of the references; a call numbers further ones after them
         encode_words(ptb_tokenize_all(text for texts in references for text in texts), self._words)
         self._lock = threading.Lock()  # neither a data set nor a model is thread-safe
 
         def features(scorer: Any) -> Tensor:
-            return (
-                torch.empty(0, 0)
-                if self._data is None
-                else scorer_features(scorer, self._data, cache_dir=options.cache_dir)
-            )
+            return scorer_features(scorer, rows, cache_dir=options.cache_dir) if options.dataset else torch.empty(0, 0)
 
         device = getattr(self.scorer, "device", torch.device("cpu"))
         data = RewardData(self.image_ids, references, features, self._encoded, self._end, device, self.scorer)
@@ -151,7 +151,7 @@ class RewardService:
         rows = known[of_group]
         ids, mask = self._encoded(captions, completion_ids)
         with self._lock:
-            columns = self._data.remove_columns("image")[rows.tolist()] if by_id else {}
+            columns = self._columns[rows.tolist()] if by_id else {}
             context = RewardContext(
                 captions=list(captions),
                 ids=ids,
@@ -327,7 +327,13 @@ class RewardServer:
                     while left > 0 and self.rfile.read(min(left, 2**20)):  # so that the client reads the answer
                         left -= 2**20
                     raise RequestError(413, f"The body has {given} bytes. Send at most {most} (--max_body).")
-                return server.answer(self.rfile.read(int(given)))
+                try:
+                    data = self.rfile.read(int(given))
+                except TimeoutError:
+                    raise RequestError(
+                        408, f"The body did not arrive within {_TIMEOUT_S:g} s. Send it again."
+                    ) from None
+                return server.answer(data)
 
             def _reply(self, make: Callable[[], dict[str, Any]] | None) -> None:
                 status = 200
@@ -348,7 +354,8 @@ class RewardServer:
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body.encode("ascii"))
+                with contextlib.suppress(OSError):  # the client has gone
+                    self.wfile.write(body.encode("ascii"))
 
         return Handler
 

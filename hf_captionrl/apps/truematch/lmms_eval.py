@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def write_tasks(options: LmmsEvalOptions) -> None:
     lines = [
         f'"""Functions of the task {TASK}, written by `captionrl truematch lmms-eval`."""\n',
         "from pathlib import Path\n",
-        "from hf_captionrl.apps.truematch.lmms_eval import Task\n",
-        f"_TASK = Task(Path(__file__).parent, {metrics!r}, scorer={scorer!r}, prompt={options.prompt!r})",
+        "from hf_captionrl.apps.truematch.lmms_eval import task\n",
+        f"_TASK = task(Path(__file__).parent, {tuple(metrics)!r}, scorer={scorer!r}, prompt={options.prompt!r})",
         *(f"{name} = _TASK.{name}" for name in ("doc_to_visual", "doc_to_text", "process_results")),
         *(f"\n\ndef {metric}(answers):\n    return _TASK.recall({metric!r}, answers)" for metric in metrics),
     ]
@@ -76,7 +77,7 @@ class Task:
         """The image of a row."""
         return [open_image(doc["image"])]
 
-    def doc_to_text(self, doc: Mapping[str, Any]) -> str:
+    def doc_to_text(self, doc: Mapping[str, Any], lmms_eval_specific_kwargs: Any = None) -> str:
         """The question about it."""
         return self.prompt
 
@@ -96,11 +97,15 @@ class Task:
         _, ids, features, bags = self._pool
         where, _, key = metric.removeprefix("bag_").partition("_")
         row_of = {image_id: row for row, image_id in enumerate(ids)}
-        found = self_retrieval(
-            self._text(tuple(caption for _, caption in answers)),  # every metric gets the same answers
-            features,
-            targets=[row_of[image_id] for image_id, _ in answers],
-            bags=None if where == "pool" else bags[int(where)],
-            num_bootstrap=0,
-        )
-        return float(found[key])
+        targets = [row_of[image_id] for image_id, _ in answers]
+        chosen = None
+        if where != "pool":  # under --limit, bags are incomplete
+            chosen = [bag for bag in bags[int(where)] if set(bag) <= set(targets)]
+            if not chosen:
+                return math.nan
+        text = self._text(tuple(caption for _, caption in answers))  # every metric gets the same answers
+        return float(self_retrieval(text, features, targets=targets, bags=chosen, num_bootstrap=0)[key])
+
+
+task = cache(Task)
+"""lmms-eval runs utils.py again for every function that a task names."""
