@@ -27,11 +27,10 @@ def rollout_of(
 ) -> tuple[list[str], list[Any], list[int]]:
     """N captions, the distinct images of a column (ids of `image_id`, else RGB images), and the position of each caption's."""
     if columns.get(column) is None:
-        raise ValueError(
-            f"column is {column!r}, and the data have {sorted(columns)}. Name the column of ids or images."
-        )
+        raise ValueError(f"column is {column!r}, and the data have {sorted(columns)}. Name that of ids or images.")
     if column == "image_id":
-        items = keys = [str(value) for value in columns[column]]
+        keys: list[Any] = [str(value) for value in columns[column]]
+        items = keys
     else:  # a row of TRL's column `images` is a list
         single = [value[0] if isinstance(value, list) and len(value) == 1 else value for value in columns[column]]
         items = [open_image(value) for value in single]

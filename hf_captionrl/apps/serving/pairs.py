@@ -29,34 +29,29 @@ _FEATURES = datasets.Features(
 """TRL's vision preference format, and where a pair comes from."""
 
 
-def choose_pairs(
-    scores: Mapping[str, float], margin: float, most: int
-) -> tuple[list[tuple[str, str]], dict[str, int]]:
-    """Pairs (chosen, rejected) of the captions of an image, widest first, and how many pairs are ties or under the margin."""
-    ordered = [sorted(pair, key=lambda text: -scores[text]) for pair in combinations(scores, 2)]
-    gaps = [scores[better] - scores[worse] for better, worse in ordered]
-    wide = sorted((row for row, gap in enumerate(gaps) if gap >= margin), key=lambda row: -gaps[row])
-    ties = sum(gap == 0 for gap in gaps)
-    counts = {
-        "compared": len(gaps),
-        "ties": ties,
-        "under_margin": len(gaps) - len(wide) - ties,
-        "written": len(wide[:most]),
-    }
-    return [(ordered[row][0], ordered[row][1]) for row in wide[:most]], counts
+_COUNTS = ("compared", "ties", "under_margin", "written")
+
+
+def choose_pairs(scores: Mapping[str, float], margin: float, most: int) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """Pairs (chosen, rejected) of the captions of an image, widest first, and the numbers of pairs that `_COUNTS` names."""
+    ordered = [tuple(sorted(pair, key=lambda text: -scores[text])) for pair in combinations(scores, 2)]
+    gaps = np.array([scores[better] - scores[worse] for better, worse in ordered])
+    wide, ties = int((gaps >= margin).sum()), int((gaps == 0).sum())
+    chosen = np.argsort(-gaps, kind="stable")[: min(wide, most)].tolist()
+    counts = np.array([len(gaps), ties, len(gaps) - wide - ties, len(chosen)])
+    return [ordered[row] for row in chosen], counts  # type: ignore[misc]
 
 
 def _scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
     """The scores of all captions, image after image."""
-    image_of = np.repeat(np.arange(len(texts)), list(map(len, texts)))  # (N,)
+    image_of: np.ndarray = np.repeat(np.arange(len(texts)), list(map(len, texts)))  # (N,)
     flat = [text for each in texts for text in each]
     if options.metric is not None:
         scorer = optional_scorer(options.scorer) if options.metric in SCORER_METRICS else None
         function = metric_function(options.metric, scorer=scorer)
         references, images = caption_column(rows), undecoded(rows)["image"][:]
-        return call_metric(
-            function, options.metric, flat, [references[int(i)] for i in image_of], [images[i] for i in image_of]
-        )
+        of_captions = ([each[int(image)] for image in image_of] for each in (references, images))
+        return call_metric(function, options.metric, flat, *of_captions)
     service, ids, found = RewardService(options, options.reward or []), id_column(rows), []
     for part in np.array_split(np.arange(len(texts)), max(1, len(texts) // options.rollout_images)):
         mine = (image_of >= part[0]) & (image_of <= part[-1])
@@ -78,9 +73,7 @@ def write_pairs(options: PairsOptions) -> None:
             pooled.setdefault(image_id, []).extend(captions)
     split = load_split(options, quarantine_path=None, require_captions=False)
     if foreign := sorted(set(pooled).difference(split.all_ids)):
-        raise ValueError(
-            f"--captions name {len(foreign)} unknown images, such as {foreign[0]!r}. Check --dataset and --split."
-        )
+        raise ValueError(f"--captions have {len(foreign)} unknown images, such as {foreign[0]!r}. Check --split.")
     several = {image_id: list(dict.fromkeys(texts)) for image_id, texts in pooled.items() if len(set(texts)) > 1}
     kept = [row for row, image_id in enumerate(id_column(split.dataset)) if image_id in several]
     if not kept:
@@ -89,34 +82,26 @@ def write_pairs(options: PairsOptions) -> None:
     texts = [several[image_id] for image_id in id_column(rows)]
     scores = iter(_scores(options, rows, texts))
     pairs: list[dict[str, Any]] = []
-    totals = {"compared": 0, "ties": 0, "under_margin": 0, "written": 0}
+    totals: np.ndarray = np.zeros(len(_COUNTS), np.int64)
     for value, image_id, own in zip(undecoded(rows)["image"], id_column(rows), texts, strict=True):
         scored = dict(zip(own, scores, strict=False))
         chosen, counts = choose_pairs(scored, options.margin, options.max_pairs_per_image)
-        totals = {name: number + counts[name] for name, number in totals.items()}
+        totals += counts
         for better, worse in chosen:
-            row: dict[str, Any] = {
-                "prompt": [{"role": "user", "content": options.prompt}],
-                "images": [image_bytes(value)],
-            }
+            row: dict[str, Any] = {"prompt": [{"role": "user", "content": options.prompt}], "image_id": image_id}
             for name, text in (("chosen", better), ("rejected", worse)):
                 row |= {name: [{"role": "assistant", "content": text}], f"score_{name}": scored[text]}
-            pairs.append(row | {"image_id": image_id})
+            pairs.append(row | {"images": [image_bytes(value)]})
     if not pairs:
         raise ValueError(f"No two captions of an image differ by --margin {options.margin:g} or more. Lower it.")
     with atomic_file(options.output) as file:
         datasets.Dataset.from_list(pairs, features=_FEATURES).to_parquet(file)
-    shares = {f"{name}_share": totals[name] / totals["compared"] for name in ("ties", "under_margin")}
-    found = {
-        "output": str(options.output),
-        "images": len(pooled),
-        "images_with_several": len(kept),
-        **totals,
-        **shares,
-    }
+    number = dict(zip(_COUNTS, totals.tolist(), strict=True))
+    shares = {f"{name}_share": number[name] / number["compared"] for name in ("ties", "under_margin")}
+    images = {"images": len(pooled), "images_with_several": len(kept)}
     text = (
-        f"{options.output}: {totals['written']:,} pairs of {len(kept):,} images ({len(pooled) - len(kept):,} of {len(pooled):,} have no "
-        f"two different captions). Of {totals['compared']:,} pairs compared, {shares['ties_share']:.1%} are ties and "
+        f"{options.output}: {number['written']:,} pairs of {len(kept):,} images ({len(pooled) - len(kept):,} of {len(pooled):,} have no "
+        f"two different captions). Of {number['compared']:,} pairs compared, {shares['ties_share']:.1%} are ties and "
         f"{shares['under_margin_share']:.1%} differ by less than {options.margin:g}."
     )
-    print(json.dumps(found) if options.json else text)
+    print(json.dumps({"output": str(options.output), **images, **number, **shares}) if options.json else text)

@@ -73,18 +73,17 @@ class RewardService:
         if options.tokenizer is not None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(model_path(options.tokenizer))
+            self._tokenizer = AutoTokenizer.from_pretrained(model_path(options.tokenizer), trust_remote_code=False)
             self._end = self._tokenizer.eos_token_id
+            if self._end is None:
+                raise ValueError(f"--tokenizer {options.tokenizer!r} has no end token. Use the policy's tokenizer.")
         self.scorer = None if name is None else load_scorer(model_path(name), device=options.device)
         self.image_ids: Sequence[str] = []
         references: Sequence[list[str]] = []
         if options.dataset:
             rows = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
-            self.image_ids, references, self._columns = (
-                id_column(rows),
-                caption_column(rows),
-                rows.remove_columns("image"),
-            )
+            self.image_ids, references = id_column(rows), caption_column(rows)
+            self._columns = rows.remove_columns("image")
         self._rows = RowLookup(self.image_ids)
         self._words = {"": self._end}  # of the references; a call numbers further ones after them
         encode_words(ptb_tokenize_all(text for texts in references for text in texts), self._words)
@@ -140,9 +139,7 @@ class RewardService:
                 raise ValueError(f"The reward {reward.name!r} needs images of --dataset. Send ids instead of files.")
         known = torch.from_numpy(self._rows.rows(images)) if by_id else torch.arange(len(images))  # (M,)
         if bool((known < 0).any()):
-            raise ValueError(
-                f"The server's data have no image {self._rows.missing(images)[0]!r:.60}. Use ids of --dataset."
-            )
+            raise ValueError(f"There is no image {self._rows.missing(images)[0]!r:.60} here. Use ids of --dataset.")
         if len(known.unique()) < len(known):
             raise ValueError("images has an id twice, which would be its own distractor. Send each image once.")
         runs = [(image, len(list(run))) for image, run in groupby(image_of)]

@@ -5,16 +5,20 @@ The packages do not share one environment with this library. Each test was run w
 
 import asyncio
 import base64
-import importlib
+import functools
+import importlib.util
 import io
 import sys
 import types
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageChops
 from pydantic import BaseModel, ConfigDict
 
-from hf_captionrl.apps.serving.adapters import easyr1_score, openenv_scenes, scene_reward, swift_orm, verl_scores
+from hf_captionrl.apps.serving import adapters
+from hf_captionrl.apps.serving.adapters import openenv_scenes, scene_reward, swift_orm, verl_scores
 from hf_captionrl.apps.serving.server import RewardServer, RewardService
 from hf_captionrl.scenes import Facts, full_caption, render_scene, scene_stream
 from tests.apps.serving.conftest import CAPTIONS
@@ -31,26 +35,44 @@ def rows(expected, total):
     return [{total: number, **part} for number, part in zip(expected["rewards"], parts, strict=True)]
 
 
-def test_verl_batch(server, ids, expected):
-    """As `BatchRewardManager.verify` calls it."""
-    given = {"data_sources": ["x"] * 6, "solution_strs": CAPTIONS, "ground_truths": ids, "extra_infos": [{}] * 6}
-    assert verl_scores(**given, url=server.address) == rows(expected, "score")
+@pytest.mark.parametrize("package", ["published", "installed"])
+def test_verl_batch(server, ids, expected, package):
+    """As the reward manager `batch` calls it."""
+    score = functools.partial(verl_scores, url=server.address)
+    if package == "published":
+        given = {"data_sources": ["x"] * 6, "solution_strs": CAPTIONS, "ground_truths": ids, "extra_infos": [{}] * 6}
+        assert score(**given) == rows(expected, "score")
+        return
+    pytest.importorskip("verl", reason="verl is not installed")
+    from verl import DataProto
+    from verl.workers.reward_manager.batch import BatchRewardManager
+
+    number = torch.arange(6)[:, None]
+    tensors = {"prompts": number, "responses": number, "attention_mask": torch.ones(6, 2, dtype=torch.long)}
+    truth = np.array([{"ground_truth": image_id} for image_id in ids], dtype=object)
+    extras = {"reward_model": truth, "data_source": np.array(["x"] * 6, dtype=object)}
+    tokenizer = types.SimpleNamespace(decode=lambda ids, **kwargs: CAPTIONS[int(ids[0])])
+    found = BatchRewardManager(tokenizer, 0, score)(DataProto.from_dict(tensors, non_tensors=extras), return_dict=True)
+    assert found["reward_tensor"][:, 0].tolist() == torch.tensor(expected["rewards"]).tolist()
+    assert found["reward_extra_info"]["length"] == expected["parts"]["length"]
 
 
 @pytest.mark.parametrize("package", ["published", "installed"])
 def test_verl_one_caption(options, ids, package):
     """As the reward manager `naive` calls it, here found by verl's own `get_custom_reward_fn`."""
     made = RewardService(options(), ["self_retrieval:distractor_scope=bank,bank_size=20"])
-    place = "hf_captionrl.apps.serving.adapters"
     with RewardServer(made, options()) as running:
         if package == "published":
-            found = getattr(importlib.import_module(place), "verl_score")  # noqa: B009
-            settings = {"url": running.address}
+            found, settings = adapters.verl_score, {"url": running.address}
         else:
             pytest.importorskip("verl", reason="verl is not installed")
             from verl.trainer.ppo.reward import get_custom_reward_fn
 
-            own = {"path": f"pkg://{place}", "name": "verl_score", "reward_kwargs": {"url": running.address}}
+            own = {
+                "path": f"pkg://{adapters.__name__}",
+                "name": "verl_score",
+                "reward_kwargs": {"url": running.address},
+            }
             found, settings = get_custom_reward_fn(types.SimpleNamespace(reward={"custom_reward_function": own})), {}
         scored = found(
             data_source="x", solution_str=CAPTIONS[0], ground_truth=ids[0], extra_info={"num_turns": 1}, **settings
@@ -60,10 +82,13 @@ def test_verl_one_caption(options, ids, package):
 
 
 def test_easyr1(server, ids, expected):
-    """As `BatchFunctionRewardManagerMixin` calls it; the module says that it takes batches."""
+    """As `AutoRewardManager` loads and calls it: from the file, which says that it takes batches."""
+    spec = importlib.util.spec_from_file_location("custom_reward_fn", adapters.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     given = [{"response": c, "response_length": 3, "ground_truth": i} for c, i in zip(CAPTIONS, ids, strict=True)]
-    assert easyr1_score(given, url=server.address) == rows(expected, "overall")
-    assert importlib.import_module(easyr1_score.__module__).REWARD_TYPE == "batch"
+    assert module.easyr1_score(given, url=server.address) == rows(expected, "overall")
+    assert module.REWARD_TYPE == "batch"
 
 
 class PublishedORM:

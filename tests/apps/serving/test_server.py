@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx
@@ -58,7 +59,7 @@ def test_every_reward_equals_a_loop(service, scenes):
     )  # "pigs pigs" twice among the 7 pairs of words
     assert all(0 < value < 1.1 for value in parts["diversity"])
     assert found["rewards"] == pytest.approx([sum(values) for values in zip(*parts.values(), strict=True)], rel=1e-12)
-    assert {spec.partition(":")[0] for spec in ALL} == set(REWARDS)
+    assert {name for name in REWARDS if parse_reward(name).name != name} == set()
 
 
 def test_weights_groups_and_some_rewards(options, cache):
@@ -112,7 +113,8 @@ def test_numbers_over_http_are_bit_identical(service, server, ids, options):
     fewer, more = (service.score(CAPTIONS[:2], names[:n], [0, 0], only=["self_retrieval"])["rewards"] for n in (2, 3))
     assert fewer[0] > more[0]
     assert fewer[1] > more[1]
-    assert remote(CAPTIONS, image_id=ids) == there
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda _: remote(CAPTIONS, image_id=ids), range(12))) == [there] * 12
     assert pickle.loads(pickle.dumps(remote))(CAPTIONS, image_id=ids) == there
     chat = [[{"role": "assistant", "content": f" {caption} "}] for caption in CAPTIONS]
     assert remote(chat, image_id=ids, prompts=["?"] * 6, trainer_state=None) == there
@@ -267,6 +269,7 @@ def test_health_and_schema(server):
         ({"dataset": ""}, ["self_retrieval"], "--scorer"),
         ({"dataset": ""}, ["cider"], "--dataset"),
         ({}, ["self_retrieval:distractor_scope=bank,bank_size=500"], "bank_size"),
+        ({"tokenizer": "scenes:nowhere"}, ["length"], "scenes:nowhere"),
     ],
 )
 def test_bad_options_are_refused(options, settings, rewards, named):
@@ -280,6 +283,10 @@ def test_a_bank_rewards_single_images(options):
     alone = [made.score(*first)["rewards"][0], made.score(*second)["rewards"][0]]
     together = made.score(["a red pig", "a blue pig"], list(made.image_ids[:2]), [0, 1])["rewards"]
     assert_close(torch.tensor(together), alone, dtype="float32", magnitude=100)
+    near = RewardService(options(), ["self_retrieval:distractor_scope=bank,bank_images=nearest,bank_size=5"])
+    assert near.score(["a red pig"], [made.image_ids[0]], [0])["rewards"][0] < 0
+    with pytest.raises(ValueError, match="--dataset"):  # an image without neighbours
+        near.score(["a red pig"], [files()[3]], [0])
     assert parse_reward("self_retrieval:similarity_scale=2.5,reward_kind=cosine").scale == 2.5
 
 
