@@ -17,8 +17,9 @@ from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, call_metric, metric_function
-from hf_captionrl.evaluation.options import optional_scorer
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.io import atomic_file
+from hf_captionrl.utils.model_files import model_path
 
 _MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
 _FEATURES = datasets.Features(
@@ -47,7 +48,9 @@ def _scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) ->
     image_of: np.ndarray = np.repeat(np.arange(len(texts)), list(map(len, texts)))  # (N,)
     flat = [text for each in texts for text in each]
     if options.metric is not None:
-        scorer = optional_scorer(options.scorer) if options.metric in SCORER_METRICS else None
+        scorer = None
+        if options.metric in SCORER_METRICS:
+            scorer = load_scorer(model_path(str(options.scorer)), device=options.device)
         function = metric_function(options.metric, scorer=scorer)
         references, images = caption_column(rows), undecoded(rows)["image"][:]
         of_captions = ([each[int(image)] for image in image_of] for each in (references, images))
