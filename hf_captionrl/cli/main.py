@@ -103,7 +103,13 @@ COMMANDS: tuple[Command, ...] = (
                 Command("leaderboard", "combine results into one table, best first",
                         "apps.truematch.options:LeaderboardOptions", "apps.truematch.evaluate:leaderboard",
                         is_resumable=True),
+                Command("lmms-eval", "write a task folder for lmms-eval", "apps.truematch.options:LmmsEvalOptions",
+                        "apps.truematch.lmms_eval:write_tasks"),
             )),
+    Command("serve-rewards", "serve rewards over HTTP, for trainers in any process",
+            "apps.serving.options:ServeOptions", "apps.serving.server:serve"),
+    Command("pairs", "write preference pairs for DPO, by any reward or metric", "apps.serving.options:PairsOptions",
+            "apps.serving.pairs:write_pairs"),
     Command("study", "build a human study and score its answers",
             description="Human studies without a server. `build` writes one HTML page per participant, which opens "
                         "from disk and exports the answers as a file, and the key, which stays with you. `score` "

@@ -71,6 +71,7 @@ class RewardContext:
         references (`list[list[str]]`): Human captions of the B images.
         candidates (`torch.Tensor` of shape `(C,)`): Rows of all images of the rollout on all processes: targets and distractors.
         positions (`torch.Tensor` of shape `(B,)`): Positions of the targets among the candidates.
+        candidate_images (`Sequence`, *optional*): The C images themselves, if they are not of the training data.
         bag_size (`int`): Every `bag_size` consecutive candidates form a bag of similar images; 0 without bags.
         step (`int`): Optimizer step.
         statistics (`dict[str, float]`): Numbers that rewards log, e.g. counts of captions without a reward.
@@ -105,6 +106,7 @@ class RewardContext:
     trainer_state: Any | None = None
     metrics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     extra: dict[str, list[Any]] = field(default_factory=dict)
+    candidate_images: Sequence[Any] | None = None
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number with the rewards: its mean over calls, processes and the steps between two logs."""

@@ -447,7 +447,10 @@ class SelfRetrieval(RetrievalOptions, Reward):
         """Rewards `(N,)` by one scorer."""
         scorer, features = self.scorers[member], self._features[member]
         scale = scorer.logit_scale if self.scale is None else self.scale
-        images = features[context.candidates.to(features.device)].float()  # (C, D)
+        if context.candidate_images is None:
+            images = features[context.candidates.to(features.device)].float()  # (C, D)
+        else:
+            images = scorer.image_features(context.candidate_images).to(features.device, torch.float32)
         positions = context.positions.to(features.device)  # (B,)
         # fp32: at scale 100, bf16 is 0.2 nats off.
         text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)

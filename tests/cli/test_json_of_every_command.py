@@ -44,6 +44,9 @@ RUNS = {
     "truematch apply": ["truematch"],
     "truematch evaluate": ["truematch", *FILES, "--cache_dir", "cache", "--output_dir", "judged"],
     "truematch leaderboard": ["truematch", "judged/results.json"],
+    "truematch lmms-eval": ["truematch", "--output", "lmms_tasks"],
+    "pairs": ["--captions", "a.jsonl", "b.jsonl", "--metric", "bleu_1", "--margin", "0.01"],
+    "serve-rewards": ["--reward", "length", "--port", "0"],
     "study build retrieval": [*FILES, "--output", "study", "--set_size", "2", "--num_sets", "3", "--controls", "0"],
     "study build rating": [*FILES, "--output", "ratings", "--num_images", "2", "--num_raters", "1"],
     "study score": ["ratings", "answers.json"],
@@ -141,6 +144,9 @@ def world(tmp_path_factory):
         patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
         patch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: folder / "modules")
+        patch.setattr(
+            "hf_captionrl.apps.serving.server.RewardServer.serve", lambda server: server._server.server_close()
+        )
         patch.setattr("hf_captionrl.apps.album.page.load_demo", lambda arguments: None)
         patch.setattr("hf_captionrl.apps.album.page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
         for name, arguments in RUNS.items():
