@@ -68,6 +68,7 @@ def measure_agreement(options: AgreementOptions) -> None:
     with_images = [name for name in options.metrics if name in SCORER_METRICS]
     if with_images and options.scorer is None:
         raise ValueError(f"{with_images[0]} needs a scorer. Use --scorer {_PUBLISHED_SCORER}.")
+    functions = {name: metric_function(name) for name in options.metrics if name not in SCORER_METRICS}
     rated = load_ratings(
         options.benchmark, options.data_root, num_references=options.num_references, seed=options.seed
     )
@@ -80,14 +81,14 @@ def measure_agreement(options: AgreementOptions) -> None:
         from hf_captionrl.retrieval import load_scorer
 
         scorer = load_scorer(options.scorer, device=options.device)
-    functions = {name: metric_function(name, scorer=scorer) for name in options.metrics}
+    functions |= {name: metric_function(name, scorer=scorer) for name in with_images}
     if options.command is not None:
         functions["command"] = program_metric(options.command)
     scores: dict[str, Any] = {}
     not_run = {}
-    for name, function in functions.items():
+    for name in [*options.metrics, *(["command"] if options.command is not None else [])]:
         try:
-            scores[name] = rated.scores(function, name=name, image_dir=folder)
+            scores[name] = rated.scores(functions[name], name=name, image_dir=folder)
         except JavaError as error:
             not_run[name] = str(error)
     if not scores:

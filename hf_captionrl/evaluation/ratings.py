@@ -145,10 +145,11 @@ def _find(folder: Path, *names: str) -> Path:
 
 
 @contextlib.contextmanager
-def _layout(path: Path, wanted: str, *errors: type[Exception]) -> Iterator[None]:
+def _layout(path: Path, wanted: str, *more: type[Exception]) -> Iterator[None]:
+    refused: tuple[type[Exception], ...] = (ValueError, LookupError, TypeError, AttributeError, NotImplementedError)
     try:
         yield
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, NotImplementedError, *errors) as error:
+    except (*refused, *more) as error:
         raise ValueError(f"{path} cannot be read ({type(error).__name__}: {error}). It needs {wanted}.") from error
 
 
@@ -199,7 +200,7 @@ def _read(
         for number, line in enumerate(lines, start=1):
             try:
                 rows += read(line)
-            except (ValueError, KeyError, IndexError, TypeError, SyntaxError, ZeroDivisionError):
+            except (ValueError, LookupError, TypeError, SyntaxError, ZeroDivisionError):
                 bad.append(number)
     except csv.Error as error:
         raise ValueError(f"{path} is no CSV after line {number}: {error}. Use the published file.") from error

@@ -65,8 +65,8 @@ def agreement(
     draws = generator.multinomial(G, np.full(G, 1 / G), size=num_bootstrap).astype(np.float64)  # (R, G)
     weights = np.concatenate([np.ones((1, G)), draws])
     found = {name: _taus(of[order], counts, starts, weights, variant) for name, of in named.items()}
-    counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G}
-    counted["signature"] = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
+    parts = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
+    counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G, "signature": parts}
     results = {name: _estimate("tau", taus, confidence) | counted for name, taus in found.items()}
     return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
 
