@@ -453,5 +453,6 @@ def test_bad_input_is_one_line(folder, change, named, capsys):
     more = change(folder) or []
     assert main(["agreement", "--benchmark", "flickr8k-expert", "--data_root", str(folder), *more]) == 2
     said = capsys.readouterr().err.strip()
+    assert said.startswith("captionrl agreement: error: ")
     assert named in said
     assert len(said.splitlines()) == 1
