@@ -249,7 +249,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     add_commands(subcommands, COMMANDS, chosen)
     return parser
 
@@ -287,7 +287,7 @@ def _run(argv: Sequence[str] | None) -> int:
             traceback.print_exc()
         kind = "" if is_input else f"{type(error).__name__}: "
         hint = "" if is_input or arguments.traceback else " (--traceback shows where)"
-        print(f"captionrl {arguments.command}: error: {kind}{one_line(error)}{hint}", file=sys.stderr)
+        print(f"captionrl {arguments.subcommand}: error: {kind}{one_line(error)}{hint}", file=sys.stderr)
         return 2 if is_input else 1
     return 0
 

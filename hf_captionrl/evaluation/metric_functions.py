@@ -7,11 +7,13 @@ numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` ta
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,28 +25,82 @@ TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "ci
 SCORER_METRICS = ("clip_score", "ref_clip_score")
 
 
-def metric_function(name: str, *, scorer: Any = None) -> MetricFunction:
+def metric_function(metric: Any, *, scorer: Any = None) -> MetricFunction:
     """The function of a metric.
 
     Args:
-        name: A name of `TEXT_METRICS` or `SCORER_METRICS`; `"package.module:function"` for a function of your own with
-            these three arguments.
+        metric: A name of `TEXT_METRICS` or `SCORER_METRICS`; `"package.module:function"` for a function of your own, also in
+            the working folder; `"evaluate:NAME"` or `"evaluate:PATH.py"` for a module of `evaluate`, followed by `":KEY"` if it
+            returns several numbers per caption; a loaded module; or a function of captions and references, or of captions,
+            references and images.
         scorer ([`Scorer`], *optional*): Dual encoder of the metrics of `SCORER_METRICS`.
     Raises:
         ValueError: If there is no such metric, or its scorer is missing.
     """
-    if name in TEXT_METRICS:
-        return lambda candidates, references, images: _text_scores(name, candidates, references)
-    if name in SCORER_METRICS:
+    if not isinstance(metric, str):
+        if hasattr(metric, "compute"):
+            return _module_metric(metric, type(metric).__name__, "")
+        return (
+            metric if _takes_images(metric) else lambda candidates, references, images: metric(candidates, references)
+        )
+    if metric in TEXT_METRICS:
+        return lambda candidates, references, images: _text_scores(metric, candidates, references)
+    if metric in SCORER_METRICS:
         if scorer is None:
-            raise ValueError(f"{name} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-        return lambda candidates, references, images: _scorer_scores(name, scorer, candidates, references, images)
-    module, colon, function = name.partition(":")
+            raise ValueError(f"{metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+        return lambda candidates, references, images: _scorer_scores(metric, scorer, candidates, references, images)
+    module, colon, function = metric.partition(":")
     if not colon:
         known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
-        raise ValueError(f"There is no metric {name!r}. Use one of {known}, or package.module:function.")
-    found: MetricFunction = getattr(importlib.import_module(module), function)
-    return found
+        raise ValueError(
+            f"There is no metric {metric!r}. Use one of {known}, package.module:function or evaluate:NAME."
+        )
+    if module == "evaluate":
+        import evaluate
+
+        name, _, key = function.partition(":")
+        return _module_metric(evaluate.load(name), metric, key)
+    sys.path.insert(0, os.getcwd())  # a console script does not look into the working folder
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The metric {metric!r} cannot be imported: {error}. Use package.module:function.") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    return metric_function(found)
+
+
+def _takes_images(function: Callable[..., Any]) -> bool:
+    """Whether the third argument is needed, or is called images; an option of the function is neither."""
+    arguments = [each for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
+    return len(arguments) > 2 and (arguments[2].default is inspect.Parameter.empty or arguments[2].name == "images")
+
+
+def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
+    """A module of `evaluate` with predictions (N strings) and references (N lists of strings).
+
+    Its `compute` returns a `dict`; the numbers of the captions are a list of N in it, or in its `per_sample`.
+    """
+
+    def scores(
+        candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
+    ) -> Sequence[float]:
+        found = module.compute(predictions=list(candidates), references=[list(each) for each in references])
+        inner = found.get("per_sample")
+        per_caption = {
+            part: values
+            for part, values in (found | (inner if isinstance(inner, dict) else {})).items()
+            if not isinstance(values, (str, dict)) and hasattr(values, "__len__") and len(values) == len(candidates)
+        }
+        if key in per_caption or (not key and len(per_caption) == 1):
+            numbers: Sequence[float] = per_caption[key or next(iter(per_caption))]
+            return numbers
+        has = f"it has {', '.join(per_caption)}" if per_caption else "it has none"
+        raise ValueError(
+            f"{name} must return a list of {len(candidates)} numbers{f', {key}' if key else ''}; {has}. Use evaluate:NAME:KEY."
+        )
+
+    return scores
 
 
 def program_metric(command: str) -> MetricFunction:
