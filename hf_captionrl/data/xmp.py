@@ -97,6 +97,10 @@ class _Editor:
         if not self._depth:
             self._out.comment(text)
 
+    def pi(self, target: str, data: str) -> None:
+        if self._path and not self._depth:  # those around the packet are written anew
+            self._out.pi(target, data)
+
     def _add(self) -> None:
         self._is_written = True
         for name, texts in self._new.items():
