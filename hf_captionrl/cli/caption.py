@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -241,10 +241,6 @@ class BatchCaptioner:
         if words := forbidden_tokens(self.captioner.tokenizer, options.do_not_mention):
             self.decoding["bad_words_ids"] = words
 
-    def opened(self) -> AbstractContextManager[Any]:
-        """A block after which the file of answers is closed."""
-        return self.captioner if self.options.endpoint is not None else nullcontext()  # type: ignore[no-any-return]
-
     def made_by(self) -> dict[str, Any]:
         """What else affects the captions."""
         from hf_captionrl.retrieval.feature_cache import model_fingerprint
@@ -272,13 +268,13 @@ class BatchCaptioner:
         if self.options.do_sample:
             torch.manual_seed(seed_of_batch(self.options.seed, self.reader.ids[rows[0]]))
         # No variable holds the list, so the images are freed before the next batch is opened.
-        if self.scorer is None:
-            texts = self._generate([images.pop(row) for row in good], good)
-        else:
-            texts = self._generate([images[row] for row in good], good)
-            texts = self._reranked([images.pop(row) for row in good], texts)
-        number = 1 if self.scorer else self.decoding["num_return_sequences"]
-        return done | {row: mine for row, mine in zip(good, texts, strict=True) if len(mine) == number}
+        open_image = images.pop if self.scorer is None else images.__getitem__
+        groups = zip(good, self._generate([open_image(row) for row in good], good), strict=True)
+        texts = {row: mine for row, mine in groups if len(mine) == self.decoding["num_return_sequences"]}
+        if self.scorer is not None and texts:
+            best = self._reranked([images.pop(row) for row in texts], list(texts.values()))
+            texts = dict(zip(texts, best, strict=True))
+        return done | texts
 
     def _generate(self, images: list[Any], rows: list[int]) -> list[list[str]]:
         number = self.decoding["num_return_sequences"]
@@ -309,8 +305,8 @@ class BatchCaptioner:
 
         best = []
         for image, group in zip(self.scorer.image_features(images), texts, strict=True):
-            similarity = self.scorer.text_features(spoken(group)) @ image if group else None
-            best.append([] if similarity is None else [group[int(similarity.argmax())]])
+            similarity = self.scorer.text_features(spoken(group)) @ image
+            best.append([group[int(similarity.argmax())]])
         return best
 
 
@@ -486,7 +482,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
         captioner = BatchCaptioner(arguments, split, listed)
-        stack.enter_context(captioner.opened())
+        if arguments.endpoint is not None:
+            stack.enter_context(captioner.captioner)
         settings = arguments.settings | captioner.made_by()
         if unknown := sorted(split.all_ids.missing(list(writer.done))):
             raise ValueError(
@@ -531,7 +528,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 wanted = [row for row, image_id in id_of.items() if image_id not in writer.done]
                 # Batches start at fixed rows, and samples depend on the whole batch: an incomplete batch is sampled again as a
                 # whole, so that a resumed output equals that of an uninterrupted run.
-                texts = captioner(batch if arguments.do_sample else wanted) if wanted else {}
+                is_whole = arguments.do_sample and arguments.endpoint is None
+                texts = captioner(batch if is_whole else wanted) if wanted else {}
                 if good := [row for row in wanted if row in texts]:
                     decorative = {id_of[row] for row in captioner.decorative & set(good)}
                     writer.append([id_of[row] for row in good], [texts[row] for row in good], decorative)

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def generate_candidates(
     }
     wording = _wording(captioner, options)
     sampling |= {"num_return_sequences": options.num_samples, **wording}
-    beams = {"do_sample": False, "num_beams": options.num_beams, "num_return_sequences": options.num_beams, **wording}
+    beams = _beams(captioner, options)
     others = dict(zip(rows, similar or (), strict=False))
     found: list[list[str]] = []
     device = captioner.device
@@ -121,12 +122,10 @@ def contrastive_answers(
     }
     if isinstance(captioner, EndpointCaptioner):
         return _answers(captioner, images, rows, image_ids, told, 1, options.batch_size)
-    number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
     found: list[list[str]] = []
     for chunk, opened in opened_chunks(images, rows, options.batch_size):
         inputs = encode_with_prompts(captioner, opened, [told[row] for row in chunk])
-        beams = captioner.generate(**inputs, do_sample=False, **number, **_wording(captioner, options))
-        found += _grouped(beams.captions, len(chunk))
+        found += _grouped(captioner.generate(**inputs, **_beams(captioner, options)).captions, len(chunk))
     return found
 
 
@@ -151,13 +150,18 @@ def _answers(
                     f"Image {image_id!r} has no answer: {captioner.failed[image_id]}. Use the same command to ask again, or leave "
                     "the image out; other answers are kept."
                 )
-            found.append(list({str(text): text for text in reversed(texts)}.values())[::-1])
+            found.append(list(dict.fromkeys(texts)))
     return found
 
 
 def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
     each = len(texts) // number
     return [list(texts[start : start + each]) for start in range(0, len(texts), each)]
+
+
+def _beams(captioner: Captioner, options: CandidateOptions) -> dict[str, Any]:
+    number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
+    return {"do_sample": False, **number, **_wording(captioner, options)}
 
 
 def _wording(captioner: Captioner, options: CandidateOptions) -> dict[str, Any]:
@@ -221,13 +225,11 @@ def pragmatic_captions(
     **settings: Any,
 ) -> list[str]:
     """Captions that distinguish the first image from the others, best first; a chat model may get a prompt for all of them."""
-    is_told = prompt is not None
+    encode = captioner.encode_images
+    if prompt is not None:
+        encode = partial(encode_with_prompts, captioner, prompts=[prompt] * len(images))
     found = captioner.generate(
-        **(
-            encode_with_prompts(captioner, images, [str(prompt)] * len(images))
-            if is_told
-            else captioner.encode_images(images)
-        ),
+        **encode(images),
         num_beams=num_beams,
         logits_processor=LogitsProcessorList([PragmaticProcessor(len(images), num_beams, rationality)]),
         **settings,

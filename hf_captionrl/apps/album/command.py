@@ -250,14 +250,15 @@ class KeptWork(AlbumWork):
     def compares_images(self) -> bool:
         # To write the texts of a person into files takes no model.
         options = self.options
-        return options.scorer is not None or options.model is not None or not options.sidecars
+        writes_files = options.sidecars or options.xmp_sidecars or options.xmp_copies is not None
+        return options.scorer is not None or options.model is not None or not writes_files
 
     @cached_property
     def source(self) -> AlbumSource:
         return load_source(self.options, sidecars=False)
 
     @cached_property
-    def captioner(self) -> Any:
+    def captioner(self) -> Any:  # type: ignore[override]
         return load_model(self.options, self.adapter)
 
     @cached_property
@@ -768,7 +769,7 @@ class AlbumFiles:
 
     def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
         options = self.options
-        return with_text(before, caption, options.xmp_properties, name, options.xmp_language or None)
+        return with_text(before, caption, list(options.xmp_properties), name, options.xmp_language or None)
 
     def _add_xmp(self, album: Album, contents: dict[Path, bytes], persons: dict[Path, str]) -> list[str]:
         """Add the XMP files to what is written; returns those that have another text of a person, and are kept."""

@@ -163,7 +163,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
         None,
         metavar="NAME",
         help="dual encoder that compares captions and images (default: scenes:siglip-held-out for embedded captioners, "
-        "scenes:clip-reward with --adapt, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
+        "scenes:clip-reward with --adapt, none with --sidecars or XMP without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
         None,

@@ -66,7 +66,9 @@ class ChatServer:
                     choice = {"message": {"content": text}, "finish_reason": "length" if what == "length" else "stop"}
                     if double.log_probs is not None and body.get("logprobs"):
                         values = enumerate(double.log_probs(text))
-                        tokens = [{"token": f"t{i}", "logprob": v, "bytes": None, "top_logprobs": []} for i, v in values]
+                        tokens = [
+                            {"token": f"t{i}", "logprob": v, "bytes": None, "top_logprobs": []} for i, v in values
+                        ]
                         choice["logprobs"] = {"content": tokens, "refusal": None}
                     usage = {"prompt_tokens": 100, "completion_tokens": len(text.split())}
                     self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
