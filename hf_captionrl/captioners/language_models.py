@@ -240,6 +240,17 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
     return turns
 
 
+def check_address(base_url: str) -> None:
+    """Refuse what is no address of an endpoint, or contains a secret, which logs would show."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"The endpoint (base_url) is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password or parts.query:
+        raise ValueError(
+            "The endpoint (base_url) contains a user, a password or a query, which logs would show. Use api_key_env."
+        )
+
+
 class HTTPBackend:
     """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
@@ -271,13 +282,7 @@ class HTTPBackend:
         top_p: float = 1.0,
         scores: bool = False,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
-        if parts.username or parts.password or parts.query:
-            raise ValueError(
-                "base_url contains a user, a password or a query, which logs would show. Use api_key_env."
-            )
+        check_address(base_url)
         self._key = ""
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()

@@ -56,9 +56,7 @@ class ImagePrompts:
 
     do_not_mention: Sequence[str] = ()
     max_context: int = 1000
-    rows: dict[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # prompt and context by image id, either may be empty
+    rows: dict[str, tuple[str, str]] = field(default_factory=dict)  # prompt and context by image id; one may be empty
 
     def __bool__(self) -> bool:
         return bool(self.do_not_mention or self.rows)
@@ -98,7 +96,7 @@ class ImagePrompts:
         for number, row in lines:
             name = next((row[key] for key in _NAMES if row.get(key)), None) if isinstance(row, dict) else None
             texts = [] if name is None else [row.get(key) or "" for key in ("prompt", "context")]
-            if name is None or name in rows or not any(texts) or not all(isinstance(one, str) for one in texts):
+            if not any(texts) or not all(isinstance(one, str) for one in (name, *texts)) or name in rows:
                 raise ValueError(
                     f"--prompts {str(path)!r}, row {number}, needs the columns image (each image once), and prompt or context with "
                     "a text. Correct it."

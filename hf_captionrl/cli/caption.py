@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
+from hf_captionrl.utils.parts import read_shards, refuse_other_settings, seed_of_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -347,6 +348,15 @@ def write_captions(arguments: CaptionOptions) -> None:
         summary, report = run_on_images(
             arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
         )
+        has_rule = bool(arguments.decorative or arguments.decorative_size)
+        if summary["finished"] and (has_rule or arguments.do_not_mention):
+            from hf_captionrl.captioners.prompts import mentions
+
+            counts: Counter[str] = Counter()
+            for row in read_shards(output, ["captions", "decorative"] if has_rule else ["captions"]):
+                counts["decorative"] += bool(row.get("decorative"))
+                counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in row["captions"] or ())
+            summary |= counts
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         summary, report = _write_lines(arguments, output, listed)

@@ -214,7 +214,9 @@ class WordingOptions:
     min_new_tokens: NotNegative = option(0, metavar="N", help="shortest caption in tokens")
 
     def check_wording(self) -> None:
-        """Refuse lengths that no caption has."""
+        """Refuse lengths that no caption has, and blank words."""
+        if any(not word.strip() for word in self.do_not_mention):
+            raise ValueError(f"--do_not_mention {self.do_not_mention} has a blank word. Leave it out.")
         if self.min_new_tokens > (longest := getattr(self, "max_new_tokens", self.min_new_tokens)):
             raise ValueError(
                 f"--min_new_tokens {self.min_new_tokens} is above --max_new_tokens {longest}. Raise the latter."

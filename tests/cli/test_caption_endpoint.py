@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.cli import main
+from hf_captionrl.utils.parts import read_shards
 from tests.apps.boosting.server import ChatServer, texts_of
 from tests.processes import Forked
 from tests.tolerances import close
@@ -203,6 +204,26 @@ def test_decorative_images_are_not_asked_for(folder, capsys):
     assert "'none-*' fits no image" in said.err
 
 
+def test_decorative_images_of_shards(folder, capsys):
+    command = [
+        "caption",
+        "scenes:blip-mle",
+        "--dataset",
+        str(folder / "photos"),
+        "--num_beams",
+        "1",
+        "--max_new_tokens",
+    ]
+    command += ["5", "--processes", "1", "--output", str(folder / "out"), "--decorative", "a.png", "--do_not_mention"]
+    assert main([*command, "two", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["decorative"], summary["mentions"], summary["images"]) == (1, 0, 3)
+    rows = {row["image_id"]: row for row in read_shards(folder / "out", ["image_id", "captions", "decorative"])}
+    assert (rows["a.png"]["captions"], rows["a.png"]["decorative"]) == ([""], True)
+    assert rows["b.png"]["captions"][0]
+    assert not rows["b.png"]["decorative"]
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [
@@ -213,6 +234,9 @@ def test_decorative_images_are_not_asked_for(folder, capsys):
         (["--min_new_tokens", "5"], "--min_new_tokens"),
         (["--top_k", "5"], "--top_k"),
         (["--timeout_s", "0"], "timeout_s"),
+        (["--do_not_mention", "a", " "], "--do_not_mention"),
+        (["--endpoint", "http://me:secret@127.0.0.1/v1"], "api_key_env"),
+        (["--endpoint", "ftp://127.0.0.1"], "ftp://127.0.0.1"),
         (["--api_key_env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
         (["--prompts", "nothing.txt"], "--prompts"),
         (["--prompts", "empty.csv"], "row 2"),

@@ -47,7 +47,7 @@ from hf_captionrl.apps.album.sources import (
     sidecar_of,
 )
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.language_models import EndpointCaptioner, cost_sentence, default_device
+from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.cli.features import rows_per_shard
@@ -129,6 +129,7 @@ def check_options(options: AlbumOptions) -> None:
         "revision dtype num_beams rationality min_new_tokens adapt engine processes address dry_run"
     )
     if options.endpoint is not None:
+        check_address(options.endpoint)
         if options.model is None:
             raise ValueError("--endpoint needs the name of the model there. Use --model.")
         if options.decoding == "rsa" or (options.num_samples == 0 and options.choice != "first"):
