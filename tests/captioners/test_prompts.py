@@ -4,7 +4,9 @@ import csv
 import json
 
 import pytest
+import transformers
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hf_captionrl.captioners import load_captioner, prompts
 from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens, mentions
@@ -52,7 +54,22 @@ def test_words_are_found_whole_in_any_case():
     assert not mentions("logos, catalogo", ["logo"])
 
 
-@pytest.mark.parametrize("make", [lambda captioner: captioner.tokenizer, lambda _: chat_tokenizer(("<image>",))])
+def spelling_tokenizer():
+    """One token per character, and one for the space before a word, as SentencePiece has."""
+    vocabulary = {letter: at for at, letter in enumerate('▁?abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",')}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda captioner: captioner.tokenizer,
+        lambda _: chat_tokenizer(("<image>",)),
+        lambda _: spelling_tokenizer(),
+    ],
+)
 def test_every_spelling_of_a_word_has_its_tokens(captioner, make):
     tokenizer = make(captioner)
 

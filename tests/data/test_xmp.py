@@ -73,8 +73,10 @@ def test_language_is_chosen():
     assert chosen_text([]) == ""
 
 
-BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><x>&b;</x>'
-SECRET = b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>'
+WHOLE = PACKET.partition(b"?>")[2].strip()  # valid, if entities were allowed
+BOMB = b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>' + WHOLE.replace(b"a dog", b"&b;")
+SECRET = b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]>' + WHOLE.replace(b"a dog", b"&a;")
+NO_ENTITY = b"<!DOCTYPE x>" + WHOLE
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,7 @@ SECRET = b'<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><x>&a;</x>'
         b"<x/>",
         BOMB,
         SECRET,
+        NO_ENTITY,
         PACKET[:-200],
         b'<?xml version="1.0" encoding="none"?><x/>',
         b"<x>\xff</x>",
@@ -138,6 +141,9 @@ def test_images_get_a_packet_and_keep_their_pixels_and_metadata(kind, settings):
     )
     assert after.info.get("icc_profile") == before.info.get("icc_profile")
     assert with_packet(first, packet, "n") == with_packet(second, packet, "n")  # nothing of the first one is left
+    if kind == "JPEG":  # readers expect JFIF and Exif first
+        assert second[:20] == plain[:20]
+        assert second.find(b"Exif\0\0") < second.index(b"ns.adobe.com/xap")
     if kind != "WEBP":  # whose simple form gets a header, too
         whole = second.replace(packet, b"")
         assert len(whole) - len(plain) == (33 if kind == "JPEG" else 34)
