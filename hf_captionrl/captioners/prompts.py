@@ -96,7 +96,8 @@ class ImagePrompts:
         for number, row in lines:
             name = next((row[key] for key in _NAMES if row.get(key)), None) if isinstance(row, dict) else None
             texts = [] if name is None else [row.get(key) or "" for key in ("prompt", "context")]
-            if not any(texts) or not all(isinstance(one, str) for one in (name, *texts)) or name in rows:
+            is_text = any(texts) and all(isinstance(one, str) for one in texts)
+            if not isinstance(name, str) or not is_text or name in rows:
                 raise ValueError(
                     f"--prompts {str(path)!r}, row {number}, needs the columns image (each image once), and prompt or context with "
                     "a text. Correct it."

@@ -209,7 +209,7 @@ class WordingOptions:
         nargs="+",
         metavar="WORD",
         help="words or phrases that captions should not contain: chat models and endpoints are told, and models in this "
-        "process cannot write them",
+        "process are kept from the tokens of each word in every casing",
     )
     min_new_tokens: NotNegative = option(0, metavar="N", help="shortest caption in tokens")
 
