@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -196,7 +197,9 @@ def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
     token do not count, and tokens that differ only in them are added up.
     """
     if not (choice.get("logprobs") or {}).get("content"):
-        raise BackendError("The endpoint returns no top_logprobs. Use one that does, such as vLLM's, or a local model.")
+        raise BackendError(
+            "The endpoint returns no top_logprobs. Use one that does, such as vLLM's, or a local model."
+        )
     positions = choice["logprobs"]["content"]
     found: list[float] = []
     for answer in answers:
@@ -448,13 +451,17 @@ class TransformersBackend(LocalBackend):
     def _answer_ids(self, text: str, last: int, answers: Sequence[str]) -> list[list[int]]:
         """Tokens of each answer as the model writes them after a text that ends in token `last`: after a word, a blank is first."""
         before = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        ends_in_word = last not in self._tokenizer.all_special_ids and not self._tokenizer.decode([last])[-1:].isspace()
+        ends_in_word = (
+            last not in self._tokenizer.all_special_ids and not self._tokenizer.decode([last])[-1:].isspace()
+        )
         found = []
         for answer in answers:
             answer = " " + answer if ends_in_word else answer
             ids = self._tokenizer(text + answer, add_special_tokens=False)["input_ids"]
             own = ids[len(before) :]
-            if ids[: len(before)] != before:  # the tokenizer joins the end of the prompt with the answer; models do not
+            if (
+                ids[: len(before)] != before
+            ):  # the tokenizer joins the end of the prompt with the answer; models do not
                 own = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
             found.append(own)
         return found
@@ -476,10 +483,14 @@ class TransformersBackend(LocalBackend):
         """Log-probabilities of the tokens of A answers after one prompt. Sums are in fp64, because bf16 has 8 bits."""
         import torch
 
+        # Of the logits of the prompt only the last are needed; not every model can leave out the others.
+        named = inspect.signature(self._model.forward).parameters
         with torch.inference_mode():
-            before = self._model(**inputs, use_cache=True)
+            before = self._model(
+                **inputs, use_cache=True, **({"logits_to_keep": 1} if "logits_to_keep" in named else {})
+            )
             if self._model.config.is_encoder_decoder or getattr(before, "past_key_values", None) is None:
-                super().score_answers([], [])  # raises: no model that continues its prompt
+                self.refuse_scores()
             first = before.logits[0, -1].double().log_softmax(0)  # (V,)
             total = first[[row[0] for row in ids]]  # (A,)
             longer = [a for a, row in enumerate(ids) if len(row) > 1]
@@ -567,7 +578,11 @@ class TransformersVisionBackend(TransformersBackend):
         images = [[image.convert("RGB") for image in prompt.images] for prompt in prompts]
         inputs = self._processor(
             # Models of one image take a flat list.
-            images=[own[0] for own in images] if all(len(own) == 1 for own in images) else images,
+            images=[own[0] for own in images]
+            if all(len(own) == 1 for own in images)
+            else images
+            if any(images)
+            else None,
             text=texts,
             padding=True,
             return_tensors="pt",
@@ -654,3 +669,36 @@ class VLLMBackend(LocalBackend):
         chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
         answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
         return [Truncated(said.text) if said.finish_reason == "length" else said.text for said in answers]
+
+
+# --- A backend by name -----------------------------------------------------------------------------------------------
+
+
+def load_judge(
+    name: str,
+    *,
+    with_images: bool,
+    base_url: str | None = None,
+    api_key_env: str | None = None,
+    device: str | None = None,
+    answers: str | os.PathLike[str] | None = None,
+    max_requests: int | None = None,
+) -> Backend:
+    """The judge that `--judge` names: `transformers:NAME` or `openai:NAME`; with a file of answers it is asked nothing twice."""
+    kind, _, model = name.partition(":")
+    if kind not in ("transformers", "openai") or not model:
+        raise ValueError(f"--judge is {name!r}. Use transformers:NAME, or openai:NAME with --judge_url.")
+    if (kind == "openai") != (base_url is not None):
+        raise ValueError(
+            f"--judge is {name!r} and --judge_url {base_url!r}. An endpoint (openai:NAME) needs its address."
+        )
+    if max_requests is not None and answers is None:
+        raise ValueError(
+            f"--max_requests is {max_requests}, which needs a file for the answers. Use --judge_answers FILE."
+        )
+    backend: Any
+    if kind == "openai":
+        backend = HTTPBackend(str(base_url), model, api_key_env=api_key_env, is_multimodal=with_images)
+    else:
+        backend = (TransformersVisionBackend if with_images else TransformersTextBackend)(model, device=device)
+    return backend if answers is None else KeptAnswers(backend, answers, max_requests)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, TEXT_METRICS
+from hf_captionrl.cli.options import JudgeOptions
+from hf_captionrl.evaluation.metric_functions import JUDGE_METRICS, SCORER_METRICS, TEXT_METRICS
 from hf_captionrl.utils.io import installed_versions, write_json
 from hf_captionrl.utils.options import CommandOptions, DeviceOptions, NotNegative, SeedOptions, option
 
 
 @dataclass
-class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
+class AgreementOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions):
     """Kendall's tau of metrics with human ratings, with intervals over images, beside published numbers.
 
     The annotations and captions of a benchmark are read from --data_root, as their authors publish them.
@@ -33,7 +34,7 @@ class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
         ["bleu_4", "rouge_l", "cider_d"],
         nargs="+",
         metavar="METRIC",
-        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS))}, or package.module:function",
+        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))}, or package.module:function",
     )
     command: str | None = option(
         None,
@@ -41,8 +42,10 @@ class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
         help="another metric: a program that reads JSON lines with 'candidate', 'references' and 'image', and writes a number "
         "per line",
     )
-    scorer: str | None = option(None, help="dual encoder of clip_score and ref_clip_score")
-    image_dir: Path | None = option(None, help="folder of the images, for these two (default: --data_root/images)")
+    scorer: str | None = option(None, help=f"dual encoder of {', '.join(SCORER_METRICS)}")
+    image_dir: Path | None = option(
+        None, help="folder of the images, for metrics that see them (default: --data_root/images)"
+    )
     num_bootstrap: NotNegative = option(1000, help="resamples of the images")
     output: Path | None = option(None, metavar="FILE", help="also write the result as JSON")
 
@@ -52,20 +55,25 @@ def measure_agreement(options: AgreementOptions) -> None:
     from hf_captionrl.evaluation.metric_functions import call_metric, metric_function, program_metric
     from hf_captionrl.evaluation.ratings import PUBLISHED, load_ratings
 
-    with_images = [name for name in options.metrics if name in SCORER_METRICS]
-    if with_images and options.scorer is None:
-        raise ValueError(f"{with_images[0]} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+    by_scorer, by_judge = ([n for n in options.metrics if n in names] for names in (SCORER_METRICS, JUDGE_METRICS))
+    if by_scorer and options.scorer is None:
+        raise ValueError(f"{by_scorer[0]} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+    if by_judge and options.judge is None:
+        raise ValueError(f"{by_judge[0]} needs a judge. Use --judge transformers:NAME.")
+    judge_sees = [name for name in by_judge if name != "clair"]
+    with_images = by_scorer + judge_sees
     rated = load_ratings(options.benchmark, options.data_root)
     folder = options.image_dir or options.data_root / "images"
     missing = [name for name in dict.fromkeys(rated.images) if not (folder / name).is_file()]
     if with_images and missing:
         raise FileNotFoundError(f"{folder} lacks {len(missing)} images, such as {missing[0]!r}.")
     scorer = None
-    if with_images:
+    if by_scorer:
         from hf_captionrl.retrieval import load_scorer
 
         scorer = load_scorer(options.scorer, device=options.device)
-    functions = {name: metric_function(name, scorer=scorer) for name in options.metrics}
+    judge = options.load_judge(with_images=bool(judge_sees)) if by_judge else None
+    functions = {name: metric_function(name, scorer=scorer, judge=judge) for name in options.metrics}
     if options.command is not None:
         functions["command"] = program_metric(options.command)
     images = [folder / name for name in rated.images]
@@ -77,7 +85,13 @@ def measure_agreement(options: AgreementOptions) -> None:
     published = PUBLISHED[options.benchmark]
     for name, row in found["metrics"].items():
         row["published"] = published.get(name)
-    result = {"benchmark": options.benchmark, **found, "bad_lines": rated.num_bad_lines, "scorer": options.scorer}
+    result = {
+        "benchmark": options.benchmark,
+        **found,
+        "bad_lines": rated.num_bad_lines,
+        "scorer": options.scorer,
+        "judge": options.judge,
+    }
     if options.output is not None:
         write_json(options.output, result | {"versions": installed_versions()})
     print(json.dumps(result) if options.json else _text(options.benchmark, rated, result))

@@ -327,7 +327,12 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
-    learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
+    of_images = [name for name in arguments.judge_metrics if name != "clair"] if arguments.judge is not None else []
+    if is_text and of_images:
+        raise ValueError(f"--judge_metrics {of_images[0]} needs images. Use --dataset, or --judge_metrics clair.")
+    judge = arguments.load_judge(with_images=bool(of_images))
+    names = (arguments.bleurt, arguments.nli, arguments.entropy_of)
+    learned = learned_table(*names, judge, arguments.judge_metrics)  # before anything slow
     folder = arguments.output_dir
     asked = arguments.split
     if is_text:

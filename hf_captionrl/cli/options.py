@@ -4,14 +4,60 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, TrainingImagesOptions
-from hf_captionrl.utils.options import EngineOptions, SeedOptions, option
+from hf_captionrl.utils.options import EngineOptions, Positive, SeedOptions, option
 
 
 @dataclass
-class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
+class JudgeOptions:
+    """A language or vision-language model that rates captions."""
+
+    judge: str | None = option(
+        None,
+        group="judge",
+        metavar="KIND:NAME",
+        help="model that rates captions: transformers:NAME (a chat model, a folder or a name on the Hub) or openai:NAME (with "
+        "--judge_url)",
+    )
+    judge_url: str | None = option(
+        None, group="judge", metavar="URL", help="address of the endpoint, such as http://127.0.0.1:8000/v1"
+    )
+    judge_key_env: str | None = option(
+        None, group="judge", metavar="NAME", help="environment variable with the endpoint's key"
+    )
+    judge_answers: Path | None = option(
+        None,
+        group="judge",
+        metavar="FILE",
+        help="JSON Lines to which each answer is appended when it arrives; what is in it is not asked again",
+    )
+    max_requests: Positive | None = option(
+        None, group="judge", metavar="N", help="questions after which the command stops, with the answers kept"
+    )
+
+    def load_judge(self, *, with_images: bool) -> Any:
+        """Load it, or None if none is named."""
+        if self.judge is None:
+            return None
+        from hf_captionrl.captioners.language_models import load_judge
+
+        return load_judge(
+            self.judge,
+            with_images=with_images,
+            base_url=self.judge_url,
+            api_key_env=self.judge_key_env,
+            device=getattr(self, "device", None),
+            answers=self.judge_answers,
+            max_requests=self.max_requests,
+        )
+
+
+@dataclass
+class EvaluateOptions(
+    JudgeOptions, SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions
+):
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
@@ -116,5 +162,11 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         group="evaluation",
         metavar="CAPTIONER",
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
+    )
+    judge_metrics: list[Literal["vqa_score", "fleur", "clair", "listener"]] = option(
+        ["vqa_score"],
+        group="judge",
+        nargs="+",
+        help="what the judge computes: vqa_score, fleur and listener (in the smallest bags) see the image, clair the references",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
-from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
+from hf_captionrl.metrics import caption_perplexity, clair, fleur, listener, paired_test, self_retrieval, vqa_score
 from hf_captionrl.metrics.bootstrap import proportion_interval, signature
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
@@ -558,9 +559,29 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
 
 
-def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
-    """BLEURT, entailment, and the entropy of a captioner on the captions, by models that are loaded immediately; None if none
-    is named."""
+def _judged(name: str, judge: Any, scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    """The result of a judge; a reason alone if it lacks bags."""
+    captions = spoken(scored.first)
+    if name == "clair":
+        return clair(captions, scored.references, judge)
+    images = LazyImages(evaluator.dataset, range(len(captions)))
+    if name == "listener":
+        size = min((size for size, group in evaluator.bags.items() if group), default=0)
+        if not size:
+            return {"listener_reason": "no bags (use --bags)"}
+        return listener(captions, images, judge, bags=evaluator.bags[size])
+    return {"vqa_score": vqa_score, "fleur": fleur}[name](captions, images, judge)
+
+
+def learned_table(
+    bleurt_name: str | None,
+    nli_name: str | None,
+    captioner_name: str | None,
+    judge: Any = None,
+    judge_metrics: Sequence[str] = (),
+) -> Table | None:
+    """BLEURT, entailment, the entropy of a captioner on the captions, and metrics of a judge, by models that are loaded
+    immediately; None if none is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
     for key, (metric, name, option) in named.items():
@@ -581,16 +602,34 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
             return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
         numbers["caption_entropy"] = entropy
+    for key in dict.fromkeys(judge_metrics if judge is not None else ()):
+        numbers[key] = functools.partial(_judged, key, judge)
     columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
-            if column.key != "caption_entropy" and scored.given_references is None:
+            if column.key in ("bleurt", "entailment", "clair") and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)
-            row.mean(column.key, found["per_sample"], signature=found["signature"], is_share=column.is_fraction)
+            if found.get(f"{column.key}_reason"):
+                row.missing(found[f"{column.key}_reason"], column.key)
+                continue
+            values = np.asarray(found["per_sample"], dtype=np.float64)
+            rated = ~np.isnan(values)  # judges fail on some captions
+            if found.get("num_failed"):
+                row.numbers[f"{column.key}_failed"] = found["num_failed"]
+                said = f"{column.key} of {scored.name}: {found['num_failed']} captions without a rating"
+                print(f"captionrl evaluate: {said}; {found['failures'][0]}", file=sys.stderr)
+            row.mean(
+                column.key,
+                np.where(rated, values, 0),
+                weights=None if rated.all() else rated,
+                groups=found.get("groups"),
+                signature=found["signature"],
+                is_share=column.is_fraction,
+            )
         return row.result()
 
     return Table("Learned metrics", columns, compute) if numbers else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -102,9 +102,13 @@ class AnswerScores:
 
     def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
         """Yield position and log-probabilities of the answers to each prompt, like `complete`."""
+        self.refuse_scores()
+
+    def refuse_scores(self) -> NoReturn:
+        """Raise the error of a backend without probabilities."""
         raise BackendError(
-            f"{type(self).__name__} offers no probabilities of answers. Use a language or vision-language model of "
-            "transformers, or an endpoint that returns top_logprobs."
+            f"{type(self).__name__} offers no probabilities of answers. Use a chat or language model of transformers that "
+            "continues its prompt, or an endpoint that returns top_logprobs."
         )
 
     def answer_log_probs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> np.ndarray:
@@ -121,7 +125,9 @@ class AnswerScores:
         found = np.empty((len(prompts), len(answers)))
         for position, scores in self.score_answers(prompts, answers):
             if isinstance(scores, Failure):
-                raise BackendError(f"Prompt {position} ({prompts[position].stage}) has no probabilities: {scores.detail}")
+                raise BackendError(
+                    f"Prompt {position} ({prompts[position].stage}) has no probabilities: {scores.detail}"
+                )
             found[position] = scores
         return found
 
