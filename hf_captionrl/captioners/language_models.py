@@ -483,6 +483,9 @@ class TransformersBackend(LocalBackend):
         """Log-probabilities of the tokens of A answers after one prompt. Sums are in fp64, because bf16 has 8 bits."""
         import torch
 
+        inputs = {
+            name: value for name, value in inputs.items() if name != "labels"
+        }  # PaliGemma's processor makes them
         # Of the logits of the prompt only the last are needed; not every model can leave out the others.
         named = inspect.signature(self._model.forward).parameters
         with torch.inference_mode():
@@ -536,8 +539,9 @@ class TransformersTextBackend(TransformersBackend):
 
     def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
-        settings = {"add_special_tokens": not self._template, "padding": True, "return_tensors": "pt"}
-        return self._tokenizer(texts, **settings).to(self._device), texts
+        ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        # Not all that the tokenizer returns: GPT-2 adds the embedding of a type 0 to every token.
+        return self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device), texts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         longest = getattr(self._model.config, "max_position_embeddings", None)

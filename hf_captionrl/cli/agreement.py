@@ -72,15 +72,15 @@ def measure_agreement(options: AgreementOptions) -> None:
         from hf_captionrl.retrieval import load_scorer
 
         scorer = load_scorer(options.scorer, device=options.device)
-    judge = options.load_judge(with_images=bool(judge_sees)) if by_judge else None
-    functions = {name: metric_function(name, scorer=scorer, judge=judge) for name in options.metrics}
-    if options.command is not None:
-        functions["command"] = program_metric(options.command)
     images = [folder / name for name in rated.images]
-    scores = {
-        name: call_metric(function, name, rated.candidates, rated.references, images)
-        for name, function in functions.items()
-    }
+    with options.loaded_judge(with_images=bool(judge_sees)) as judge:
+        functions = {name: metric_function(name, scorer=scorer, judge=judge) for name in options.metrics}
+        if options.command is not None:
+            functions["command"] = program_metric(options.command)
+        scores = {
+            name: call_metric(function, name, rated.candidates, rated.references, images)
+            for name, function in functions.items()
+        }
     found = rated.agreement(scores, num_bootstrap=options.num_bootstrap, seed=options.seed)
     published = PUBLISHED[options.benchmark]
     for name, row in found["metrics"].items():

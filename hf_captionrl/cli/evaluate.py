@@ -330,10 +330,15 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     of_images = [name for name in arguments.judge_metrics if name != "clair"] if arguments.judge is not None else []
     if is_text and of_images:
         raise ValueError(f"--judge_metrics {of_images[0]} needs images. Use --dataset, or --judge_metrics clair.")
-    judge = arguments.load_judge(with_images=bool(of_images))
-    names = (arguments.bleurt, arguments.nli, arguments.entropy_of)
-    learned = learned_table(*names, judge, arguments.judge_metrics)  # before anything slow
-    folder = arguments.output_dir
+    with arguments.loaded_judge(with_images=bool(of_images)) as judge:  # before anything slow
+        names = (arguments.bleurt, arguments.nli, arguments.entropy_of)
+        _write_tables(arguments, files, references, learned_table(*names, judge, arguments.judge_metrics))
+
+
+def _write_tables(
+    arguments: EvaluateOptions, files: list[CaptionFile], references: CaptionFile | None, learned: Table | None
+) -> None:
+    is_text, folder = arguments.dataset == "none", arguments.output_dir
     asked = arguments.split
     if is_text:
         split = _captioned_images(arguments, files, references)

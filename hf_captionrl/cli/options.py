@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -37,13 +39,15 @@ class JudgeOptions:
         None, group="judge", metavar="N", help="questions after which the command stops, with the answers kept"
     )
 
-    def load_judge(self, *, with_images: bool) -> Any:
-        """Load it, or None if none is named."""
+    @contextlib.contextmanager
+    def loaded_judge(self, *, with_images: bool) -> Iterator[Any]:
+        """Load it, None if none is named, and close its file of answers afterwards."""
         if self.judge is None:
-            return None
+            yield None
+            return
         from hf_captionrl.captioners.language_models import load_judge
 
-        return load_judge(
+        judge: Any = load_judge(
             self.judge,
             with_images=with_images,
             base_url=self.judge_url,
@@ -52,6 +56,8 @@ class JudgeOptions:
             answers=self.judge_answers,
             max_requests=self.max_requests,
         )
+        with contextlib.nullcontext(judge) if self.judge_answers is None else judge:
+            yield judge
 
 
 @dataclass

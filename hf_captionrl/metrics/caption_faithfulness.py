@@ -150,9 +150,8 @@ def _mentions(texts: Iterable[str], meaning: Mapping[tuple[str, ...], str]) -> l
 def amber(responses: Mapping[int, str], data_root: str | os.PathLike[str]) -> dict[str, Any]:
     """AMBER's generative measures: wrong objects, covered objects, and objects that models tend to invent.
 
-    Reference: Wang et al. 2023, "An LLM-free Multi-dimensional Benchmark for MLLMs Hallucination Evaluation", section 3.3, over
-    all responses together as in the authors' code; there `cog` is a share of the listed hallucinations, not of the mentions as in
-    the paper.
+    Reference: Wang et al. 2023, "An LLM-free Multi-dimensional Benchmark for MLLMs Hallucination Evaluation", as the
+    authors' code computes them: over all responses together, `cog` as a share of the listed hallucinations.
     Differs from it by: every word of AMBER's vocabulary counts, with the plurals of [`chair`], where the authors tag nouns; near
     synonyms by word vectors do not count; an image without listed hallucinations adds nothing to `cog`.
 

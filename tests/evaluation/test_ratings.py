@@ -12,6 +12,7 @@ from hf_captionrl.data import open_image
 from hf_captionrl.evaluation.ratings import PUBLISHED, load_ratings
 from hf_captionrl.metrics import bleu
 from hf_captionrl.scenes import load_scenes
+from tests.apps.boosting.server import ChatServer, texts_of
 
 IMAGES = 8
 
@@ -96,6 +97,39 @@ def test_the_command(folder, capsys):
     assert set(json.loads((folder / "a.json").read_text())["metrics"]) == {"bleu_4", "rouge_l", "cider_d"}
 
 
+def test_judge_by_an_endpoint_is_asked_once(folder, capsys, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+
+    def rates(messages):
+        """A number between 0 and 100 from the length of the caption."""
+        caption = texts_of(messages)[0].split("Caption: ")[1].split("\n")[0]
+        return json.dumps({"score": min(len(caption), 100), "reason": ""})
+
+    options = [
+        "--benchmark",
+        "flickr8k-expert",
+        "--data_root",
+        str(folder),
+        "--num_bootstrap",
+        "0",
+        "--metrics",
+        "clair",
+    ]
+    with ChatServer(rates) as server:
+        judge = ["--judge", "openai:m", "--judge_url", server.url, "--judge_answers", str(folder / "kept.jsonl")]
+        assert main(["agreement", *options, *judge, "--max_requests", "9"]) != 0
+        assert "max_requests" in capsys.readouterr().err
+        assert len(server.requests) == 9
+        for _ in range(2):
+            assert main(["agreement", *options, *judge, "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+        rated = load_ratings("flickr8k-expert", folder)
+        assert len(server.requests) == len(set(zip(rated.candidates, map(tuple, rated.references), strict=True)))
+    lengths = [min(len(text), 100) for text in rated.candidates]
+    tau = kendalltau(np.repeat(lengths, 3), rated.ratings.ravel(), variant="c").statistic
+    assert found["metrics"]["clair"]["tau"] == pytest.approx(tau)
+
+
 @pytest.mark.parametrize("name", ["flickr8k-expert", "flickr8k-cf"])
 def test_damaged_lines(folder, name):
     file = folder / ("ExpertAnnotations.txt" if name == "flickr8k-expert" else "CrowdFlowerAnnotations.txt")
@@ -114,6 +148,8 @@ def test_damaged_lines(folder, name):
         (lambda folder: (folder / "Flickr8k.token.txt").unlink(), "dataset_flickr8k.json"),
         (lambda folder: (folder / "ExpertAnnotations.txt").unlink(), "ExpertAnnotations.txt"),
         (lambda folder: ["--metrics", "clip_score"], "--scorer"),
+        (lambda folder: ["--metrics", "bleu_1", "fleur"], "--judge"),
+        (lambda folder: ["--metrics", "clair", "--judge", "gpt-4"], "--judge"),
         (lambda folder: ["--metrics", "clip_score", "--scorer", "scenes:clip-reward", "--image_dir", "/no"], "/no"),
         (lambda folder: ["--command", "true"], "0 numbers"),
         (lambda folder: ["--command", "false"], "exit code 1"),

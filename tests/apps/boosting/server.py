@@ -11,7 +11,7 @@ class ChatServer:
     """Answers chat completions; a context manager.
 
     Args:
-        answer: From the messages of a request to the text of its answer.
+        answer: From the messages of a request to the text of its answer, or to a choice with its message.
         plan: From the number of a request (from 0) and its messages to what happens: `"ok"`, a status, `"hang"` (until
             the server stops), `"cut"`, `"drip"` (a byte each 20 ms), `"length"` (ended by the limit), `"garbage"`, or a `(status, headers)` pair.
     """
@@ -55,7 +55,8 @@ class ChatServer:
                     self.reply(what, json.dumps({"error": f"key {self.headers.get('Authorization')}"}).encode())
                 else:
                     text = double.answer(body["messages"])
-                    choice = {"message": {"content": text}, "finish_reason": "length" if what == "length" else "stop"}
+                    more = text if isinstance(text, dict) else {"message": {"content": text}}
+                    choice = {**more, "finish_reason": "length" if what == "length" else "stop"}
                     self.reply(200, json.dumps({"choices": [choice]}).encode())
 
             def reply(self, status, data, *, length=None, headers=()):
