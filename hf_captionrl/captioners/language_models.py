@@ -347,7 +347,7 @@ class HTTPBackend(AnswerScores):
     def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
         """Log-probabilities of the answers that the endpoint offers; a prompt one of whose answers it does not is a [`Failure`]."""
         # An answer has at most as many tokens as letters.
-        settings = {"logprobs": True, "top_logprobs": _OFFERED, "max_tokens": max(map(len, answers))}
+        settings: dict[str, Any] = {"logprobs": True, "top_logprobs": _OFFERED, "max_tokens": max(map(len, answers))}
         return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
 
     def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:

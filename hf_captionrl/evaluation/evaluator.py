@@ -570,7 +570,7 @@ def _judged(name: str, judge: Any, scored: ScoredCaptions, evaluator: Evaluator)
         if not size:
             return {"listener_reason": "no bags (use --bags)"}
         return listener(captions, images, judge, bags=evaluator.bags[size])
-    return {"vqa_score": vqa_score, "fleur": fleur}[name](captions, images, judge)
+    return (vqa_score if name == "vqa_score" else fleur)(captions, images, judge)
 
 
 def learned_table(

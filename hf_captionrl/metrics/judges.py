@@ -263,7 +263,7 @@ def listener_log_probs(
                 turned = [np.roll(_normalised(one), first(row, turn)) for turn, one in enumerate(own)]
                 found.append(np.logaddexp.reduce(turned, axis=0) - math.log(number))
             else:
-                found.append(_normalised([_normalised(one)[0] for one in own]))
+                found.append(_normalised([float(_normalised(one)[0]) for one in own]))
         return found
 
     found: dict[int, np.ndarray | Failure] = {}

@@ -81,8 +81,9 @@ class ListenerReward(Reward):
         compared = self._compared(context)
         asked = [n for n, empty in enumerate(context.is_empty.tolist()) if not empty]
         bags = [[images[row] for row in compared[n // G][1]] for n in asked]
-        settings = {"together": self.together, "num_orders": self.num_orders}
-        found = listener_log_probs([context.captions[n] for n in asked], bags, self.backend, **settings)
+        captions = [context.captions[n] for n in asked]
+        orders = self.num_orders
+        found = listener_log_probs(captions, bags, self.backend, together=self.together, num_orders=orders)
         rewards = torch.full((len(context.captions),), math.nan, dtype=torch.float64)
         hits = []
         for n, log_probs in zip(asked, found, strict=True):

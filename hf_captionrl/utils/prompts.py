@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,7 +147,7 @@ class KeptAnswers(LineFile, AnswerScores):
 
     busy = "Wait until it has finished, or use another file."
 
-    def __init__(self, backend: Any, path: str | Path, max_requests: int | None = None) -> None:
+    def __init__(self, backend: Any, path: str | os.PathLike[str], max_requests: int | None = None) -> None:
         self.backend, self.max_requests, self.num_requests = backend, max_requests, 0
         self.model, self.revision, self.is_multimodal = backend.model, backend.revision, backend.is_multimodal
         self._known: dict[str, Any] = {}
