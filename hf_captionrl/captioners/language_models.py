@@ -20,15 +20,14 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
 from hf_captionrl.utils.prompts import (
     Answer,
     AnswerScores,
-    Backend,
     BackendError,
     Failure,
-    KeptAnswers,
     Prompt,
     Scores,
     Truncated,
@@ -209,8 +208,7 @@ def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
             offered = {(one["token"], float(one["logprob"])) for one in (*position["top_logprobs"], position)}
             for token, value in sorted(offered):
                 if strip(token) == rest:
-                    high, low = max(total, before + value), min(total, before + value)
-                    total = high if low == -math.inf else high + math.log1p(math.exp(low - high))
+                    total = float(np.logaddexp(total, before + value))
             said = strip(position["token"])
             if total > -math.inf or not said or not rest.startswith(said):
                 break
@@ -673,36 +671,3 @@ class VLLMBackend(LocalBackend):
         chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
         answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
         return [Truncated(said.text) if said.finish_reason == "length" else said.text for said in answers]
-
-
-# --- A backend by name -----------------------------------------------------------------------------------------------
-
-
-def load_judge(
-    name: str,
-    *,
-    with_images: bool,
-    base_url: str | None = None,
-    api_key_env: str | None = None,
-    device: str | None = None,
-    answers: str | os.PathLike[str] | None = None,
-    max_requests: int | None = None,
-) -> Backend:
-    """The judge that `--judge` names: `transformers:NAME` or `openai:NAME`; with a file of answers it is asked nothing twice."""
-    kind, _, model = name.partition(":")
-    if kind not in ("transformers", "openai") or not model:
-        raise ValueError(f"--judge is {name!r}. Use transformers:NAME, or openai:NAME with --judge_url.")
-    if (kind == "openai") != (base_url is not None):
-        raise ValueError(
-            f"--judge is {name!r} and --judge_url {base_url!r}. An endpoint (openai:NAME) needs its address."
-        )
-    if max_requests is not None and answers is None:
-        raise ValueError(
-            f"--max_requests is {max_requests}, which needs a file for the answers. Use --judge_answers FILE."
-        )
-    backend: Any
-    if kind == "openai":
-        backend = HTTPBackend(str(base_url), model, api_key_env=api_key_env, is_multimodal=with_images)
-    else:
-        backend = (TransformersVisionBackend if with_images else TransformersTextBackend)(model, device=device)
-    return backend if answers is None else KeptAnswers(backend, answers, max_requests)

@@ -229,7 +229,7 @@ def _without_images(arguments: EvaluateOptions) -> bool:
     arguments.suite = arguments.suite or ("text" if is_text else "smile")
     if not is_text:
         return False
-    of_images = ("scorer", "pool", "bags", "entropy_of")
+    of_images = ("scorer", "pool", "bags", "entropy_of", "pac_s")
     for name in (
         *of_images,
         "split",
@@ -331,7 +331,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     if is_text and of_images:
         raise ValueError(f"--judge_metrics {of_images[0]} needs images. Use --dataset, or --judge_metrics clair.")
     with arguments.loaded_judge(with_images=bool(of_images)) as judge:  # before anything slow
-        names = (arguments.bleurt, arguments.nli, arguments.entropy_of)
+        names = (arguments.bleurt, arguments.nli, arguments.entropy_of, arguments.pac_s, arguments.capture)
         _write_tables(arguments, files, references, learned_table(*names, judge, arguments.judge_metrics))
 
 

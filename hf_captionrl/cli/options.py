@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, TrainingImagesOptions
 from hf_captionrl.utils.options import EngineOptions, Positive, SeedOptions, option
+from hf_captionrl.utils.prompts import KeptAnswers
 
 
 @dataclass
@@ -42,22 +43,33 @@ class JudgeOptions:
     @contextlib.contextmanager
     def loaded_judge(self, *, with_images: bool) -> Iterator[Any]:
         """Load it, None if none is named, and close its file of answers afterwards."""
+        kind, _, name = (self.judge or "").partition(":")
+        if self.judge is not None and (kind not in ("transformers", "openai") or not name):
+            raise ValueError(f"--judge is {self.judge!r}. Use transformers:NAME, or openai:NAME with --judge_url.")
+        if (kind == "openai") != (self.judge_url is not None):
+            raise ValueError(
+                f"--judge is {self.judge!r}, --judge_url {self.judge_url!r}. openai:NAME needs its address."
+            )
+        if self.max_requests is not None and self.judge_answers is None:
+            raise ValueError(f"--max_requests is {self.max_requests}. Use it with --judge_answers FILE.")
         if self.judge is None:
             yield None
             return
-        from hf_captionrl.captioners.language_models import load_judge
+        from hf_captionrl.captioners import language_models as models
 
-        judge: Any = load_judge(
-            self.judge,
-            with_images=with_images,
-            base_url=self.judge_url,
-            api_key_env=self.judge_key_env,
-            device=getattr(self, "device", None),
-            answers=self.judge_answers,
-            max_requests=self.max_requests,
-        )
-        with contextlib.nullcontext(judge) if self.judge_answers is None else judge:
+        judge: Any
+        if kind == "openai":
+            judge = models.HTTPBackend(
+                str(self.judge_url), name, api_key_env=self.judge_key_env, is_multimodal=with_images
+            )
+        else:
+            load = models.TransformersVisionBackend if with_images else models.TransformersTextBackend
+            judge = load(name, device=getattr(self, "device", None))
+        if self.judge_answers is None:
             yield judge
+            return
+        with KeptAnswers(judge, self.judge_answers, self.max_requests) as kept:
+            yield kept
 
 
 @dataclass
@@ -86,8 +98,8 @@ class EvaluateOptions(
           sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions per image
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
-        Where the facts of an image are known, the tables also show hallucination and fact recall. --bleurt, --nli and --entropy_of
-        add a table of metrics that need further models.
+        Where the facts of an image are known, the tables also show hallucination and fact recall. --bleurt, --nli, --entropy_of,
+        --pac_s, --capture and --judge add a table of metrics that need further models.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json
@@ -168,6 +180,17 @@ class EvaluateOptions(
         group="evaluation",
         metavar="CAPTIONER",
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
+    )
+    pac_s: str | None = option(
+        None,
+        group="evaluation",
+        metavar="SCORER",
+        help="also compute PAC-S with this scorer, converted by captionrl convert clip_ViT-B-32.pth",
+    )
+    capture: bool = option(
+        False,
+        group="evaluation",
+        help="also compute CAPTURE: objects, attributes and relations of references, by spaCy",
     )
     judge_metrics: list[Literal["vqa_score", "fleur", "clair", "listener"]] = option(
         ["vqa_score"],

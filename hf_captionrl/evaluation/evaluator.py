@@ -25,8 +25,20 @@ from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
-from hf_captionrl.metrics import caption_perplexity, clair, fleur, listener, paired_test, self_retrieval, vqa_score
+from hf_captionrl.metrics import (
+    caption_perplexity,
+    capture,
+    clair,
+    clip_score,
+    fleur,
+    listener,
+    paired_test,
+    self_retrieval,
+    vqa_score,
+)
 from hf_captionrl.metrics.bootstrap import proportion_interval, signature
+from hf_captionrl.metrics.caption_units import spacy_extractor
+from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
@@ -42,7 +54,7 @@ from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite, spoken
-from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.scenes import BAG_SIZES, bags, check
@@ -232,10 +244,11 @@ class Evaluator:
             evaluator.bags, evaluator.bag_images = found
         return evaluator
 
-    def features_of(self, dataset: datasets.Dataset) -> Any:
-        """Features of M images by the held-out scorer, `(M, D)` of unit length."""
-        assert self.held_out_scorer is not None  # nosec B101
-        return scorer_features(self.held_out_scorer, dataset, cache_dir=self._cache_dir)
+    def features_of(self, dataset: datasets.Dataset, scorer: Scorer | None = None) -> Any:
+        """Features of M images by a scorer, by default the held-out one, `(M, D)` of unit length."""
+        scorer = scorer or self.held_out_scorer
+        assert scorer is not None  # nosec B101
+        return scorer_features(scorer, dataset, cache_dir=self._cache_dir)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -577,11 +590,13 @@ def learned_table(
     bleurt_name: str | None,
     nli_name: str | None,
     captioner_name: str | None,
+    pac_s_name: str | None = None,
+    with_capture: bool = False,
     judge: Any = None,
     judge_metrics: Sequence[str] = (),
 ) -> Table | None:
-    """BLEURT, entailment, the entropy of a captioner on the captions, and metrics of a judge, by models that are loaded
-    immediately; None if none is named."""
+    """BLEURT, entailment, the entropy of a captioner on the captions, PAC-S, CAPTURE, and metrics of a judge, by models that are
+    loaded immediately; None if none is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
     for key, (metric, name, option) in named.items():
@@ -602,6 +617,23 @@ def learned_table(
             return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
         numbers["caption_entropy"] = entropy
+    if pac_s_name is not None:
+        weights = load_scorer(model_path(pac_s_name))
+
+        def pac_s(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+            text = _text_features(weights, scored.first, score_prefix("pac_s"))
+            images = evaluator.features_of(evaluator.dataset, weights)
+            return clip_score(text, images, preset="pac_s", scorer=weights.signature)
+
+        numbers["pac_s"] = pac_s
+    if with_capture:
+        extractor = spacy_extractor()
+
+        def units(scored: ScoredCaptions, _: Evaluator) -> dict[str, Any]:
+            found = capture(spoken(scored.first), scored.references, extractor=extractor)
+            return {"per_sample": found["per_sample"]["capture"], "signature": found["signature"]}
+
+        numbers["capture"] = units
     for key in dict.fromkeys(judge_metrics if judge is not None else ()):
         numbers[key] = functools.partial(_judged, key, judge)
     columns = table_columns(*numbers)
@@ -609,15 +641,15 @@ def learned_table(
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
-            if column.key in ("bleurt", "entailment", "clair") and scored.given_references is None:
+            if column.key in ("bleurt", "entailment", "capture", "clair") and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)
-            if found.get(f"{column.key}_reason"):
-                row.missing(found[f"{column.key}_reason"], column.key)
-                continue
-            values = np.asarray(found["per_sample"], dtype=np.float64)
+            values = np.asarray(found.get("per_sample", ()), dtype=np.float64)
             rated = ~np.isnan(values)  # judges fail on some captions
+            if not rated.any():
+                row.missing(found.get(f"{column.key}_reason", "defined for no caption"), column.key)
+                continue
             if found.get("num_failed"):
                 row.numbers[f"{column.key}_failed"] = found["num_failed"]
                 said = f"{column.key} of {scored.name}: {found['num_failed']} captions without a rating"

@@ -19,7 +19,7 @@ from typing import Any
 MetricFunction = Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[Any]], Sequence[float]]
 """From N captions, the references of each, and the image of each (a path or an image) to N numbers."""
 
-TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice")
+TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice", "capture")
 SCORER_METRICS = ("clip_score", "ref_clip_score", "pac_s")
 JUDGE_METRICS = ("vqa_score", "fleur", "clair")
 

@@ -22,7 +22,7 @@ from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions, check_groups
 from hf_captionrl.retrieval.feature_cache import image_hash
 from hf_captionrl.utils.io import json_digest
-from hf_captionrl.utils.prompts import Failure, Prompt, Truncated, image_labels
+from hf_captionrl.utils.prompts import BackendError, Failure, Prompt, Truncated, image_labels
 
 _VQA = 'Does this picture show what the following sentence says?\n\nSentence: "{caption}"\n\nAnswer with Yes or No.'
 _FLEUR = (
@@ -52,6 +52,10 @@ def _answered(number: int, make: Callable[[int], Prompt], ask: Callable[[list[Pr
     for start in range(0, number, _AT_ONCE):
         for at, answer in ask([make(row) for row in range(start, min(start + _AT_ONCE, number))]):
             found[start + at] = answer
+    if lacking := sum(answer is None for answer in found):
+        raise BackendError(
+            f"The judge left {lacking} of {number} prompts unanswered. Fix the backend: it must answer each."
+        )
     return found
 
 

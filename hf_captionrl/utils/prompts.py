@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from hf_captionrl.utils.io import LineFile, json_digest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ class AnswerScores:
         Raises:
             BackendError: If a prompt has no such probabilities; nothing is guessed.
         """
+        import numpy as np
+
         found = np.empty((len(prompts), len(answers)))
         for position, scores in self.score_answers(prompts, answers):
             if isinstance(scores, Failure):

@@ -20,7 +20,6 @@ from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, blend_prompt, visu
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import start_token_settings
 from hf_captionrl.captioners.language_models import (
-    Backend,
     BackendError,
     CaptionerBackend,
     HTTPBackend,
@@ -30,13 +29,13 @@ from hf_captionrl.captioners.language_models import (
     Truncated,
     VLLMBackend,
     chat_text,
-    load_judge,
 )
 from hf_captionrl.data import open_image
 from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.prompts import Backend
 from tests.apps.boosting.doubles import scenes
 from tests.apps.boosting.server import ChatServer, texts_of
-from tests.tiny.chat import HandSet, tiny_chat
+from tests.tiny.chat import HandSet, chat_backend
 from tests.tolerances import assert_close, close
 
 
@@ -332,13 +331,6 @@ def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
 # --- Log-probabilities of answers --------------------------------------------------------------------------------------
 
 
-def chat_backend(kind, folder, **settings):
-    model, processor = tiny_chat(kind)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return TransformersVisionBackend(str(folder), device="cpu", **{"dtype": "float32", **settings})
-
-
 ANSWERS = ["Yes", "No", "0.1", "a dog sleeps"]
 
 
@@ -472,18 +464,3 @@ def test_several_images_are_named_by_letters():
         list(HTTPBackend(server.url, "m", is_multimodal=True).complete([Prompt("x", "", "Which?", image=images)]))
     parts = server.requests[0]["messages"][0]["content"]
     assert [part.get("text", "image") for part in parts] == ["Image A: ", "image", "Image B: ", "image", "Which?"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"name": "gpt2"}, "--judge"),
-        ({"name": "vllm:m"}, "--judge"),
-        ({"name": "openai:m"}, "--judge_url"),
-        ({"name": "transformers:m", "base_url": "http://127.0.0.1:1/v1"}, "--judge_url"),
-        ({"name": "transformers:m", "max_requests": 5}, "--judge_answers"),
-    ],
-)
-def test_judges_by_name_are_checked_before_they_are_loaded(settings, named):
-    with pytest.raises(ValueError, match=named):
-        load_judge(**settings, with_images=True)

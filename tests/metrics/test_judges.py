@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.captioners.language_models import TransformersVisionBackend
 from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.metrics import clair, fleur, listener, vqa_score
 from hf_captionrl.metrics.judges import RATINGS, found_target, listener_log_probs
 from hf_captionrl.utils.prompts import AnswerScores, Failure, KeptAnswers, Truncated
-from tests.tiny.chat import HandSet, tiny_chat
+from tests.tiny.chat import HandSet, chat_backend
 from tests.tolerances import assert_close, close
 
 COLOURS = {"r": "red", "g": "green", "b": "blue"}
@@ -21,32 +20,14 @@ CAPTIONS = ["a red car", "a green car", "a blue car"]
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    """A backend of a tiny LLaVA."""
-    folder = tmp_path_factory.mktemp("chat")
-    model, processor = tiny_chat("llava")
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return TransformersVisionBackend(str(folder), device="cpu", dtype="float32")
+def hand(tmp_path_factory):
+    """The backend of a tiny LLaVA whose logits each test sets."""
+    return HandSet(chat_backend("llava", tmp_path_factory.mktemp("chat")))
 
 
 @pytest.fixture
-def decided(chat):
-    """The backend with logits by hand, for one test."""
-    hooks = {name: dict(getattr(module, name)) for module, name in holders(chat)}
-
-    def decide(function):
-        return HandSet(chat, function)
-
-    yield decide
-    for module, name in holders(chat):
-        getattr(module, name).clear()
-        getattr(module, name).update(hooks[name])
-
-
-def holders(backend):
-    model = backend._model
-    return (model.lm_head, "_forward_hooks"), (model, "_forward_pre_hooks"), (model, "_forward_pre_hooks_with_kwargs")
+def chat(hand):
+    return hand.backend
 
 
 def says_yes(colours, text):
@@ -56,8 +37,8 @@ def says_yes(colours, text):
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_vqa_score_is_the_probability_of_yes(decided, chat, normalise):
-    hand = decided(says_yes)
+def test_vqa_score_is_the_probability_of_yes(hand, chat, normalise):
+    hand.decide = says_yes
     captions, images = [*CAPTIONS, "a red car"], [*IMAGES, IMAGES[2]]
     found = vqa_score(captions, images, chat, normalise=normalise)
     expected = []
@@ -73,7 +54,7 @@ def test_vqa_score_is_the_probability_of_yes(decided, chat, normalise):
 
 
 @pytest.mark.parametrize("references", [None, [["a car"], ["a green one", "grass"], ["sky"]]])
-def test_fleur_is_the_expectation_over_ratings_of_several_tokens(decided, chat, references):
+def test_fleur_is_the_expectation_over_ratings_of_several_tokens(hand, chat, references):
     """`0.7` has four tokens; the digits of 0.0, 0.1 and 1.0 share letters."""
 
     def decide(colours, text):
@@ -81,7 +62,7 @@ def test_fleur_is_the_expectation_over_ratings_of_several_tokens(decided, chat, 
         sees = 2.0 if "grass" in text else 0.0
         return digits | {"0": 2.0 + sees, "1": -1.0 if colours == ["r"] else 1.0, ".": 1.0}
 
-    hand = decided(decide)
+    hand.decide = decide
     found = fleur(CAPTIONS, IMAGES, chat, references)
     expected = []
     for row, (caption, colour) in enumerate(zip(CAPTIONS, "rgb", strict=True)):
@@ -103,8 +84,8 @@ def finds(colours, text):
 
 
 @pytest.mark.parametrize("num_orders", [1, 2, 3, 9])
-def test_listener_that_sees_all_images_equals_a_loop_over_orders(decided, chat, num_orders):
-    hand = decided(finds)
+def test_listener_that_sees_all_images_equals_a_loop_over_orders(hand, chat, num_orders):
+    hand.decide = finds
     captions = [*CAPTIONS, "a car"]
     bags = [IMAGES, IMAGES[:2], IMAGES, IMAGES]
     names = ["rgb", "rg", "rgb", "rgb"]
@@ -129,8 +110,8 @@ def test_listener_that_sees_all_images_equals_a_loop_over_orders(decided, chat, 
 
 
 @pytest.mark.parametrize(("together", "decide"), [(True, finds), (False, says_yes)])
-def test_listener_accuracy_counts_ties_against_the_caption(decided, chat, together, decide):
-    hand = decided(decide)
+def test_listener_accuracy_counts_ties_against_the_caption(hand, chat, together, decide):
+    hand.decide = decide
     captions = ["a red car", "a red car", "a blue car", "a car"]
     images = [*IMAGES, IMAGES[2]]
     options = {"together": together, "num_orders": 3}
@@ -148,9 +129,9 @@ def test_listener_accuracy_counts_ties_against_the_caption(decided, chat, togeth
         assert found["log_probs"][0] == close(math.log(yes[0] / sum(yes)), dtype="float32")
 
 
-def test_decided_answers_do_not_follow_the_caption_by_chance(decided, chat):
+def test_decided_answers_do_not_follow_the_caption_by_chance(hand, chat):
     """Negative control: a listener that ignores the caption is at chance, and its preference does not count."""
-    decided(lambda colours, text: {"A": 3.0})
+    hand.decide = lambda colours, text: {"A": 3.0}
     found = listener(CAPTIONS, IMAGES, chat, bags=[[0, 1, 2]], num_orders=3)
     assert found["listener"] == 0  # all are ties
     assert_close(found["log_probs"], [math.log(1 / 3)] * 3, dtype="float32")
@@ -228,8 +209,8 @@ def test_captions_without_probabilities_are_left_out_and_counted():
         metric_function("vqa_score", judge=judge)(CAPTIONS, REFERENCES, IMAGES)
 
 
-def test_metrics_by_name_equal_the_functions(decided, chat, tmp_path):
-    decided(says_yes)
+def test_metrics_by_name_equal_the_functions(hand, chat, tmp_path):
+    hand.decide = says_yes
     paths = [tmp_path / f"{colour}.png" for colour in COLOURS]
     for path, image in zip(paths, IMAGES, strict=True):
         image.save(path)
@@ -241,8 +222,8 @@ def test_metrics_by_name_equal_the_functions(decided, chat, tmp_path):
         metric_function("fleur")
 
 
-def test_kept_answers_serve_every_metric(decided, chat, tmp_path):
-    hand = decided(finds)
+def test_kept_answers_serve_every_metric(hand, chat, tmp_path):
+    hand.decide = finds
     with KeptAnswers(chat, tmp_path / "kept.jsonl") as judge:
         first = [vqa_score(CAPTIONS, IMAGES, judge), listener(CAPTIONS, IMAGES, judge, bags=[[0, 1, 2]])]
         asked = hand.forwards

@@ -6,10 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.captioners.language_models import TransformersVisionBackend
 from hf_captionrl.rewards import ListenerReward, WeightedRewards
 from hf_captionrl.utils.prompts import AnswerScores, Failure
-from tests.tiny.chat import HandSet, tiny_chat
+from tests.tiny.chat import HandSet, chat_backend
 from tests.tolerances import assert_close, close
 
 COLOURS = {"r": "red", "g": "green", "b": "blue"}
@@ -19,18 +18,12 @@ G = 2
 
 @pytest.fixture(scope="module")
 def hand(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("chat")
-    model, processor = tiny_chat("llava")
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    backend = TransformersVisionBackend(str(folder), device="cpu", dtype="float32")
-
     def decide(colours, text):
         """The letter of each picture of the colour that the sentence names, and Yes for it alone."""
         right = [f"{COLOURS[colour]} car" in text for colour in colours]
         return {letter: 2.0 * own for letter, own in zip("ABCD", right, strict=False)} | {"Y": 1.5 * sum(right)}
 
-    return HandSet(backend, decide)
+    return HandSet(chat_backend("llava", tmp_path_factory.mktemp("chat")), decide)
 
 
 def context_of(rollouts, captions, batch=BATCH, **more):

@@ -13,6 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers import decoders as token_decoders
 
+from hf_captionrl.captioners.language_models import TransformersVisionBackend
 from tests.tiny import _MEAN_STD, _VISION, HIDDEN, WORDS, _spread
 
 CHAT_TYPES = (
@@ -279,6 +280,13 @@ def _gemma3() -> tuple[Any, Any]:
     return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
+def chat_backend(kind: str, folder: Any, **settings: Any) -> TransformersVisionBackend:
+    """A vision backend of a tiny chat model, whose files are written to a folder."""
+    for part in tiny_chat(kind):
+        part.save_pretrained(folder)
+    return TransformersVisionBackend(str(folder), device="cpu", **{"dtype": "float32", **settings})
+
+
 def tiny_chat(model_type: str, seed: int = 0) -> tuple[Any, Any]:
     """A chat model in eval mode with its processor."""
     torch.manual_seed(seed)
@@ -298,7 +306,7 @@ class HandSet:
     are the same at every position of the answer. `forwards` counts the runs of the model.
     """
 
-    def __init__(self, backend: Any, decide: Any) -> None:
+    def __init__(self, backend: Any, decide: Any = None) -> None:
         self.backend, self.decide, self.forwards, self.table = backend, decide, 0, torch.zeros(0)
         backend._model.lm_head.register_forward_hook(
             lambda module, given, output: self.table.expand(*output.shape[:-1], -1)

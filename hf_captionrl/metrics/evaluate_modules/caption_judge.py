@@ -82,10 +82,10 @@ METRIC = Metric(
     emoji="⚖️",
     summary="VQAScore, FLEUR, CLAIR and a chat model as listener",
     description="""\
-Ratings of captions by a language or vision-language model. `vqa_score`: the probability of "Yes" to the question whether the
-image shows what the caption says. `fleur`: the expected rating between 0.0 and 1.0. `clair`: how likely caption and
-reference captions describe one image, as written by a language model. `listener`: the share of captions from which a chat
-model finds their image in a bag. Captions that the judge did not rate are counted, never 0.
+Ratings by a language or vision-language model. `vqa_score`: the probability of "Yes" to whether the image shows what the caption
+says. `fleur`: the expected rating between 0.0 and 1.0. `clair`: how likely caption and references describe one image, as
+written by the model. `listener`: the share of captions from which it finds their image in a bag. Captions that the judge did
+not rate are counted, never 0.
 """,
     arguments="""\
     predictions (`list[str]`, N): Captions.
