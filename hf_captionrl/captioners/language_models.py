@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -15,88 +16,32 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 
-from hf_captionrl.utils.io import LineFile, json_digest, say
+from hf_captionrl.utils.io import say
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
+from hf_captionrl.utils.prompts import (
+    Answer,
+    AnswerScores,
+    BackendError,
+    Failure,
+    KeptAnswers,
+    Prompt,
+    Scored,
+    Scores,
+    Truncated,
+    score_of,
+)
 
 RETRY_TEMPERATURE = 0.7
 """Temperature of later attempts, because greedy decoding repeats a bad answer."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One question to a model."""
-
-    stage: str  # name of the task, part of the hash
-    image_id: str
-    user: str  # the question
-    system: str = ""  # the instruction before it
-    examples: tuple[tuple[str, str], ...] = ()  # question and answer
-    image: Any = field(default=None, compare=False, repr=False)  # a PIL image, for a vision model
-    attempt: int = 0  # backends sample at later attempts
-
-    @property
-    def hash(self) -> str:
-        """Hash of the text that the model reads, 16 hex digits; `image_id` represents the image."""
-        return json_digest([self.stage, self.image_id, self.system, self.examples, self.user])
-
-    def turns(self) -> list[dict[str, str]]:
-        """The question as a chat: system, examples, user, without the image."""
-        turns = [{"role": "system", "content": self.system}] if self.system else []
-        for user, assistant in self.examples:
-            turns += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-        return [*turns, {"role": "user", "content": self.user}]
-
-
-class BackendError(RuntimeError):
-    """A backend fails for every prompt: wrong key, model or address. The run stops, but no answer is lost."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A prompt without an answer."""
-
-    reason: str  # "backend_failed" after all attempts (the next run asks again), or "backend_rejected" (it does not)
-    detail: str  # the error in one sentence, never with a key
-
-
-@dataclass(frozen=True)
-class Truncated:
-    """An answer that reached the length limit; `text` is incomplete."""
-
-    text: str
-    mean_log_prob: float | None = None
-
-
-class Scored(str):
-    """An answer, and the mean log-probability of its tokens in nats; None if the model does not tell."""
-
-    mean_log_prob: float | None = None
-
-
-Answer: TypeAlias = str | Truncated | Failure
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Answers prompts."""
-
-    model: str  # name for the provenance of each answer
-    revision: (
-        str  # commit or hash of the weights, and all settings that change answers; answers of others are not reused
-    )
-    is_multimodal: bool  # whether it answers prompts with images
-
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
-        ...
 
 
 # --- Backends with a local model -------------------------------------------------------------------------------------
@@ -147,7 +92,7 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     return {**how, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
-class LocalBackend(ABC):
+class LocalBackend(AnswerScores, ABC):
     """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch."""
 
     is_multimodal = False
@@ -231,12 +176,11 @@ class _RetryError(Exception):
 
 
 def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
-    """A prompt as the messages of a chat, with its image in the last one."""
+    """A prompt as the messages of a chat, with its images in the last one."""
     turns: list[dict[str, Any]] = list(prompt.turns())
     if prompt.image is not None and is_multimodal:
-        text = {"type": "text", "text": prompt.user}
-        image = {"type": "image_url", "image_url": {"url": image_url(prompt.image)}}
-        turns[-1] = {"role": "user", "content": [image, text] if image_first else [text, image]}
+        url = lambda image: {"type": "image_url", "image_url": {"url": image_url(image)}}  # noqa: E731
+        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=image_first)}
     return turns
 
 
@@ -251,7 +195,45 @@ def check_address(base_url: str) -> None:
         )
 
 
-class HTTPBackend:
+_OFFERED = 20  # most probable tokens of each position, the most that endpoints return
+
+
+def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
+    """Log-probabilities of answers in the offered tokens of a reply, or which of them is not offered.
+
+    An answer is offered if it is one of the tokens of a position before which the reply agrees with it. Blanks before the first
+    token do not count, and tokens that differ only in them are added up.
+    """
+    if not (choice.get("logprobs") or {}).get("content"):
+        raise BackendError(
+            "The endpoint returns no top_logprobs. Use one that does, such as vLLM's, or a local model."
+        )
+    positions = choice["logprobs"]["content"]
+    found: list[float] = []
+    for answer in answers:
+        rest, before, total = answer, 0.0, -math.inf
+        for number, position in enumerate(positions):
+            strip = str.lstrip if number == 0 else str
+            offered = {(one["token"], float(one["logprob"])) for one in (*position["top_logprobs"], position)}
+            for token, value in sorted(offered):
+                if strip(token) == rest:
+                    total = float(np.logaddexp(total, before + value))
+            said = strip(position["token"])
+            if total > -math.inf or not said or not rest.startswith(said):
+                break
+            rest, before = rest[len(said) :], before + float(position["logprob"])
+        if total == -math.inf:
+            said = "".join(str(position["token"]) for position in positions)[:40]
+            return Failure(
+                "backend_rejected",
+                f"the endpoint does not offer the answer {answer!r} among its {_OFFERED} most probable tokens (it answers "
+                f"{said!r}); use a local model, or shorter answers",
+            )
+        found.append(total)
+    return found
+
+
+class HTTPBackend(AnswerScores):
     """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
     Requests are repeated, at most `tries` times, after 429, 5xx, timeouts, dropped connections and answers that are not JSON.
@@ -316,8 +298,11 @@ class HTTPBackend:
         """Remove the key, which a server may repeat in its error."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _send(self, body: dict[str, Any]) -> Answer:
-        """One request. Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt."""
+    def _send(self, body: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Any:
+        """One request, whose reply `read` understands.
+
+        Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt.
+        """
         deadline, data = time.monotonic() + self._timeout_s, bytearray()
         self._count(requests=1)
         try:
@@ -344,28 +329,30 @@ class HTTPBackend:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
             found = json.loads(data)
-            choice = found["choices"][0]
-            content = choice["message"]["content"]
-            truncated = choice.get("finish_reason") == "length"
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
+            usage = found.get("usage")
+            for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
+                self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
+            return read(found["choices"][0])
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
             raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}", None) from None
-        if isinstance(content, list):  # some servers return parts
-            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-        usage = found.get("usage")
-        for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
-            self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
-        if not isinstance(content, str):  # null: a refusal or an empty answer
-            return ""
-        self._count(truncated=truncated)
-        scored = Scored(content)
-        scored.mean_log_prob = _mean_log_prob(choice.get("logprobs")) if self.scores else None
-        return Truncated(content, scored.mean_log_prob) if truncated else scored
 
     def _count(self, **numbers: int) -> None:
         with self._lock:
             self.usage.update(numbers)
 
-    def _ask(self, prompt: Prompt) -> Answer:
+    def _read(self, choice: dict[str, Any]) -> Answer:
+        """The answer of a reply."""
+        content = choice["message"]["content"]
+        if isinstance(content, list):  # some servers return parts
+            content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        if not isinstance(content, str):  # null: a refusal or an empty answer
+            return ""
+        truncated = choice.get("finish_reason") == "length"
+        self._count(truncated=truncated)
+        score = _mean_log_prob(choice.get("logprobs")) if self.scores else None
+        return Truncated(content, score) if truncated else Scored(content, score)
+
+    def _ask(self, prompt: Prompt, read: Callable[[dict[str, Any]], Any] | None = None, **settings: Any) -> Any:
         temperature = max(self._temperature, self._retry_temperature) if prompt.attempt else self._temperature
         body: dict[str, Any] = {
             "model": self.model,
@@ -375,14 +362,15 @@ class HTTPBackend:
             **({} if self._seed is None else {"seed": self._seed + prompt.attempt}),
             **({} if self._top_p == 1 else {"top_p": self._top_p}),
             **({"logprobs": True} if self.scores else {}),
+            **settings,
         }
         message = ""
         for number in range(self._tries):
             try:
-                answer = self._send(body)
-                if isinstance(answer, Failure) and body.pop("logprobs", None):
+                answer = self._send(body, read or self._read)
+                if isinstance(answer, Failure) and read is None and body.pop("logprobs", None):
                     # Some servers refuse the parameter, others the prompt: only a request without it tells.
-                    answer = self._send(body)
+                    answer = self._send(body, self._read)
                     self.scores &= isinstance(answer, Failure)
                 return answer
             except _RetryError as error:
@@ -394,11 +382,20 @@ class HTTPBackend:
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time."""
+        return self._each(prompts, self._ask)
+
+    def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
+        """Log-probabilities of the answers that the endpoint offers; a prompt one of whose answers it does not is a [`Failure`]."""
+        # An answer has at most as many tokens as letters.
+        settings: dict[str, Any] = {"logprobs": True, "top_logprobs": _OFFERED, "max_tokens": max(map(len, answers))}
+        return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
+
+    def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
         fatal: BackendError | None = None
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
         with ThreadPoolExecutor(self.concurrency) as pool:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
-            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self.concurrency)}
+            asked = {pool.submit(ask, prompt): position for position, prompt in islice(left, self.concurrency)}
             while asked:
                 for future in wait(asked, return_when=FIRST_COMPLETED).done:
                     position = asked.pop(future)
@@ -410,7 +407,7 @@ class HTTPBackend:
                         continue
                     yield position, answer
                     for further, prompt in islice(left, 1):
-                        asked[pool.submit(self._ask, prompt)] = further
+                        asked[pool.submit(ask, prompt)] = further
         if fatal is not None:
             raise fatal
 
@@ -421,30 +418,6 @@ def _mean_log_prob(found: Any) -> float | None:
     values = [token.get("logprob") for token in tokens or () if isinstance(token, dict)]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
-
-
-class _AnswerFile(LineFile):
-    """Answers of an endpoint, each appended when it arrives. A killed run loses only those that were on their way."""
-
-    busy = "Wait until it ends, or use another --output."
-    keeps_empty = False
-
-    def _begin(self, data: bytes) -> None:
-        whole = data[: data.rfind(b"\n") + 1]
-        self.truncate(len(whole))
-        try:
-            self.known = {
-                line["key"]: (line["text"], line["mean_log_prob"]) for line in map(json.loads, whole.splitlines())
-            }
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{self.path} has lines that are no answers. Remove it to ask again.") from None
-
-    def add(self, key: str, image_id: str, answer: Scored) -> None:
-        """Append an answer."""
-        self.known[key] = (str(answer), answer.mean_log_prob)
-        line = {"key": key, "image_id": image_id, "text": answer, "mean_log_prob": answer.mean_log_prob}
-        # Escapes, because a lone surrogate has no UTF-8 form.
-        self.append_bytes(json.dumps(line).encode() + b"\n")
 
 
 class EndpointCaptioner:
@@ -465,8 +438,7 @@ class EndpointCaptioner:
         self._in_a_row, self._seconds, self._lacks_scores = 0, 0.0, False
         if overwrite:
             Path(answers).unlink(missing_ok=True)
-        Path(answers).parent.mkdir(parents=True, exist_ok=True)
-        self._answers = _AnswerFile(answers)
+        self._answers = KeptAnswers(backend, answers, keep_rejected=False)
 
     @classmethod
     def from_options(
@@ -507,30 +479,25 @@ class EndpointCaptioner:
         from hf_captionrl.retrieval import image_hash
 
         asked = [
-            Prompt("caption", image_id, prompt, image=image, attempt=attempt)
-            for image_id, image, prompt in zip(image_ids, images, prompts, strict=True)
+            Prompt("caption", image_hash(image), prompt, image=image, attempt=attempt)
+            for image, prompt in zip(images, prompts, strict=True)
             for attempt in range(samples)
         ]
-        made_by = [self.backend.model, self.backend.revision]
-        pixels = {image_id: image_hash(image) for image_id, image in zip(image_ids, images, strict=True)}
-        keys = [json_digest([*made_by, one.hash, pixels[one.image_id], one.attempt], size=16) for one in asked]
-        new = [at for at, key in enumerate(keys) if key not in self._answers.known]
-        self.number_kept += len(keys) - len(new)
-        start = time.monotonic()
-        for position, answer in self.backend.complete([asked[at] for at in new]):
-            self._take(keys[new[position]], asked[new[position]].image_id, answer)
+        start, before = time.monotonic(), self._answers.num_requests
+        answers: list[Answer] = [""] * len(asked)
+        for position, answer in self._answers.complete(asked):
+            answers[position] = answer
+            self._check(image_ids[position // samples], answer)
         self._seconds += time.monotonic() - start
-        found: dict[str, list[Scored]] = {image_id: [] for image_id in image_ids}
-        for key, one in zip(keys, asked, strict=True):
-            if key in self._answers.known:
-                text, score = self._answers.known[key]
-                caption = Scored(caption_of(text))
-                caption.mean_log_prob = score
-                found[one.image_id].append(caption)
-        return list(found.values())
+        self.number_kept += len(asked) - (self._answers.num_requests - before)
+        captions = [
+            Scored(caption_of(answer.text if isinstance(answer, Truncated) else answer), score_of(answer))
+            for answer in ("" if isinstance(answer, Failure) else answer for answer in answers)
+        ]
+        return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
 
-    def _take(self, key: str, image_id: str, answer: Answer) -> None:
-        score = getattr(answer, "mean_log_prob", None)
+    def _check(self, image_id: str, answer: Answer) -> None:
+        """Note the reason of an image without an answer, and end where the backend answers nothing."""
         text = answer.text if isinstance(answer, Truncated) else answer
         if isinstance(text, Failure) or not caption_of(text):
             reason = text.detail if isinstance(text, Failure) else "the answer is empty"
@@ -542,10 +509,7 @@ class EndpointCaptioner:
                 )
             return
         self._in_a_row = 0
-        scored = Scored(text)
-        scored.mean_log_prob = score
-        self._answers.add(key, image_id, scored)
-        if score is None and not self._lacks_scores:
+        if score_of(answer) is None and not self._lacks_scores:
             self._lacks_scores = True
             say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
 
@@ -651,6 +615,76 @@ class TransformersBackend(LocalBackend):
         if settings.pad_token_id is None:
             settings.pad_token_id = self._tokenizer.pad_token_id
 
+    @abstractmethod
+    def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
+        """Inputs of the model, padded on the left, and the texts of the prompts."""
+
+    def _answer_ids(self, text: str, last: int, answers: Sequence[str]) -> list[list[int]]:
+        """Tokens of each answer as the model writes them after a text that ends in token `last`: after a word, a blank is first."""
+        before = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ends_in_word = (
+            last not in self._tokenizer.all_special_ids and not self._tokenizer.decode([last])[-1:].isspace()
+        )
+        found = []
+        for answer in answers:
+            answer = " " + answer if ends_in_word else answer
+            ids = self._tokenizer(text + answer, add_special_tokens=False)["input_ids"]
+            own = ids[len(before) :]
+            if (
+                ids[: len(before)] != before
+            ):  # the tokenizer joins the end of the prompt with the answer; models do not
+                own = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
+            found.append(own)
+        return found
+
+    def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
+        """Log-probabilities of the answers. The prompt is computed once, without padding, and its cache is shared by the answers."""
+        longest = getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        for position, prompt in enumerate(prompts):
+            inputs, (text,) = self._encoded([prompt])
+            ids = self._answer_ids(text, int(inputs["input_ids"][0, -1]), answers)
+            length = inputs["input_ids"].shape[1] + max(map(len, ids))
+            if longest is not None and length > longest:
+                said = f"the prompt with the answers has {length} tokens, but the model accepts {longest}"
+                yield position, Failure("backend_rejected", said)
+            else:
+                yield position, self._scores(inputs, ids)
+
+    def _scores(self, inputs: Any, ids: list[list[int]]) -> list[float]:
+        """Log-probabilities of the tokens of A answers after one prompt. Sums are in fp64, because bf16 has 8 bits."""
+        import torch
+
+        inputs = {
+            name: value for name, value in inputs.items() if name != "labels"
+        }  # PaliGemma's processor makes them
+        # Of the logits of the prompt only the last are needed; not every model can leave out the others.
+        named = inspect.signature(self._model.forward).parameters
+        with torch.inference_mode():
+            before = self._model(
+                **inputs, use_cache=True, **({"logits_to_keep": 1} if "logits_to_keep" in named else {})
+            )
+            if self._model.config.is_encoder_decoder or getattr(before, "past_key_values", None) is None:
+                self.refuse_scores()
+            first = before.logits[0, -1].double().log_softmax(0)  # (V,)
+            total = first[[row[0] for row in ids]]  # (A,)
+            longer = [a for a, row in enumerate(ids) if len(row) > 1]
+            if longer:
+                rows = [torch.tensor(ids[a]) for a in longer]
+                tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).to(self._device)
+                cache = before.past_key_values
+                cache.batch_repeat_interleave(len(longer))
+                # Padding is on the right, so that no token sees it; a mask would make models compute other positions.
+                after = self._model(
+                    input_ids=tokens[:, :-1].clamp(min=0),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                log_probs = after.logits.double().log_softmax(2)  # (A, T - 1, V)
+                found = log_probs.gather(2, tokens[:, 1:, None].clamp(min=0))[..., 0]
+                total[longer] += found.masked_fill(tokens[:, 1:] < 0, 0).sum(1)
+        values: list[float] = total.tolist()
+        return values
+
     def _generate(self, inputs: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Answer]:
         """Generate for a batch, and remove prompts and special tokens."""
         import torch
@@ -673,6 +707,12 @@ class TransformersTextBackend(TransformersBackend):
 
     model_class = "AutoModelForCausalLM"
     processor_class = "AutoTokenizer"
+
+    def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
+        texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
+        ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        # Not all that the tokenizer returns: GPT-2 adds the embedding of a type 0 to every token.
+        return self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device), texts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         longest = getattr(self._model.config, "max_position_embeddings", None)
@@ -701,17 +741,23 @@ class TransformersVisionBackend(TransformersBackend):
     def _text(self, prompt: Prompt) -> str:
         if not self._template:
             return prompt.user
-        turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt.user}]}]
+        turns = [{"role": "user", "content": prompt.parts(lambda image: {"type": "image"}, image_first=True)}]
         return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
-    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+    def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         import torch
 
         from hf_captionrl.captioners.captioner import start_token_settings
 
         texts = [self._text(prompt) for prompt in prompts]
+        images = [[image.convert("RGB") for image in prompt.images] for prompt in prompts]
         inputs = self._processor(
-            images=[prompt.image.convert("RGB") for prompt in prompts],
+            # Models of one image take a flat list.
+            images=[own[0] for own in images]
+            if all(len(own) == 1 for own in images)
+            else images
+            if any(images)
+            else None,
             text=texts,
             padding=True,
             return_tensors="pt",
@@ -720,7 +766,10 @@ class TransformersVisionBackend(TransformersBackend):
         for name, value in inputs.items():
             if torch.is_tensor(value) and value.is_floating_point():
                 inputs[name] = value.to(self._model.dtype)
-        return self._generate(inputs, prompts, self._max_new_tokens)
+        return inputs, texts
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        return self._generate(self._encoded(prompts)[0], prompts, self._max_new_tokens)
 
 
 class CaptionerBackend(LocalBackend):

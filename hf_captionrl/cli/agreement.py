@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, TEXT_METRICS
+from hf_captionrl.cli.options import JudgeOptions
+from hf_captionrl.evaluation.metric_functions import JUDGE_METRICS, SCORER_METRICS, TEXT_METRICS
 from hf_captionrl.utils.io import installed_versions, write_json
 from hf_captionrl.utils.options import CommandOptions, DeviceOptions, NotNegative, SeedOptions, option
 
@@ -15,7 +16,7 @@ _PUBLISHED_SCORER = "openai/clip-vit-base-patch32"
 
 
 @dataclass
-class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
+class AgreementOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions):
     """Agreement of metrics with people, with intervals over images, beside published numbers.
 
     Kendall's tau with ratings, or accuracy on pairs of captions (pascal50s and foil). The annotations and captions of a
@@ -39,8 +40,8 @@ class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
         ["bleu_4", "rouge_l", "cider_d"],
         nargs="+",
         metavar="METRIC",
-        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS))}, package.module:function, evaluate:NAME, "
-        "evaluate:PATH.py, or evaluate:NAME:KEY",
+        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))}, package.module:function, "
+        "evaluate:NAME, evaluate:PATH.py, or evaluate:NAME:KEY",
     )
     command: str | None = option(
         None,
@@ -48,8 +49,10 @@ class AgreementOptions(SeedOptions, DeviceOptions, CommandOptions):
         help="another metric: a program that reads JSON lines with 'candidate', 'references' and 'image', and writes a number "
         "per line",
     )
-    scorer: str | None = option(None, help="dual encoder of clip_score and ref_clip_score")
-    image_dir: Path | None = option(None, help="folder of the images (default: --data_root/images)")
+    scorer: str | None = option(None, help=f"dual encoder of {', '.join(SCORER_METRICS)}")
+    image_dir: Path | None = option(
+        None, help="folder of the images, for metrics that see them (default: --data_root/images)"
+    )
     num_references: NotNegative | None = option(
         None,
         metavar="N",
@@ -65,10 +68,14 @@ def measure_agreement(options: AgreementOptions) -> None:
     from hf_captionrl.evaluation.ratings import load_ratings, published_agreement
     from hf_captionrl.metrics.meteor_spice import JavaError
 
-    with_images = [name for name in options.metrics if name in SCORER_METRICS]
-    if with_images and options.scorer is None:
-        raise ValueError(f"{with_images[0]} needs a scorer. Use --scorer {_PUBLISHED_SCORER}.")
-    functions = {name: metric_function(name) for name in options.metrics if name not in SCORER_METRICS}
+    by_scorer, by_judge = ([n for n in options.metrics if n in names] for names in (SCORER_METRICS, JUDGE_METRICS))
+    if by_scorer and options.scorer is None:
+        raise ValueError(f"{by_scorer[0]} needs a scorer. Use --scorer {_PUBLISHED_SCORER}.")
+    if by_judge and options.judge is None:
+        raise ValueError(f"{by_judge[0]} needs a judge. Use --judge transformers:NAME.")
+    judge_sees = [name for name in by_judge if name != "clair"]
+    with_images = by_scorer + judge_sees
+    functions = {name: metric_function(name) for name in options.metrics if name not in (*by_scorer, *by_judge)}
     rated = load_ratings(
         options.benchmark, options.data_root, num_references=options.num_references, seed=options.seed
     )
@@ -77,20 +84,22 @@ def measure_agreement(options: AgreementOptions) -> None:
     if with_images and missing:
         raise FileNotFoundError(f"{folder} lacks {len(missing)} images, such as {missing[0]!r}.")
     scorer = None
-    if with_images:
+    if by_scorer:
         from hf_captionrl.retrieval import load_scorer
 
         scorer = load_scorer(options.scorer, device=options.device)
-    functions |= {name: metric_function(name, scorer=scorer) for name in with_images}
+    functions |= {name: metric_function(name, scorer=scorer) for name in by_scorer}
     if options.command is not None:
         functions["command"] = program_metric(options.command)
     scores: dict[str, Any] = {}
     not_run = {}
-    for name in [*options.metrics, *(["command"] if options.command is not None else [])]:
-        try:
-            scores[name] = rated.scores(functions[name], name=name, image_dir=folder)
-        except JavaError as error:
-            not_run[name] = str(error)
+    with options.loaded_judge(with_images=bool(judge_sees)) as judge:
+        functions |= {name: metric_function(name, judge=judge) for name in by_judge}
+        for name in [*options.metrics, *(["command"] if options.command is not None else [])]:
+            try:
+                scores[name] = rated.scores(functions[name], name=name, image_dir=folder)
+            except JavaError as error:
+                not_run[name] = str(error)
     if not scores:
         raise ValueError(f"No metric could be computed: {'; '.join(not_run.values())}")
     found = rated.agreement(scores, num_bootstrap=options.num_bootstrap, seed=options.seed)
@@ -102,7 +111,7 @@ def measure_agreement(options: AgreementOptions) -> None:
         for kind, part in row.get("categories", {}).items():
             part |= _beside(part, given.get(kind), own)
     result = {"benchmark": rated.name, **found, "not_run": not_run, "bad_lines": rated.num_bad_lines}
-    result["scorer"] = options.scorer
+    result |= {"scorer": options.scorer, "judge": options.judge}
     if options.output is not None:
         write_json(options.output, result | {"versions": installed_versions()})
     print(json.dumps(result) if options.json else _text(rated, result, published))

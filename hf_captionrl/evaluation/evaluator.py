@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +25,20 @@ from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
-from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
+from hf_captionrl.metrics import (
+    caption_perplexity,
+    capture,
+    clair,
+    clip_score,
+    fleur,
+    listener,
+    paired_test,
+    self_retrieval,
+    vqa_score,
+)
 from hf_captionrl.metrics.bootstrap import proportion_interval, signature
+from hf_captionrl.metrics.caption_units import spacy_extractor
+from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
@@ -41,7 +54,7 @@ from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite, spoken
-from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.scenes import BAG_SIZES, bags, check
@@ -231,10 +244,11 @@ class Evaluator:
             evaluator.bags, evaluator.bag_images = found
         return evaluator
 
-    def features_of(self, dataset: datasets.Dataset) -> Any:
-        """Features of M images by the held-out scorer, `(M, D)` of unit length."""
-        assert self.held_out_scorer is not None  # nosec B101
-        return scorer_features(self.held_out_scorer, dataset, cache_dir=self._cache_dir)
+    def features_of(self, dataset: datasets.Dataset, scorer: Scorer | None = None) -> Any:
+        """Features of M images by a scorer, by default the held-out one, `(M, D)` of unit length."""
+        scorer = scorer or self.held_out_scorer
+        assert scorer is not None  # nosec B101
+        return scorer_features(scorer, dataset, cache_dir=self._cache_dir)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -558,9 +572,31 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
 
 
-def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
-    """BLEURT, entailment, and the entropy of a captioner on the captions, by models that are loaded immediately; None if none
-    is named."""
+def _judged(name: str, judge: Any, scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    """The result of a judge; a reason alone if it lacks bags."""
+    captions = spoken(scored.first)
+    if name == "clair":
+        return clair(captions, scored.references, judge)
+    images = LazyImages(evaluator.dataset, range(len(captions)))
+    if name == "listener":
+        size = min((size for size, group in evaluator.bags.items() if group), default=0)
+        if not size:
+            return {"listener_reason": "no bags (use --bags)"}
+        return listener(captions, images, judge, bags=evaluator.bags[size])
+    return (vqa_score if name == "vqa_score" else fleur)(captions, images, judge)
+
+
+def learned_table(
+    bleurt_name: str | None,
+    nli_name: str | None,
+    captioner_name: str | None,
+    pac_s_name: str | None = None,
+    with_capture: bool = False,
+    judge: Any = None,
+    judge_metrics: Sequence[str] = (),
+) -> Table | None:
+    """BLEURT, entailment, the entropy of a captioner on the captions, PAC-S, CAPTURE, and metrics of a judge, by models that are
+    loaded immediately; None if none is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
     for key, (metric, name, option) in named.items():
@@ -581,16 +617,51 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
             return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
         numbers["caption_entropy"] = entropy
+    if pac_s_name is not None:
+        weights = load_scorer(model_path(pac_s_name))
+
+        def pac_s(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+            text = _text_features(weights, scored.first, score_prefix("pac_s"))
+            images = evaluator.features_of(evaluator.dataset, weights)
+            return clip_score(text, images, preset="pac_s", scorer=weights.signature)
+
+        numbers["pac_s"] = pac_s
+    if with_capture:
+        extractor = spacy_extractor()
+
+        def units(scored: ScoredCaptions, _: Evaluator) -> dict[str, Any]:
+            found = capture(spoken(scored.first), scored.references, extractor=extractor)
+            return {"per_sample": found["per_sample"]["capture"], "signature": found["signature"]}
+
+        numbers["capture"] = units
+    for key in dict.fromkeys(judge_metrics if judge is not None else ()):
+        numbers[key] = functools.partial(_judged, key, judge)
     columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
-            if column.key != "caption_entropy" and scored.given_references is None:
+            if column.key in ("bleurt", "entailment", "capture", "clair") and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)
-            row.mean(column.key, found["per_sample"], signature=found["signature"], is_share=column.is_fraction)
+            values = np.asarray(found.get("per_sample", ()), dtype=np.float64)
+            rated = ~np.isnan(values)  # judges fail on some captions
+            if not rated.any():
+                row.missing(found.get(f"{column.key}_reason", "defined for no caption"), column.key)
+                continue
+            if found.get("num_failed"):
+                row.numbers[f"{column.key}_failed"] = found["num_failed"]
+                said = f"{column.key} of {scored.name}: {found['num_failed']} captions without a rating"
+                print(f"captionrl evaluate: {said}; {found['failures'][0]}", file=sys.stderr)
+            row.mean(
+                column.key,
+                np.where(rated, values, 0),
+                weights=None if rated.all() else rated,
+                groups=found.get("groups"),
+                signature=found["signature"],
+                is_share=column.is_fraction,
+            )
         return row.result()
 
     return Table("Learned metrics", columns, compute) if numbers else None

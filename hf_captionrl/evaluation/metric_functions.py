@@ -21,21 +21,23 @@ from typing import Any
 MetricFunction = Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[Any]], Sequence[float]]
 """From N captions, the references of each, and the image of each (a path or an image) to N numbers."""
 
-TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice")
-SCORER_METRICS = ("clip_score", "ref_clip_score")
+TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice", "capture")
+SCORER_METRICS = ("clip_score", "ref_clip_score", "pac_s")
+JUDGE_METRICS = ("vqa_score", "fleur", "clair")
 
 
-def metric_function(metric: Any, *, scorer: Any = None) -> MetricFunction:
+def metric_function(metric: Any, *, scorer: Any = None, judge: Any = None) -> MetricFunction:
     """The function of a metric.
 
     Args:
-        metric: A name of `TEXT_METRICS` or `SCORER_METRICS`; `"package.module:function"` for a function of your own, also in
-            the working folder; `"evaluate:NAME"` or `"evaluate:PATH.py"` for a module of `evaluate`, followed by `":KEY"` if it
-            returns several numbers per caption; a loaded module; or a function of captions and references, or of captions,
-            references and images.
+        metric: A name of `TEXT_METRICS`, `SCORER_METRICS` or `JUDGE_METRICS`; `"package.module:function"` for a function of your
+            own, also in the working folder; `"evaluate:NAME"` or `"evaluate:PATH.py"` for a module of `evaluate`, followed by
+            `":KEY"` if it returns several numbers per caption; a loaded module; or a function of captions and references, or of
+            captions, references and images.
         scorer ([`Scorer`], *optional*): Dual encoder of the metrics of `SCORER_METRICS`.
+        judge ([`Backend`], *optional*): Language or vision-language model of the metrics of `JUDGE_METRICS`.
     Raises:
-        ValueError: If there is no such metric, or its scorer is missing.
+        ValueError: If there is no such metric, or its scorer or judge is missing.
     """
     if not isinstance(metric, str):
         if hasattr(metric, "compute"):
@@ -49,9 +51,13 @@ def metric_function(metric: Any, *, scorer: Any = None) -> MetricFunction:
         if scorer is None:
             raise ValueError(f"{metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
         return lambda candidates, references, images: _scorer_scores(metric, scorer, candidates, references, images)
+    if metric in JUDGE_METRICS:
+        if judge is None:
+            raise ValueError(f"{metric} needs a judge. Use --judge transformers:NAME.")
+        return lambda candidates, references, images: _judge_scores(metric, judge, candidates, references, images)
     module, colon, function = metric.partition(":")
     if not colon:
-        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
+        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))
         raise ValueError(
             f"There is no metric {metric!r}. Use one of {known}, package.module:function or evaluate:NAME."
         )
@@ -151,10 +157,23 @@ def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequ
     return found[name] if isinstance(found, dict) else found
 
 
+def _judge_scores(
+    name: str, judge: Any, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
+) -> Sequence[float]:
+    """A rating of every caption; one that the judge does not rate is an error, because every number is compared."""
+    from hf_captionrl import metrics
+
+    found = getattr(metrics, name)(candidates, references if name == "clair" else images, judge)
+    if found["num_failed"]:
+        raise ValueError(f"{name}: {found['num_failed']} captions without a rating; {found['failures'][0]}.")
+    scores: Sequence[float] = found["per_sample"]
+    return scores
+
+
 def _scorer_scores(
     name: str, scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
 ) -> Sequence[float]:
-    """CLIPScore and RefCLIPScore; captions and files of images that occur several times are encoded once."""
+    """CLIPScore, PAC-S and RefCLIPScore; captions and files of images that occur several times are encoded once."""
     import torch
 
     from hf_captionrl.data.images import open_image
@@ -174,8 +193,10 @@ def _scorer_scores(
 
     texts, row_of = encoded(candidates)
     features = texts[[row_of[text] for text in candidates]]
-    if name == "clip_score":
-        scores: Sequence[float] = clip_score(features, own)["per_sample"]
+    if name != "ref_clip_score":
+        scores: Sequence[float] = clip_score(features, own, preset="pac_s" if name == "pac_s" else "hessel")[
+            "per_sample"
+        ]
         return scores
     texts, row_of = encoded([text for each in references for text in each])
     of_references = [texts[[row_of[text] for text in each]] for each in references]

@@ -12,6 +12,7 @@ from hf_captionrl.rewards.base import (
     register_reward,
     resolve_rewards,
 )
+from hf_captionrl.rewards.listener import ListenerReward
 from hf_captionrl.rewards.self_retrieval import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
 from hf_captionrl.rewards.text_rewards import (
     CiderReward,
@@ -33,6 +34,7 @@ __all__ = [
     "CompletionReward",
     "ImageBank",
     "LengthPenalty",
+    "ListenerReward",
     "PairwiseDiversity",
     "RepetitionPenalty",
     "Reward",

@@ -21,6 +21,7 @@ from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, TEXT_METRIC
 from hf_captionrl.evaluation.ratings import load_ratings, published_agreement
 from hf_captionrl.metrics import bleu
 from hf_captionrl.scenes import load_scenes
+from tests.apps.boosting.server import ChatServer, texts_of
 
 IMAGES = 8
 PROGRAM = "import json, sys\nfor line in sys.stdin:\n    print(len(json.loads(line)['candidate']))\n"
@@ -374,6 +375,39 @@ def test_the_command_on_pairs(tmp_path, capsys):
     assert found["metrics"]["cider_d"]["categories"]["HI"]["published"] is None
 
 
+def test_judge_by_an_endpoint_is_asked_once(folder, capsys, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+
+    def rates(messages):
+        """A number between 0 and 100 from the length of the caption."""
+        caption = texts_of(messages)[0].split("Caption: ")[1].split("\n")[0]
+        return json.dumps({"score": min(len(caption), 100), "reason": ""})
+
+    options = [
+        "--benchmark",
+        "flickr8k-expert",
+        "--data_root",
+        str(folder),
+        "--num_bootstrap",
+        "0",
+        "--metrics",
+        "clair",
+    ]
+    with ChatServer(rates) as server:
+        judge = ["--judge", "openai:m", "--judge_url", server.url, "--judge_answers", str(folder / "kept.jsonl")]
+        assert main(["agreement", *options, *judge, "--max_requests", "9"]) != 0
+        assert "max_requests" in capsys.readouterr().err
+        assert len(server.requests) == 9
+        for _ in range(2):
+            assert main(["agreement", *options, *judge, "--json"]) == 0
+            found = json.loads(capsys.readouterr().out)
+        rated = load_ratings("flickr8k-expert", folder)
+        assert len(server.requests) == len(set(zip(rated.candidates, map(tuple, rated.references), strict=True)))
+    lengths = [min(len(text), 100) for text in rated.candidates]
+    tau = kendalltau(np.repeat(lengths, 3), rated.ratings.ravel(), variant="c").statistic
+    assert found["metrics"]["clair"]["tau"] == pytest.approx(tau)
+
+
 @pytest.mark.parametrize("name", ["flickr8k-expert", "flickr8k-cf"])
 def test_damaged_lines(folder, name):
     file = folder / ("ExpertAnnotations.txt" if name == "flickr8k-expert" else "CrowdFlowerAnnotations.txt")
@@ -443,6 +477,12 @@ def test_num_references(tmp_path, name, count):
         (lambda folder: (folder / "Flickr8k.token.txt").unlink(), "dataset_flickr8k.json"),
         (lambda folder: (folder / "ExpertAnnotations.txt").unlink(), "ExpertAnnotations.txt"),
         (lambda folder: ["--metrics", "clip_score"], "--scorer"),
+        (lambda folder: ["--metrics", "bleu_1", "fleur"], "--judge"),
+        (lambda folder: ["--metrics", "clair", "--judge", "gpt-4"], "--judge"),
+        (lambda folder: ["--metrics", "clair", "--judge", "vllm:m"], "--judge"),
+        (lambda folder: ["--metrics", "clair", "--judge", "openai:m"], "--judge_url"),
+        (lambda folder: ["--judge", "transformers:m", "--judge_url", "http://127.0.0.1:1/v1"], "--judge_url"),
+        (lambda folder: ["--metrics", "clair", "--judge", "transformers:m", "--max_requests", "5"], "--judge_answers"),
         (lambda folder: ["--metrics", "clip_score", "--scorer", "scenes:clip-reward", "--image_dir", "/no"], "/no"),
         (lambda folder: ["--command", "true"], "0 numbers"),
         (lambda folder: ["--command", "false"], "exit code 1"),

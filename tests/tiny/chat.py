@@ -13,6 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers import decoders as token_decoders
 
+from hf_captionrl.captioners.language_models import TransformersVisionBackend
 from tests.tiny import _MEAN_STD, _VISION, HIDDEN, WORDS, _spread
 
 CHAT_TYPES = (
@@ -279,6 +280,13 @@ def _gemma3() -> tuple[Any, Any]:
     return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
+def chat_backend(kind: str, folder: Any, **settings: Any) -> TransformersVisionBackend:
+    """A vision backend of a tiny chat model, whose files are written to a folder."""
+    for part in tiny_chat(kind):
+        part.save_pretrained(folder)
+    return TransformersVisionBackend(str(folder), device="cpu", **{"dtype": "float32", **settings})
+
+
 def tiny_chat(model_type: str, seed: int = 0) -> tuple[Any, Any]:
     """A chat model in eval mode with its processor."""
     torch.manual_seed(seed)
@@ -289,3 +297,37 @@ def tiny_chat(model_type: str, seed: int = 0) -> tuple[Any, Any]:
     else:
         model, processor = globals()[f"_{model_type}"]()
     return _finish(model, processor.tokenizer), processor
+
+
+class HandSet:
+    """Makes the logits of a vision backend's model those of `decide(colours, text)`, which maps letters to logits.
+
+    `colours` are the images of the prompt, `"r"`, `"g"` or `"b"` by their largest channel. Other tokens have logit 0. The logits
+    are the same at every position of the answer. `forwards` counts the runs of the model.
+    """
+
+    def __init__(self, backend: Any, decide: Any = None) -> None:
+        self.backend, self.decide, self.forwards, self.table = backend, decide, 0, torch.zeros(0)
+        backend._model.lm_head.register_forward_hook(
+            lambda module, given, output: self.table.expand(*output.shape[:-1], -1)
+        )
+        backend._model.register_forward_pre_hook(self._read, with_kwargs=True)
+
+    def _read(self, module: Any, given: Any, named: dict[str, Any]) -> None:
+        self.forwards += 1
+        if named.get("pixel_values") is not None:
+            colours = ["rgb"[int(image.mean((1, 2)).argmax())] for image in named["pixel_values"]]
+            self.table = self.logits(colours, self.backend._tokenizer.decode(named["input_ids"][0]))
+
+    def logits(self, colours: list[str], text: str) -> torch.Tensor:
+        table = torch.zeros(self.backend._model.lm_head.out_features)
+        for letter, value in self.decide(colours, text).items():
+            table[self.backend._tokenizer.convert_tokens_to_ids(letter)] = value
+        return table
+
+    def log_prob(self, colours: list[str], text: str, answer: str) -> float:
+        """What a plain loop over the answer's letters finds, after a word: the blank is `Ġ`."""
+        table = self.logits(colours, text).double()
+        total = table.exp().sum().log()
+        ids = self.backend._tokenizer.convert_tokens_to_ids(list("Ġ" + answer))
+        return sum(float(table[token] - total) for token in ids)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import datasets
 
     from hf_captionrl.apps.boosting.options import BoostOptions
-    from hf_captionrl.captioners.language_models import Backend
+    from hf_captionrl.utils.prompts import Backend
 
 
 # --- Backends of the embedded world: rules that blend and combine, and a describer with a known error rate -----------

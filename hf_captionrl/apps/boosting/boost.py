@@ -41,13 +41,13 @@ from hf_captionrl.apps.boosting.prompts import (
     is_truncated,
     visual_prompt,
 )
-from hf_captionrl.captioners.language_models import Backend, BackendError, Failure, Prompt, Truncated
 from hf_captionrl.data.columns import CAPTIONS, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, open_image
 from hf_captionrl.data.options import ids_digest, load_split, source_settings
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, check_captions
 from hf_captionrl.utils.io import LineFile, atomic_file, refuse_file, write_json
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard, read_shards, run_stage
+from hf_captionrl.utils.prompts import Backend, BackendError, Failure, Prompt, Truncated
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.boosting.options import BoostOptions

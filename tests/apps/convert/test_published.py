@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import open_clip
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +13,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.retrieval import load_scorer
 from tests.captioners.test_clipcap import MAPPERS, inputs, published_logits
 from tests.offline import python_path
@@ -182,6 +184,36 @@ def test_clip_with_a_configuration(tmp_path):
     assert torch.equal(again.text_features(texts), source.text_features(texts))
     assert torch.equal(again.image_features(images), source.image_features(images))
     assert again.logit_scale == source.logit_scale
+
+
+@pytest.mark.parametrize("names", ["openai", "open_clip"])
+def test_weights_of_pac_s(tmp_path, names):
+    """Its two checkpoints are training states of OpenAI's CLIP and of open_clip's, with GELU."""
+    model, processor = make_clip()
+    model.config.text_config.hidden_act = model.config.vision_config.hidden_act = "gelu"
+    state = original_clip(model)
+    if names == "open_clip":
+        state = {name: value for name, value in state.items() if name not in ("input_resolution", "context_length")}
+        sizes = {"image_size": 32, "layers": 2, "width": 16, "head_width": 8, "patch_size": 16, "mlp_ratio": 2}
+        text = {"context_length": 12, "vocab_size": len(processor.tokenizer), "width": 16, "heads": 2, "layers": 2}
+        theirs = open_clip.model.CLIP(
+            8, sizes, text | {"mlp_ratio": 2, "context_length": len(state["positional_embedding"])}
+        )
+        assert theirs.load_state_dict(state, strict=False).missing_keys == []
+        state = theirs.state_dict()
+    torch.save({"state_dict": state, "epoch": 7}, tmp_path / "clip_ViT-B-32.pth")
+    convert(tmp_path / "clip_ViT-B-32.pth", tmp_path / "new", config=saved(model, processor, tmp_path / "like"))
+    again = load_scorer(tmp_path / "new")
+    captions, images = ["a cat", "a red dog"], tiny_images(2, size=24)
+    found = metric_function("pac_s", scorer=again)(captions, [["x"]] * 2, images)
+    text = again.text_features([f"A photo depicts {caption}" for caption in captions])
+    cosines = [float(t @ v) for t, v in zip(text, again.image_features(images), strict=True)]
+    assert_close(found, [2 * max(cosine, 0) for cosine in cosines], dtype="float32", magnitude=2)
+    if names == "open_clip":
+        pixels = processor(images=images, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            features = torch.nn.functional.normalize(theirs.eval().encode_image(pixels), dim=1)
+        assert_close(again.image_features(images), features, dtype="float32", ulps=256)
 
 
 def test_sizes_of_clip_come_from_the_shapes(tmp_path):

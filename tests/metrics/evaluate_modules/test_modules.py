@@ -18,6 +18,7 @@ from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics.evaluate_modules.metric import forwards
 from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
+from hf_captionrl.utils.prompts import AnswerScores, Prompt
 from tests.metrics.evaluate_modules.conftest import SCORER
 from tests.metrics.evaluate_modules.test_spaces import two_rows
 from tests.tolerances import assert_close, close
@@ -125,7 +126,7 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     metric = evaluate.load("clip_score")
     prefix = "A photo depicts "
     text = held_out_scorer.text_features([prefix + caption for caption in captions])
-    for preset in ("hessel", "smile"):
+    for preset in ("hessel", "smile", "pac_s"):
         found = metric.compute(predictions=captions, references=images, scorer=held_out_scorer, preset=preset)
         agree(found, metrics.clip_score(text, features[1], preset=preset))
         assert f"preset:{preset}" in found["signature"]
@@ -141,6 +142,9 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
         assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
         assert_close(found["per_sample"]["ref_clip_score"], expected["per_sample"], dtype="float32")
         assert len(found["per_sample"]["clip_score"]) == len(captions)
+    found = metric.compute(predictions=captions, scorer=held_out_scorer, preset="pac_s", **arguments)
+    expected = metrics.ref_clip_score(text, features[1], groups, scale=2.0)
+    assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
     several = metric.compute(
         predictions=captions[:3], references=[4, 4, 0], images=images, scorer=held_out_scorer, prefix=""
     )
@@ -441,3 +445,58 @@ def test_forwarded_options_are_in_the_signature():
     assert compute(["a"], scale=3.0) == {"scale": 3.0, "scorer": "mine"}
     with pytest.raises(TypeError, match="'bags'"):
         compute(["a"], bags=[])
+
+
+# --- Judges ----------------------------------------------------------------------------------------------------------
+
+
+class Judge(AnswerScores):
+    """Prefers the first of the answers, the more the longer the question, and writes a score."""
+
+    model, revision, is_multimodal = "judge", "1", True
+
+    def score_answers(self, prompts, answers):
+        for at, prompt in enumerate(prompts):
+            yield at, [-0.01 * len(prompt.user) * place - 0.1 for place in range(len(answers))]
+
+    def complete(self, prompts):
+        yield from ((at, json.dumps({"score": len(prompt.user) % 101})) for at, prompt in enumerate(prompts))
+
+
+def test_caption_judge_is_each_function(evaluate, scenes):
+    captions, images, judge = first_captions(scenes), list(scenes["image"]), Judge()
+    groups, bags = [list(row) for row in scenes["captions"]], [[0, 1, 2], [3, 4]]
+    metric = functools.partial(evaluate.load("caption_judge").compute, predictions=captions, backend=judge)
+    agree(metric(references=images), metrics.vqa_score(captions, images, judge))
+    raw = metrics.vqa_score(captions, images, judge, normalise=False)
+    agree(metric(references=images, normalise=False), raw)
+    leave = ("signature", "failures")
+    agree(metric(references=images, metric="fleur"), metrics.fleur(captions, images, judge), leave)
+    expected = metrics.fleur(captions, images, judge, groups)
+    for rows in ({"references": images, "reference_captions": groups}, {"references": groups, "images": images}):
+        agree(metric(**rows, metric="fleur"), expected, leave)
+    agree(metric(references=groups, metric="clair"), metrics.clair(captions, groups, judge), (*leave, "reasons"))
+    expected = metrics.listener(captions, images, judge, bags=bags)
+    agree(metric(references=images, metric="listener", bags=bags), expected, leave)
+    log_probs = judge.answer_log_probs([Prompt("x", "", "?")] * len(captions), ["Yes", "No"])
+    found = metric(references=images, log_probs=log_probs)
+    assert found["vqa_score"] == close(1 / (1 + math.exp(-0.01)))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"metric": "clip"}, "metric is 'clip'"),
+        ({"backend": None}, "backend"),
+        ({"backend": "Qwen/Qwen2.5-VL-3B-Instruct"}, "backend"),
+        ({}, "images"),
+        ({"metric": "clair"}, "reference_captions"),
+        ({"metric": "listener", "images": [1]}, "bags"),
+        ({"log_probs": [[0.0, -1.0, -2.0]]}, "log_probs"),
+        ({"log_probs": [[0.0, math.nan]]}, "log_probs"),
+        ({"metric": "clair", "log_probs": [[0.0, -1.0]]}, "log_probs"),
+    ],
+)
+def test_caption_judge_refuses(evaluate, options, named):
+    with pytest.raises(ValueError, match=named):
+        evaluate.load("caption_judge").compute(predictions=["a"], **{"backend": Judge(), **options})
