@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from hf_captionrl.utils.io import json_digest
+from hf_captionrl.utils.io import LineFile, json_digest
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
 
 RETRY_TEMPERATURE = 0.7
@@ -86,6 +86,65 @@ class Backend(Protocol):
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
         ...
+
+
+class KeptAnswers(LineFile):
+    """A backend whose answers are appended to a file of JSON lines when they arrive, so that no question is asked twice.
+
+    Rejected prompts are kept, too; a prompt whose backend failed is asked again by the next call. `LIMIT` failures in a row stop
+    the run.
+    """
+
+    busy = "Wait until it has finished, or use another file."
+    LIMIT = 20
+
+    def __init__(self, backend: Any, path: str | os.PathLike[str]) -> None:
+        self.backend, self._known, self._failures = backend, {}, 0
+        self.model, self.revision, self.is_multimodal = backend.model, backend.revision, backend.is_multimodal
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path)
+
+    def _begin(self, data: bytes) -> None:
+        for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+            try:
+                key, kind, text = json.loads(line)
+                self._known[key] = _KINDS[kind](text)
+            except (ValueError, TypeError, KeyError):
+                raise ValueError(
+                    f"{self.path}, line {number}, is not a kept answer: {line[:60]!r}. Remove that line; its question is asked again."
+                ) from None
+        self.truncate(data.rfind(b"\n") + 1)  # a kill leaves at most an incomplete last line
+
+    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
+        """Yield kept answers, then those of the backend."""
+        keys = [json_digest([self.model, self.revision, p.hash, p.attempt], size=16) for p in prompts]
+        waiting: dict[str, list[int]] = {}
+        for position, key in enumerate(keys):
+            if key in self._known:
+                yield position, self._known[key]
+            else:
+                waiting.setdefault(key, []).append(position)
+        asked = [(key, prompts[places[0]]) for key, places in waiting.items()]
+        for at, answer in self.backend.complete([prompt for _, prompt in asked]) if asked else ():
+            key, failed = asked[at][0], isinstance(answer, Failure)
+            if not (failed and answer.reason == "backend_failed"):
+                kind = "rejected" if failed else "truncated" if isinstance(answer, Truncated) else "answer"
+                text = answer if isinstance(answer, str) else answer.detail if failed else answer.text
+                # ASCII escapes: a lone surrogate in an answer cannot be encoded as UTF-8.
+                self.append_bytes((json.dumps([key, kind, text]) + "\n").encode("ascii"), flush=False)
+                self._known[key] = answer
+            self._failures = self._failures + 1 if failed else 0
+            if self._failures >= self.LIMIT:
+                raise BackendError(f"{self.model} gave no answer {self.LIMIT} times in a row ({answer.detail}).")
+            for position in waiting[key]:
+                yield position, answer
+
+
+_KINDS: dict[str, Callable[[str], Answer]] = {
+    "answer": str,
+    "truncated": Truncated,
+    "rejected": lambda detail: Failure("backend_rejected", detail),
+}
 
 
 # --- Backends with a local model -------------------------------------------------------------------------------------
