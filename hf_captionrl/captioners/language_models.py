@@ -99,7 +99,8 @@ class KeptAnswers(LineFile):
     LIMIT = 20
 
     def __init__(self, backend: Any, path: str | os.PathLike[str]) -> None:
-        self.backend, self._known, self._failures = backend, {}, 0
+        self.backend, self._failures = backend, 0
+        self._known: dict[str, Answer] = {}
         self.model, self.revision, self.is_multimodal = backend.model, backend.revision, backend.is_multimodal
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         super().__init__(path)
