@@ -121,34 +121,29 @@ def listed_claims(answer: str | None) -> list[str] | None:
     return list(dict.fromkeys(claims)) if claims or is_none else None
 
 
-def verdict(answer: str | None) -> bool | None:
-    """True for yes, False for no; None for unclear and for an answer that does not begin with one of the three, or has two."""
+def verdict(answer: str | None) -> str | None:
+    """The one of yes, no and unclear with which an answer begins; None for other answers and for those with two of them."""
     words = re.findall(r"\w+", (answer or "").casefold())
-    found = {word for word in words if word in ("yes", "no", "unclear")}
-    return {"yes": True, "no": False}.get(words[0]) if words and found == {words[0]} else None
+    return words[0] if words and {"yes", "no", "unclear"}.intersection(words) == {words[0]} else None
 
 
 class LanguageModelChecker:
     """Splits captions into claims and verifies each, with a language model or a vision-language model.
 
     A vision-language model verifies against the image (column `image`), a language model against the references (column
-    `captions`). The facts of an image, for recall, are the claims of its references; they are stated if the same model says that
-    the caption says so. Answers are kept by content in a file, so a killed or repeated run asks nothing twice. Answers that
-    cannot be read are counted and leave their claims undecided.
+    `captions`). For recall, the facts are the claims of the references, each verified against the caption. Answers are kept
+    by content in a file, so a killed or repeated run asks nothing twice. Answers that cannot be read are counted
+    (`num_unreadable`) and leave their claims undecided.
 
     Args:
         backend ([`Backend`]): The model.
         cache_file (`str` or `os.PathLike`): File of JSON lines; on several processes each adds its rank to the name.
-        recall (`bool`): Count facts, too, which asks one question per fact and caption; precision alone does not need it.
-        max_claims (`int`): Claims of one caption that are verified; further ones stay undecided.
+        recall (`bool`): Count facts, too; precision alone does not need these questions.
     """
 
-    def __init__(
-        self, backend: Backend, cache_file: str | os.PathLike[str], *, recall: bool = True, max_claims: int = 30
-    ) -> None:
+    def __init__(self, backend: Backend, cache_file: str | os.PathLike[str], *, recall: bool = True) -> None:
         self.backend = answer_file(backend, cache_file)
-        self.recall, self.max_claims = recall, max_claims
-        self.num_unreadable = 0
+        self.recall, self.num_unreadable = recall, 0
 
     def __call__(
         self, completions: Sequence[str], captions: Sequence[Sequence[str]] | None = None, image: Any = None
@@ -161,54 +156,48 @@ class LanguageModelChecker:
                 f"{self.backend.model} needs the column {need} to verify claims. Add it, or use recall=False."
             )
         images = [image[i] for i in range(number)] if sees else [None] * number
-        names = [image_name(one) if sees else "" for one in images]
         references = ["\n".join(f"- {text}" for text in texts) for texts in captions or [()] * number]
 
         def split(texts: Sequence[str]) -> list[list[str] | None]:
             # Vision-language models get some image with every prompt; the text alone names the question.
-            asked = [
-                Prompt("split", "", _SPLIT.format(text), image=one) for text, one in zip(texts, images, strict=True)
-            ]
-            found = [
-                listed_claims(answer) if text.strip() else []
-                for text, answer in zip(texts, ask(self.backend, asked), strict=True)
-            ]
+            prompts = [Prompt("split", "", _SPLIT.format(t), image=i) for t, i in zip(texts, images, strict=True)]
+            answers = zip(texts, ask(self.backend, prompts), strict=True)
+            found = [listed_claims(answer) if text.strip() else [] for text, answer in answers]
             self.num_unreadable += found.count(None)
             return found
 
-        def verify(questions: Sequence[tuple[int, str, str | None]]) -> list[bool | None]:
-            """Verdicts of (caption, statement, descriptions); against the image without descriptions."""
-            asked = []
-            for n, claim, texts in questions:
-                if texts is None:
-                    asked.append(Prompt("verify", names[n], _VERIFY_IMAGE.format(claim), image=images[n]))
-                else:
-                    asked.append(Prompt("verify", "", _VERIFY_TEXT.format(texts, claim), image=images[n]))
-            answers = ask(self.backend, asked)
-            found = [verdict(answer) for answer in answers]
-            said = (answer is not None and re.match(r"\W*unclear\b", answer.casefold()) for answer in answers)
-            self.num_unreadable += sum(v is None and not s for v, s in zip(found, said, strict=True))
+        def verify(
+            listed: Sequence[list[str] | None], names: Sequence[str], question: Callable[[int, str], str]
+        ) -> list[dict[str, bool | None]]:
+            """Verdicts of the statements about each caption; `names` are those of the images that the questions are about."""
+            places = [(n, statement) for n, statements in enumerate(listed) for statement in statements or []]
+            prompts = [Prompt("verify", names[n], question(n, one), image=images[n]) for n, one in places]
+            said = [verdict(answer) for answer in ask(self.backend, prompts)]
+            self.num_unreadable += said.count(None)
+            found: list[dict[str, bool | None]] = [{} for _ in listed]
+            for (n, statement), word in zip(places, said, strict=True):
+                found[n][statement] = {"yes": True, "no": False}.get(word or "")
             return found
 
-        claims = split(completions)
-        wanted = [(n, claim) for n, found in enumerate(claims) for claim in (found or [])[: self.max_claims]]
-        verdicts = verify([(n, claim, None if sees else references[n]) for n, claim in wanted])
-        known = dict(zip(wanted, verdicts, strict=True))
+        claims, nameless = split(completions), [""] * number
+        if sees:
+            known = verify(claims, [image_name(one) for one in images], lambda n, one: _VERIFY_IMAGE.format(one))
+        else:
+            known = verify(claims, nameless, lambda n, one: _VERIFY_TEXT.format(references[n], one))
         facts = split(references) if self.recall else [None] * number
-        asked = [(n, fact) for n, found in enumerate(facts) for fact in found or []]
-        stated = dict(zip(asked, verify([(n, fact, f"- {completions[n]}") for n, fact in asked]), strict=True))
+        stated = verify(facts, nameless, lambda n, one: _VERIFY_TEXT.format(f"- {completions[n]}", one))
         checked: list[CheckedCaption | None] = []
-        for n, (caption, found, there) in enumerate(zip(completions, claims, facts, strict=True)):
+        for caption, found, true, there, said in zip(completions, claims, known, facts, stated, strict=True):
             if found is None:
                 checked.append(None)
                 continue
             places = [caption.casefold().find(claim.casefold()) for claim in found]
             judged = [
-                CheckedClaim(claim, known.get((n, claim)), *((at, at + len(claim)) if at >= 0 else ()))
+                CheckedClaim(claim, true[claim], *((at, at + len(claim)) if at >= 0 else ()))
                 for claim, at in zip(found, places, strict=True)
             ]
-            said = None if there is None else sum(stated[n, fact] is True for fact in there)
-            checked.append(CheckedCaption(judged, said, None if there is None else len(there)))
+            numbers = (None, None) if there is None else (list(said.values()).count(True), len(there))
+            checked.append(CheckedCaption(judged, *numbers))
         return checked
 
 

@@ -76,7 +76,7 @@ class LanguageModelReader:
     """Answers questions from captions with a language model.
 
     The answer is the letter with the highest log-probability where the backend offers `answer_log_probs`, else the letter that
-    it writes; a text that is not one of the letters counts as no answer, and is counted.
+    it writes; another text is no answer, and is counted (`num_unreadable`).
 
     Args:
         backend ([`Backend`]): The model.
@@ -85,10 +85,8 @@ class LanguageModelReader:
     """
 
     def __init__(self, backend: Backend, cache_file: str | os.PathLike[str], log_probs: bool | None = None) -> None:
-        self.backend, self.log_probs = backend, log_probs
-        if log_probs is None:
-            self.log_probs = hasattr(backend, "answer_log_probs")
-        self._kept = None if self.log_probs else answer_file(backend, cache_file)
+        self.log_probs = hasattr(backend, "answer_log_probs") if log_probs is None else log_probs
+        self.backend: Any = backend if self.log_probs else answer_file(backend, cache_file)
         self.num_unreadable = 0
 
     def __call__(self, completions: Sequence[str], asked: Sequence[Sequence[Question]] = ()) -> list[list[int | None]]:
@@ -105,17 +103,14 @@ class LanguageModelReader:
                 options = zip(letters, (*asked[n][q].options, _UNTOLD), strict=True)
                 listed = "\n".join(f"{letter}. {option}" for letter, option in options)
                 prompts.append(Prompt("read", "", _READ.format(completions[n], asked[n][q].text, listed)))
-            for (n, q), chosen in zip(places, self._choices(prompts, letters), strict=True):
-                answers[n][q] = chosen if chosen is not None and chosen < size else None
+            if self.log_probs:
+                chosen = [letters[row.argmax()] for row in np.asarray(self.backend.answer_log_probs(prompts, letters))]
+            else:
+                chosen = [(text or "").strip().rstrip(".):").upper() for text in ask(self.backend, prompts)]
+            self.num_unreadable += sum(letter not in letters for letter in chosen)
+            for (n, q), letter in zip(places, chosen, strict=True):
+                answers[n][q] = letters.index(letter) if letter in letters[:size] else None
         return answers
-
-    def _choices(self, prompts: Sequence[Prompt], letters: Sequence[str]) -> list[int | None]:
-        if self._kept is None:
-            found = self.backend.answer_log_probs(prompts, letters)  # type: ignore[attr-defined]
-            return [int(row.argmax()) for row in np.asarray(found)]
-        texts = [(text or "").strip().rstrip(".):").upper() for text in ask(self._kept, prompts)]
-        self.num_unreadable += sum(text not in letters for text in texts)
-        return [letters.index(text) if text in letters else None for text in texts]
 
 
 # --- Questions about photographs, which a vision-language model writes once ------------------------------------------
