@@ -220,29 +220,26 @@ class ClaimReward(Reward):
     r"""Precision, recall or F1 of the claims of a caption.
 
     Precision is the share of true claims among the decided ones, recall the share of the image's facts that true claims
-    state, F1 their harmonic mean. Rewarded claims, references and checkers are those of the literature (BalCapRL, Ye et al.
-    2026, arXiv:2605.07394). Differs from it by: no score of the language, exact truth on scenes, and the rules of length, which
-    are `min_claims` and `max_words`. To scale precision and recall separately before they are added, as BalCapRL does, pass both as
-    `reward_funcs` with `multi_objective_aggregation="normalize_then_sum"`.
+    state. Reference: the rewards of claims of BalCapRL (Ye et al. 2026, arXiv:2605.07394). Differs from it by: exact truth on
+    scenes, no score of the language, and the rules of length, `min_claims` and `max_words`. To scale precision and recall
+    separately, pass both in `reward_funcs` with `multi_objective_aggregation="normalize_then_sum"`.
 
-    With `credit="claim"` a token does not have the advantage `A` of its caption, but `A + v - P`, where `v` is 1 in a true claim
-    and 0 in a false one (the mean, if it belongs to several) and `P` is the caption's precision. With `score="precision"` and the
-    baseline `"group_mean"` this is `v` minus the mean precision of the captions of the image. Tokens outside of claims and in
-    undecided ones have the advantage of the caption. The estimate of the gradient is biased, see docs/rewards.md.
+    With `credit="claim"` a token has the advantage `A + v - P`, where `A` is that of its caption, `v` is 1 in a true claim and
+    0 in a false one (the mean, if it belongs to several) and `P` the caption's precision. With `score="precision"` and the
+    baseline `"group_mean"` this is `v` minus the mean precision of the group. Other tokens have the advantage of the
+    caption. The gradient is biased, see docs/rewards.md.
 
     Args:
-        checker (`Callable`, *optional*): Called like a reward function; it returns one [`CheckedCaption`] per caption, or
-            None where it could not read the caption, which then has no reward. None: the exact checker of scenes.
+        checker (`Callable`, *optional*): Called like a reward function; it returns a [`CheckedCaption`] per caption, or None
+            where it could not read one, which then has no reward. None: the exact checker of scenes.
         score: `"precision"`, `"recall"` or `"f1"`.
         credit: `"caption"`, or `"claim"` for a credit of tokens; not in TRL's trainers.
         min_claims (`int`): A caption with fewer claims has precision 0, so that one safe claim is not worth most.
         max_words (`int`): A longer caption has recall 0, so that listing does not pay; 0: no limit.
 
     Example:
-        >>> reward = ClaimReward(score="precision")
-        >>> reward.as_function()(["two pigs"], facts=[{"kind": "pig", "count": 3, "size": "small", "orientation": "upright",
-        ...                                            "position": "top", "background": "blue"}])
-        [0.5]
+        >>> ClaimReward(score="precision").name
+        'claim_precision'
     """
 
     name = "claim_f1"

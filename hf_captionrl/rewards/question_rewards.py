@@ -153,8 +153,8 @@ def make_questions(
 ) -> int:
     """Let a vision-language model write questions about images, for [`QuestionReward`].
 
-    Its answers are kept in `<path>.answers`; a killed or repeated call asks nothing twice. The questions of a model may be wrong, and
-    some can be answered without the picture: compare with what the reader answers from an empty caption (`prior`).
+    Its answers are kept in `<path>.answers`; a killed or repeated call asks nothing twice. An answer that cannot be read is asked
+    for again, up to `attempts` times. Questions may be wrong, or answered without the picture: compare with `prior`.
 
     Args:
         image_ids: Ids of the images.
@@ -162,13 +162,9 @@ def make_questions(
         backend ([`Backend`]): A vision-language model.
         path: File of JSON lines to write: `image_id`, `questions`.
         number: Questions per image that are asked for.
-        attempts: Times that an image is asked about if the answer cannot be read.
 
     Returns:
         `int`: Images without questions, which are left out, with a warning.
-
-    Raises:
-        ValueError: If the backend does not see images.
     """
     if not backend.is_multimodal:
         raise ValueError(f"backend is {backend.model!r}, which does not see images. Use a vision-language model.")
@@ -200,9 +196,7 @@ def read_questions(path: str | os.PathLike[str]) -> dict[str, list[Question]]:
                 raise ValueError
             found[str(row["image_id"])] = several
         except (KeyError, TypeError, ValueError):
-            raise ValueError(
-                f"{Path(path)}, line {number}, has no questions. Write the file with make_questions."
-            ) from None
+            raise ValueError(f"{Path(path)}, line {number}, has no questions. Use make_questions.") from None
     return found
 
 

@@ -153,10 +153,7 @@ def _cell(place: str, result: Any) -> str:
 def leaderboard(
     runs: Mapping[str, Run], results: Mapping[str, Any], columns: Mapping[str, str], best: Sequence[str] = ()
 ) -> str:
-    """Methods of this version of the world, the best in bags of 7 first, under full captions, which no method can pass.
-
-    Rows of runs without a result stand at the end.
-    """
+    """Methods of this version of the world, the best in bags of 7 first, under full captions, which no method can pass."""
     found = [
         (title, f"rows/{row}", results[name])
         for name, run in runs.items()
@@ -169,8 +166,6 @@ def leaderboard(
     for title, row, result in found:
         cells = [_cell(f"{row}/{key}", result) for key in columns]
         lines.append(f"| [{title}](reproduction.md) | {' | '.join(cells)} |")
-    for title in (title for name, run in runs.items() if name not in results for title in run.leaderboard.values()):
-        lines.append(f"| {title} | {' | '.join(['not run yet', *['–'] * (len(columns) - 1)])} |")
     return "\n".join(lines)
 
 

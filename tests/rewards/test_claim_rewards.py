@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from hf_captionrl.captioners.language_models import BackendError, Failure, KeptAnswers, Prompt, Truncated
@@ -20,7 +19,6 @@ from hf_captionrl.rewards.claim_rewards import (
     CheckedClaim,
     LanguageModelChecker,
     listed_claims,
-    token_spans,
     verdict,
 )
 from hf_captionrl.scenes import Facts, check, full_caption
@@ -188,16 +186,6 @@ def test_credit_equals_a_loop_over_marks(rollouts):
     advantages = precision.view(2, 3) - precision.view(2, 3).mean(1, keepdim=True)
     of_large = advantages.flatten()[0] + credit[0, 1]
     assert float(of_large) == pytest.approx(0.0 - float(precision[:3].mean()))
-
-
-def test_spans_of_tokens_that_are_parts_of_words():
-    pieces = ["two", "pi", "##gs", "!"]
-
-    def decode(ids, mask):
-        return ["".join(p[2:] if p.startswith("##") else f" {p}" for p in pieces[: ids.size(1)]).strip()] * len(ids)
-
-    ids = torch.arange(4)[None]
-    assert token_spans(decode, ids, torch.ones_like(ids))[0] == [(0, 3), (3, 6), (6, 8), (8, 10)]
 
 
 # --- A language model as checker ---
