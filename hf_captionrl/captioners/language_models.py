@@ -435,10 +435,10 @@ class EndpointCaptioner:
         self.backend, self.prompt = backend, prompt
         self.failed: dict[str, str] = {}
         self.number_kept = 0  # of answers of earlier runs that were used
-        self._in_a_row, self._seconds, self._lacks_scores = 0, 0.0, False
+        self._seconds, self._lacks_scores = 0.0, False
         if overwrite:
             Path(answers).unlink(missing_ok=True)
-        self._answers = KeptAnswers(backend, answers, keep_rejected=False)
+        self._answers = KeptAnswers(backend, answers, keep_rejected=False, max_failures=2 * backend.concurrency)
 
     @classmethod
     def from_options(
@@ -497,19 +497,13 @@ class EndpointCaptioner:
         return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
 
     def _check(self, image_id: str, answer: Answer) -> None:
-        """Note the reason of an image without an answer, and end where the backend answers nothing."""
+        """Note the reason of an image without an answer, and say once that there are no log-probabilities."""
         text = answer.text if isinstance(answer, Truncated) else answer
-        if isinstance(text, Failure) or not caption_of(text):
-            reason = text.detail if isinstance(text, Failure) else "the answer is empty"
-            self.failed[image_id] = reason
-            self._in_a_row += 1
-            if self._in_a_row >= 2 * self.backend.concurrency:
-                raise BackendError(
-                    f"{self.backend!r} failed {self._in_a_row} times in a row; the last reason: {reason}"
-                )
-            return
-        self._in_a_row = 0
-        if score_of(answer) is None and not self._lacks_scores:
+        if isinstance(text, Failure):
+            self.failed[image_id] = text.detail
+        elif not caption_of(text):
+            self.failed[image_id] = "the answer is empty"
+        elif score_of(answer) is None and not self._lacks_scores:
             self._lacks_scores = True
             say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
 

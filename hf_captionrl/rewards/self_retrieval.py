@@ -24,7 +24,7 @@ from hf_captionrl.rewards.base import (
     RewardContext,
     RewardData,
     WeightedRewards,
-    completion_text,
+    function_context,
     register_reward,
 )
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
@@ -560,17 +560,5 @@ class BankRewardFunction:
         rows = torch.from_numpy(self._rows.rows(ids))  # (N,): each caption counts as a group
         if unknown := self._rows.missing(ids):
             raise ValueError(f"The targets lack the image {unknown[0]!r}. Pass targets with all training images.")
-        candidates, positions = rows.unique(return_inverse=True)
-        nothing = torch.empty(len(ids), 0)
-        context = RewardContext(
-            captions=[completion_text(completion).strip() for completion in completions],
-            ids=nothing.long(),
-            mask=nothing.bool(),
-            ended=torch.ones(len(ids), dtype=torch.bool),
-            rows=rows,
-            image_ids=ids,
-            references=[[] for _ in ids],
-            candidates=candidates,
-            positions=positions,
-        )
+        context = function_context(completions, rows, ids, {})
         return self._total(context)[:, 0].tolist()

@@ -164,6 +164,7 @@ class KeptAnswers(LineFile, AnswerScores):
         path: The file; answers of other models, revisions and questions in it are not used.
         max_requests (`int`, *optional*): Questions that this object may ask; a further one raises a [`BackendError`].
         keep_rejected (`bool`): Whether a rejected prompt is kept; False: it is asked again by the next call.
+        max_failures (`int`): A backend that fails so often in a row raises a [`BackendError`].
     """
 
     busy = "Wait until it has finished, or use another file."
@@ -175,8 +176,10 @@ class KeptAnswers(LineFile, AnswerScores):
         max_requests: int | None = None,
         *,
         keep_rejected: bool = True,
+        max_failures: int = 20,
     ) -> None:
         self.backend, self.max_requests, self.num_requests = backend, max_requests, 0
+        self.max_failures, self._failures = max_failures, 0
         self._asked_again = ("backend_failed",) if keep_rejected else ("backend_failed", "backend_rejected")
         self.model, self.revision, self.is_multimodal = backend.model, backend.revision, backend.is_multimodal
         self._known: dict[str, Any] = {}
@@ -221,6 +224,11 @@ class KeptAnswers(LineFile, AnswerScores):
                 # ASCII escapes: a lone surrogate in an answer cannot be encoded as UTF-8.
                 self.append_bytes(line.encode("ascii"), flush=False)
                 self._known[key] = answer
+            self._failures = self._failures + 1 if isinstance(answer, Failure) else 0
+            if isinstance(answer, Failure) and self._failures >= self.max_failures:
+                raise BackendError(
+                    f"{self.backend!r} failed {self._failures} times in a row; the last reason: {answer.detail}"
+                )
             for position in waiting[key]:
                 yield position, answer
         if len(firsts) > left:

@@ -105,7 +105,16 @@ def test_every_registered_reward_can_be_configured(tmp_path):
 
 def test_the_order_of_the_weighted_sum(tmp_path):
     config = only(tmp_path, "retrieval_weight", **dict.fromkeys(WEIGHTS, 0.25))
-    order = ["self_retrieval", "cider", "diversity", "repetition", "length", "truncation"]
+    order = [
+        "self_retrieval",
+        "cider",
+        "diversity",
+        "claim_f1",
+        "question_oracle",
+        "repetition",
+        "length",
+        "truncation",
+    ]
     assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
 
 
