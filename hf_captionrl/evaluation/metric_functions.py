@@ -23,13 +23,14 @@ TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "ci
 SCORER_METRICS = ("clip_score", "ref_clip_score")
 
 
-def metric_function(name: str, *, scorer: Any = None) -> MetricFunction:
+def metric_function(name: str, *, scorer: Any = None, prefix: str | None = None) -> MetricFunction:
     """The function of a metric.
 
     Args:
         name: A name of `TEXT_METRICS` or `SCORER_METRICS`; `"package.module:function"` for a function of your own with
             these three arguments.
         scorer ([`Scorer`], *optional*): Dual encoder of the metrics of `SCORER_METRICS`.
+        prefix (`str`, *optional*): Text before each caption for these; None for that of CLIPScore.
     Raises:
         ValueError: If there is no such metric, or its scorer is missing.
     """
@@ -38,7 +39,7 @@ def metric_function(name: str, *, scorer: Any = None) -> MetricFunction:
     if name in SCORER_METRICS:
         if scorer is None:
             raise ValueError(f"{name} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-        return lambda candidates, references, images: _scorer_scores(name, scorer, candidates, references, images)
+        return lambda candidates, references, images: _scorer_scores(name, scorer, prefix, candidates, references, images)
     module, colon, function = name.partition(":")
     if not colon:
         known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
@@ -96,7 +97,12 @@ def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequ
 
 
 def _scorer_scores(
-    name: str, scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
+    name: str,
+    scorer: Any,
+    prefix: str | None,
+    candidates: Sequence[str],
+    references: Sequence[Sequence[str]],
+    images: Sequence[Any],
 ) -> Sequence[float]:
     """CLIPScore and RefCLIPScore; captions and files of images that occur several times are encoded once."""
     import torch
@@ -105,7 +111,7 @@ def _scorer_scores(
     from hf_captionrl.metrics import clip_score, ref_clip_score
     from hf_captionrl.metrics.clip_scores import score_prefix
 
-    prefix = score_prefix("hessel")
+    prefix = score_prefix("hessel", prefix)
     keys = [os.fspath(image) if isinstance(image, (str, Path)) else id(image) for image in images]
     distinct = dict(zip(keys, images, strict=True))
     parts = [list(distinct.values())[i : i + scorer.batch_size] for i in range(0, len(distinct), scorer.batch_size)]
