@@ -55,7 +55,7 @@ class AuditMetricOptions(SeedOptions, DeviceOptions, CommandOptions):
         None,
         metavar="COMMAND",
         help="another metric: a program that reads JSON lines with 'candidate', 'references' and 'image', and writes a number "
-        "per line; it is started for each of some 40 sets of captions",
+        "per line; it is started some 35 times",
     )
     scorer: list[str] = option(
         ["scenes:siglip-held-out"],
@@ -63,9 +63,7 @@ class AuditMetricOptions(SeedOptions, DeviceOptions, CommandOptions):
         metavar="NAME",
         help="dual encoders of clip_score, ref_clip_score and reward:self_retrieval, which are audited with each of them",
     )
-    language_model: str = option(
-        "scenes:gpt2-perplexity", metavar="NAME", help="causal language model of perplexity"
-    )
+    language_model: str = option("scenes:gpt2-perplexity", metavar="NAME", help="causal language model of perplexity")
     references: Literal["short", "full"] = option(
         "short",
         help="five references per scene: 'short' ones of simulated annotators, which mention a third of the facts, or 'full' ones, "
@@ -98,9 +96,9 @@ def audit_metric(options: AuditMetricOptions) -> None:
     if with_scorer and lacking is not None:
         raise ValueError(f"--metric {with_scorer[0]} needs images, and the pair of {lacking!r} has none. Add 'image'.")
     metrics = _load(options, with_scorer)
-    result: dict[str, Any] = {"n": options.n, "seed": options.seed, "references": options.references}
+    settings: dict[str, Any] = {"n": options.n, "seed": options.seed, "references": options.references}
+    result = dict(settings)
     if options.n:
-        settings = {"n": options.n, "seed": options.seed, "references": options.references}
         result["metrics"] = metric_audit.audit_on_scenes(metrics, **settings, progress=_say)
     if pairs is not None:
         others = [audited for audited in metrics if audited.metric not in of_scenes]
@@ -137,7 +135,7 @@ def _check_names(names: Sequence[str]) -> list[str]:
 
 def _load(options: AuditMetricOptions, with_scorer: Sequence[str]) -> list[AuditedMetric]:
     from hf_captionrl.evaluation.metric_audit import AuditedMetric
-    from hf_captionrl.evaluation.metric_functions import metric_function, program_metric
+    from hf_captionrl.evaluation.metric_functions import program_metric
     from hf_captionrl.evaluation.options import clip_prefix
 
     scorers, language_model = {}, None
@@ -164,68 +162,61 @@ def _load(options: AuditMetricOptions, with_scorer: Sequence[str]) -> list[Audit
 
 # --- The result as text and as a page --------------------------------------------------------------------------------
 
-_SAID = {"sees": "sees", "does_not_see": "does not see", "prefers_the_error": "prefers the error"}
+_SAID = {"does_not_see": ("does not see", "○ "), "prefers_the_error": ("prefers the error:", "▼ ")}
 
 
-def _numbers(row: Mapping[str, Any], digits: int = 2) -> tuple[str, str]:
-    """A number and its interval."""
-    if row["value"] is None:
-        return "–", row["reason"]
-    return f"{row['value']:.{digits}f}", "[{:.{d}f}, {:.{d}f}]".format(*row["interval"], d=digits)
-
-
-def _verdicts(of: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Of each metric what it sees, does not see and prefers, with the shares."""
-    return [
-        (
-            name,
-            [
-                (said, ", ".join(f"{kind} {_numbers(row['sensitivity'][kind])[0]}" for kind in row[key]))
-                for key, said in _SAID.items()
-                if row[key]
-            ],
-        )
-        for name, row in of.items()
-    ]
+def _verdict(row: Mapping[str, Any]) -> str:
+    """The errors that a metric does not see or prefers."""
+    said = [f"{words} {', '.join(row[key])}" for key, (words, _) in _SAID.items() if row[key]]
+    return "; ".join(said if row["sees"] else ["sees no error", *said[1:]]) or "sees every error"
 
 
 def _text(result: Mapping[str, Any], output: Path) -> str:
-    lines = []
-    for key, title in (("metrics", f"{result['n']} scenes, {result['references']} references"), ("pairs", "pairs")):
-        if key not in result:
-            continue
-        lines.append(f"{title}: share of pairs in which the better caption scores higher; not seen: the interval has 0.5")
-        for name, said in _verdicts(result[key]):
-            lines += [f"{name}", *(f"  {word}: {kinds}" for word, kinds in said)]
+    lines = ["Share of pairs whose better caption scores higher; not seen: the 95 % interval contains 0.5."]
+    for part in ("metrics", "pairs"):
+        for name, row in result.get(part, {}).items():
+            shares = ", ".join(f"{kind} {found['value']:.2f}" for kind, found in row["sensitivity"].items())
+            lines += [f"{name}{' on your pairs' if part == 'pairs' else ''}: {_verdict(row)}", f"  {shares}"]
     return "\n".join([*lines, f"Written: {output / 'metric_audit.html'}"])
 
 
-def _heat(of: Mapping[str, Mapping[str, Any]], note: str) -> dict[str, Any]:
-    """The table of sensitivities: one row per metric, one column per kind."""
-    kinds = list(dict.fromkeys(kind for row in of.values() for kind in row["sensitivity"]))
+def _cell(found: Mapping[str, Any], digits: int = 2, mark: str = "") -> dict[str, Any]:
+    """A number, and its interval below it."""
+    if found["value"] is None:
+        return {"text": "–", "below": found["reason"]}
+    interval = ", ".join(f"{end:.{digits}f}" for end in found["interval"])
+    return {"text": f"{mark}{found['value']:.{digits}f}", "below": f"[{interval}]"}
+
+
+def _heat_map(title: str, of: Mapping[str, Any], note: str) -> dict[str, Any]:
+    """Sensitivities: one row per metric, one column per kind."""
     rows = []
     for name, row in of.items():
-        cells = []
-        for kind in kinds:
-            found = row["sensitivity"][kind]
-            value, interval = _numbers(found)
-            state = next(key for key in _SAID if kind in row[key])
-            mark = {"sees": "", "does_not_see": "○ ", "prefers_the_error": "▼ "}[state]
-            ties = f", {found['ties']:.0%} ties" if found["ties"] else ""
-            title = f"{_SAID[state]}: {kind}, {found['n']} pairs{ties}"
-            cells.append({"text": mark + value, "below": interval, "heat": round(10 * found["value"]), "title": title})
+        marks = {kind: mark for key, (_, mark) in _SAID.items() for kind in row[key]}
+        cells = [
+            _cell(found, mark=marks.get(kind, ""))
+            | {"heat": round(10 * found["value"]), "title": f"{found['n']} pairs, {found['ties']:.0%} ties"}
+            for kind, found in row["sensitivity"].items()
+        ]
         rows.append({"name": name, "cells": cells})
-    return {"title": "Errors that are seen", "note": note, "header": kinds, "rows": rows}
+    note = f"Share of pairs whose better caption scores higher; a tie counts 0.5. ○: the interval contains 0.5; ▼: it is below. {note}"
+    return {"title": title, "note": note, "header": list(next(iter(of.values()))["sensitivity"]), "rows": rows}
 
 
-def _table(
-    of: Mapping[str, Any], title: str, note: str, columns: Mapping[str, Callable[[Any], Mapping[str, Any]]], digits: int
-) -> dict[str, Any]:
-    rows = []
-    for name, row in of.items():
-        numbers = [_numbers(column(row), digits) for column in columns.values()]
-        rows.append({"name": name, "cells": [{"text": text, "below": below} for text, below in numbers]})
-    return {"title": title, "note": note, "header": list(columns), "rows": rows}
+_TRENDS = {
+    "monotonicity": "rises with facts",
+    "length_bias": "bias to length",
+    "position_bias": "bias to position",
+    "identical": "identical captions",
+    "false_alarms": "false alarms",
+    "cost": "time / CIDEr-D",
+}
+_TREND_NOTE = (
+    "Rises with facts: share of steps from few to all true facts at which the score rises (1 is best). Bias to length: Kendall's tau "
+    "of score and words among captions with the same facts (0 is best). Bias to position: sensitivity to a wrong background at the "
+    "beginning minus at the end. Identical captions: must be 0.5. False alarms: share of paired tests at 5 % that separate two "
+    "captioners of equal error rate."
+)
 
 
 def audit_html(result: Mapping[str, Any]) -> str:
@@ -233,44 +224,29 @@ def audit_html(result: Mapping[str, Any]) -> str:
     from hf_captionrl.evaluation.metric_audit import INVARIANCES, KINDS
     from hf_captionrl.evaluation.pages import TEMPLATES, render_html
 
-    heading = "Share of pairs in which the better caption scores higher; a tie counts 0.5. ○: the interval contains 0.5; ▼: the worse one is preferred. "
-    tables = []
-    if of := result.get("metrics"):
-        meaning = "; ".join(f"{kind}: {said}" for kind, said in KINDS.items())
-        tables.append(_heat(of, f"{heading}One wrong fact per pair. {meaning}."))
-        said = "; ".join(f"{name}: {what}" for name, what in INVARIANCES.items())
-        columns: dict[str, Any] = {name: lambda row, name=name: row["invariance"][name] for name in INVARIANCES}
-        note = f"Mean change of the score, in standard deviations over true captions; 0 is best. {said}."
-        tables.append(_table(of, "Changes that are not errors", note, columns, 2))
-        columns = {
-            "rises with facts": lambda row: row["monotonicity"],
-            "bias to length": lambda row: row["length_bias"],
-            "bias to position": lambda row: row["position_bias"],
-            "identical captions": lambda row: row["identical"],
-            "false alarms": lambda row: row["false_alarms"],
-            "time / CIDEr-D": lambda row: row["cost"],
-        }
-        note = (
-            "Rises with facts: share of steps from few to all true facts at which the score rises (1 is best). Bias to length: "
-            "Kendall's tau of score and words of captions with the same facts (0 is best). Bias to position: sensitivity to a wrong "
-            "background at the beginning minus at the end. Identical captions: must be 0.5. False alarms: share of paired tests at "
-            "5 % that separate two captioners of equal error rate."
+    def table(title: str, note: str, header: Sequence[str], columns: Callable[[Any], Any], digits: int = 2) -> Any:
+        rows = [{"name": name, "cells": [_cell(c, digits) for c in columns(row)]} for name, row in of.items()]
+        return {"title": title, "note": note, "header": header, "rows": rows}
+
+    of, pairs, tables = result.get("metrics", {}), result.get("pairs", {}), []
+    if of:
+        kinds, changes = ("; ".join(f"{name}: {said}" for name, said in by.items()) for by in (KINDS, INVARIANCES))
+        tables.append(_heat_map("Errors that are seen", of, f"Each pair differs in one fact. {kinds}."))
+        note = f"Mean change of the score, in standard deviations over true captions; 0 is best. {changes}."
+        tables.append(
+            table("Changes that are no errors", note, [*INVARIANCES], lambda row: row["invariance"].values())
         )
-        tables.append(_table(of, "Trends, biases, costs", note, columns, 2))
-        cases = next(iter(of.values()))["misranked"]
-        columns = {
-            f"{case['error_rates'][0]:.0%} / {case['error_rates'][1]:.0%}, {case['images']} images": (
-                lambda row, at=at: row["misranked"][at]
-            )
-            for at, case in enumerate(cases)
-        }
-        note = "Probability that the captioner with more wrong captions gets the higher mean, by both error rates and images."
-        tables.append(_table(of, "Captioners ranked wrongly", note, columns, 3))
-    if pairs := result.get("pairs"):
-        tables.append({**_heat(pairs, f"{heading}Intervals resample images."), "title": "Your pairs"})
+        trends = [*_TRENDS.values()]
+        tables.append(table("Trends, biases, costs", _TREND_NOTE, trends, lambda row: [row[key] for key in _TRENDS]))
+        cases = [
+            "{:.0%} / {:.0%}, {} images".format(*case["error_rates"], case["images"])
+            for case in next(iter(of.values()))["misranked"]
+        ]
+        note = "Probability that the captioner with more wrong captions gets the higher mean, by both error rates."
+        tables.append(table("Captioners ranked wrongly", note, cases, lambda row: row["misranked"], 3))
+    if pairs:
+        tables.append(_heat_map("Your pairs", pairs, "Intervals resample images."))
     where = f"{result['n']} scenes of the embedded world, {result['references']} references, seed {result['seed']}. "
-    note = f"{where if result['n'] else ''}Intervals: 95 %, bootstrap."
-    verdicts = _verdicts(result.get("metrics") or result["pairs"])
-    return render_html(
-        TEMPLATES, "metric_audit", styles=("gallery",), title="What metrics see", note=note, verdicts=verdicts, tables=tables
-    )
+    values: dict[str, Any] = {"title": "What metrics see", "note": f"{where if of else ''}Intervals: 95 %, bootstrap."}
+    values["verdicts"] = [(name, _verdict(row)) for name, row in (of or pairs).items()]
+    return render_html(TEMPLATES, "metric_audit", styles=("gallery",), tables=tables, **values)

@@ -13,7 +13,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def _changed(rng: np.random.Generator, facts: Facts) -> dict[str, Facts]:
     if facts.colour:
         found["colour"] = replace(facts, colour=_other(rng, COLOURS, facts.colour))
     if second:
-        colours = {"colour": facts.second_colour, "second_colour": facts.colour}
+        colours: Any = {"colour": facts.second_colour, "second_colour": facts.colour}
         found["relation"] = replace(facts, relation=OPPOSITES[facts.relation])
         found["swapped objects"] = replace(facts, kind=second, second=kind, **colours)
         found["swapped colours"] = replace(facts, **colours)
@@ -91,9 +91,9 @@ def _changed(rng: np.random.Generator, facts: Facts) -> dict[str, Facts]:
 def scene_captions(facts: Facts, rng: np.random.Generator) -> dict[str, str]:
     """All captions of one scene that are scored, by name; a name that does not apply to the scene is missing.
 
-    `"true"` is the full caption. `"<kind>"` has one wrong fact, of the kinds of `KINDS`; `"negation, true"` is the true caption
-    beside the wrong `"negation"`. `"<invariance>"` and `"longer <k>"` have the facts of the true caption in other or more words,
-    `"facts <k>"` some of its facts. `"background, early"` and `"wrong, reworded"` are wrong captions in other wordings.
+    `"true"` is the full caption. Those of `KINDS`, `"wrong"`, `"wrong, reworded"` and `"background, early"` have a wrong fact;
+    `"negation, true"` is the true one beside `"negation"`. Those of `INVARIANCES`, `"identical"` and `"longer <k>"` have the facts of
+    the true caption, `"facts <k>"` some of them.
     """
     true, said = full_caption(facts), _said(facts)
     changed = _changed(rng, facts)
@@ -152,23 +152,17 @@ class AuditedMetric:
 class AuditImages:
     """The images that a metric is called with: their files, references, and facts where they are known."""
 
-    files: Sequence[Path | None]
+    files: Sequence[Any]
     references: Sequence[Sequence[str]]
     facts: Sequence[Facts] | None = None
 
 
-OWN_METRICS: dict[str, str] = {
-    "truth_precision": "right claims over claims, by the truth checker of scenes",
-    "truth_recall": "stated facts over facts, by the truth checker of scenes",
-    "truth_f1": "the harmonic mean of both",
-    "length": "words",
-    "perplexity": "mean log-probability of a token under --language_model",
-}
+OWN_METRICS = ("truth_precision", "truth_recall", "truth_f1", "length", "perplexity")
 """Metrics of the audit by name, in addition to those of `metric_functions`; `reward:NAME` is a registered reward."""
 
 
-def truth_scores(caption: str, facts: Facts) -> dict[str, float]:
-    """Precision, recall and their harmonic mean by the truth checker."""
+def truth_score(name: str, caption: str, facts: Facts) -> float:
+    """Precision of the claims, recall of the facts, or their harmonic mean, by the truth checker."""
     # The checker reads no negation: what follows "without" is judged alone, and reversed.
     said, _, denied = caption.partition(" without ")
     found = check(said, facts)
@@ -178,26 +172,30 @@ def truth_scores(caption: str, facts: Facts) -> dict[str, float]:
         right, wrong = right + (not is_there), wrong + is_there
     precision = right / max(right + wrong, 1)
     recall = len(found.recalled) / max(len(found.recalled) + len(found.missed), 1)
-    return {
-        "truth_precision": precision,
-        "truth_recall": recall,
-        "truth_f1": 2 * precision * recall / max(precision + recall, 1e-12),
-    }
+    both = 2 * precision * recall / max(precision + recall, 1e-12)
+    return {"truth_precision": precision, "truth_recall": recall, "truth_f1": both}[name]
 
 
-def _keeping_images(scorer: Any) -> Any:
-    """The scorer, which encodes each image once."""
+def _keeping_features(scorer: Any) -> Any:
+    """The scorer, which encodes each image and each text once."""
     import torch
 
-    keeps, kept = copy.copy(scorer), {}  # type: ignore[var-annotated]
+    keeps = copy.copy(scorer)
 
-    def image_features(images: Sequence[Any]) -> Any:
-        keys = [image.tobytes() for image in images]
-        new = {key: image for key, image in zip(keys, images, strict=True) if key not in kept}
-        kept.update(zip(new, scorer.image_features(list(new.values())), strict=True))
-        return torch.stack([kept[key] for key in keys])
+    def keeping(encode: Callable[[list[Any]], Any], key: Callable[[Any], Any]) -> Callable[[Sequence[Any]], Any]:
+        kept: dict[Any, Any] = {}
 
-    keeps.image_features = image_features
+        def features(values: Sequence[Any]) -> Any:
+            keys = [key(value) for value in values]
+            new = {name: value for name, value in zip(keys, values, strict=True) if name not in kept}
+            if new:
+                kept.update(zip(new, encode(list(new.values())), strict=True))
+            return torch.stack([kept[name] for name in keys])
+
+        return features
+
+    keeps.image_features = keeping(scorer.image_features, lambda image: (image.size, image.tobytes()))
+    keeps.text_features = keeping(scorer.text_features, str)
     return keeps
 
 
@@ -223,12 +221,9 @@ def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> Metri
 
     def encode(captions: Sequence[str]) -> tuple[Any, Any]:
         """Words as tokens; 0 is the end token."""
-        ids = [[*(words.setdefault(w, len(words) + 1) for w in ptb_tokenize(text)), 0] for text in captions]
-        width = max(map(len, ids))
-        return (
-            torch.tensor([row + [0] * (width - len(row)) for row in ids]),
-            torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in ids]),
-        )
+        ids = [torch.tensor([*(words.setdefault(w, len(words) + 1) for w in ptb_tokenize(t)), 0]) for t in captions]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1)  # (N, T)
+        return padded.clamp(min=0), padded >= 0
 
     def features(scorer: Any) -> Any:
         return scorer.image_features([open_image(images.files[row]) for row in distinct])
@@ -259,24 +254,17 @@ def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> Metri
 
 
 def audited_function(audited: AuditedMetric, images: AuditImages) -> MetricFunction:
-    """The function of a metric on some images.
-
-    Raises:
-        ValueError: If there is no such metric, or it needs a scorer or facts that are not there.
-    """
-    metric, scorer = audited.metric, audited.scorer
-    if scorer is not None:
-        scorer = _keeping_images(scorer)
+    """The function of a metric on some images."""
+    metric = audited.metric
+    scorer = None if audited.scorer is None else _keeping_features(audited.scorer)
     if metric == "length":
         return lambda candidates, references, files: [float(len(text.split())) for text in candidates]
     if metric == "perplexity":
         return lambda candidates, references, files: _log_probs(candidates, *audited.language_model)
     if metric in OWN_METRICS:
-        if images.facts is None:
-            raise ValueError(f"{metric} knows the facts of scenes only. Leave it out, or use no --pairs.")
-        facts = dict(zip(images.files, images.facts, strict=True))
+        facts = dict(zip(images.files, images.facts or (), strict=True))
         return lambda candidates, references, files: [
-            truth_scores(text, facts[file])[metric] for text, file in zip(candidates, files, strict=True)
+            truth_score(metric, text, facts[file]) for text, file in zip(candidates, files, strict=True)
         ]
     if isinstance(metric, str) and metric.startswith("reward:"):
         metric = metric.removeprefix("reward:")
@@ -300,127 +288,107 @@ ERROR_RATES = ((0.1, 0.15), (0.1, 0.2), (0.1, 0.4))
 """Shares of wrong captions of two captioners, the better one first."""
 SAMPLE_SIZES = (50, 200, 1000)
 """Images on which they are compared."""
-_LEVEL = 0.05
-_EXPERIMENTS = 400
-_TESTED_IMAGES = 100
+_EXPERIMENTS, _TESTED_IMAGES = 400, 100
 _TIMED_PARTS = 8
+_ROUNDING = 1e-9  # relative; sums in another order are ties, and fp32 of models rounds in either direction
 
 
-@dataclass
-class _Probes:
-    """Scores of one metric and the numbers made of them; `scores` has n numbers by the name of the captions."""
+def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[float], seed: int) -> dict[str, Any]:
+    """Probability that the worse of two captioners gets the higher mean, with an interval over scenes.
 
-    scores: Mapping[str, np.ndarray]
-    applies: Mapping[str, np.ndarray]  # n truth values: whether the scene has such a caption
-    seed: int
-    tolerance: float = field(init=False)
+    Each writes wrong captions with its rate. Mean and variance of the difference of a scene are enumerated; the sum over images
+    is taken as normal.
 
-    def __post_init__(self) -> None:
-        # Sums in another order are ties; models compute in fp32, whose rounding has either sign.
-        self.tolerance = 1e-9 * max(float(np.abs(values).max()) for values in self.scores.values())
+    Args:
+        true (array of shape `(W, n)`): Scores of the true captions in W wordings, which are equally likely.
+        wrong (array of shape `(W, n)`): The same of captions with a wrong fact.
+        images: Number of images, drawn from the scenes.
+        rates: Of the better captioner and of the worse one.
+        seed: Seed of the resamples.
+    """
+    means, squares = ([(1 - e) * (true**k).mean(0) + e * (wrong**k).mean(0) for e in rates] for k in (1, 2))
+    n = true.shape[1]
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=1000)
+    weights = np.concatenate([np.ones((1, n)), draws]) / n  # (1 + R, n)
+    mean = weights @ (means[0] - means[1])
+    mean = np.where(np.abs(mean) <= _ROUNDING * np.abs(true).max(), 0, mean)
+    variance = np.maximum(weights @ (squares[0] + squares[1] - 2 * means[0] * means[1]) - mean**2, 0)
+    z = np.divide(mean * math.sqrt(images), np.sqrt(variance), out=np.sign(mean) * 40, where=variance > 0)
+    shares = [math.erfc(value / math.sqrt(2)) / 2 for value in z]
+    interval: list[float] = np.percentile(shares[1:], [2.5, 97.5]).tolist()
+    return {"error_rates": list(rates), "images": images, "value": shares[0], "interval": interval}
 
-    def signs(self, above: str, below: str) -> np.ndarray:
+
+def false_alarms(true: np.ndarray, wrong: np.ndarray, rate: float, seed: int) -> dict[str, Any]:
+    """How often a paired test at 5 % separates two captioners of the same error rate; arguments as of [`misranked`]."""
+    rng, scores, found = np.random.default_rng(seed), np.stack([true, wrong]), 0
+    shape = (2, _TESTED_IMAGES)
+    for number in range(_EXPERIMENTS):
+        scenes = rng.integers(true.shape[1], size=_TESTED_IMAGES)
+        is_wrong = (rng.random(shape) < rate).astype(int)
+        first, second = scores[is_wrong, rng.integers(len(true), size=shape), scenes]
+        found += paired_test(first, second, num_resamples=199, seed=number)["p_value"] <= 0.05
+    return {"value": found / _EXPERIMENTS, "interval": list(exact_interval(found, _EXPERIMENTS)), "n": _EXPERIMENTS}
+
+
+def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
+    """All numbers of one metric but its cost.
+
+    Args:
+        scores: For each name of [`scene_captions`] n scores.
+        applies: For each name n truth values: whether the scene has such a caption.
+        seed: Seed of the resamples.
+    """
+    true, spread = scores["true"], float(scores["true"].std())
+    tolerance = _ROUNDING * max(float(np.abs(values).max()) for values in scores.values())
+
+    def signs(above: str, below: str) -> np.ndarray:
         """1 where the first caption scores higher, 0 at a tie, -1 elsewhere."""
-        difference = self.scores[above] - self.scores[below]
-        return np.sign(np.where(np.abs(difference) <= self.tolerance, 0, difference))
+        difference = scores[above] - scores[below]
+        return np.sign(np.where(np.abs(difference) <= tolerance, 0, difference))
 
-    def mean(self, values: np.ndarray, is_share: bool = False) -> dict[str, Any]:
-        function: Any = proportion_interval if is_share else bootstrap_interval
-        interval = function(values, seed=self.seed)
-        return {"value": float(values.mean()), "interval": list(interval), "n": len(values)}
+    def mean(values: np.ndarray, interval: Any = bootstrap_interval) -> dict[str, Any]:
+        return {"value": float(values.mean()), "interval": list(interval(values, seed=seed)), "n": len(values)}
 
-    def sensitivity(self, kind: str, true: str = "true") -> dict[str, Any]:
-        signs = self.signs(true, kind)[self.applies[kind]]
-        return preference(signs, seed=self.seed)
+    def change(name: str) -> dict[str, Any]:
+        changes = (scores[name] - true)[applies[name]]
+        changes = np.where(np.abs(changes) <= tolerance, 0, changes)
+        if changes.any() and spread <= tolerance:
+            return {"value": None, "n": len(changes), "reason": "true captions have equal scores"}
+        return mean(changes / (spread or 1))
 
-    def invariance(self, name: str) -> dict[str, Any]:
-        change = (self.scores[name] - self.scores["true"])[self.applies[name]]
-        change = np.where(np.abs(change) <= self.tolerance, 0, change)
-        spread = float(self.scores["true"].std())
-        if not change.any():
-            return self.mean(change)
-        if spread <= self.tolerance:
-            return {"value": None, "n": len(change), "reason": "true captions have equal scores"}
-        return self.mean(change / spread)
+    def wordings(first: str, second: str) -> np.ndarray:
+        return np.stack([scores[first], np.where(applies[second], scores[second], scores[first])])  # (2, n)
 
-    def trend(self, names: Sequence[str]) -> np.ndarray:
-        """Kendall's tau-a of the scores of each scene with the order of the names."""
-        return np.mean([self.signs(b, a) for a, b in itertools.combinations(names, 2)], axis=0)
-
-    def misranked(self, rates: tuple[float, float], images: int) -> dict[str, Any]:
-        """Probability that the worse of two captioners gets the higher mean, with an interval over scenes.
-
-        Each writes a wrong caption with its rate, in one of two wordings. Mean and variance of the difference of a scene are
-        enumerated; the sum over images is taken as normal.
-        """
-        true, wrong = self.wordings("true", "paraphrase"), self.wordings("wrong", "wrong, reworded")
-        moments = [
-            [(1 - rate) * (true**power).mean(0) + rate * (wrong**power).mean(0) for power in (1, 2)] for rate in rates
-        ]
-        (better, square), (worse, other) = moments
-        n = len(better)
-        draws = np.random.default_rng(self.seed).multinomial(n, np.full(n, 1 / n), size=1000)
-        weights = np.concatenate([np.ones((1, n)), draws]) / n  # (1 + R, n)
-        first = weights @ (better - worse)
-        variance = np.maximum(weights @ (square + other - 2 * better * worse) - first**2, 0)
-        first = np.where(np.abs(first) <= self.tolerance, 0, first)
-        z = np.divide(first * math.sqrt(images), np.sqrt(variance), out=np.sign(first) * 40, where=variance > 0)
-        shares = np.array([math.erfc(value / math.sqrt(2)) / 2 for value in z])
-        interval = np.percentile(shares[1:], [2.5, 97.5]).tolist()
-        return {"error_rates": list(rates), "images": images, "value": float(shares[0]), "interval": interval}
-
-    def wordings(self, *names: str) -> np.ndarray:
-        """Scores `(2, n)` of two wordings; the first one where there is no second."""
-        first, second = (self.scores[name] for name in names)
-        return np.stack([first, np.where(self.applies[names[1]], second, first)])
-
-    def false_alarms(self) -> dict[str, Any]:
-        """How often a paired test at 5 % separates two captioners of the same error rate."""
-        rng = np.random.default_rng(self.seed)
-        scores = np.stack([self.wordings("true", "paraphrase"), self.wordings("wrong", "wrong, reworded")])
-        shape, found = (2, _TESTED_IMAGES), 0
-        for _ in range(_EXPERIMENTS):
-            scenes = rng.integers(scores.shape[2], size=_TESTED_IMAGES)
-            is_wrong = (rng.random(shape) < ERROR_RATES[0][0]).astype(int)
-            first, second = scores[is_wrong, rng.integers(2, size=shape), scenes]
-            found += paired_test(first, second, num_resamples=199, seed=self.seed)["p_value"] <= _LEVEL
-        interval = list(exact_interval(found, _EXPERIMENTS))
-        return {"value": found / _EXPERIMENTS, "interval": interval, "level": _LEVEL, "n": _EXPERIMENTS}
-
-    def results(self) -> dict[str, Any]:
-        true = self.scores["true"]
-        sensitivity = {kind: self.sensitivity(kind) for kind in KINDS if kind != "negation"}
-        sensitivity["negation"] = self.sensitivity("negation", "negation, true")
-        early = self.signs("word order", "background, early") - self.signs("true", "background")
-        longer = ["true", "padding", "longer 1", "longer 2"]
-        steps = [f"facts {level}" for level in range(_LEVELS)] + ["true"]
-        upward = np.mean([self.signs(b, a) / 2 + 0.5 for a, b in itertools.pairwise(steps)], axis=0)
-        return {
-            "is_constant": bool(np.ptp(np.stack([*self.scores.values()])) <= self.tolerance),
-            "mean": float(true.mean()),
-            "standard_deviation": float(true.std()),
-            "identical": self.sensitivity("identical"),
-            "sensitivity": sensitivity,
-            "invariance": {name: self.invariance(name) for name in INVARIANCES},
-            "monotonicity": self.mean(upward, is_share=True),
-            "length_bias": self.mean(self.trend(longer)),
-            "position_bias": self.mean(early / 2),
-            "misranked": [self.misranked(rates, size) for rates in ERROR_RATES for size in SAMPLE_SIZES],
-            "false_alarms": self.false_alarms(),
-            **verdict(sensitivity),
-        }
+    sensitivity = {
+        kind: preference(signs("negation, true" if kind == "negation" else "true", kind)[applies[kind]], seed=seed)
+        for kind in KINDS
+    }
+    early = signs("word order", "background, early") - signs("true", "background")
+    longer = itertools.combinations(["true", "padding", "longer 1", "longer 2"], 2)
+    steps = itertools.pairwise([*(f"facts {level}" for level in range(_LEVELS)), "true"])
+    captions = wordings("true", "paraphrase"), wordings("wrong", "wrong, reworded")
+    return {
+        "is_constant": bool(np.ptp(np.stack([*scores.values()])) <= tolerance),
+        "mean": float(true.mean()),
+        "standard_deviation": spread,
+        "identical": preference(signs("true", "identical"), seed=seed),
+        "sensitivity": sensitivity,
+        "invariance": {name: change(name) for name in INVARIANCES},
+        "monotonicity": mean(np.mean([signs(b, a) / 2 + 0.5 for a, b in steps], axis=0), proportion_interval),
+        "length_bias": mean(np.mean([signs(long, short) for short, long in longer], axis=0)),
+        "position_bias": mean(early / 2),
+        "misranked": [misranked(*captions, size, rates, seed) for rates in ERROR_RATES for size in SAMPLE_SIZES],
+        "false_alarms": false_alarms(*captions, ERROR_RATES[0][0], seed),
+        **verdict(sensitivity),
+    }
 
 
 def preference(signs: np.ndarray, groups: Sequence[Any] | None = None, seed: int = 0) -> dict[str, Any]:
     """Share of pairs whose better caption scores higher, ties 0.5, from signs `(N,)`; intervals resample whole groups."""
     shares = signs / 2 + 0.5
-    interval = proportion_interval(shares, groups=groups, seed=seed)
-    return {
-        "value": float(shares.mean()),
-        "interval": list(interval),
-        "ties": float((signs == 0).mean()),
-        "n": len(signs),
-    }
+    interval = list(proportion_interval(shares, groups=groups, seed=seed))
+    return {"value": float(shares.mean()), "interval": interval, "ties": float((signs == 0).mean()), "n": len(signs)}
 
 
 def verdict(sensitivity: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -472,7 +440,7 @@ def audit_on_scenes(
         for file, scene in zip(files, scenes.values(), strict=True):
             render_scene(scene).save(file)
         images = AuditImages(files, [scene_references(f, rng, references) for f in scenes], list(scenes))
-        everything = [AuditedMetric("", "cider_d"), *metrics]
+        everything = [AuditedMetric("cider_d", "cider_d"), *metrics]
         functions = [audited_function(audited, images) for audited in everything]
 
         def score(number: int, texts: Sequence[str], rows: slice = slice(None)) -> list[float]:
@@ -495,8 +463,12 @@ def audit_on_scenes(
                 continue
             scores = {name: np.array(score(number, texts)) for name, texts in captions.items()}
             ratio = bootstrap_interval(seconds, weights=of_cider, seed=seed)
-            cost = {"value": sum(seconds) / float(of_cider.sum()), "interval": list(ratio), "seconds": sum(seconds) / n}
-            found[audited.name] = _Probes(scores, applies, seed).results() | {"cost": cost}
+            cost = {
+                "value": sum(seconds) / float(of_cider.sum()),
+                "interval": list(ratio),
+                "seconds": sum(seconds) / n,
+            }
+            found[audited.name] = probe(scores, applies, seed) | {"cost": cost}
             progress(f"{audited.name}: {len(names)} x {n} captions")
     return found
 
@@ -531,20 +503,23 @@ def audit_on_pairs(
     metrics: Sequence[AuditedMetric], pairs: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Sensitivity and verdict of each metric on pairs of [`read_pairs`], by kind; intervals resample images."""
-    images = AuditImages([pair["image"] for pair in pairs], [pair["references"] for pair in pairs])
-    groups = [str(row if pair["image"] is None else pair["image"]) for row, pair in enumerate(pairs)]
+    # A pair without an image is one of its own, under its number.
+    files = [row if pair["image"] is None else pair["image"] for row, pair in enumerate(pairs)]
+    images = AuditImages(files, [pair["references"] for pair in pairs])
     found = {}
     for audited in metrics:
         function = audited_function(audited, images)
         better, worse = (
-            np.array(call_metric(function, audited.name, [pair[key] for pair in pairs], images.references, images.files))
+            np.array(
+                call_metric(function, audited.name, [pair[key] for pair in pairs], images.references, images.files)
+            )
             for key in ("better", "worse")
         )
         difference = better - worse
-        signs = np.sign(np.where(np.abs(difference) <= 1e-9 * max(np.abs([better, worse]).max(), 0), 0, difference))
+        signs = np.sign(np.where(np.abs(difference) <= _ROUNDING * np.abs([better, worse]).max(), 0, difference))
         of_kind = {}
         for kind in dict.fromkeys(pair["kind"] for pair in pairs):
             at = [row for row, pair in enumerate(pairs) if pair["kind"] == kind]
-            of_kind[kind] = preference(signs[at], [groups[row] for row in at], seed)
+            of_kind[kind] = preference(signs[at], [str(files[row]) for row in at], seed)
         found[audited.name] = {"sensitivity": of_kind, **verdict(of_kind)}
     return found
