@@ -93,8 +93,9 @@ def audit_metric(options: AuditMetricOptions) -> None:
         raise ValueError(f"--metric {of_scenes[0]} knows the facts of scenes only. Leave it out, or raise n.")
     pairs = None if options.pairs is None else metric_audit.read_pairs(options.pairs)
     lacking = next((pair["better"] for pair in pairs or () if pair["image"] is None), None)
-    if with_scorer and lacking is not None:
-        raise ValueError(f"--metric {with_scorer[0]} needs images, and the pair of {lacking!r} has none. Add 'image'.")
+    needing = [name for name in options.metric if name in with_scorer or name.startswith("reward:")]
+    if needing and lacking is not None:
+        raise ValueError(f"--metric {needing[0]} needs images, and the pair of {lacking!r} has none. Add 'image'.")
     metrics = _load(options, with_scorer)
     settings: dict[str, Any] = {"n": options.n, "seed": options.seed, "references": options.references}
     result = dict(settings)
@@ -168,7 +169,9 @@ _SAID = {"does_not_see": ("does not see", "○ "), "prefers_the_error": ("prefer
 def _verdict(row: Mapping[str, Any]) -> str:
     """The errors that a metric does not see or prefers."""
     said = [f"{words} {', '.join(row[key])}" for key, (words, _) in _SAID.items() if row[key]]
-    return "; ".join(said if row["sees"] else ["sees no error", *said[1:]]) or "sees every error"
+    if not row["sees"]:
+        said = ["sees no error", *said[bool(row["does_not_see"]) :]]
+    return "; ".join(said) or "sees every error"
 
 
 def _text(result: Mapping[str, Any], output: Path) -> str:

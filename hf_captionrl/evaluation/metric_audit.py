@@ -202,10 +202,7 @@ def _keeping_features(scorer: Any) -> Any:
 def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> MetricFunction:
     """A reward as a metric: one caption per image, and all images of the audit as the rollout, whose others are distractors.
 
-    Args:
-        reward: A registered name, a [`Reward`], or a function with TRL's signature.
-        images: The images; the rollout has a column `facts` where these are known.
-        scorer: The trainer's scorer, for rewards that have none.
+    The rollout has a column `facts` where these are known; `scorer` is that of the trainer.
     """
     import torch
 
@@ -296,15 +293,9 @@ _ROUNDING = 1e-9  # relative; sums in another order are ties, and fp32 of models
 def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[float], seed: int) -> dict[str, Any]:
     """Probability that the worse of two captioners gets the higher mean, with an interval over scenes.
 
-    Each writes wrong captions with its rate. Mean and variance of the difference of a scene are enumerated; the sum over images
-    is taken as normal.
-
-    Args:
-        true (array of shape `(W, n)`): Scores of the true captions in W wordings, which are equally likely.
-        wrong (array of shape `(W, n)`): The same of captions with a wrong fact.
-        images: Number of images, drawn from the scenes.
-        rates: Of the better captioner and of the worse one.
-        seed: Seed of the resamples.
+    Each writes wrong captions with its rate, better captioner first. Mean and variance of the difference of a scene are enumerated;
+    the sum over images, which are drawn from the scenes, is taken as normal. `true` and `wrong` `(W, n)` are scores of captions
+    without and with a wrong fact, in W wordings that are equally likely.
     """
     means, squares = ([(1 - e) * (true**k).mean(0) + e * (wrong**k).mean(0) for e in rates] for k in (1, 2))
     n = true.shape[1]
@@ -332,13 +323,8 @@ def false_alarms(true: np.ndarray, wrong: np.ndarray, rate: float, seed: int) ->
 
 
 def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
-    """All numbers of one metric but its cost.
-
-    Args:
-        scores: For each name of [`scene_captions`] n scores.
-        applies: For each name n truth values: whether the scene has such a caption.
-        seed: Seed of the resamples.
-    """
+    """All numbers of one metric but its cost, from n scores for each name of [`scene_captions`]; `applies` has n truth values for
+    each, whether the scene has such a caption."""
     true, spread = scores["true"], float(scores["true"].std())
     tolerance = _ROUNDING * max(float(np.abs(values).max()) for values in scores.values())
 
@@ -411,18 +397,12 @@ def audit_on_scenes(
     references: str = "short",
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, dict[str, Any]]:
-    """The probes of each metric on n scenes that are drawn by seed.
+    """The probes of each metric on n scenes (50 or more) that are drawn by seed; `progress` is called with a line per metric.
 
-    Args:
-        metrics: The metrics, under different names.
-        n: Number of scenes, at least 50; no two have the same facts.
-        seed: Seed of scenes, captions and resamples.
-        references: `"short"` or `"full"`, see [`scene_references`].
-        progress: Called with a line per metric.
     Returns:
         `dict` by name of the metric: `sensitivity` by kind (`value`, `interval`, `ties`, `n`), `identical` (the same caption
         twice), `invariance` (mean change in standard deviations over true captions), `monotonicity` (share of steps upward from few
-        to all facts), `length_bias` (Kendall's tau of words and score), `position_bias` (sensitivity at the beginning minus at the
+        to all facts), `length_bias` (Kendall's tau-a of words and score), `position_bias` (sensitivity at the beginning minus at the
         end), `misranked`, `false_alarms`, `cost` (time per caption over that of CIDEr-D), and the verdict.
     """
     rng = np.random.default_rng((seed, 38))  # not the scenes of the data set, nor those that its models learned from
@@ -474,12 +454,7 @@ def audit_on_scenes(
 
 
 def read_pairs(path: Path) -> list[dict[str, Any]]:
-    """Pairs of captions from JSON Lines: `better`, `worse`, and optionally `image` (relative to the file), `references`, `kind`.
-
-    Raises:
-        ValueError: With the number of the line that is not such a pair.
-        FileNotFoundError: If an image is missing.
-    """
+    """Pairs of captions from JSON Lines: `better`, `worse`, and optionally `image` (relative to the file), `references`, `kind`."""
     pairs = []
     for number, row in read_jsonl(path):
         line = f"Line {number} of {path.name}"
@@ -503,9 +478,8 @@ def audit_on_pairs(
     metrics: Sequence[AuditedMetric], pairs: Sequence[Mapping[str, Any]], *, seed: int = 0
 ) -> dict[str, dict[str, Any]]:
     """Sensitivity and verdict of each metric on pairs of [`read_pairs`], by kind; intervals resample images."""
-    # A pair without an image is one of its own, under its number.
-    files = [row if pair["image"] is None else pair["image"] for row, pair in enumerate(pairs)]
-    images = AuditImages(files, [pair["references"] for pair in pairs])
+    images = AuditImages([pair["image"] for pair in pairs], [pair["references"] for pair in pairs])
+    groups = [str(pair["image"] or row) for row, pair in enumerate(pairs)]
     found = {}
     for audited in metrics:
         function = audited_function(audited, images)
@@ -520,6 +494,6 @@ def audit_on_pairs(
         of_kind = {}
         for kind in dict.fromkeys(pair["kind"] for pair in pairs):
             at = [row for row, pair in enumerate(pairs) if pair["kind"] == kind]
-            of_kind[kind] = preference(signs[at], [str(files[row]) for row in at], seed)
+            of_kind[kind] = preference(signs[at], [groups[row] for row in at], seed)
         found[audited.name] = {"sensitivity": of_kind, **verdict(of_kind)}
     return found

@@ -39,7 +39,9 @@ def metric_function(name: str, *, scorer: Any = None, prefix: str | None = None)
     if name in SCORER_METRICS:
         if scorer is None:
             raise ValueError(f"{name} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-        return lambda candidates, references, images: _scorer_scores(name, scorer, prefix, candidates, references, images)
+        return lambda candidates, references, images: _scorer_scores(
+            name, scorer, prefix, candidates, references, images
+        )
     module, colon, function = name.partition(":")
     if not colon:
         known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
