@@ -25,15 +25,27 @@ OTHERS += ("perplexity", "length", "truth_precision", "truth_recall", "truth_f1"
 SCORERS = ("scenes:clip-reward", "scenes:siglip-held-out")
 
 
-def table(metrics: Mapping[str, Mapping[str, Any]]) -> str:
-    """The sensitivities as Markdown: numbers in parentheses are not seen, bold ones prefer the error."""
-    kinds = list(next(iter(metrics.values()))["sensitivity"])
-    lines = [f"| | {' | '.join(kinds)} |", f"|:--|{'--:|' * len(kinds)}"]
-    for name, row in metrics.items():
-        marks = {**dict.fromkeys(row["does_not_see"], "({})"), **dict.fromkeys(row["prefers_the_error"], "**{}**")}
-        cells = (marks.get(kind, "{}").format(f"{row['sensitivity'][kind]['value']:.2f}") for kind in kinds)
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def tables(result: Mapping[str, Any]) -> str:
+    """The numbers as Markdown: in parentheses what is not seen, in bold where the error is preferred."""
+    lines = []
+    for style, title in (("short", "Short references"), ("full", "References with all facts")):
+        metrics = result[style]["metrics"]
+        kinds = list(next(iter(metrics.values()))["sensitivity"])
+        lines += ["", f"| {title} | {' | '.join(kinds)} |", f"|:--|{'--:|' * len(kinds)}"]
+        for name, row in metrics.items():
+            marks = {**dict.fromkeys(row["does_not_see"], "({})"), **dict.fromkeys(row["prefers_the_error"], "**{}**")}
+            found = row["sensitivity"].items()
+            cells = (marks.get(kind, "{}").format(f"{value['value']:.2f}") for kind, value in found)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    changes = list(next(iter(metrics.values()))["invariance"])
+    header = [*changes, "rises with facts", "bias to length", "wrong ranking", "false alarms", "time / CIDEr-D"]
+    lines += ["", f"| Short references | {' | '.join(header)} |", f"|:--|{'--:|' * len(header)}"]
+    for name, row in result["short"]["metrics"].items():
+        ranked = next(case for case in row["misranked"] if (case["error_rates"], case["images"]) == ([0.1, 0.2], 200))
+        found = [*row["invariance"].values(), row["monotonicity"], row["length_bias"], ranked, row["false_alarms"]]
+        cells = ["–" if one["value"] is None else f"{one['value']:.2f}" for one in found]
+        lines.append(f"| {name} | {' | '.join(cells)} | {row['cost']['value']:.2g} |")
+    return "\n".join(lines[1:])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,8 +65,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if code != 0:
             raise SystemExit(f"captionrl audit-metric --references {style} failed")
         result[style] = json.loads(printed.getvalue())
-        print(table(result[style]["metrics"]), flush=True)
     write_json(arguments.output, result)
+    print(tables(result))
 
 
 if __name__ == "__main__":

@@ -427,27 +427,23 @@ def audit_on_scenes(
             given = texts[rows], images.references[rows], images.files[rows]
             return call_metric(functions[number], everything[number].name, *given)
 
+        def seconds(number: int, rows: slice) -> float:
+            started = time.perf_counter()
+            score(number, captions["true"], rows)
+            return time.perf_counter() - started
+
         for number in range(len(everything)):  # a metric that cannot be computed is named before the first is computed
             score(number, captions["true"], slice(2))
-        edges = np.linspace(0, n, _TIMED_PARTS + 1).astype(int).tolist()
-        parts = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        of_cider: np.ndarray = np.zeros(0)
-        for number, audited in enumerate(everything):
-            seconds = []
-            for part in parts:
-                started = time.perf_counter()
-                score(number, captions["true"], part)
-                seconds.append(time.perf_counter() - started)
-            if not number:
-                of_cider = np.array(seconds)
-                continue
+        parts = [slice(*ends) for ends in itertools.pairwise(np.linspace(0, n, _TIMED_PARTS + 1).astype(int).tolist())]
+        for number, audited in enumerate(metrics, start=1):
+            # In turn, so that another program on the machine delays both.
+            times = np.array([(seconds(number, part), seconds(0, part)) for part in parts])
+            value, ratio = (
+                times[:, 0].sum() / times[:, 1].sum(),
+                bootstrap_interval(times[:, 0], weights=times[:, 1], seed=seed),
+            )
             scores = {name: np.array(score(number, texts)) for name, texts in captions.items()}
-            ratio = bootstrap_interval(seconds, weights=of_cider, seed=seed)
-            cost = {
-                "value": sum(seconds) / float(of_cider.sum()),
-                "interval": list(ratio),
-                "seconds": sum(seconds) / n,
-            }
+            cost = {"value": float(value), "interval": list(ratio), "seconds": float(times[:, 0].sum()) / n}
             found[audited.name] = probe(scores, applies, seed) | {"cost": cost}
             progress(f"{audited.name}: {len(names)} x {n} captions")
     return found
