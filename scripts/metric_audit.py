@@ -20,8 +20,10 @@ from hf_captionrl.cli import main as captionrl
 from hf_captionrl.utils.io import installed_versions, write_json
 
 WITH_REFERENCES = ("bleu_1", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "ref_clip_score", "reward:cider")
-OTHERS = ("clip_score", "reward:self_retrieval", "reward:repetition", "reward:length", "reward:truncation")
-OTHERS += ("perplexity", "length", "truth_precision", "truth_recall", "truth_f1")
+OTHERS = (
+    *("clip_score", "reward:self_retrieval", "reward:repetition", "reward:length", "reward:truncation"),
+    *("perplexity", "length", "truth_precision", "truth_recall", "truth_f1"),
+)
 SCORERS = ("scenes:clip-reward", "scenes:siglip-held-out")
 
 
@@ -35,15 +37,15 @@ def tables(result: Mapping[str, Any]) -> str:
         for name, row in metrics.items():
             marks = {**dict.fromkeys(row["does_not_see"], "({})"), **dict.fromkeys(row["prefers_the_error"], "**{}**")}
             found = row["sensitivity"].items()
-            cells = (marks.get(kind, "{}").format(f"{value['value']:.2f}") for kind, value in found)
+            cells = [marks.get(kind, "{}").format(f"{value['value']:.2f}") for kind, value in found]
             lines.append(f"| {name} | {' | '.join(cells)} |")
     changes = list(next(iter(metrics.values()))["invariance"])
     header = [*changes, "rises with facts", "bias to length", "wrong ranking", "false alarms", "time / CIDEr-D"]
     lines += ["", f"| Short references | {' | '.join(header)} |", f"|:--|{'--:|' * len(header)}"]
     for name, row in result["short"]["metrics"].items():
         ranked = next(case for case in row["misranked"] if (case["error_rates"], case["images"]) == ([0.1, 0.2], 200))
-        found = [*row["invariance"].values(), row["monotonicity"], row["length_bias"], ranked, row["false_alarms"]]
-        cells = ["–" if one["value"] is None else f"{one['value']:.2f}" for one in found]
+        numbers = [*row["invariance"].values(), row["monotonicity"], row["length_bias"], ranked, row["false_alarms"]]
+        cells = ["–" if one["value"] is None else f"{one['value']:.2f}" for one in numbers]
         lines.append(f"| {name} | {' | '.join(cells)} | {row['cost']['value']:.2g} |")
     return "\n".join(lines[1:])
 
