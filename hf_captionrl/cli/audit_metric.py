@@ -218,7 +218,7 @@ _TREND_NOTE = (
     "Rises with facts: share of steps from few to all true facts at which the score rises (1 is best). Bias to length: Kendall's tau "
     "of score and words among captions with the same facts (0 is best). Bias to position: sensitivity to a wrong background at the "
     "beginning minus at the end. Identical captions: must be 0.5. False alarms: share of paired tests at 5 % that separate two "
-    "captioners of equal error rate."
+    "captioners of equal error rate. Time: per caption, images included, but for rewards, which encode them before."
 )
 
 
