@@ -2,7 +2,7 @@
 
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
-  `<!-- findings PAPER -->`, `<!-- reward_hacking -->` and `<!-- large_bags -->` for others.
+  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- reward_hacking -->` and `<!-- large_bags -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -151,6 +151,10 @@ def _table(name: str, arguments: str | None) -> str | None:
         return found[0] + f"\n[Every comparison with its interval](findings_{arguments}.md)." if found else None
     elif name == "metrics":
         return metrics_table()
+    elif name == "metric_audit":
+        from scripts.metric_audit import tables
+
+        return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
     elif name in ("reward_hacking", "large_bags"):
         results = campaign()[2]
         if name == "large_bags":

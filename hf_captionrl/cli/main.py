@@ -77,6 +77,8 @@ COMMANDS: tuple[Command, ...] = (
             "cli.evaluate:evaluate_captions"),
     Command("agreement", "compare metrics with human ratings of captions", "cli.agreement:AgreementOptions",
             "measure_agreement"),
+    Command("audit-metric", "show which errors of captions a metric sees, and which it does not",
+            "cli.audit_metric:AuditMetricOptions", "audit_metric"),
     Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
             "cli.benchmark:BenchmarkOptions", "benchmark"),
     Command("explain", "show a caption token by token, under MLE, SMILE and self-retrieval",

@@ -26,7 +26,9 @@ SCORER_METRICS = ("clip_score", "ref_clip_score", "pac_s")
 JUDGE_METRICS = ("vqa_score", "fleur", "clair")
 
 
-def metric_function(metric: Any, *, scorer: Any = None, judge: Any = None) -> MetricFunction:
+def metric_function(
+    metric: Any, *, scorer: Any = None, judge: Any = None, prefix: str | None = None
+) -> MetricFunction:
     """The function of a metric.
 
     Args:
@@ -35,6 +37,7 @@ def metric_function(metric: Any, *, scorer: Any = None, judge: Any = None) -> Me
             `":KEY"` if it returns several numbers per caption; a loaded module; or a function of captions and references, or of
             captions, references and images.
         scorer ([`Scorer`], *optional*): Dual encoder of the metrics of `SCORER_METRICS`.
+        prefix (`str`, *optional*): Text before each caption for these; None for that of CLIPScore.
         judge ([`Backend`], *optional*): Language or vision-language model of the metrics of `JUDGE_METRICS`.
     Raises:
         ValueError: If there is no such metric, or its scorer or judge is missing.
@@ -50,7 +53,9 @@ def metric_function(metric: Any, *, scorer: Any = None, judge: Any = None) -> Me
     if metric in SCORER_METRICS:
         if scorer is None:
             raise ValueError(f"{metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-        return lambda candidates, references, images: _scorer_scores(metric, scorer, candidates, references, images)
+        return lambda candidates, references, images: _scorer_scores(
+            metric, scorer, prefix, candidates, references, images
+        )
     if metric in JUDGE_METRICS:
         if judge is None:
             raise ValueError(f"{metric} needs a judge. Use --judge transformers:NAME.")
@@ -171,7 +176,12 @@ def _judge_scores(
 
 
 def _scorer_scores(
-    name: str, scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
+    name: str,
+    scorer: Any,
+    prefix: str | None,
+    candidates: Sequence[str],
+    references: Sequence[Sequence[str]],
+    images: Sequence[Any],
 ) -> Sequence[float]:
     """CLIPScore, PAC-S and RefCLIPScore; captions and files of images that occur several times are encoded once."""
     import torch
@@ -180,7 +190,7 @@ def _scorer_scores(
     from hf_captionrl.metrics import clip_score, ref_clip_score
     from hf_captionrl.metrics.clip_scores import score_prefix
 
-    prefix = score_prefix("hessel")
+    prefix = score_prefix("hessel", prefix)
     keys = [os.fspath(image) if isinstance(image, (str, Path)) else id(image) for image in images]
     distinct = dict(zip(keys, images, strict=True))
     parts = [list(distinct.values())[i : i + scorer.batch_size] for i in range(0, len(distinct), scorer.batch_size)]

@@ -27,6 +27,7 @@ FILES = ["--captions", "a.jsonl", "b.jsonl", "--max_images", str(IMAGES)]
 RUNS = {
     "metrics path": ["self_retrieval"],
     "agreement": ["--benchmark", "flickr8k-expert", "--data_root", ".", "--num_bootstrap", "9"],
+    "audit-metric": ["--metric", "length", "--n", "50", "--output", "audit"],
     "metrics install": [],
     "completion": ["fish"],
     "doctor": [],

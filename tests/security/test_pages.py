@@ -16,6 +16,7 @@ from hf_captionrl.apps.studies.build import rating_parts
 from hf_captionrl.apps.studies.results import study_html
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
 from hf_captionrl.apps.truematch.review import render_review
+from hf_captionrl.cli.audit_metric import audit_html
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, PanelItem, write_gallery, write_panel
 from hf_captionrl.hub.cards import render_model_card
 from hf_captionrl.hub.push import check_text
@@ -147,6 +148,15 @@ def study_results(folder):
     return folder / "page.html"
 
 
+def metric_audit(folder):
+    seen = {"value": 0.5, "interval": [0.4, 0.6], "ties": 0.0, "n": 2}
+    kinds = {"sees": TEXTS[:1], "does_not_see": TEXTS[1:2], "prefers_the_error": TEXTS[2:]}
+    rows = {text: {"sensitivity": dict.fromkeys(TEXTS, seen), **kinds} for text in TEXTS}
+    page = audit_html({"n": 0, "seed": 0, "references": ALL, "pairs": rows})
+    (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
+    return folder / "page.html"
+
+
 # These become part of a page of somebody else's, which allows more.
 def album(folder):
     images = [PICTURE] * len(TEXTS)
@@ -211,7 +221,8 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, album_report, model_card]
+PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results]
+PAGES += [metric_audit, album, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])
