@@ -14,6 +14,7 @@ import transformers
 from safetensors import safe_open
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -113,6 +114,8 @@ def load_captioner(
         captioner = family(model, _checked_processor(processor, what), prompt=prompt)
     if device is not None:
         captioner.model.to(device)
+    if captioner is not model:
+        captioner.check_loaded()
     return captioner
 
 
@@ -120,6 +123,8 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     kind = getattr(config, "model_type", None)
     if kind in FAMILIES:
         return FAMILIES[kind].for_config(config)
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AnyChatCaptioner.for_config(config)
     hint = "Load a vision-to-text model."
     if hasattr(config, "logit_scale_init_value") or str(kind).startswith(("clip", "siglip")):
         hint = "It ranks captions, but cannot generate them. Use load_scorer to load it."
@@ -294,3 +299,4 @@ def _load_processor(name: str, revision: str | None) -> Any:
 
 # Importing a module of families registers them.
 from hf_captionrl.captioners import chat, families  # noqa: E402, F401
+from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # noqa: E402
