@@ -14,9 +14,9 @@ import transformers
 from safetensors import safe_open
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
@@ -124,7 +124,7 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if kind in FAMILIES:
         return FAMILIES[kind].for_config(config)
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return AnyChatCaptioner.for_config(config)
+        return any_chat.AnyChatCaptioner.for_config(config)
     hint = "Load a vision-to-text model."
     if hasattr(config, "logit_scale_init_value") or str(kind).startswith(("clip", "siglip")):
         hint = "It ranks captions, but cannot generate them. Use load_scorer to load it."
@@ -298,5 +298,4 @@ def _load_processor(name: str, revision: str | None) -> Any:
 
 
 # Importing a module of families registers them.
-from hf_captionrl.captioners import chat, families  # noqa: E402, F401
-from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # noqa: E402
+from hf_captionrl.captioners import any_chat, chat, families  # noqa: E402, F401

@@ -95,7 +95,9 @@ def _qwen(name: str) -> tuple[Any, Any]:
         "num_position_embeddings": 16,
     }
     if name == "Qwen3_5":  # three layers with a state to one with attention, as in all published sizes
-        text = _text(tokenizer, num_hidden_layers=4, head_dim=16, rope_parameters={**rope, "partial_rotary_factor": 0.5})
+        text = _text(
+            tokenizer, num_hidden_layers=4, head_dim=16, rope_parameters={**rope, "partial_rotary_factor": 0.5}
+        )
         text |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
         text |= {"linear_num_value_heads": 4}
     else:
@@ -214,9 +216,7 @@ def _mllama() -> tuple[Any, Any]:
         image_token_index=_ids(tokenizer, "<|image|>")[0],
     )
     images = transformers.MllamaImageProcessor(size=_SIZE, max_image_tiles=4, **_MEAN_STD)
-    processor = transformers.MllamaProcessor(
-        images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<|image|>")
-    )
+    processor = transformers.MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<|image|>"))
     model = transformers.MllamaForConditionalGeneration(config)
     return model, processor
 
@@ -293,10 +293,11 @@ def _glm4v() -> tuple[Any, Any]:
 
 
 def _molmo2() -> tuple[Any, Any]:
-    special = "<im_patch> <im_col> <im_start> <low_res_im_start> <frame_start> <im_end> <frame_end> <im_low>".split()
-    named = {"image_token": "<|image|>", "video_token": "<|video|>", **{f"{token[1:-1]}_token": token for token in special}}
-    tokenizer = chat_tokenizer(tuple(named.values()), **named)
+    # The tokens of images are not in the vocabulary of the output head.
+    tokenizer = chat_tokenizer(())
     text = _text(tokenizer, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    special = "<im_patch> <im_col> <im_start> <low_res_im_start> <frame_start> <im_end> <frame_end> <im_low>".split()
+    tokenizer.add_tokens(["<|image|>", "<|video|>", *special], special_tokens=True)
     vision = {
         "hidden_size": HIDDEN,
         "intermediate_size": 2 * HIDDEN,
@@ -306,7 +307,7 @@ def _molmo2() -> tuple[Any, Any]:
         "head_dim": 8,
     }
     config = transformers.Molmo2Config(
-        text_config={**text, "additional_vocab_size": 4},
+        text_config={**text, "additional_vocab_size": 16},
         vision_config={**vision, "image_size": [32, 32], "patch_size": 8},
         adapter_config={**vision, "vision_feature_layer": [-1, -2], "text_hidden_size": HIDDEN},
         image_patch_id=_ids(tokenizer, "<im_patch>")[0],
@@ -358,4 +359,8 @@ def tiny_any_chat(name: str, seed: int = 0) -> tuple[Any, Any]:
         model, processor = _qwen({"qwen3_5": "Qwen3_5", "qwen3_vl_moe": "Qwen3VLMoe"}[name])
     else:
         model, processor = globals()[f"_{name}"]()
-    return _finish(model, processor.tokenizer), processor
+    model = _finish(model, processor.tokenizer)
+    for module in model.modules():  # near 0, they would hide the image
+        if type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:
+            module.weight.data += 1
+    return model, processor
