@@ -43,11 +43,13 @@ from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.losses.smile import is_word_piece
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
+from hf_captionrl.utils.versions import warn_untested
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig
 
 logger = logging.getLogger(__name__)
+warn_untested("transformers")
 Result = TypeVar("Result")
 Tune = Literal["language", "vision", "both"]
 
