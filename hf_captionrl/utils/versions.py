@@ -38,6 +38,13 @@ def __getattr__(name: str) -> Any:
     )
 
 
+@functools.cache
+def cache_name() -> str:
+    """Name of the keys and values in inputs and outputs of models: `cache` since transformers 5.24."""
+    names: tuple[str, ...] = importlib.import_module("transformers.generation.utils").ALL_CACHE_NAMES
+    return names[0]
+
+
 def first_untested(library: str) -> str:
     """The first release, such as `"5.25"`, that is newer than all tested ones."""
     major, minor = Version(TESTED[library][-1]).release[:2]

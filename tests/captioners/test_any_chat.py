@@ -14,6 +14,7 @@ import transformers
 
 from hf_captionrl.captioners import any_chat, load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop
+from hf_captionrl.utils.versions import cache_name
 from tests.captioners.test_families import CAPTIONS, gradients, own_chat, some_images
 from tests.tiny.any_chat import ANY_CHAT_TYPES, tiny_any_chat
 from tests.tolerances import assert_close
@@ -165,7 +166,7 @@ def of_generation(model):
 
     def lose(outputs, model_kwargs, **settings):
         model_kwargs = update(outputs, model_kwargs, **settings)
-        for layer in model_kwargs["past_key_values"].layers:
+        for layer in model_kwargs[cache_name()].layers:
             layer.values = layer.values * -100
         return model_kwargs
 
