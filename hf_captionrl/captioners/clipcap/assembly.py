@@ -62,6 +62,8 @@ def _language_model(name: str) -> tuple[Any, Any]:
             f"transformers cannot read {str(quantized[0])!r} ({said}). Use another export of the model."
         ) from error
     del model.config.quantization_config  # the weights are fp32 now
+    if len(tokenizer) > model.config.vocab_size:  # transformers adds a token for unknown words that the file lacks
+        model.resize_token_embeddings(len(tokenizer))
     return tokenizer, model
 
 
