@@ -124,7 +124,9 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if kind in FAMILIES:
         return FAMILIES[kind].for_config(config)
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        return any_chat.AnyChatCaptioner.for_config(config)
+        from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # imports this module, through its base class
+
+        return AnyChatCaptioner.for_config(config)
     hint = "Load a vision-to-text model."
     if hasattr(config, "logit_scale_init_value") or str(kind).startswith(("clip", "siglip")):
         hint = "It ranks captions, but cannot generate them. Use load_scorer to load it."
@@ -298,4 +300,4 @@ def _load_processor(name: str, revision: str | None) -> Any:
 
 
 # Importing a module of families registers them.
-from hf_captionrl.captioners import any_chat, chat, families  # noqa: E402, F401
+from hf_captionrl.captioners import chat, families  # noqa: E402, F401

@@ -128,6 +128,17 @@ def test_saved_captioner_loads_equal(name, captioner, tmp_path):
     assert again.generate(**images, **settings).captions == captioner.generate(**images, **settings).captions
 
 
+def test_captions_of_reasoning_models_begin_after_the_reasoning():
+    model, processor = tiny("qwen3_5")
+    turn = "<|im_start|>assistant\n"
+    thinks = "{% if enable_thinking is false %}<think></think>{% else %}<think>{% endif %}"
+    assert processor.chat_template.count(turn) == 1
+    processor.chat_template = processor.chat_template.replace(turn, turn + thinks)
+    captioner = load_captioner(model, processor=processor)
+    before = captioner.encode_images(some_images()[:1])["prefix_ids"][0].tolist() + captioner.prompt_ids()
+    assert captioner.tokenizer.decode(before).endswith("assistant\n<think></think>")
+
+
 def test_the_log_says_once_what_was_checked(caplog):
     model, processor = tiny("lfm2_vl")
     captioner = load_captioner(model, processor=processor)
