@@ -23,6 +23,7 @@ accelerate==1.12.0
 datasets==5.0.0
 """
 TESTS = (
+    "tests/captioners/test_any_chat.py",
     "tests/captioners/test_captioner.py",
     "tests/captioners/test_clipcap.py",
     "tests/captioners/test_families.py",

@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class AnyChatCaptioner(ChatCaptioner):
 
     model_types: ClassVar[tuple[str, ...]] = ()
     per_image = _PER_IMAGE
-    side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", "image_shapes", *_PER_IMAGE)
+    side_inputs: ClassVar[tuple[str, ...]] = (*ChatCaptioner.side_inputs, "image_shapes", *_PER_IMAGE)
     supports_static_cache = False
     language_models: ClassVar[tuple[str, ...]] = ("language_model", "text_model")
 
@@ -187,11 +187,11 @@ class AnyChatCaptioner(ChatCaptioner):
             with evaluating(self.model), torch.no_grad():
                 batch = {name: value.to(self.device) for name, value in self.collate(images, _CAPTIONS).items()}
                 check_tap(self, batch)
-                found, labels = self.log_probs(batch), self.align_labels(batch["labels"])
+                found, labels = cast(Tensor, self.log_probs(batch)), self.align_labels(batch["labels"])
                 for row, image in enumerate(images):
                     supervised = labels[row] != IGNORE_INDEX
-                    expected = self._log_probs_alone(image, labels[row, supervised])
-                    difference = float((found[row, supervised].float() - expected).abs().mean())
+                    expected = self._log_probs_alone(image, labels[row][supervised])
+                    difference = float((found[row][supervised].float() - expected).abs().mean())
                     if not difference <= tolerance * (1 + float(expected.abs().mean())):
                         raise ValueError(f"log-probabilities differ from those of the model alone by {difference:.4g}")
                 loop = self._check_decoding(images, tolerance)

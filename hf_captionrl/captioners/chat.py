@@ -71,7 +71,7 @@ class ChatCaptioner(Captioner):
     family = "chat"
     model_types: ClassVar[tuple[str, ...]] = (*sorted(_LISTED), "idefics3", "smolvlm", "internvl", "gemma3")
     per_image: ClassVar[tuple[str, ...]] = _PER_IMAGE
-    side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *_PER_IMAGE)
+    side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *_PER_IMAGE)
     language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|gate_proj|up_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hf_captionrl.utils.io import refuse_file
 from hf_captionrl.utils.options import CommandOptions, Positive, SeedOptions, option
@@ -63,6 +63,7 @@ def write_captioner(options: AssembleOptions) -> None:
     from transformers import set_seed
 
     set_seed(options.seed)  # initialises the mapper or the projections
+    model: Any
     if options.scorer:
         from hf_captionrl.retrieval.scorer import assemble_scorer
 
@@ -71,8 +72,9 @@ def write_captioner(options: AssembleOptions) -> None:
     else:
         from hf_captionrl.captioners.clipcap.assembly import assemble
 
-        settings = {"prefix_length": options.prefix_length, "mapping_type": options.mapping_type}
-        model, processor = assemble(options.vision, options.language, **settings)
+        model, processor = assemble(
+            options.vision, options.language, prefix_length=options.prefix_length, mapping_type=options.mapping_type
+        )
         parts = {"vision": model.vision_tower, "mapper": None, "language": model.language_model}
     model.save_pretrained(options.output)
     processor.save_pretrained(options.output)
@@ -82,7 +84,6 @@ def write_captioner(options: AssembleOptions) -> None:
     if options.json:
         print(json.dumps({"output": str(options.output), "parameters": sizes}))
         return
-    parts = ", ".join(f"{name} {number / 1e6:.1f} million" for name, number in sizes.items())
-    print(
-        f"{options.output}: a {'scorer' if options.scorer else 'ClipCap'} of {sum(sizes.values()) / 1e6:.1f} million parameters ({parts})."
-    )
+    listed = ", ".join(f"{name} {number / 1e6:.1f} million" for name, number in sizes.items())
+    kind, total = "scorer" if options.scorer else "ClipCap", sum(sizes.values()) / 1e6
+    print(f"{options.output}: a {kind} of {total:.1f} million parameters ({listed}).")

@@ -135,54 +135,45 @@ def test_bad_parts_are_one_line(tower, tmp_path, capsys):
     assert "second.gguf" in capsys.readouterr().err
 
 
-def test_language_models_in_gguf_files_are_the_same_models(tower, tmp_path, capsys):
-    gguf = pytest.importorskip(
-        "gguf", reason="the library gguf is not installed, with which transformers reads GGUF files"
-    )
-    torch.manual_seed(0)
-    tokenizer, size = chat_tokenizer(()), {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer), num_attention_heads=4, tie_word_embeddings=False, **size
-    )
-    model = transformers.LlamaForCausalLM(config)
-    folder = tmp_path / "language"
-    folder.mkdir()
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(64)
-    writer.add_block_count(1)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(4)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokenizer))
+def write_gguf(gguf, file, model, tokenizer, without=""):
+    writer = gguf.GGUFWriter(file, "llama")
+    numbers = {"context_length": 2048, "embedding_length": 32, "feed_forward_length": 64, "block_count": 1}
+    numbers |= {"head_count": 4, "head_count_kv": 4, "layer_norm_rms_eps": 1e-6, "vocab_size": len(tokenizer)}
+    numbers |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    for name, value in numbers.items():
+        getattr(writer, f"add_{name}")(value)
     parts = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(sorted(parts["vocab"], key=parts["vocab"].get))
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokenizer))
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in parts["merges"]])
-    writer.add_bos_token_id(tokenizer.bos_token_id)
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    names |= {
-        f"self_attn.{key}_proj": f"attn_{value}" for key, value in zip("qkvo", ("q", "k", "v", "output"), strict=True)
-    }
-    names |= {f"mlp.{key}_proj": f"ffn_{key}" for key in ("gate", "up", "down")}
-    names |= {"model.layers.": "blk.", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
     for key, value in model.state_dict().items():
         if "q_proj" in key or "k_proj" in key:  # llama.cpp orders the halves of a rotation differently
             value = value.view(4, 2, 4, 32).transpose(1, 2).reshape(32, 32)
-        for name, short in sorted(names.items(), key=lambda pair: -len(pair[0])):
-            key = key.replace(name, short)
-        writer.add_tensor(key, value.numpy())
+        if key != without:
+            writer.add_tensor(names.get_name(key, try_suffixes=(".weight",)), value.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def test_language_models_in_gguf_files_are_the_same_models(tower, tmp_path, capsys):
+    gguf = pytest.importorskip("gguf", reason="without the library gguf, transformers reads no GGUF files")
+    tokenizer, size = chat_tokenizer(()), {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer), num_attention_heads=4, tie_word_embeddings=False, **size
+    )
+    model, folder = transformers.LlamaForCausalLM(config), tmp_path / "language"
+    folder.mkdir()
+    write_gguf(gguf, folder / "model.gguf", model, tokenizer)
     assert main(["assemble", str(tower), str(folder), str(tmp_path / "out")]) == 0
     captioner = load_captioner(tmp_path / "out")
     found = captioner.base_model.language_model.state_dict()
     for key, value in model.state_dict().items():
-        assert_close(found[key][: len(value)], value)
+        assert_close(found[key][: len(value)], value)  # transformers adds a token
     assert captioner.tokenizer("a red cat").input_ids == tokenizer("a red cat").input_ids
+    write_gguf(gguf, folder / "model.gguf", model, tokenizer, without="model.norm.weight")
+    assert main(["assemble", str(tower), str(folder), str(tmp_path / "other")]) == 2
+    assert "lacks 1 weights" in capsys.readouterr().err

@@ -13,20 +13,25 @@ import transformers
 from tests.tiny import _MEAN_STD, _VISION, HIDDEN
 from tests.tiny.chat import _LLAVA_TEMPLATE, _TEMPLATE, _finish, _text, chat_tokenizer
 
-ANY_CHAT_TYPES = (
-    "gemma4",
-    "qwen3_5",
-    "qwen3_vl_moe",
-    "llava_next",
-    "mistral3",
-    "mllama",
-    "lfm2_vl",
-    "glm4v",
-    "molmo2",
-    "minicpmv4_6",
+ANY_CHAT_TYPES = tuple(
+    "gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 mllama lfm2_vl glm4v molmo2 minicpmv4_6".split()
 )
 _WITHOUT_START = _TEMPLATE.replace("{{ bos_token }}", "")
 _SIZE = {"height": 16, "width": 16}
+_ENCODER = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN}
+_LAYERS = {**_ENCODER, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
+_GRID = {**_ENCODER, "depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, "out_hidden_size": HIDDEN}
+_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+# Three layers with a state to one with attention, as in all published sizes of Qwen3.5.
+_HYBRID = {
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.5},
+}
 
 
 def _ids(tokenizer: Any, *tokens: str) -> Any:
@@ -38,28 +43,10 @@ def _gemma4() -> tuple[Any, Any]:
     names = [f"{name}_token" for name in ("image", "boi", "eoi", "video", "audio", "boa", "eoa")]
     tokenizer = chat_tokenizer(special, **dict(zip(names, special, strict=True)))
     image, begin, end, video, audio, *_ = _ids(tokenizer, *special)
-    text = _text(
-        tokenizer,
-        head_dim=8,
-        global_head_dim=8,
-        hidden_size_per_layer_input=4,
-        vocab_size_per_layer_input=len(tokenizer),
-        layer_types=["sliding_attention", "full_attention"],
-        sliding_window=64,
-        final_logit_softcapping=5.0,
-        use_bidirectional_attention="vision",
-    )
-    vision = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-        "patch_size": 4,
-        "pooling_kernel_size": 2,
-        "position_embedding_size": 64,
-    }
+    text = _text(tokenizer, head_dim=8, global_head_dim=8, sliding_window=64, final_logit_softcapping=5.0)
+    text |= {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": len(tokenizer)}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "use_bidirectional_attention": "vision"}
+    vision = {**_LAYERS, "patch_size": 4, "pooling_kernel_size": 2, "position_embedding_size": 64}
     config = transformers.Gemma4Config(
         text_config=text,
         vision_config=vision,
@@ -83,24 +70,10 @@ def _qwen(name: str) -> tuple[Any, Any]:
     special = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     tokenizer = chat_tokenizer(special, image_token="<|image_pad|>", video_token="<|video_pad|>")
     start, end, image, video = _ids(tokenizer, *special)
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "mrope_interleaved": True, "rope_theta": 1e4}
-    vision = {
-        "depth": 2,
-        "num_heads": 4,
-        "patch_size": 8,
-        "spatial_merge_size": 2,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "out_hidden_size": HIDDEN,
-        "num_position_embeddings": 16,
-    }
-    if name == "Qwen3_5":  # three layers with a state to one with attention, as in all published sizes
-        text = _text(
-            tokenizer, num_hidden_layers=4, head_dim=16, rope_parameters={**rope, "partial_rotary_factor": 0.5}
-        )
-        text |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
-        text |= {"linear_num_value_heads": 4}
-    else:
+    vision: dict[str, Any] = {**_GRID, "num_position_embeddings": 16}
+    text = {**_text(tokenizer), **_HYBRID}
+    if name != "Qwen3_5":
+        rope = {**_ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True}
         text = _text(tokenizer, head_dim=8, rope_parameters=rope, moe_intermediate_size=16, num_experts=4)
         text["num_experts_per_tok"] = 2
         vision["deepstack_visual_indexes"] = [0]
@@ -198,17 +171,16 @@ def _mllama() -> tuple[Any, Any]:
         text_config={
             **_text(tokenizer, num_hidden_layers=3),
             "cross_attention_layers": [1],
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "rope_parameters": _ROPE,
         },
         vision_config={
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
+            **_ENCODER,
             "num_hidden_layers": 2,
             "num_global_layers": 1,
             "attention_heads": 4,
+            "max_num_tiles": 4,
             "image_size": 16,
             "patch_size": 8,
-            "max_num_tiles": 4,
             "intermediate_layers_indices": [0],
             "vision_output_dim": 2 * HIDDEN,
             "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
@@ -217,20 +189,14 @@ def _mllama() -> tuple[Any, Any]:
     )
     images = transformers.MllamaImageProcessor(size=_SIZE, max_image_tiles=4, **_MEAN_STD)
     processor = transformers.MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<|image|>"))
-    model = transformers.MllamaForConditionalGeneration(config)
-    return model, processor
+    return transformers.MllamaForConditionalGeneration(config), processor
 
 
 def _lfm2_vl() -> tuple[Any, Any]:
     grid = tuple(f"<|img_row_{r}_col_{c}|>" for r in (1, 2, 3, 4) for c in (1, 2, 3, 4))
-    special = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *grid)
-    tokenizer = chat_tokenizer(
-        special,
-        image_token="<image>",
-        image_start_token="<|image_start|>",
-        image_end_token="<|image_end|>",
-        image_thumbnail_token="<|img_thumbnail|>",
-    )
+    special = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
+    names = [f"{name}_token" for name in ("image", "image_start", "image_end", "image_thumbnail")]
+    tokenizer = chat_tokenizer((*special, *grid), **dict(zip(names, special, strict=True)))
     text = _text(tokenizer, model_type="lfm2", layer_types=["conv", "full_attention"], block_multiple_of=8)
     vision = {key: value for key, value in _VISION.items() if key != "image_size"}
     config = transformers.Lfm2VlConfig(
@@ -245,10 +211,7 @@ def _lfm2_vl() -> tuple[Any, Any]:
         tile_size=32,
         encoder_patch_size=8,
         min_image_tokens=1,
-        max_image_tokens=4,
-        max_tiles=4,
-        max_pixels_tolerance=1.0,
-        **_MEAN_STD,
+        **{"max_image_tokens": 4, "max_tiles": 4, "max_pixels_tolerance": 1.0, **_MEAN_STD},
     )
     processor = transformers.Lfm2VlProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<image>"))
     return transformers.Lfm2VlForConditionalGeneration(config), processor
@@ -261,24 +224,9 @@ def _glm4v() -> tuple[Any, Any]:
     _, _, begin, end, image, video, *_ = _ids(tokenizer, *special)
     config = transformers.Glm4vConfig(
         text_config=_text(
-            tokenizer,
-            rope_parameters={
-                "rope_type": "default",
-                "mrope_section": [1, 1, 2],
-                "rope_theta": 1e4,
-                "partial_rotary_factor": 1.0,
-            },
+            tokenizer, rope_parameters={**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0}
         ),
-        vision_config={
-            "depth": 2,
-            "num_heads": 4,
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "patch_size": 8,
-            "image_size": 32,
-            "spatial_merge_size": 2,
-        },
+        vision_config={**_GRID, "image_size": 32},
         image_token_id=image,
         video_token_id=video,
         image_start_token_id=begin,
@@ -295,21 +243,13 @@ def _glm4v() -> tuple[Any, Any]:
 def _molmo2() -> tuple[Any, Any]:
     # The tokens of images are not in the vocabulary of the output head.
     tokenizer = chat_tokenizer(())
-    text = _text(tokenizer, head_dim=8, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    text = _text(tokenizer, head_dim=8, rope_parameters=_ROPE)
     special = "<im_patch> <im_col> <im_start> <low_res_im_start> <frame_start> <im_end> <frame_end> <im_low>".split()
     tokenizer.add_tokens(["<|image|>", "<|video|>", *special], special_tokens=True)
-    vision = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-    }
     config = transformers.Molmo2Config(
         text_config={**text, "additional_vocab_size": 16},
-        vision_config={**vision, "image_size": [32, 32], "patch_size": 8},
-        adapter_config={**vision, "vision_feature_layer": [-1, -2], "text_hidden_size": HIDDEN},
+        vision_config={**_LAYERS, "image_size": [32, 32], "patch_size": 8},
+        adapter_config={**_LAYERS, "vision_feature_layer": [-1, -2], "text_hidden_size": HIDDEN},
         image_patch_id=_ids(tokenizer, "<im_patch>")[0],
     )
     images = transformers.Molmo2ImageProcessor(
@@ -322,21 +262,11 @@ def _molmo2() -> tuple[Any, Any]:
 
 
 def _minicpmv4_6() -> tuple[Any, Any]:
-    named = {
-        "image_token": "<|image_pad|>",
-        "video_token": "<|video_pad|>",
-        "image_start_token": "<image>",
-        "image_end_token": "</image>",
-        "slice_start_token": "<slice>",
-        "slice_end_token": "</slice>",
-        "image_id_start_token": "<image_id>",
-        "image_id_end_token": "</image_id>",
-    }
+    named = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+    for part in ("image", "slice", "image_id"):
+        named |= {f"{part}_start_token": f"<{part}>", f"{part}_end_token": f"</{part}>"}
     tokenizer = chat_tokenizer(tuple(named.values()), **named)
-    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    text = _text(tokenizer, num_hidden_layers=4, head_dim=16, rope_parameters=rope, model_type="qwen3_5_text")
-    text |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
-    text |= {"linear_num_value_heads": 4}
+    text = {**_text(tokenizer, model_type="qwen3_5_text"), **_HYBRID}
     config = transformers.MiniCPMV4_6Config(
         text_config=text,
         vision_config={**_VISION, "image_size": 64, "patch_size": 4},

@@ -44,13 +44,7 @@ def test_bounds_constraints_nox_and_docs_follow_the_tested_range(monkeypatch):
 
 @pytest.mark.parametrize(
     ("installed", "said"),
-    [
-        ("5.18.0", False),
-        ("5.24.3", False),
-        ("5.25.0.dev0", True),
-        ("5.25.0rc1", True),
-        ("6.0", True),
-    ],
+    [("5.18.0", False), ("5.24.3", False), ("5.25.0.dev0", True), ("5.25.0rc1", True), ("6.0", True)],
 )
 def test_newer_releases_are_named_once(installed, said, monkeypatch, caplog):
     monkeypatch.setattr(versions, "TESTED", {"transformers": ("5.18.0", "5.24.0")})
