@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 from hf_captionrl.captioners import any_chat, load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop
@@ -28,6 +29,8 @@ def tiny(name):
     kind = "llava" if name == "joycaption" else name
     if kind not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no model type {kind}")
+    if name == "minicpmv4_6" and Version(transformers.__version__) < Version("5.21"):
+        pytest.skip(f"MiniCPM-V of transformers {transformers.__version__} fails on an image with tiles of two sizes")
     return tiny_any_chat(name)
 
 
