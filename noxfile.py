@@ -1,6 +1,7 @@
 """Tests with the lowest, a middle and the newest releases of the libraries: `make test-versions`.
 
-`lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt. The tests are those in which this package
+`lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt; transformers and TRL are those of
+`hf_captionrl.utils.versions.TESTED`. The tests are those in which this package
 meets the libraries.
 """
 
@@ -9,18 +10,20 @@ from pathlib import Path
 
 import nox
 
+from hf_captionrl.utils.versions import TESTED
+
 nox.options.default_venv_backend = "uv"
 nox.options.envdir = "outputs/versions"
 nox.options.reuse_venv = "yes"
 
 MIDDLE = """torch==2.10.0
 torchvision==0.25.0
-transformers==5.21.1
 peft==0.21.0
 accelerate==1.12.0
 datasets==5.0.0
 """
 TESTS = (
+    "tests/captioners/test_any_chat.py",
     "tests/captioners/test_captioner.py",
     "tests/captioners/test_clipcap.py",
     "tests/captioners/test_families.py",
@@ -38,7 +41,8 @@ def constraints(libraries: str) -> str:
     bounds = re.findall(
         r"([\w-]+)>=([\d.]+)", "\n".join(nox.project.load_toml("pyproject.toml")["project"]["dependencies"])
     )
-    return MIDDLE if libraries == "middle" else "".join(f"{name}=={version}\n" for name, version in bounds)
+    middle = "".join(f"{name}=={tested[len(tested) // 2]}\n" for name, tested in TESTED.items())
+    return MIDDLE + middle if libraries == "middle" else "".join(f"{name}=={version}\n" for name, version in bounds)
 
 
 @nox.session

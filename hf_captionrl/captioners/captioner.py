@@ -43,11 +43,13 @@ from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.losses.smile import is_word_piece
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
+from hf_captionrl.utils.versions import warn_untested
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig
 
 logger = logging.getLogger(__name__)
+warn_untested("transformers")
 Result = TypeVar("Result")
 Tune = Literal["language", "vision", "both"]
 
@@ -291,6 +293,7 @@ class Captioner:
     native_frames: int = 0  # frames of the videos in `image_features`; 0 for images
     frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
+    own_loop: bool = True  # whether captions are decoded by the package's loop where it applies
     _prepared: PreparedPixels | None = None
 
     def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
@@ -316,6 +319,9 @@ class Captioner:
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
         """Convert model and processor of an older release to the current form."""
+
+    def check_loaded(self) -> None:
+        """Raise if the loaded model does not compute what this interface needs: only for types that no test covers."""
 
     @classmethod
     def known_prompt(cls, name: str) -> str:
@@ -789,7 +795,7 @@ class Captioner:
         number = max(1, number)
         # With beams, `generate` would prepare (and in an encoder-decoder encode) the inputs before the loop could refuse.
         decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
-        if decodable and not sharded and settings.get("custom_generate") is None:
+        if decodable and self.own_loop and not sharded and settings.get("custom_generate") is None:
             with suppress(UndecodableError):
                 loop = DecodingLoop(
                     num_sampled=number if do_sample else 0,

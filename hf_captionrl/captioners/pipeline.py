@@ -193,8 +193,8 @@ def pipeline(
         dtype: Dtype of the weights; by default the checkpoint's.
         device: By default a GPU if there is one. A captioner object stays on its device.
         model_kwargs: More arguments of `load_captioner`, such as `{"attn_implementation": "sdpa"}`.
-        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and
-            defaults for `generate`.
+        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`,
+            `return_dicts`, and defaults for `generate`.
 
     Returns:
         [`CaptionPipeline`]: Call it with images or videos.
@@ -222,6 +222,8 @@ class CaptionPipeline:
         frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
             uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
+        return_dicts (`bool`): Return `[{"generated_text": caption}]` for each input, as `pipeline("image-to-text")` of
+            transformers 4 did.
         generation: Default arguments of the captioner's `generate`, such as `num_beams`.
 
     Example:
@@ -240,6 +242,7 @@ class CaptionPipeline:
         num_frames: int | None = None,
         frame_pooling: str | None = None,
         batch_size: int = 16,
+        return_dicts: bool = False,
         **generation: Any,
     ) -> None:
         num_frames = (captioner.num_frames or 8) if num_frames is None else num_frames
@@ -251,6 +254,7 @@ class CaptionPipeline:
         self.num_frames = num_frames
         self.frame_pooling = frame_pooling
         self.batch_size = batch_size
+        self.return_dicts = return_dicts
         self.generation = generation
 
     def __call__(
@@ -259,15 +263,19 @@ class CaptionPipeline:
         *,
         batch_size: int | None = None,
         progress: bool | Callable[[int], Any] = False,
+        return_dicts: bool | None = None,
         **generation: Any,
     ) -> Any:
         """Caption one input (`str`) or several (`list[str]`, or lists of captions with `num_return_sequences` above 1).
+
+        With `return_dicts`, the result is a list of dicts for each input, with one dict per caption.
 
         Args:
             inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
                 URL with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
             batch_size: Images per batch; by default the pipeline's.
             progress: True shows a progress bar; a function is called with the number of finished inputs.
+            return_dicts: Whether captions are dicts; by default the pipeline's.
             generation: Arguments of `generate`, which override the pipeline's defaults.
         """
         settings = {**self.generation, **generation}
@@ -299,7 +307,9 @@ class CaptionPipeline:
                 )
                 for at, row in enumerate(rows):
                     found[row] = captions[at * each : (at + 1) * each]
-        result = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
+        result: list[Any] = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
+        if self.return_dicts if return_dicts is None else return_dicts:
+            result = [[{"generated_text": caption} for caption in found[i]] for i in range(len(images))]
         return result[0] if single else result
 
     def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:

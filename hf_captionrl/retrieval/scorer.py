@@ -27,6 +27,7 @@ from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
     check_complete,
     check_json_files,
+    check_width,
     convert_command,
     find_file,
     hub_name,
@@ -470,6 +471,35 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
     if isinstance(name_or_path, Scorer):
         return name_or_path
     raise ValueError(f"{name_or_path!r} is not a scorer. Pass a model, its name or folder, or 'open_clip:NAME@TAG'.")
+
+
+def assemble_scorer(vision_model: str, text_model: str, projection_dim: int | None = None) -> tuple[Any, Any]:
+    """A `VisionTextDualEncoder` of two pretrained encoders with untrained projections, and its processor.
+
+    `projection_dim` is by default the width of the text encoder, whose projection then begins as the identity.
+    """
+    import transformers
+
+    names = model_path(vision_model), model_path(text_model)
+    vision, text = (load_pretrained(transformers.AutoModel, name, dtype=torch.float32)[0] for name in names)
+    vision, text = getattr(vision, "vision_model", vision), getattr(text, "text_model", text)
+    for part, name in zip((vision, text), names, strict=True):
+        check_width(part.config, name)
+    size = projection_dim or text.config.hidden_size
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        vision.config, text.config, projection_dim=size
+    )
+    config.untrained = True  # for `captionrl train scorer`, which scales the projection of the images to the data
+    model = transformers.VisionTextDualEncoderModel(config, vision_model=vision, text_model=text)
+    with torch.no_grad():
+        if size == text.config.hidden_size:
+            model.text_projection.weight.copy_(torch.eye(size))
+        model.logit_scale.fill_(3.2)
+    processor = transformers.VisionTextDualEncoderProcessor(
+        transformers.AutoImageProcessor.from_pretrained(names[0], trust_remote_code=False),
+        transformers.AutoTokenizer.from_pretrained(names[1], trust_remote_code=False),
+    )
+    return model.eval(), processor
 
 
 class HFScorer(DualEncoder):

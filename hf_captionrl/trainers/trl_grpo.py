@@ -32,6 +32,9 @@ from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeT
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.options import NotNegative, check_values, documented
+from hf_captionrl.utils.versions import warn_untested
+
+warn_untested("trl")
 
 
 @dataclass

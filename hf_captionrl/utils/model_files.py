@@ -444,6 +444,15 @@ def _without_kernels(config: Any) -> Any:
     return config
 
 
+# Model types with code in their checkpoints, and what to load instead.
+_INSTEAD = {
+    "moondream1": "Use a model of similar size, such as HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+    "internvl_chat": "Use the repository with -HF at the end of its name, such as OpenGVLab/InternVL3_5-2B-HF",
+    "minicpmv": "Use openbmb/MiniCPM-V-4.6",
+    "molmo": "Use allenai/Molmo2-8B",
+}
+
+
 def read_config(name: str, revision: str | None = None, *, hint: str = "") -> Any:
     """Read the configuration of a checkpoint."""
     import transformers
@@ -465,10 +474,8 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
         if not isinstance(kind, str) or kind in transformers.CONFIG_MAPPING:
             reason = f"has a config.json with values of a wrong type ({said}). Use an intact copy of the checkpoint"
         elif brings_code(name, ("config.json",), revision):
-            reason = (
-                "needs custom code (auto_map in config.json), which is never executed here. Load a checkpoint of the same model that "
-                "uses a class of transformers (its name often ends in -hf), or convert it"
-            )
+            instead = "Load a checkpoint of the same model that uses a class of transformers (its name often ends in -hf), or convert it"
+            reason = f"needs custom code (auto_map in config.json), which is never executed here. {_INSTEAD.get(kind, instead)}"
         else:
             reason = (
                 f"has a model type that transformers {transformers.__version__} does not support. Update transformers, or check "

@@ -51,6 +51,18 @@ def test_one_image_of_each_kind(caption, images, expected, tmp_path):
         assert caption(item) == expected[0]
 
 
+def test_output_of_image_to_text_of_transformers_4(captioner, caption, images, expected):
+    dicts = [[{"generated_text": text}] for text in expected]
+    assert caption(images, return_dicts=True) == dicts
+    assert caption(images[0], return_dicts=True) == dicts[0]
+    always = CaptionPipeline(captioner, return_dicts=True, **SETTINGS)
+    assert always(images) == dicts
+    assert always(images, return_dicts=False) == expected
+    several = always(images[:2], num_beams=3, num_return_sequences=2)
+    plain = caption(images[:2], num_beams=3, num_return_sequences=2)
+    assert [[each["generated_text"] for each in row] for row in several] == plain
+
+
 def test_lists_data_sets_and_any_batch_size(caption, images, expected, tmp_path):
     paths = saved(images, tmp_path)
     mixed = [images[0], str(paths[1]), paths[2].read_bytes(), paths[3], images[4]]

@@ -27,6 +27,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOu
 
 from .configuration_clipcap import ClipCapConfig
 
+# Name of the keys and values in inputs and outputs: `cache` since transformers 5.24.
+_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__annotations__ else "past_key_values"
+
 
 class ClipCapVisionTower(nn.Module):
     """Computes the image embedding, equal to CLIP's `get_image_features`."""
@@ -139,7 +142,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _skip_keys_device_placement = "past_key_values"
+    _skip_keys_device_placement = _CACHE
     input_modalities = ("image", "text")
 
     def __init__(self, config: ClipCapConfig) -> None:
@@ -196,16 +199,19 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits `(B, T, V)`, of which position t predicts token t + 1, and the loss if there are labels (not shifted).
 
-        `input_ids` `(B, T)` are start token and caption, or with `past_key_values` the tokens after them. `attention_mask`
-        `(B, T)` is 0 for padding on the right. `inputs_embeds` `(B, S, E)` are used instead of images and ids.
+        `input_ids` `(B, T)` are start token and caption, or with `cache` (before transformers 5.24, `past_key_values`) the
+        tokens after them. `attention_mask` `(B, T)` is 0 for padding on the right. `inputs_embeds` `(B, S, E)` are used instead
+        of images and ids.
         """
-        if inputs_embeds is None and (input_ids is None or (pixel_values is None and past_key_values is None)):
+        cache = past_key_values if cache is None else cache
+        if inputs_embeds is None and (input_ids is None or (pixel_values is None and cache is None)):
             raise ValueError("Pass pixel_values and input_ids (at least a start token), or inputs_embeds.")
         items = {name: kwargs.pop(name) for name in ("num_items_in_batch",) if name in kwargs}
         length = None
@@ -218,9 +224,8 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
             input_ids=input_ids if inputs_embeds is None else None,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             use_cache=use_cache,
-            **{**kwargs, "return_dict": True},
+            **{**kwargs, _CACHE: cache, "return_dict": True},
         )
         logits = output.logits if length is None else output.logits[:, -length:]  # (B, T, V)
         loss = None
@@ -229,7 +234,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=output.get("past_key_values"),
+            **{_CACHE: output.get(_CACHE)},
             hidden_states=output.get("hidden_states"),
             attentions=output.get("attentions"),
         )
