@@ -27,20 +27,23 @@ from hf_captionrl.scenes.world import (
 # --- Words -----------------------------------------------------------------------------------------------------------
 
 _MORE_NAMES = """
-dog:hound,pup,canine,doggy,doggie,terrier,retriever,poodle,dachshund,beagle,bulldog,labrador;cat:feline,kitty,tabby,tomcat
-car:auto,sedan,coupe,convertible,hatchback;tree:oak,pine,fir,maple,birch,conifer,evergreen;house:home,cabin,hut,bungalow,villa
-ball:basketball,beachball,soccerball,volleyball;horse:stallion,mare,steed,foal,mustang,colt;bus:coach,minibus,double-decker
-cup:teacup,beaker;chair:seat,throne,armchair,stool;cake:gateau,cupcake;book:novel,volume,hardback,paperback,tome,textbook
-boat:ship,vessel,yacht,dinghy,sailing-boat;cow:cattle,calf,heifer,ox;pizza:pizza-slice;umbrella:parasol,brolly
-hat:cap;sheep:ewe,ram;clock:timepiece,alarm-clock;truck:pickup;duck:mallard,duckling,drake;bicycle:cycle
-shoe:sneaker,boot,trainer,loafer;elephant:pachyderm;dress:frock;fish:goldfish;rabbit:hare;tent:tepee,teepee,tipi;bear:grizzly
-burger:cheeseburger;shirt:t-shirt,tshirt,blouse,tee;frog:toad;mushroom:toadstool,fungus;helicopter:chopper,copter
-monkey:chimp,chimpanzee,primate;church:cathedral;teapot:kettle;pig:hog,swine,piglet,boar;crown:tiara,diadem
-donut:dough-nut;telephone:handset;scooter:vespa,motor-scooter;cookie:biscuit;castle:fortress;whale:orca;backpack:knapsack
-violin:fiddle;parrot:macaw,cockatoo;bee:bumblebee,honeybee;camel:dromedary;snake:python,viper,cobra;cactus:succulent
-pumpkin:jack-o'-lantern,jack-o-lantern,gourd;turtle:tortoise;deer:stag,doe,fawn,reindeer;basket:hamper;trumpet:bugle
-rocket:spaceship,spacecraft;fox:vixen;lion:lioness;hen:rooster;peacock:peafowl;kangaroo:wallaby;tractor:farm-tractor
-hedgehog:porcupine;palm:palm-tree;chair:dining-chair;balloon:hot-air-balloon;butterfly:moth;key:house-key;squirrel:chipmunk
+dog:hound,pup,canine,doggy,doggie,pooch,mutt,terrier,retriever,poodle,dachshund,beagle,bulldog,labrador;cat:feline,kitty,tabby
+car:auto,sedan,coupe,convertible,hatchback,motorcar;tree:oak,pine,fir,maple,birch,conifer,evergreen,sapling;horse:equine
+house:home,cabin,hut,bungalow,villa,dwelling;ball:basketball,volleyball;horse:stallion,mare,steed,foal,mustang,colt
+bus:coach,minibus,double-decker,omnibus;cup:teacup,goblet,chalice,beaker;chair:seat,throne,armchair,stool;cake:gateau,cupcake,torte
+book:novel,volume,hardback,hardcover,paperback,tome,textbook;train:steam engine,railway engine,tram;cow:cattle,calf,heifer,ox,bovine
+boat:ship,vessel,yacht,dinghy,rowboat,canoe,ferry;pizza:pie;umbrella:parasol,brolly;sheep:ewe,ram;cat:tomcat
+hat:cap,fedora,beanie,sombrero,bonnet;clock:timepiece,watch,stopwatch;truck:pickup;duck:mallard,duckling,drake
+bicycle:cycle,push-bike,pushbike;shoe:sneaker,boot,trainer,loafer,heel,sandal,slipper;elephant:pachyderm;dress:frock
+fish:goldfish,trout,carp;camera:camcorder;rabbit:hare;tent:tepee,teepee,tipi,wigwam;bear:grizzly;burger:cheeseburger
+shirt:t-shirt,tshirt,blouse,tee;frog:toad;mushroom:toadstool,fungus;helicopter:chopper,copter
+monkey:chimp,chimpanzee,primate;church:cathedral;teapot:kettle;pig:hog,swine,piglet,boar,sow;crown:tiara,diadem,coronet
+donut:dough-nut;telephone:handset,receiver;scooter:vespa;cookie:biscuit;castle:fortress,citadel,stronghold;whale:orca
+backpack:knapsack,bag,schoolbag;violin:fiddle;parrot:macaw,cockatoo,budgie;bee:bumblebee,honeybee;camel:dromedary
+snake:python,viper,cobra,adder;cactus:succulent;pumpkin:jack-o'-lantern,jack-o-lantern,gourd,squash;turtle:tortoise
+deer:stag,fawn,reindeer,buck,elk;basket:hamper;trumpet:bugle;rocket:spaceship,spacecraft,missile;fox:vixen;lion:lioness
+hen:rooster;peacock:peafowl;kangaroo:wallaby;hedgehog:porcupine;palm:palm tree;balloon:hot air balloon;butterfly:moth
+squirrel:chipmunk;tiger:tigress;octopus:squid;drum:snare;tomato:cherry tomato;sunflower:sun-flower;egg:easter egg
 """
 _BIRDS, _FISHES = "duck hen penguin owl parrot flamingo peacock", "fish shark whale dolphin octopus crab turtle"
 _HYPERNYMS = {
@@ -93,7 +96,7 @@ _SHADES = {
         "purple": "violet lavender lilac mauve plum magenta",
         "pink": "rose rose-coloured rose-colored salmon fuchsia pinkish",
         "gray": "grey silver charcoal ash grayish",
-        "white": "ivory cream snow-white whitish",
+        "white": "ivory snow-white whitish",
         "black": "jet-black ebony pitch-black",
         "brown": "beige tan chestnut bronze brownish",
         "orange": "",
@@ -112,17 +115,18 @@ _WORDS = {
     "conj": "and or but while so yet nor",
     "pron": "it they them he she itself themselves",
     "rel": "that which who",
-    "be": "is are was were be been being look looks seem seems appear appears feel feels turned painted coloured colored tinted "
+    "be": "it's that's is are was were be been being look looks seem seems appear appears feel feels turned painted coloured colored tinted "
     "dyed isn aren",
-    "show": "show shows showing depict depicts depicting feature features present presents portray portrays contain contains "
+    "show": "there's here's show shows showing depict depicts depicting feature features present presents portray portrays contain contains "
     "display displays showcase showcases see seen visible shown displayed depicted pictured there exist exists include includes "
     "capture captures illustrate illustrates",
     "place": "stand stands standing sit sits sitting lie lies lying rest rests resting located placed positioned set situated lay "
     "appearing hang hangs hanging hover hovers hovering float floats floating arranged perch perched perches stood put "
     "stacked found remain remains piled balanced balancing",
-    "skip": "have has had do does did can could may might must will would we i one you what as well very quite rather really "
-    "also too only just even still already again here now then however though although because since when where if not-only "
-    "bright dark light deep pale vivid vibrant soft rich other same such own more most less fewer least exactly about almost "
+    "modal": "do does did can could may might must will would cannot",
+    "skip": "have has had we i one you what as well very quite rather really "
+    "also too only just even still already again here now then however though although because since when where if "
+    "left right bright dark light deep pale vivid vibrant soft rich other same such own more most less fewer least exactly about almost "
     "half full filled somewhere nearby together away apart outside overall s t else definitely entire whole identical various within "
     "different separate sort kind type version front slightly behind upward upwards forward everywhere elsewhere",
     "background": "background backdrop wall surface sky screen sheet ground canvas backcloth setting",
@@ -134,21 +138,21 @@ _WORDS = {
     "general": "object thing item element subject figure somebody someone anybody something anything everything nothing others one ones",
     "part": "tail wheel leg ear eye nose mouth wing feather petal leaf stem branch roof window door chimney mane horn antler hand "
     "face head handle string strap lace sail fur hair skin shell peel core page cover spine flame wick cherry frosting icing "
-    "topping chip brim lid spout beak paw hoof trunk body back neck neckline sleeve collar-bone expression steeple spire texture "
-    "eyebrow whisker stripe seed crust cap-top stalk thorn spike needle tongue teeth tooth fin tentacle claw pincer hump pouch "
-    "headlight taillight windshield bumper mast deck hull rotor blade propeller pedal basket-handle dial numeral digit foam "
-    "tread sole heel button pocket belt-loop ribbon-end wool fleece spot quill",
+    "topping chip brim lid spout beak paw hoof trunk body back neck neckline sleeve expression steeple spire texture "
+    "eyebrow whisker stripe seed crust stalk thorn spike needle tongue teeth tooth fin tentacle claw pincer hump pouch "
+    "headlight taillight windshield bumper mast deck hull rotor blade propeller pedal dial numeral digit foam "
+    "tread sole heel button pocket wool fleece quill tip circle streak slot",
     "abstract": "mood atmosphere style feeling feel sense touch quality contrast character impression tone design art air "
     "corner edge center centre side top bottom middle half part position direction distance arrangement lighting shadow space "
     "day time way attention viewer detail depth warmth world life nature winter summer autumn spring moment evening morning "
     "effect pose posture vibe theme pattern focus glow energy charm humor humour simplicity contemplation height pairing sight "
-    "end level area section foreground midair motion action angle size shape form order rest fashion manner place symmetry balance "
-    "upside camera-angle text caption watermark rain snow weather night season hour afternoon dawn dusk color-scheme kinds "
+    "end level area section foreground midair motion angle size shape form order midst heaven quarter threat solitude fashion manner place symmetry balance "
+    "upside text caption watermark rain snow weather night season hour afternoon dawn dusk "
     "cloud artist silence loneliness solitude birthday comment reminder metaphor symbol dream memory idea story tale joke count lack addition",
 }
 _ACTIONS = (
     "wear hold carry ride drive chase run swim fly graze sleep eat drink play walk jump grow watch gaze stare smile burn park "
-    "move travel point dominate decorate fill cover protect spread reach shine bloom cross lean dance climb fall glow sail roll pull "
+    "move travel make get take lead help provide offer share stay keep point dominate decorate fill cover protect spread reach shine bloom cross lean dance climb fall glow sail roll pull "
     "push face wait use drift pour indicate enjoy guard follow touch bite chew peck crawl peek hide block throw cast bark sing stretch open close bask"
 ).split()
 _NOUNS_IN_ING = frozenset("building ceiling string ring king wing thing painting pudding swing bed shed sled seed weed speed".split())
@@ -156,7 +160,7 @@ _NUMBERS = {"one": 1, "single": 1, "lone": 1, "solitary": 1, "two": 2, "three": 
 _NUMBERS |= {"eight": 8, "ten": 10, "dozen": 12, "pair": 2, "couple": 2, "duo": 2, "trio": 3, "1": 1, "2": 2, "3": 3, "4": 4}
 _ORDINALS = {"second": 2, "third": 3, "fourth": 4, "another": 2}
 _SHOWING = frozenset("show depict feature present portray contain display showcase include capture illustrate".split())
-_ABSTRACT_ENDING = re.compile(r".{3,}(?:ness|tion|sion|ity|ism|ance|ence|hood|ship|ment)s?")
+_ABSTRACT_ENDING = re.compile(r".{3,}(?:ness|tion|sion|ity|ism|ance|ence|hood|ship)s?|.{5,}ments?")
 
 _OF_PICTURE = r"(?: (?:row|part|half|edge|third|portion|area|section|left|right|end|corner|side|hand))*"
 _ON = r"(?:(?:at|in|near|along|on|toward|towards|to) (?:the )?|the )(?:very |exact |far )?"
@@ -194,9 +198,9 @@ _PHRASES: tuple[tuple[str, str, str], ...] = (
     ("alone", "", r"alone|(?:all )?(?:by itself|by themselves|on its own|on their own)|nothing else|in isolation"),
     ("pattern", "plain", r"(?:no|without(?: any| a)?|lacks? any|free of(?: any)?) (?:visible )?(?:patterns?|texture|stripes or dots|dots or stripes|decorations?)|"
      r"plain|solid|unpatterned|unadorned|uniform|unbroken|featureless|single-colou?red|monochrome"),
-    ("pattern", "striped", r"(?:vertical |horizontal |diagonal |thin |white |black )*(?:strip(?:e|es|ed|y)|pinstrip\w+|lined|lines)(?: pattern)?"),
-    ("pattern", "dotted", r"(?:white |black |small |tiny )*(?:polka[- ]?dot(?:s|ted)?|dot(?:s|ted|ty)?|spott(?:ed|y)|spots|speckle[ds]?)(?: pattern)?"),
-    ("pattern", "other", r"checkered|chequered|checked|plaid|tiled|floral|starry|zigzag"),
+    ("pattern", "striped", r"(?:(?:vertical |horizontal |diagonal |thin |white |black )*(?:stripes?|lines)|(?:vertically |horizontally )?strip(?:ed|y|ey)|pinstrip\w+|lined)(?: pattern)?"),
+    ("pattern", "dotted", r"(?:(?:white |black |small |tiny )*(?:polka[- ]?dots?|dots?|spots)|(?:polka[- ]?)?dott?(?:ed|y)|spott(?:ed|y)|speckle[ds]?)(?: pattern)?"),
+    ("pattern", "other", r"checkered|chequered|checked|plaid|tiled|floral|zigzag"),
     ("number", "some", r"several|an? few|many|numerous|multiple|dozens of|a number of|lots of"),
     ("number", "2", r"a (?:pair|couple) of|its twin"),
     ("number", "3", r"a trio of|a group of three"),
@@ -231,7 +235,7 @@ class _Noun(NamedTuple):
 def _phrases() -> re.Pattern[str]:
     patterns = (rf"(?P<p{i}>{pattern})" for i, (_, _, pattern) in enumerate(_PHRASES[2:], 2))
     marks = "|".join(rf"(?P<p{i}>{_PHRASES[i][2]})" for i in (0, 1))
-    return re.compile(rf"{marks}|(?:{'|'.join(patterns)})(?![\w'’-])|(?P<word>[a-z0-9]+(?:[-'’][a-z0-9]+)*'?)")
+    return re.compile(rf"{marks}|(?:{'|'.join(patterns)})(?![\w'’-])|(?P<word>[a-z0-9]+(?:[-'’]{{1,2}}[a-z0-9]+)*'?)")
 
 
 def _plural(name: str) -> str:
@@ -270,8 +274,10 @@ def _classes() -> dict[str, str]:
     for verb in _ACTIONS:
         stem, last = verb.removesuffix("e"), verb[-1]
         double = verb + last if re.fullmatch(r".*[^aeiou][aeiou][bdgmnpt]", verb) else stem
-        classes |= dict.fromkeys((verb, _plural(verb), f"{double}ing", f"{stem}ing", f"{double}ed", f"{stem}ed"), "action")
-    classes |= dict.fromkeys("worn held ridden driven grown eaten".split(), "action")
+        for form in (_plural(verb), f"{double}ing", f"{stem}ing", f"{double}ed", f"{stem}ed"):
+            classes.setdefault(form, "action")
+        classes.setdefault(verb, "base")
+    classes |= dict.fromkeys("worn held ridden driven grown eaten stuck hidden drawn made broken curled seated".split(), "action")
     return classes
 
 
@@ -382,17 +388,21 @@ class FreeReader:
         following = self.tokens[min(at + 1, len(self.tokens) - 1)]
         before = self.tokens[at - 1].kind if at else "stop"
         has_noun = any(t.kind in _NOUN_LIKE for t in self.phrase)
+        if kind in ("word", "base") and (before == "modal" or (kind == "base" and self.tokens[at - 1].value == "to")):
+            kind = "action"
+        elif kind == "base":
+            kind = "word" if self.phrase and not (has_noun and self.phrase[-1].value.endswith("s")) else "action"
         if kind == "word":
-            after_plural = any(t.kind == "noun" and _nouns()[t.value].is_plural for t in self.phrase)
+            after_plural = has_noun and self.phrase[-1].kind != "word" and self.phrase[-1].value.endswith("s")
             verb_form = value.endswith(("ing", "ed")) and value not in _NOUNS_IN_ING and (has_noun or not self.phrase)
-            if verb_form or (has_noun and following.kind in ("det", "pron", "number") and (after_plural or value.endswith("s"))):
+            if verb_form or after_plural or (has_noun and following.kind in ("det", "pron", "number") and value.endswith("s")):
                 kind = "action"
         if kind == "word" and not self.phrase and before in ("weather", "time"):
             kind = "action"
         inside = bool(self.phrase) and not has_noun
         if kind == "action" and inside:
             kind = "adjective" if following.kind in _PHRASE_WORDS else "word"  # "a sleeping dog", "a park"
-        elif kind == "be" and inside and value == "look":
+        elif value == "look" and self.phrase and self.phrase[0].value in ("a", "an", "the"):
             kind = "abstract"
         elif value == "leaves" and has_noun:
             kind = "action"
@@ -404,7 +414,7 @@ class FreeReader:
         guessed = bool(self.phrase) and not any(t.kind in _NOUN_LIKE - {"word"} for t in self.phrase)
         if kind == "skip" and guessed and following.kind in _PHRASE_WORDS - {"det"}:
             return None
-        if inside and (kind in ("skip", "orientation", "pattern") or (kind in ("comma", "conj") and before in ("colour", "pattern", "size"))):
+        if inside and (kind in ("skip", "orientation", "pattern") or (kind in ("comma", "conj") and before in ("colour", "pattern", "size") and not self.copula)):
             if kind in ("orientation", "pattern"):
                 self.phrase.append(token)
             return None
@@ -432,6 +442,7 @@ class FreeReader:
             self.negation = token.start
             if value == "nobody":
                 self._absence("person", token.start, token.end, True)
+                self.negation = None
         elif kind == "pron":
             self._pronoun(token)
         elif kind == "rel":
@@ -528,6 +539,8 @@ class FreeReader:
             return False
         if relation.subject is None:
             self.relation = relation._replace(object=sides, end=end)
+        elif sides == relation.subject:  # "a bell, and right of it a cake"
+            self.relation = relation._replace(subject=None, object=sides, end=end)
         else:
             self._judge(relation._replace(object=sides, end=end))
             self.relation = relation if not sides else None  # "left of a lamp and a dog"
@@ -620,6 +633,8 @@ class FreeReader:
         heads = [
             i for i, t in enumerate(phrase) if t.kind in _NOUN_LIKE and not (t.kind == "word" and self.copula and bare)
         ]
+        if heads and phrase[-1].kind == "colour" and phrase[heads[-1]].kind == "word":
+            phrase, heads = phrase[-1:], []  # "in grass green"
         if not heads:
             self._predicate(phrase, at, role)
             return
@@ -642,8 +657,10 @@ class FreeReader:
                     self._about("colour", t.value, sides, t)
         elif kind in ("picture", "abstract", "measure", "general"):
             self.scenery = phrase[0].start if kind in ("picture", "abstract") and role in ("", "relation") and not self.begun else None
-            if self.negation is not None and kind == "general":
+            if kind == "general" and self.negation is not None:
                 self._absence("thing", start, end, not self._unmentioned(frozenset(self.kinds.values())))
+            elif kind == "general" and not role and phrase[head].value.endswith("s"):
+                self.subject = tuple(self.kinds)  # "both objects"
         elif kind == "part":
             if self.subject and self.negation is None:
                 self._about("part", "", self.subject, _Token("part", "", start, end))
@@ -673,9 +690,9 @@ class FreeReader:
         return [side for side, kind in self.kinds.items() if kind in kinds and not any(side in m for m, _ in self.mentions)]
 
     def _absence(self, name: str, start: int, end: int, truth: bool) -> None:
-        start = start if self.negation is None else self.negation
-        self.negation = None
+        kept, start, self.negation = self.negation, start if self.negation is None else self.negation, None
         self._claim("absence", name, start, end, truth)
+        self.negation = kept
 
     def _thing(
         self, phrase: list[_Token], head: int, modifiers: list[_Token], start: int, end: int, role: str, at: int
@@ -716,7 +733,7 @@ class FreeReader:
         elif sides and same and indefinite:
             sides = ()  # "an umbrella on top of a striped umbrella"
         if not sides:
-            self._absent(token, start, end, role, noun)
+            self._absent(token, start, end, role, noun, at)
         else:
             new = not any(set(sides) <= set(m) for m, _ in self.mentions)
             if new:
@@ -741,10 +758,13 @@ class FreeReader:
             self.subject = sides
         self.begun = True
 
-    def _absent(self, token: _Token, start: int, end: int, role: str, noun: _Noun | None) -> None:
+    def _absent(self, token: _Token, start: int, end: int, role: str, noun: _Noun | None, at: int) -> None:
         """A thing that is not there is one wrong claim, with all that is said of it; "of coffee" belongs to the cup."""
         if noun is None:
             self.unknown.append(token.value)
+            bare = start == token.start and self.tokens[max(at - 2, 0)].kind not in ("det", "show") and not token.value.endswith("s") and token.value not in _IRREGULAR
+            if bare and not role and start > 0:
+                return  # an adjective or verb rather than a thing
             if _ABSTRACT_ENDING.fullmatch(token.value):
                 return
         if role == "of" and self.last is not None and noun is None:
