@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import NamedTuple
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hf_captionrl.scenes.truth_checker import Claim
 from hf_captionrl.scenes.world import (
@@ -26,195 +28,13 @@ from hf_captionrl.scenes.world import (
 
 # --- Words -----------------------------------------------------------------------------------------------------------
 
-_MORE_NAMES = """
-dog:hound,pup,canine,doggy,doggie,pooch,mutt,terrier,retriever,poodle,dachshund,beagle,bulldog,labrador;cat:feline,kitty,tabby
-car:auto,sedan,coupe,convertible,hatchback,motorcar;tree:oak,pine,fir,maple,birch,conifer,evergreen,sapling;horse:equine
-house:home,cabin,hut,bungalow,villa,dwelling;ball:basketball,volleyball;horse:stallion,mare,steed,foal,mustang,colt
-bus:coach,minibus,double-decker,omnibus;cup:teacup,goblet,chalice,beaker;chair:seat,throne,armchair,stool;cake:gateau,cupcake,torte
-book:novel,volume,hardback,hardcover,paperback,tome,textbook;train:steam engine,railway engine,tram;cow:cattle,calf,heifer,ox,bovine
-boat:ship,vessel,yacht,dinghy,rowboat,canoe,ferry;pizza:pie;umbrella:parasol,brolly;sheep:ewe,ram;cat:tomcat
-hat:cap,fedora,beanie,sombrero,bonnet;clock:timepiece,watch,stopwatch;truck:pickup;duck:mallard,duckling,drake
-bicycle:cycle,push-bike,pushbike;shoe:sneaker,boot,trainer,loafer,heel,sandal,slipper;elephant:pachyderm;dress:frock
-fish:goldfish,trout,carp;camera:camcorder;rabbit:hare;tent:tepee,teepee,tipi,wigwam;bear:grizzly;burger:cheeseburger
-shirt:t-shirt,tshirt,blouse,tee;frog:toad;mushroom:toadstool,fungus;helicopter:chopper,copter
-monkey:chimp,chimpanzee,primate;church:cathedral;teapot:kettle;pig:hog,swine,piglet,boar,sow;crown:tiara,diadem,coronet
-donut:dough-nut;telephone:handset,receiver;scooter:vespa;cookie:biscuit;castle:fortress,citadel,stronghold;whale:orca
-backpack:knapsack,bag,schoolbag;violin:fiddle;parrot:macaw,cockatoo,budgie;bee:bumblebee,honeybee;camel:dromedary
-snake:python,viper,cobra,adder;cactus:succulent;pumpkin:jack-o'-lantern,jack-o-lantern,gourd,squash;turtle:tortoise
-deer:stag,fawn,reindeer,buck,elk;basket:hamper;trumpet:bugle;rocket:spaceship,spacecraft,missile;fox:vixen;lion:lioness
-hen:rooster;peacock:peafowl;kangaroo:wallaby;hedgehog:porcupine;palm:palm tree;balloon:hot air balloon;butterfly:moth
-squirrel:chipmunk;tiger:tigress;octopus:squid;drum:snare;tomato:cherry tomato;sunflower:sun-flower;egg:easter egg
-"""
-_BIRDS, _FISHES = "duck hen penguin owl parrot flamingo peacock", "fish shark whale dolphin octopus crab turtle"
-_HYPERNYMS = {
-    name: frozenset(kinds.split())
-    for names, kinds in {
-        "bird fowl": _BIRDS,
-        "poultry waterfowl": "duck hen",
-        "insect bug": "butterfly bee",
-        "flower blossom bloom": "sunflower rose tulip",
-        "fruit": "apple banana lemon tomato strawberry pear pumpkin watermelon pineapple",
-        "vegetable veggie": "carrot tomato pumpkin mushroom",
-        "dessert sweet pastry treat": "cake donut cookie",
-        "snack meal dish": " ".join(CATEGORIES["food"]),
-        "rodent": "mouse squirrel",
-        "reptile": "snake turtle",
-        "amphibian": "frog",
-        "mammal": " ".join(k for k in CATEGORIES["animal"] if k not in f"{_BIRDS} fish shark octopus crab turtle bee snail frog snake butterfly".split()),
-        "creature critter beast": " ".join(CATEGORIES["animal"]),
-        "pet": "dog cat rabbit horse parrot mouse fish turtle hedgehog",
-        "livestock": "cow sheep pig horse hen duck",
-        "crustacean": "crab",
-        "mollusk mollusc": "snail octopus",
-        "predator carnivore": "tiger lion bear fox shark snake owl dog cat",
-        "headgear headwear": "hat crown",
-        "garment clothing clothes apparel": "dress shirt hat shoe",
-        "footwear": "shoe",
-        "instrument": "guitar drum trumpet violin bell",
-        "furniture": "chair",
-        "structure": " ".join(CATEGORIES["building"]),
-        "automobile": "car",
-        "aircraft": "helicopter rocket",
-        "two-wheeler": "bicycle scooter",
-        "container vessel": "cup basket teapot backpack",
-        "device gadget": "telephone camera clock",
-        "toy": "ball balloon",
-        "vegetation": " ".join(CATEGORIES["plant"]),
-        "timekeeper": "clock",
-    }.items()
-    for name in names.split()
-}
-_IRREGULAR = {"people": "person", "children": "child", "men": "man", "women": "woman", "leaves": "leaf", "calves": "calf"}
-_IRREGULAR |= {"fungi": "fungus", "oxen": "ox", "clothes": "clothing", "wolves": "wolf", "knives": "knife", "geese": "goose"}
-_SHADES = {
-    shade: colour
-    for colour, shades in {
-        "red": "crimson scarlet maroon ruby burgundy vermilion reddish",
-        "blue": "navy azure cyan cobalt sapphire indigo bluish",
-        "green": "emerald lime olive mint jade greenish",
-        "golden": "gold yellow amber golden yellowish",
-        "purple": "violet lavender lilac mauve plum magenta",
-        "pink": "rose rose-coloured rose-colored salmon fuchsia pinkish",
-        "gray": "grey silver charcoal ash grayish",
-        "white": "ivory snow-white whitish",
-        "black": "jet-black ebony pitch-black",
-        "brown": "beige tan chestnut bronze brownish",
-        "orange": "",
-        "teal": "turquoise",
-    }.items()
-    for shade in (colour, *shades.split())
-}
-_SIZES = dict.fromkeys("small little tiny miniature mini minuscule petite".split(), "small")
-_SIZES |= dict.fromkeys("large big huge giant enormous oversized massive gigantic oversize".split(), "large")
 _PAINTED = ("red", "blue", "green", "golden", "purple")
-
-_WORDS = {
-    "det": "a an the its their his her this these those some any each every all both another our your whose",
-    "prep": "in of with from into by at to through across around between among against onto along toward towards during like "
-    "than up down out off for on featuring including plus without",
-    "conj": "and or but while so yet nor",
-    "pron": "it they them he she itself themselves",
-    "rel": "that which who",
-    "be": "it's that's is are was were be been being look looks seem seems appear appears feel feels turned painted coloured colored tinted "
-    "dyed isn aren",
-    "show": "there's here's show shows showing depict depicts depicting feature features present presents portray portrays contain contains "
-    "display displays showcase showcases see seen visible shown displayed depicted pictured there exist exists include includes "
-    "capture captures illustrate illustrates",
-    "place": "stand stands standing sit sits sitting lie lies lying rest rests resting located placed positioned set situated lay "
-    "appearing hang hangs hanging hover hovers hovering float floats floating arranged perch perched perches stood put "
-    "stacked found remain remains piled balanced balancing",
-    "modal": "do does did can could may might must will would cannot",
-    "skip": "have has had we i one you what as well very quite rather really "
-    "also too only just even still already again here now then however though although because since when where if "
-    "left right bright dark light deep pale vivid vibrant soft rich other same such own more most less fewer least exactly about almost "
-    "half full filled somewhere nearby together away apart outside overall s t else definitely entire whole identical various within "
-    "different separate sort kind type version front slightly behind upward upwards forward everywhere elsewhere",
-    "background": "background backdrop wall surface sky screen sheet ground canvas backcloth setting",
-    "picture": "image picture photo photograph scene view frame drawing illustration artwork painting cartoon composition "
-    "graphic render rendering clipart poster snapshot shot",
-    "hue": "color colour shade tone hue tint colors colours hues tones shades palette",
-    "measure": "piece slice bunch stack pile flock herd bouquet pack group row set bit number line number collection cluster "
-    "chunk portion wedge crowd school series array assortment lot sign trace hint single copy copies",
-    "general": "object thing item element subject figure somebody someone anybody something anything everything nothing others one ones",
-    "part": "tail wheel leg ear eye nose mouth wing feather petal leaf stem branch roof window door chimney mane horn antler hand "
-    "face head handle string strap lace sail fur hair skin shell peel core page cover spine flame wick cherry frosting icing "
-    "topping chip brim lid spout beak paw hoof trunk body back neck neckline sleeve expression steeple spire texture "
-    "eyebrow whisker stripe seed crust stalk thorn spike needle tongue teeth tooth fin tentacle claw pincer hump pouch "
-    "headlight taillight windshield bumper mast deck hull rotor blade propeller pedal dial numeral digit foam "
-    "tread sole heel button pocket wool fleece quill tip circle streak slot",
-    "abstract": "mood atmosphere style feeling feel sense touch quality contrast character impression tone design art air "
-    "corner edge center centre side top bottom middle half part position direction distance arrangement lighting shadow space "
-    "day time way attention viewer detail depth warmth world life nature winter summer autumn spring moment evening morning "
-    "effect pose posture vibe theme pattern focus glow energy charm humor humour simplicity contemplation height pairing sight "
-    "end level area section foreground midair motion angle size shape form order midst heaven quarter threat solitude fashion manner place symmetry balance "
-    "upside text caption watermark rain snow weather night season hour afternoon dawn dusk "
-    "cloud artist silence loneliness solitude birthday comment reminder metaphor symbol dream memory idea story tale joke count lack addition",
-}
-_ACTIONS = (
-    "wear hold carry ride drive chase run swim fly graze sleep eat drink play walk jump grow watch gaze stare smile burn park "
-    "move travel make get take lead help provide offer share stay keep point dominate decorate fill cover protect spread reach shine bloom cross lean dance climb fall glow sail roll pull "
-    "push face wait use drift pour indicate enjoy guard follow touch bite chew peck crawl peek hide block throw cast bark sing stretch open close bask"
-).split()
-_NOUNS_IN_ING = frozenset("building ceiling string ring king wing thing painting pudding swing bed shed sled seed weed speed".split())
-_NUMBERS = {"one": 1, "single": 1, "lone": 1, "solitary": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7}
-_NUMBERS |= {"eight": 8, "ten": 10, "dozen": 12, "pair": 2, "couple": 2, "duo": 2, "trio": 3, "1": 1, "2": 2, "3": 3, "4": 4}
 _ORDINALS = {"second": 2, "third": 3, "fourth": 4, "another": 2}
 _SHOWING = frozenset("show depict feature present portray contain display showcase include capture illustrate".split())
 _ABSTRACT_ENDING = re.compile(r".{3,}(?:ness|tion|sion|ity|ism|ance|ence|hood|ship)s?|.{5,}ments?")
-
-_OF_PICTURE = r"(?: (?:row|part|half|edge|third|portion|area|section|left|right|end|corner|side|hand))*"
 _ON = r"(?:(?:at|in|near|along|on|toward|towards|to) (?:the )?|the )(?:very |exact |far )?"
+_PART = r"(?: (?:row|part|half|edge|third|portion|area|section|left|right|end|corner|side|hand))*"
 _SIDES = r"(?:on|onto|to) (?:its|their|his|her|the|one) sides?"
-_PHRASES: tuple[tuple[str, str, str], ...] = (
-    # type, value, pattern; the first pattern that matches wins
-    ("stop", "", r"[.;:!?]+|[–—]| -+ "),
-    ("comma", "", r"[,()\"]"),
-    ("relation", "undecided", r"in front of|behind|inside(?: of)?|looking at|looks? at|looks? up at|staring at"),
-    ("relation", "above", r"on top of|atop|above|over|on the roof of|higher than"),
-    ("relation", "below", r"below|under|underneath|beneath|lower than"),
-    ("relation", "beside", r"next to|beside|besides|alongside|adjacent to|by the side of|at the side of"),
-    ("relation", "near", r"near(?! the (?:top|bottom|middle|cent|upper|lower))|close to|not far from"),
-    ("relation", "left of", r"(?:to|on|at) (?:the |its |their )?(?:immediate |far )?left(?:[- ]hand)?(?: side)?(?: of)?|left of"),
-    ("relation", "right of", r"(?:to|on|at) (?:the |its |their )?(?:immediate |far )?right(?:[- ]hand)?(?: side)?(?: of)?|right of"),
-    ("orientation", "upside down", r"(?:turned |hanging |standing )?upside[- ]down|inverted|flipped(?: over)?|overturned|wheels up|"
-     r"(?:standing |stands? |balancing )?on (?:its|their|his|her) (?:own )?(?:heads?|roofs?|tops?)|wrong way up|head first|legs in the air"),
-    ("orientation", "sideways", rf"(?:(?:lying|lies?|lay|tipped|tilted|turned|resting|rests?|fallen|rotated|laid)(?: over)? )?{_SIDES}|sideways|"
-     r"(?:tipped|toppled|fell|fallen|knocked|tilted|keeled|rotated|tipping|rolled)(?: over)?(?! from)|slanted|lying down|horizontal(?:ly)?"),
-    ("orientation", "upright", r"(?:standing |stands? )?upright|(?:the )?right (?:way|side) up|erect"),
-    ("posture", "", r"(?:lying |lies? )?on (?:its|their|his|her) (?:back|belly|stomach)s?(?: \w+)?"),
-    ("row", "", r"(?:arranged |lined up |standing |placed )?in (?:a|one) (?:neat |straight |horizontal )?(?:row|line)|side by side|lined up|a row(?= of)"),
-    ("position", "top", rf"{_ON}(?:top|upper|highest|uppermost)(?! hat){_OF_PICTURE}"),
-    ("position", "bottom", rf"{_ON}(?:bottom|lower|lowest|foot(?= of the)){_OF_PICTURE}"),
-    ("position", "middle", rf"{_ON}(?:middle|center|centre|central){_OF_PICTURE}|centered|centred"),
-    ("weather", "any", r"(?:rain\w* (?:n?or|and) snow\w*|snow\w* (?:n?or|and) rain\w*|precipitation)"),
-    ("weather", "rain", r"(?:in the |in |on a )?(?:pouring |heavy |light |falling )*(?:raining cats and dogs|rain(?:s|y|ing|drops?|fall|storm|ed)?"
-     r"(?! ?coat| ?bow)|drizzl\w+|downpour|pouring)(?: day)?"),
-    ("weather", "snow", r"(?:in the |in |on a )?(?:heavy |light |falling )*(?:snow(?:s|y|ing|fall|flakes?|storm|ed)?|(?:snow)?flakes|blizzard)(?: day)?"),
-    ("weather", "sun", r"(?:in (?:the )?)?(?:bright )?sun(?:ny|shine|lit|light)?(?: (?:day|afternoon|morning))?"),
-    ("weather", "", r"(?:clear|cloudless|blue) (?:sky|skies|weather)|(?:clear|fair|dry) (?:weather|day)|dry(?= and|[.,])"),
-    ("time", "day", r"by day|(?:in the |during the )?day ?time|(?:in )?(?:broad )?daylight|in the day|during the day"),
-    ("time", "night", r"(?:at |by |during the |in the )?night(?:time|fall|ly)?|nocturnal|in the dark|after dark|dark(?= outside)|midnight|"
-     r"(?:the |a )?(?:crescent |full |half )?moon(?:light|lit)?"),
-    ("alone", "", r"alone|(?:all )?(?:by itself|by themselves|on its own|on their own)|nothing else|in isolation"),
-    ("pattern", "plain", r"(?:no|without(?: any| a)?|lacks? any|free of(?: any)?) (?:visible )?(?:patterns?|texture|stripes or dots|dots or stripes|decorations?)|"
-     r"plain|solid|unpatterned|unadorned|uniform|unbroken|featureless|single-colou?red|monochrome"),
-    ("pattern", "striped", r"(?:(?:vertical |horizontal |diagonal |thin |white |black )*(?:stripes?|lines)|(?:vertically |horizontally )?strip(?:ed|y|ey)|pinstrip\w+|lined)(?: pattern)?"),
-    ("pattern", "dotted", r"(?:(?:white |black |small |tiny )*(?:polka[- ]?dots?|dots?|spots)|(?:polka[- ]?)?dott?(?:ed|y)|spott(?:ed|y)|speckle[ds]?)(?: pattern)?"),
-    ("pattern", "other", r"checkered|chequered|checked|plaid|tiled|floral|zigzag"),
-    ("number", "some", r"several|an? few|many|numerous|multiple|dozens of|a number of|lots of"),
-    ("number", "2", r"a (?:pair|couple) of|its twin"),
-    ("number", "3", r"a trio of|a group of three"),
-    ("neg", "nobody", r"nobody|no one|no people|no persons?|no humans?"),
-    ("neg", "", r"no(?: (?:sign|trace|hint)s? of)?|not(?: a single| any)?|without(?: any)?|neither|nor|none|never|nothing|isn't|aren't|doesn't|don't|anything but|rather than|"
-     r"instead of|lacks|lacking|free of|far from"),
-    ("skip", "", r"(?:suggest|indicat|show|mean)\w* that|contrast\w* with"),
-    ("flourish", "", r"as if|as though|giv(?:es|ing|e)|creat(?:es?|ing|ed)|convey\w*|evok\w+|add(?:s|ing)|mak(?:es|ing)|lend(?:s|ing)?|"
-     r"(?:feels?|looks?|seems?)(?: almost)? like|remind\w*|resembl\w+|represent\w*|symboli\w+|invit\w+|suggest\w*|keep(?:s|ing)? the|"
-     r"draw(?:s|ing) the|hint\w* at|could be read|so the|which (?:gives|adds|makes|creates|suits|fits|lends|keeps)|"
-     r"emphasi\w+|enhanc\w+|captur(?:es|ing) the|stand(?:s|ing)? out|typical of|waiting for|one can almost|reflect\w*|blend\w* (?:in|of)"),
-    ("skip", "", r"what (?:appears?|seems?|looks?) (?:to be|like)|(?:seems?|appears?|said|thought) to(?: be)?|it (?:seems|appears)(?: that)?|(?:might|could|may) be|"
-     r"or so it seems|if i am not mistaken|some (?:sort|kind) of|made (?:out )?of|a bit|at the same height as|not only|in (?:this|the) \w+ we (?:can )?see"),
-)
 
 
 class _Token(NamedTuple):
@@ -232,16 +52,26 @@ class _Noun(NamedTuple):
 
 
 @functools.cache
-def _phrases() -> re.Pattern[str]:
-    patterns = (rf"(?P<p{i}>{pattern})" for i, (_, _, pattern) in enumerate(_PHRASES[2:], 2))
-    marks = "|".join(rf"(?P<p{i}>{_PHRASES[i][2]})" for i in (0, 1))
-    return re.compile(rf"{marks}|(?:{'|'.join(patterns)})(?![\w'’-])|(?P<word>[a-z0-9]+(?:[-'’]{{1,2}}[a-z0-9]+)*'?)")
+def _words() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _pattern() -> re.Pattern[str]:
+    """Phrases, as groups `p0`, `p1`, ..., and words."""
+    groups = []
+    for i, (kind, _, pattern) in enumerate(_words()["phrases"]):
+        pattern = "".join(line.strip() for line in pattern.splitlines())
+        for name, part in (("{ON}", _ON), ("{PART}", _PART), ("{SIDES}", _SIDES)):
+            pattern = pattern.replace(name, part)
+        groups.append(rf"(?P<p{i}>{pattern})" + ("" if kind in ("stop", "comma") else r"(?![\w'-])"))
+    return re.compile("|".join([*groups, r"(?P<word>[a-z0-9]+(?:[-']{1,2}[a-z0-9]+)*)"]))
 
 
 def _plural(name: str) -> str:
-    irregular = {one: many for many, one in _IRREGULAR.items()}
+    irregular = _words()["plurals"]
     if name in irregular or plural(name) != name + "s":
-        return irregular.get(name, plural(name))
+        return str(irregular.get(name, plural(name)))
     if re.search(r"(?:s|x|ch|sh)$", name):
         return name + "es"
     return re.sub(r"(?<=[^aeiou])y$", "ie", name) + "s"
@@ -249,35 +79,42 @@ def _plural(name: str) -> str:
 
 @functools.cache
 def _nouns() -> dict[str, _Noun]:
+    """Names of kinds and of groups of kinds, the exact ones first."""
+    names = [(kind, name, True) for kind in (*EMOJI_KINDS, *SHAPE_KINDS) for name in names_of(kind)]
+    names += [(kind, name, True) for kind, more in _words()["names"].items() for name in more.split(", ")]
+    names += [(kinds, name, False) for more, kinds in _words()["hypernyms"].items() for name in more.split(", ")]
+    names += [(name, name, False) for name in CATEGORIES if name != "thing"]
+    anything = " ".join((*EMOJI_KINDS, *SHAPE_KINDS))
+    names += [(anything, name, False) for name in "thing object item element subject figure".split()]
     nouns: dict[str, _Noun] = {}
-
-    def add(name: str, kinds: frozenset[str], means: str, exact: bool) -> None:
-        for text, is_plural in ((_plural(name), True), (name, False)):
-            nouns.setdefault(text, _Noun(kinds, means, is_plural and text != name, exact))
-            nouns.setdefault(text.replace("-", " "), nouns[text])
-
-    names = [(kind, name) for kind in (*EMOJI_KINDS, *SHAPE_KINDS) for name in names_of(kind)]
-    names += [(kind, n) for kind, more in re.findall(r"(\w+):([^;\n]+)", _MORE_NAMES) for n in more.split(",")]
-    for kind, name in names:
-        add(name, frozenset({kind}), kind, True)
-    for name, kinds in ({c: frozenset(k) for c, k in CATEGORIES.items() if c != "thing"} | _HYPERNYMS).items():
-        add(name, kinds, name, False)
+    for covered, name, exact in names:
+        kinds = frozenset(CATEGORIES.get(covered, covered.split()))
+        for text, is_plural in ((_plural(name), _plural(name) != name), (name, False)):
+            noun = nouns.setdefault(text, _Noun(kinds, covered if exact else name, is_plural, exact))
+            nouns.setdefault(text.replace("-", " "), noun)
     return nouns
 
 
 @functools.cache
-def _classes() -> dict[str, str]:
-    """Class of each word that is not the name of a thing."""
-    classes = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+def _classes() -> dict[str, tuple[str, str]]:
+    """Class and value of each word that is not the name of a thing."""
+    words = _words()
+    classes = {
+        word: (kind, word) for kind, said in words["classes"].items() for word in said.split() if kind != "action"
+    }
+    classes |= {word: ("action", word) for word in words["classes"]["participle"].split()}
     for kind in ("background", "picture", "measure", "general", "part", "abstract"):
-        classes |= {_plural(word): kind for word in _WORDS[kind].split() if _plural(word) not in classes}
-    for verb in _ACTIONS:
+        for word in words["classes"][kind].split():
+            classes.setdefault(_plural(word), (kind, _plural(word)))
+    for verb in words["classes"]["action"].split():
         stem, last = verb.removesuffix("e"), verb[-1]
         double = verb + last if re.fullmatch(r".*[^aeiou][aeiou][bdgmnpt]", verb) else stem
         for form in (_plural(verb), f"{double}ing", f"{stem}ing", f"{double}ed", f"{stem}ed"):
-            classes.setdefault(form, "action")
-        classes.setdefault(verb, "base")
-    classes |= dict.fromkeys("worn held ridden driven grown eaten stuck hidden drawn made broken curled seated".split(), "action")
+            classes.setdefault(form, ("action", form))
+        classes.setdefault(verb, ("base", verb))
+    classes |= {word: ("ordinal", word) for word in _ORDINALS}
+    for kind, table in (("colour", "shades"), ("size", "sizes"), ("number", "numbers")):
+        classes |= {word: (kind, value) for value, said in words[table].items() for word in (value, *said.split())}
     return classes
 
 
@@ -301,31 +138,17 @@ class _Relation(NamedTuple):
 
 def _tokens(text: str) -> list[_Token]:
     tokens = []
-    for match in _phrases().finditer(text):
-        start, end = match.span()
+    for match in _pattern().finditer(text):
+        word, (start, end) = match.group(), match.span()
         if match.lastgroup != "word":
-            kind, value, _ = _PHRASES[int(str(match.lastgroup)[1:])]
-            tokens.append(_Token(kind, value or match.group(), start, end))
-            continue
-        word = match.group().rstrip("'")
-        last = word.rpartition("-")[2]
-        kind, value = "word", word
-        if word in _nouns():
-            kind = "noun"
-        elif word in _SHADES or last in _SHADES:
-            kind, value = "colour", _SHADES.get(word) or _SHADES[last]
-        elif word in _SIZES:
-            kind, value = "size", _SIZES[word]
-        elif word in _NUMBERS:
-            kind, value = "number", str(_NUMBERS[word])
-        elif word in _ORDINALS:
-            kind = "ordinal"
-        elif word in _classes():
-            kind = _classes()[word]
-        elif word.endswith(("'s", "’s")):
-            kind = "adjective"
-        elif word.endswith("ly"):
-            kind = "skip"
+            kind, value, _ = _words()["phrases"][int(str(match.lastgroup)[1:])]
+            value = value or word
+        elif word in _nouns():
+            kind, value = "noun", word
+        else:
+            kind, value = "adjective" if word.endswith("'s") else "skip" if word.endswith("ly") else "word", word
+            last = _classes().get(word.rpartition("-")[2], ("", ""))  # "pumpkin-orange"
+            kind, value = _classes().get(word, last if last[0] == "colour" else (kind, value))
         tokens.append(_Token(kind, value, start, end))
     return [*tokens, _Token("stop", "", len(text), len(text))]
 
@@ -394,8 +217,16 @@ class FreeReader:
             kind = "word" if self.phrase and not (has_noun and self.phrase[-1].value.endswith("s")) else "action"
         if kind == "word":
             after_plural = has_noun and self.phrase[-1].kind != "word" and self.phrase[-1].value.endswith("s")
-            verb_form = value.endswith(("ing", "ed")) and value not in _NOUNS_IN_ING and (has_noun or not self.phrase)
-            if verb_form or after_plural or (has_noun and following.kind in ("det", "pron", "number") and value.endswith("s")):
+            verb_form = (
+                value.endswith(("ing", "ed"))
+                and (has_noun or not self.phrase)
+                and value not in _words()["noun_in_ing"]
+            )
+            if (
+                verb_form
+                or after_plural
+                or (has_noun and following.kind in ("det", "pron", "number") and value.endswith("s"))
+            ):
                 kind = "action"
         if kind == "word" and not self.phrase and before in ("weather", "time"):
             kind = "action"
@@ -406,7 +237,9 @@ class FreeReader:
             kind = "abstract"
         elif value == "leaves" and has_noun:
             kind = "action"
-        if kind in _PHRASE_WORDS or (kind in ("pattern", "orientation") and following.kind in _NOUN_LIKE | {"colour", "size"}):
+        if kind in _PHRASE_WORDS or (
+            kind in ("pattern", "orientation") and following.kind in _NOUN_LIKE | {"colour", "size"}
+        ):
             if kind == "det" and has_noun:
                 self._end_phrase(at)
             self.phrase.append(token._replace(kind=kind))
@@ -414,7 +247,10 @@ class FreeReader:
         guessed = bool(self.phrase) and not any(t.kind in _NOUN_LIKE - {"word"} for t in self.phrase)
         if kind == "skip" and guessed and following.kind in _PHRASE_WORDS - {"det"}:
             return None
-        if inside and (kind in ("skip", "orientation", "pattern") or (kind in ("comma", "conj") and before in ("colour", "pattern", "size") and not self.copula)):
+        if inside and (
+            kind in ("skip", "orientation", "pattern")
+            or (kind in ("comma", "conj") and before in ("colour", "pattern", "size") and not self.copula)
+        ):
             if kind in ("orientation", "pattern"):
                 self.phrase.append(token)
             return None
@@ -427,7 +263,9 @@ class FreeReader:
         self._end_phrase(at)
         scenery = self.scenery if self.scenery is not None else scenery
         self.scenery = None
-        if kind == "flourish" or (scenery is not None and kind in ("be", "action", "place", "skip") and before != "comma"):
+        if kind == "flourish" or (
+            scenery is not None and kind in ("be", "action", "place", "skip") and before != "comma"
+        ):
             if kind == "flourish" or value not in _SHOWING:
                 return token.start if scenery is None else scenery
         self.copula = kind == "be" or (self.copula and kind in ("skip", "conj", "neg", "pattern", "orientation"))
@@ -459,7 +297,9 @@ class FreeReader:
             self._place(at, token)
         elif kind in ("orientation", "pattern", "posture"):
             near = before in _PHRASE_WORDS or before == "rel"
-            self._about(kind, value, (self.last if near else self.subject) if kind != "pattern" else _BACKGROUND, token)
+            self._about(
+                kind, value, (self.last if near else self.subject) if kind != "pattern" else _BACKGROUND, token
+            )
         elif kind in ("weather", "time", "alone", "row"):
             self._setting(token)
             self.relation = None
@@ -512,10 +352,16 @@ class FreeReader:
                 return
             if re.search(r"\b(?:its|their)\b", words):
                 several = "their" in words
-                owner = [sides for sides, is_plural in self.mentions if is_plural == several and sides != subject]
+                owner = [
+                    sides
+                    for sides, is_plural in self.mentions
+                    if is_plural == several and (sides != subject or not self.begun)
+                ]
                 relation = relation._replace(object=owner[-1] if owner else (), end=token.end)
             elif subject and len(subject) == 1 and len(self.kinds) == 2 and self._names_both():
-                relation = relation._replace(object=tuple(side for side in self.kinds if side not in subject), end=token.end)
+                relation = relation._replace(
+                    object=tuple(side for side in self.kinds if side not in subject), end=token.end
+                )
             elif subject:
                 self._claim("column", "", token.start, token.end, None)
                 return
@@ -582,7 +428,9 @@ class FreeReader:
             return
         row = POSITIONS.index(self.facts.position)
         rows = {"main": row, "second": row + ROWS_TO_SECOND.get(self.facts.relation, 0)}
-        self._claim("position", token.value, token.start, token.end, all(POSITIONS[rows[s]] == token.value for s in sides))
+        self._claim(
+            "position", token.value, token.start, token.end, all(POSITIONS[rows[s]] == token.value for s in sides)
+        )
 
     # --- Noun phrases
 
@@ -604,7 +452,11 @@ class FreeReader:
             truths = [self._is(kind, value, side) for side in sides]
             truth = None if None in truths else all(truths)
             attribute = kind if "main" in sides else f"second_{kind}" if kind == "colour" else f"second {kind}"
-            if kind == "colour" and truth and not all((facts.colour if s == "main" else facts.second_colour) for s in sides):
+            if (
+                kind == "colour"
+                and truth
+                and not all((facts.colour if s == "main" else facts.second_colour) for s in sides)
+            ):
                 attribute = f"natural {attribute}"
         elif kind in ("word", "adjective"):
             self.unknown.append(value)
@@ -656,11 +508,11 @@ class FreeReader:
                 if t.kind == "colour":
                     self._about("colour", t.value, sides, t)
         elif kind in ("picture", "abstract", "measure", "general"):
-            self.scenery = phrase[0].start if kind in ("picture", "abstract") and role in ("", "relation") and not self.begun else None
-            if kind == "general" and self.negation is not None:
-                self._absence("thing", start, end, not self._unmentioned(frozenset(self.kinds.values())))
-            elif kind == "general" and not role and phrase[head].value.endswith("s"):
-                self.subject = tuple(self.kinds)  # "both objects"
+            self.scenery = (
+                phrase[0].start
+                if kind in ("picture", "abstract") and role in ("", "relation") and not self.begun
+                else None
+            )
         elif kind == "part":
             if self.subject and self.negation is None:
                 self._about("part", "", self.subject, _Token("part", "", start, end))
@@ -673,7 +525,9 @@ class FreeReader:
         """Adjectives without a noun: "is red", "two of them"."""
         for token in phrase:
             if token.kind == "number":
-                partial = self.tokens[at].value == "of" and self.tokens[min(at + 2, len(self.tokens) - 1)].kind not in ("stop", "comma", "conj")
+                partial = self.tokens[at].value == "of" and self.tokens[
+                    min(at + 2, len(self.tokens) - 1)
+                ].kind not in ("stop", "comma", "conj")
                 if self.subject and not partial and not (token.value == "1" and bool(role)):
                     self._count(token.value, self.subject, token.start, token.end)
             elif token.kind != "det":
@@ -684,10 +538,14 @@ class FreeReader:
         count = sum(self.facts.count if side == "main" else 1 for side in sides if side != "background")
         truth = count > 2 if value == "some" else count > 1 if value == "plural" else count == int(value)
         exact = value.isdigit() and len(sides) == 1
-        self._claim(("count" if sides == ("main",) else "second count") if exact else "plural", value, start, end, truth)
+        self._claim(
+            ("count" if sides == ("main",) else "second count") if exact else "plural", value, start, end, truth
+        )
 
     def _unmentioned(self, kinds: frozenset[str]) -> list[str]:
-        return [side for side, kind in self.kinds.items() if kind in kinds and not any(side in m for m, _ in self.mentions)]
+        return [
+            side for side, kind in self.kinds.items() if kind in kinds and not any(side in m for m, _ in self.mentions)
+        ]
 
     def _absence(self, name: str, start: int, end: int, truth: bool) -> None:
         kept, start, self.negation = self.negation, start if self.negation is None else self.negation, None
@@ -706,7 +564,9 @@ class FreeReader:
                 modifiers = [t for t in modifiers if t not in phrase[first:head]]
                 break
         kinds = noun.kinds if noun is not None else frozenset()
-        is_plural = noun.is_plural if noun is not None else token.value.endswith("s") and not token.value.endswith("ss")
+        is_plural = (
+            noun.is_plural if noun is not None else token.value.endswith("s") and not token.value.endswith("ss")
+        )
         sides: _Sides = tuple(side for side, kind in self.kinds.items() if kind in kinds)
         if self.negation is not None:
             if noun is None and len(phrase) == 1 and self.caption[self.negation :].lower().startswith("not"):
@@ -722,7 +582,7 @@ class FreeReader:
         several = is_plural or (number is not None and number.value != "1")
         if len(sides) == 2:
             total = self.facts.count + 1
-            if number is None or number.value != str(total):
+            if phrase[0].value not in ("both", "all") and (number is None or number.value != str(total)):
                 ahead = next((t for t in self.tokens[at:] if t.kind == "noun"), None)
                 next_main = ahead is not None and _nouns()[ahead.value].kinds == {self.facts.kind}
                 sides = ("second",) if next_main and not several else ("main",)
@@ -736,13 +596,20 @@ class FreeReader:
             self._absent(token, start, end, role, noun, at)
         else:
             new = not any(set(sides) <= set(m) for m, _ in self.mentions)
-            if new:
+            if new and noun is not None and len(noun.kinds) < len(EMOJI_KINDS):
                 side = "kind" if "main" in sides else "second"
-                exact = noun is not None and noun.exact
-                attribute = side if exact else f"category of {side}"
-                self._claim(attribute, noun.name if noun else "", phrase[first].start, end, True)
+                self._claim(side if noun.exact else f"category of {side}", noun.name, phrase[first].start, end, True)
             for t in modifiers:
-                if t.kind not in ("number", "ordinal", "measure", "background", "picture", "abstract", "hue", "general"):
+                if t.kind not in (
+                    "number",
+                    "ordinal",
+                    "measure",
+                    "background",
+                    "picture",
+                    "abstract",
+                    "hue",
+                    "general",
+                ):
                     self._about("word" if t.kind in ("noun", "part") else t.kind, t.value, sides, t)
             if number is not None:
                 self._count(number.value, sides, number.start, number.end)
@@ -762,7 +629,12 @@ class FreeReader:
         """A thing that is not there is one wrong claim, with all that is said of it; "of coffee" belongs to the cup."""
         if noun is None:
             self.unknown.append(token.value)
-            bare = start == token.start and self.tokens[max(at - 2, 0)].kind not in ("det", "show") and not token.value.endswith("s") and token.value not in _IRREGULAR
+            bare = (
+                start == token.start
+                and self.tokens[max(at - 2, 0)].kind not in ("det", "show")
+                and not token.value.endswith("s")
+                and token.value not in _words()["plurals"].values()
+            )
             if bare and not role and start > 0:
                 return  # an adjective or verb rather than a thing
             if _ABSTRACT_ENDING.fullmatch(token.value):
