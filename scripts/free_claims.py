@@ -1,8 +1,8 @@
 """Precision, recall and verdicts of the open-vocabulary truth checker on captions with gold claims, for docs/scenes.md.
 
-    python scripts/free_claims.py captions.jsonl --output docs/results/free_claims.json
+    python scripts/free_claims.py tests/scenes/free_captions.jsonl --output docs/results/free_claims.json
 
-A row of the file has `id`, `style`, `facts`, `caption` and `claims`, a list of `{"kind", "text", "about", "verdict"}`, where the verdict is
+A row of a file has `id`, `style`, `facts`, `caption` and `claims`, a list of `{"kind", "text", "about", "verdict"}`, where the verdict is
 `"true"`, `"false"` or `"undecided"`. A claim of the reader matches a gold claim of the same kind whose words overlap most (among equal
 overlaps, as in "two cows and two chairs", one with the same verdict); every claim matches at most once. Intervals come from a bootstrap over captions.
 """
@@ -105,22 +105,25 @@ def evaluate(rows: Sequence[Mapping[str, Any]], vocabulary: Any = "open") -> dic
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate both vocabularies, print a table and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--output", type=Path, default=Path("docs/results/free_claims.json"), metavar="FILE")
     arguments = parser.parse_args(argv)
-    rows = [row for _, row in read_jsonl(arguments.file)]
-    results = {vocabulary: evaluate(rows, vocabulary) for vocabulary in ("grammar", "open")}
-    for vocabulary, numbers in results.items():
-        print(f"{vocabulary}, {len(rows)} captions")
-        for group, found in [("all", numbers), *numbers["styles"].items(), *numbers["kinds"].items()]:
-            cells = [
-                f"{name} {cell['value']:.3f} [{cell['interval'][0]:.3f}, {cell['interval'][1]:.3f}]"
-                for name, cell in found.items()
-                if isinstance(cell, dict) and cell.get("interval")
-            ]
-            print(f"  {group:<12}" + "  ".join(cells))
-    command = f"python scripts/free_claims.py {arguments.file.name} --output {arguments.output}"
-    write_json(arguments.output, {"command": command, "num_captions": len(rows), "vocabularies": results})
+    results: dict[str, Any] = {}
+    for file in arguments.files:
+        rows = [row for _, row in read_jsonl(file)]
+        measured = {vocabulary: evaluate(rows, vocabulary) for vocabulary in ("grammar", "open")}
+        results[file.stem] = {"num_captions": len(rows)} | measured
+        for vocabulary, numbers in measured.items():
+            print(f"{file.name}: {vocabulary}, {len(rows)} captions")
+            for group, found in [("all", numbers), *numbers["styles"].items(), *numbers["kinds"].items()]:
+                cells = [
+                    f"{name} {cell['value']:.3f} [{cell['interval'][0]:.3f}, {cell['interval'][1]:.3f}]"
+                    for name, cell in found.items()
+                    if isinstance(cell, dict) and cell.get("interval")
+                ]
+                print(f"  {group:<12}" + "  ".join(cells))
+    command = f"python scripts/free_claims.py {' '.join(str(file) for file in arguments.files)}"
+    write_json(arguments.output, {"command": command, "files": results})
 
 
 if __name__ == "__main__":

@@ -263,11 +263,9 @@ class FreeReader:
         self._end_phrase(at)
         scenery = self.scenery if self.scenery is not None else scenery
         self.scenery = None
-        if kind == "flourish" or (
-            scenery is not None and kind in ("be", "action", "place", "skip") and before != "comma"
-        ):
-            if kind == "flourish" or value not in _SHOWING:
-                return token.start if scenery is None else scenery
+        predicate = kind in ("be", "action", "place", "skip") and before != "comma" and value not in _SHOWING
+        if kind == "flourish" or (scenery is not None and predicate):
+            return token.start if scenery is None else scenery
         self.copula = kind == "be" or (self.copula and kind in ("skip", "conj", "neg", "pattern", "orientation"))
         if kind == "stop":
             self.relation = self.position = self.negation = None
@@ -596,8 +594,10 @@ class FreeReader:
             self._absent(token, start, end, role, noun, at)
         else:
             new = not any(set(sides) <= set(m) for m, _ in self.mentions)
-            if new and noun is not None and len(noun.kinds) < len(EMOJI_KINDS):
-                side = "kind" if "main" in sides else "second"
+            side = "kind" if "main" in sides else "second"
+            # A category does not name the kind, so the name after it is another claim.
+            named = noun is not None and noun.exact and (side, noun.name) not in self.right
+            if noun is not None and (new or named) and len(noun.kinds) < len(EMOJI_KINDS):
                 self._claim(side if noun.exact else f"category of {side}", noun.name, phrase[first].start, end, True)
             for t in modifiers:
                 if t.kind not in (

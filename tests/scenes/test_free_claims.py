@@ -113,7 +113,7 @@ def test_it_agrees_with_the_grammar_inside_the_grammar():
                 assert claims(free.wrong) == wrong, (caption, facts)
                 assert set(free.recalled) == set(exact.recalled) - {c.attribute for c in articles}, (caption, facts)
                 compared += len(wrong) > 0
-    assert compared > 300
+    assert compared > 200
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,6 @@ def test_the_program_writes_both_vocabularies(tmp_path, capsys):
     }
     (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"facts": facts}) + "\n", encoding="utf-8")
     free_claims.main([str(tmp_path / "rows.jsonl"), "--output", str(tmp_path / "out.json")])
-    written = json.loads((tmp_path / "out.json").read_text("utf-8"))["vocabularies"]
+    written = json.loads((tmp_path / "out.json").read_text("utf-8"))["files"]["rows"]
     assert [written[name]["recall"]["value"] for name in ("grammar", "open")] == [0, 1]
     assert "open, 1 captions" in capsys.readouterr().out
