@@ -122,6 +122,7 @@ def _classes() -> dict[str, tuple[str, str]]:
 
 _NOUN_LIKE = frozenset("noun word background picture hue measure general part abstract".split())
 _PHRASE_WORDS = _NOUN_LIKE | frozenset("det number ordinal size colour adjective".split())
+_MODIFIERS = frozenset("colour size orientation pattern adjective word noun part".split())
 _Sides = tuple[str, ...]
 """What words mean: `("main",)`, `("second",)`, both, `("background",)`, or `()`, a thing that the scene does not show."""
 _BACKGROUND: _Sides = ("background",)
@@ -150,7 +151,7 @@ def _tokens(text: str) -> list[_Token]:
             last = _classes().get(word.rpartition("-")[2], ("", ""))  # "pumpkin-orange"
             kind, value = _classes().get(word, last if last[0] == "colour" else (kind, value))
         tokens.append(_Token(kind, value, start, end))
-    return [*tokens, _Token("stop", "", len(text), len(text))]
+    return [*tokens, *[_Token("stop", "", len(text), len(text))] * 3]  # so that there is always a next one
 
 
 class FreeReader:
@@ -177,20 +178,22 @@ class FreeReader:
         # Lower case letter by letter, because that of one letter may have two.
         text = "".join(small if len(small := letter.lower()) == 1 else letter for letter in caption).replace("’", "'")
         self.tokens = _tokens(text)
+        named = [_nouns()[token.value].kinds for token in self.tokens if token.kind == "noun"]
+        self.names_both = bool(facts.second) and all(any(k in kinds for kinds in named) for k in self.kinds.values())
         flourish: int | None = None
-        for at, token in enumerate(self.tokens):
+        for at, token in enumerate(self.tokens[:-2]):
             if flourish is None and token.kind != "stop":
                 flourish = self._take(at, token)
-            elif flourish is None or self._ends_flourish(at):
-                if flourish is not None:
-                    self._claim("other", "", flourish, token.start, None)
-                    flourish = None
+            elif flourish is None:
                 self._take(at, token)
+            elif self._ends_flourish(at):
+                self._claim("other", "", flourish, token.start, None)
+                flourish = self._take(at, token)
             elif token.kind in ("weather", "time"):
                 self._setting(token)
 
     def _ends_flourish(self, at: int) -> bool:
-        token, following = self.tokens[at], self.tokens[min(at + 1, len(self.tokens) - 1)]
+        token, following = self.tokens[at : at + 2]
         if token.kind == "conj":
             return token.value in ("but", "while") or following.value in ("the", "it", "they", "there")
         return token.kind == "stop" or (token.kind == "comma" and following.kind in ("conj", "rel"))
@@ -208,28 +211,19 @@ class FreeReader:
     def _take(self, at: int, token: _Token) -> int | None:
         """Read one token; the place where a flourish begins."""
         kind, value = token.kind, token.value
-        following = self.tokens[min(at + 1, len(self.tokens) - 1)]
+        following = self.tokens[at + 1]
         before = self.tokens[at - 1].kind if at else "stop"
         has_noun = any(t.kind in _NOUN_LIKE for t in self.phrase)
-        if kind in ("word", "base") and (before == "modal" or (kind == "base" and self.tokens[at - 1].value == "to")):
-            kind = "action"
-        elif kind == "base":
-            kind = "word" if self.phrase and not (has_noun and self.phrase[-1].value.endswith("s")) else "action"
-        if kind == "word":
-            after_plural = has_noun and self.phrase[-1].kind != "word" and self.phrase[-1].value.endswith("s")
-            verb_form = (
-                value.endswith(("ing", "ed"))
-                and (has_noun or not self.phrase)
-                and value not in _words()["noun_in_ing"]
-            )
-            if (
-                verb_form
-                or after_plural
-                or (has_noun and following.kind in ("det", "pron", "number") and value.endswith("s"))
-            ):
-                kind = "action"
-        if kind == "word" and not self.phrase and before in ("weather", "time"):
-            kind = "action"
+        after_plural = has_noun and self.phrase[-1].kind != "word" and self.phrase[-1].value.endswith("s")
+        if kind == "base":
+            to = self.tokens[at - 1].value == "to"
+            kind = "word" if self.phrase and not after_plural and before != "modal" and not to else "action"
+        elif kind == "word":
+            verb_form = value.endswith(("ing", "ed")) and value not in _words()["noun_in_ing"]
+            has_object = value.endswith("s") and following.kind in ("det", "pron", "number")
+            after_setting = not self.phrase and before in ("weather", "time")
+            verb = (verb_form and (has_noun or not self.phrase)) or (has_noun and has_object)
+            kind = "action" if verb or before == "modal" or after_plural or after_setting else kind
         inside = bool(self.phrase) and not has_noun
         if kind == "action" and inside:
             kind = "adjective" if following.kind in _PHRASE_WORDS else "word"  # "a sleeping dog", "a park"
@@ -237,9 +231,8 @@ class FreeReader:
             kind = "abstract"
         elif value == "leaves" and has_noun:
             kind = "action"
-        if kind in _PHRASE_WORDS or (
-            kind in ("pattern", "orientation") and following.kind in _NOUN_LIKE | {"colour", "size"}
-        ):
+        before_noun = kind in ("pattern", "orientation") and following.kind in _NOUN_LIKE | {"colour", "size"}
+        if kind in _PHRASE_WORDS or before_noun:
             if kind == "det" and has_noun:
                 self._end_phrase(at)
             self.phrase.append(token._replace(kind=kind))
@@ -247,22 +240,17 @@ class FreeReader:
         guessed = bool(self.phrase) and not any(t.kind in _NOUN_LIKE - {"word"} for t in self.phrase)
         if kind == "skip" and guessed and following.kind in _PHRASE_WORDS - {"det"}:
             return None
-        if inside and (
-            kind in ("skip", "orientation", "pattern")
-            or (kind in ("comma", "conj") and before in ("colour", "pattern", "size") and not self.copula)
-        ):
+        listing = kind in ("comma", "conj") and before in ("colour", "pattern", "size") and not self.copula
+        if inside and (listing or kind in ("skip", "orientation", "pattern", "weather", "time")):
             if kind in ("orientation", "pattern"):
                 self.phrase.append(token)
-            return None
-        if inside and kind in ("weather", "time"):
-            self._setting(token)
+            elif kind in ("weather", "time"):
+                self._setting(token)
             return None
         if value == "of" and self.phrase and self.phrase[-1].kind == "measure":
             return None  # "three slices of cake" are about cake
-        scenery, self.scenery = self.scenery, None
         self._end_phrase(at)
-        scenery = self.scenery if self.scenery is not None else scenery
-        self.scenery = None
+        scenery, self.scenery = self.scenery, None
         predicate = kind in ("be", "action", "place", "skip") and before != "comma" and value not in _SHOWING
         if kind == "flourish" or (scenery is not None and predicate):
             return token.start if scenery is None else scenery
@@ -294,10 +282,8 @@ class FreeReader:
         elif kind == "position":
             self._place(at, token)
         elif kind in ("orientation", "pattern", "posture"):
-            near = before in _PHRASE_WORDS or before == "rel"
-            self._about(
-                kind, value, (self.last if near else self.subject) if kind != "pattern" else _BACKGROUND, token
-            )
+            sides = self.last if before in _PHRASE_WORDS or before == "rel" else self.subject
+            self._about(kind, value, _BACKGROUND if kind == "pattern" else sides, token)
         elif kind in ("weather", "time", "alone", "row"):
             self._setting(token)
             self.relation = None
@@ -350,16 +336,11 @@ class FreeReader:
                 return
             if re.search(r"\b(?:its|their)\b", words):
                 several = "their" in words
-                owner = [
-                    sides
-                    for sides, is_plural in self.mentions
-                    if is_plural == several and (sides != subject or not self.begun)
-                ]
-                relation = relation._replace(object=owner[-1] if owner else (), end=token.end)
-            elif subject and len(subject) == 1 and len(self.kinds) == 2 and self._names_both():
-                relation = relation._replace(
-                    object=tuple(side for side in self.kinds if side not in subject), end=token.end
-                )
+                owners = [m for m, plural in self.mentions if plural == several and not (self.begun and m == subject)]
+                relation = relation._replace(object=owners[-1] if owners else (), end=token.end)
+            elif subject and len(subject) == 1 and self.names_both:
+                other = ("second",) if subject == ("main",) else ("main",)
+                relation = relation._replace(object=other, end=token.end)
             elif subject:
                 self._claim("column", "", token.start, token.end, None)
                 return
@@ -367,10 +348,6 @@ class FreeReader:
                 self._judge(relation)
                 return
         self.relation, self.role = relation, "relation"
-
-    def _names_both(self) -> bool:
-        named = [noun.kinds for token in self.tokens if token.kind == "noun" for noun in (_nouns()[token.value],)]
-        return all(any(kind in kinds for kinds in named) for kind in self.kinds.values())
 
     def _join(self, sides: _Sides, end: int) -> bool:
         """Give a noun phrase to the relation that waits for it; whether it is its object."""
@@ -426,9 +403,8 @@ class FreeReader:
             return
         row = POSITIONS.index(self.facts.position)
         rows = {"main": row, "second": row + ROWS_TO_SECOND.get(self.facts.relation, 0)}
-        self._claim(
-            "position", token.value, token.start, token.end, all(POSITIONS[rows[s]] == token.value for s in sides)
-        )
+        truth = all(POSITIONS[rows[side]] == token.value for side in sides)
+        self._claim("position", token.value, token.start, token.end, truth)
 
     # --- Noun phrases
 
@@ -450,11 +426,7 @@ class FreeReader:
             truths = [self._is(kind, value, side) for side in sides]
             truth = None if None in truths else all(truths)
             attribute = kind if "main" in sides else f"second_{kind}" if kind == "colour" else f"second {kind}"
-            if (
-                kind == "colour"
-                and truth
-                and not all((facts.colour if s == "main" else facts.second_colour) for s in sides)
-            ):
+            if kind == "colour" and truth and not (facts.colour if "main" in sides else facts.second_colour):
                 attribute = f"natural {attribute}"
         elif kind in ("word", "adjective"):
             self.unknown.append(value)
@@ -474,15 +446,12 @@ class FreeReader:
 
     def _end_phrase(self, at: int) -> None:
         """Read the noun phrase that ends before a token."""
-        phrase, self.phrase = self.phrase, []
-        role, self.role = self.role, ""
-        if not phrase:
-            self.role = role
+        if not self.phrase:
             return
+        (phrase, self.phrase), (role, self.role) = (self.phrase, []), (self.role, "")
         bare = phrase[0].kind != "det"
-        heads = [
-            i for i, t in enumerate(phrase) if t.kind in _NOUN_LIKE and not (t.kind == "word" and self.copula and bare)
-        ]
+        like = _NOUN_LIKE - {"word"} if self.copula and bare else _NOUN_LIKE
+        heads = [i for i, t in enumerate(phrase) if t.kind in like]
         if heads and phrase[-1].kind == "colour" and phrase[heads[-1]].kind == "word":
             phrase, heads = phrase[-1:], []  # "in grass green"
         if not heads:
@@ -506,11 +475,8 @@ class FreeReader:
                 if t.kind == "colour":
                     self._about("colour", t.value, sides, t)
         elif kind in ("picture", "abstract", "measure", "general"):
-            self.scenery = (
-                phrase[0].start
-                if kind in ("picture", "abstract") and role in ("", "relation") and not self.begun
-                else None
-            )
+            begins = kind in ("picture", "abstract") and role in ("", "relation") and not self.begun
+            self.scenery = phrase[0].start if begins else None
         elif kind == "part":
             if self.subject and self.negation is None:
                 self._about("part", "", self.subject, _Token("part", "", start, end))
@@ -523,9 +489,7 @@ class FreeReader:
         """Adjectives without a noun: "is red", "two of them"."""
         for token in phrase:
             if token.kind == "number":
-                partial = self.tokens[at].value == "of" and self.tokens[
-                    min(at + 2, len(self.tokens) - 1)
-                ].kind not in ("stop", "comma", "conj")
+                partial = self.tokens[at].value == "of" and self.tokens[at + 2].kind not in ("stop", "comma", "conj")
                 if self.subject and not partial and not (token.value == "1" and bool(role)):
                     self._count(token.value, self.subject, token.start, token.end)
             elif token.kind != "det":
@@ -536,14 +500,12 @@ class FreeReader:
         count = sum(self.facts.count if side == "main" else 1 for side in sides if side != "background")
         truth = count > 2 if value == "some" else count > 1 if value == "plural" else count == int(value)
         exact = value.isdigit() and len(sides) == 1
-        self._claim(
-            ("count" if sides == ("main",) else "second count") if exact else "plural", value, start, end, truth
-        )
+        attribute = "plural" if not exact else "count" if sides == ("main",) else "second count"
+        self._claim(attribute, value, start, end, truth)
 
     def _unmentioned(self, kinds: frozenset[str]) -> list[str]:
-        return [
-            side for side, kind in self.kinds.items() if kind in kinds and not any(side in m for m, _ in self.mentions)
-        ]
+        mentioned = {side for sides, _ in self.mentions for side in sides}
+        return [side for side, kind in self.kinds.items() if kind in kinds and side not in mentioned]
 
     def _absence(self, name: str, start: int, end: int, truth: bool) -> None:
         kept, start, self.negation = self.negation, start if self.negation is None else self.negation, None
@@ -562,9 +524,7 @@ class FreeReader:
                 modifiers = [t for t in modifiers if t not in phrase[first:head]]
                 break
         kinds = noun.kinds if noun is not None else frozenset()
-        is_plural = (
-            noun.is_plural if noun is not None else token.value.endswith("s") and not token.value.endswith("ss")
-        )
+        is_plural = noun.is_plural if noun is not None else bool(re.search(r"[^s]s$", token.value))
         sides: _Sides = tuple(side for side, kind in self.kinds.items() if kind in kinds)
         if self.negation is not None:
             if noun is None and len(phrase) == 1 and self.caption[self.negation :].lower().startswith("not"):
@@ -600,16 +560,7 @@ class FreeReader:
             if noun is not None and (new or named) and len(noun.kinds) < len(EMOJI_KINDS):
                 self._claim(side if noun.exact else f"category of {side}", noun.name, phrase[first].start, end, True)
             for t in modifiers:
-                if t.kind not in (
-                    "number",
-                    "ordinal",
-                    "measure",
-                    "background",
-                    "picture",
-                    "abstract",
-                    "hue",
-                    "general",
-                ):
+                if t.kind in _MODIFIERS:
                     self._about("word" if t.kind in ("noun", "part") else t.kind, t.value, sides, t)
             if number is not None:
                 self._count(number.value, sides, number.start, number.end)
@@ -629,13 +580,9 @@ class FreeReader:
         """A thing that is not there is one wrong claim, with all that is said of it; "of coffee" belongs to the cup."""
         if noun is None:
             self.unknown.append(token.value)
-            bare = (
-                start == token.start
-                and self.tokens[max(at - 2, 0)].kind not in ("det", "show")
-                and not token.value.endswith("s")
-                and token.value not in _words()["plurals"].values()
-            )
-            if bare and not role and start > 0:
+            several = token.value.endswith("s") or token.value in _words()["plurals"].values()
+            shown = self.tokens[max(at - 2, 0)].kind in ("det", "show")
+            if start == token.start > 0 and not several and not shown and not role:
                 return  # an adjective or verb rather than a thing
             if _ABSTRACT_ENDING.fullmatch(token.value):
                 return
