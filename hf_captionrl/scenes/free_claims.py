@@ -154,6 +154,12 @@ def _tokens(text: str) -> list[_Token]:
     return [*tokens, *[_Token("stop", "", len(text), len(text))] * 3]  # so that there is always a next one
 
 
+def _is_plural(token: _Token) -> bool:
+    if token.kind == "noun":
+        return _nouns()[token.value].is_plural
+    return token.kind not in ("word", "measure") and token.value.endswith("s")
+
+
 class FreeReader:
     """Reads a caption from left to right; `right`, `wrong` and `undecided` are its claims by `(attribute, value)`."""
 
@@ -172,6 +178,7 @@ class FreeReader:
         self.relation: _Relation | None = None
         self.position: _Token | None = None  # said before its subject
         self.negation: int | None = None  # where it begins
+        self.behind = False  # the latest noun phrase is the background
         self.copula = self.begun = False  # after "is"; after the first noun phrase of a clause
         self.plain_of = -1  # where "of" begins a place, "at the top of a hill"
         self.scenery: int | None = None  # start of "the mood", "the picture", which may begin a flourish
@@ -214,13 +221,14 @@ class FreeReader:
         following = self.tokens[at + 1]
         before = self.tokens[at - 1].kind if at else "stop"
         has_noun = any(t.kind in _NOUN_LIKE for t in self.phrase)
-        after_plural = has_noun and self.phrase[-1].kind != "word" and self.phrase[-1].value.endswith("s")
+        after_plural = has_noun and _is_plural(self.phrase[-1])
         if kind == "base":
             to = self.tokens[at - 1].value == "to"
             kind = "word" if self.phrase and not after_plural and before != "modal" and not to else "action"
         elif kind == "word":
             verb_form = value.endswith(("ing", "ed")) and value not in _words()["noun_in_ing"]
-            has_object = value.endswith("s") and following.kind in ("det", "pron", "number")
+            single = self.phrase and self.phrase[0].kind == "det" and self.phrase[-1].kind == "noun"  # "a dog barks"
+            has_object = value.endswith("s") and (single or following.kind in ("det", "pron", "number"))
             after_setting = not self.phrase and before in ("weather", "time")
             verb = (verb_form and (has_noun or not self.phrase)) or (has_noun and has_object)
             kind = "action" if verb or before == "modal" or after_plural or after_setting else kind
@@ -283,7 +291,8 @@ class FreeReader:
             self._place(at, token)
         elif kind in ("orientation", "pattern", "posture"):
             sides = self.last if before in _PHRASE_WORDS or before == "rel" else self.subject
-            self._about(kind, value, _BACKGROUND if kind == "pattern" else sides, token)
+            of_thing = kind != "pattern" or (self.tokens[at - 1].value == "with" and not self.behind)
+            self._about(kind, value, sides if of_thing else _BACKGROUND, token)
         elif kind in ("weather", "time", "alone", "row"):
             self._setting(token)
             self.relation = None
@@ -316,9 +325,10 @@ class FreeReader:
     def _pronoun(self, token: _Token) -> None:
         several = token.value in ("they", "them", "themselves")
         agreeing = [sides for sides, is_plural in self.mentions if is_plural == several]
-        sides = agreeing[-1] if agreeing else self.subject or ()
-        if self.subject in agreeing and self.relation is None and self.subject is not None:
-            sides = self.subject
+        if self.relation is None and self.subject in agreeing:
+            agreeing.append(self.subject)
+        others = [sides for sides in agreeing if self.relation is None or sides != self.relation.subject]
+        sides = (others or agreeing or [self.subject or ()])[-1]  # "the stallion beneath it": not the stallion
         if not self._join(sides, token.end):
             self.subject = sides
         self.last, self.begun = sides, True
@@ -461,6 +471,7 @@ class FreeReader:
         modifiers = [t for i, t in enumerate(phrase) if i != head and t.kind != "det"]
         kind, end = phrase[head].kind, phrase[head].end
         start = next(t.start for t in phrase if t.kind != "det")
+        self.behind = kind == "background"
         if kind == "background":
             for t in modifiers:
                 self._about(t.kind, t.value, _BACKGROUND, t)
@@ -486,14 +497,16 @@ class FreeReader:
             self.negation = None
 
     def _predicate(self, phrase: list[_Token], at: int, role: str) -> None:
-        """Adjectives without a noun: "is red", "two of them"."""
+        """Adjectives without a noun: "is red", "two of them", "with blue stripes"."""
+        pattern = any(t.kind == "pattern" for t in phrase)
+        subject = _BACKGROUND if pattern and self.behind else self.subject
         for token in phrase:
             if token.kind == "number":
                 partial = self.tokens[at].value == "of" and self.tokens[at + 2].kind not in ("stop", "comma", "conj")
                 if self.subject and not partial and not (token.value == "1" and bool(role)):
                     self._count(token.value, self.subject, token.start, token.end)
-            elif token.kind != "det":
-                self._about(token.kind, token.value, self.subject, token)
+            elif token.kind != "det" and not (pattern and role and token.kind in ("colour", "size")):
+                self._about(token.kind, token.value, subject, token)
         self.role = role if all(t.kind == "det" for t in phrase) else ""
 
     def _count(self, value: str, sides: _Sides, start: int, end: int) -> None:
@@ -557,14 +570,15 @@ class FreeReader:
             side = "kind" if "main" in sides else "second"
             # A category does not name the kind, so the name after it is another claim.
             named = noun is not None and noun.exact and (side, noun.name) not in self.right
-            if noun is not None and (new or named) and len(noun.kinds) < len(EMOJI_KINDS):
+            anything = noun is not None and len(noun.kinds) > len(EMOJI_KINDS)  # "both objects"
+            if noun is not None and (new or named) and not anything:
                 self._claim(side if noun.exact else f"category of {side}", noun.name, phrase[first].start, end, True)
             for t in modifiers:
                 if t.kind in _MODIFIERS:
                     self._about("word" if t.kind in ("noun", "part") else t.kind, t.value, sides, t)
             if number is not None:
                 self._count(number.value, sides, number.start, number.end)
-            elif is_plural and new:
+            elif is_plural and new and not anything:
                 self._count("plural", sides, token.start, end)
         if self.position is not None:
             self._row(self.position, sides)

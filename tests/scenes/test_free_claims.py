@@ -26,6 +26,7 @@ CASES = [
     ("a dog above a bottle of water", DOG, "kind:dog", "object:bottle", ""),
     ("a dog at the bottom of a hill", DOG, "kind:dog", "object:hill", ""),
     ("A red balloon floats over the pigs.", PIGS, "kind:pig, plural:plural", "object:balloon", ""),
+    ("A dog balances near a bus stop.", DOG, "kind:dog", "object:stop", ""),
     # names and what covers them
     ("two hogs and a toadstool", PIGS, "kind:pig, count:2, second:mushroom", "", ""),
     ("an automobile over a building", CAR, "kind:car, category of second:building, relation:above", "", ""),
@@ -38,6 +39,8 @@ CASES = [
     ("three cats on a white background next to a blue dog", CATS, "kind:cat, count:3, second:dog, side:beside", "background:white, second_colour:blue", ""),
     ("a cat left of a dog that is upside down", CATS, "kind:cat, second:dog", "relation:left of, second orientation:upside down", ""),
     ("green apples", APPLES, "kind:apple, plural:plural", "colour:green", ""),
+    ("pieces of ripe fruit with brown spots", APPLES, "category of kind:fruit", "", "ripe, spots"),
+    ("an apple on a wall with brown spots", APPLES, "kind:apple, pattern:dotted", "", ""),
     ("a brown dog", DOG, "kind:dog", "", "brown"),
     ("a purple toy car with a red roof", CAR, "kind:car, colour:purple", "", "toy, red roof"),
     # relations of pronouns, and before their subject
