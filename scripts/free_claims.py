@@ -3,8 +3,8 @@
     python scripts/free_claims.py tests/scenes/free_captions.jsonl --output docs/results/free_claims.json
 
 A row of a file has `id`, `style`, `facts`, `caption` and `claims`, a list of `{"kind", "text", "about", "verdict"}`, where the verdict is
-`"true"`, `"false"` or `"undecided"`. A claim of the reader matches a gold claim of the same kind whose words overlap most (among equal
-overlaps, as in "two cows and two chairs", one with the same verdict); every claim matches at most once. Intervals come from a bootstrap over captions.
+`"true"`, `"false"` or `"undecided"`. A claim of the reader matches a gold claim of the same kind whose words overlap
+most, whatever the verdicts; every claim matches at most once. Intervals come from a bootstrap over captions.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def match(gold: Sequence[Mapping[str, str]], result: CheckResult) -> list[tuple[
         for claim in claims
     ]
     overlaps = sorted(
-        (-len(_words(claim["text"]) & words) / len(_words(claim["text"]) | words), verdict != claim["verdict"], i, j)
+        (-len(_words(claim["text"]) & words) / len(_words(claim["text"]) | words), i, j)
         for i, claim in enumerate(gold)
-        for j, (kind, words, verdict) in enumerate(said)
+        for j, (kind, words, _) in enumerate(said)
         if kind == claim["kind"] and _words(claim["text"]) & words
     )
     partner: dict[int, int] = {}
-    for _, _, i, j in overlaps:
+    for _, i, j in overlaps:
         if i not in partner and j not in partner.values():
             partner[i] = j
     pairs = [

@@ -9,8 +9,8 @@ from scripts import free_claims
 
 GOLD = [
     {"kind": "object", "text": "red dogs", "about": "dogs", "verdict": "true"},
-    {"kind": "count", "text": "two", "about": "dogs", "verdict": "false"},
     {"kind": "count", "text": "two", "about": "cats", "verdict": "true"},
+    {"kind": "count", "text": "two", "about": "dogs", "verdict": "false"},
     {"kind": "other", "text": "the mood is calm", "about": "", "verdict": "undecided"},
     {"kind": "background", "text": "blue", "about": "wall", "verdict": "true"},
 ]
