@@ -32,8 +32,7 @@ class AuditMetricOptions(SeedOptions, DeviceOptions, CommandOptions):
     examples: ClassVar[str] = """
         examples:
           captionrl audit-metric --metric cider_d bleu_4 meteor --output audit
-          captionrl audit-metric --metric clip_score reward:self_retrieval --scorer scenes:clip-reward scenes:siglip-held-out \\
-              --output audit
+          captionrl audit-metric --metric clip_score reward:self_retrieval --scorer scenes:clip-reward --output audit
           captionrl audit-metric --metric my_package.my_module:my_metric --references full --output audit
           captionrl audit-metric --command "python mine.py" --n 200 --output audit
           captionrl audit-metric --metric clip_score --scorer openai/clip-vit-base-patch32 --pairs pairs.jsonl --n 0 --output audit
