@@ -151,7 +151,7 @@ def run(name: str, seed: int, output: Path) -> None:
             freeze_vision_tower=True,
             cache_image_features=True,
             baseline="batch_mean",
-            bag_schedule=5 if name == "SR, bags of 5" else None,
+            bag_schedule={1: 5} if name == "SR, bags of 5" else None,
             beta=1e-8,  # so small that it changes nothing: the divergence from the start is logged
             guard="warn",
             seed=seed,
