@@ -6,9 +6,13 @@ import base64
 import hashlib
 import io
 import json
+import math
 import os
+import re
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -19,7 +23,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from hf_captionrl.utils.io import json_digest
+from hf_captionrl.utils.io import LineFile, json_digest, say
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
 
 RETRY_TEMPERATURE = 0.7
@@ -68,6 +72,13 @@ class Truncated:
     """An answer that reached the length limit; `text` is incomplete."""
 
     text: str
+    mean_log_prob: float | None = None
+
+
+class Scored(str):
+    """An answer, and the mean log-probability of its tokens in nats; None if the model does not tell."""
+
+    mean_log_prob: float | None = None
 
 
 Answer: TypeAlias = str | Truncated | Failure
@@ -229,13 +240,26 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
     return turns
 
 
+def check_address(base_url: str) -> None:
+    """Refuse what is no address of an endpoint, or contains a secret, which logs would show."""
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"The endpoint (base_url) is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password or parts.query:
+        raise ValueError(
+            "The endpoint (base_url) contains a user, a password or a query, which logs would show. Use api_key_env."
+        )
+
+
 class HTTPBackend:
     """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
     Requests are repeated, at most `tries` times, after 429, 5xx, timeouts, dropped connections and answers that are not JSON.
     The wait is `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a
     [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits connecting, each wait, and
-    the whole answer. Later attempts use a temperature of at least 0.7, and the seed plus their number (None: no seed).
+    the whole answer. Later attempts use a temperature of at least `retry_temperature`, and the seed plus their number (None: no
+    seed), so they are also the way to several samples. With `scores`, log-probabilities are requested, and answers are
+    [`Scored`] where the endpoint offers them. `usage` counts requests, retries, tokens of prompts and of answers.
     """
 
     def __init__(
@@ -254,14 +278,11 @@ class HTTPBackend:
         tries: int = 6,
         backoff_s: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
+        retry_temperature: float = RETRY_TEMPERATURE,
+        top_p: float = 1.0,
+        scores: bool = False,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
-        if parts.username or parts.password or parts.query:
-            raise ValueError(
-                "base_url contains a user, a password or a query, which logs would show. Use api_key_env."
-            )
+        check_address(base_url)
         self._key = ""
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()
@@ -272,10 +293,15 @@ class HTTPBackend:
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.is_multimodal = model, is_multimodal
         settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
+        settings += f" samples={retry_temperature:g}" if retry_temperature != RETRY_TEMPERATURE else ""
+        settings += f" top_p={top_p:g}" if top_p != 1 else ""
         self.revision = "; ".join(filter(None, (revision, settings)))
         self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
-        self._concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
+        self.concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
         self._backoff_s, self._sleep = backoff_s, sleep
+        self._retry_temperature, self._top_p, self.scores = retry_temperature, top_p, scores
+        self.usage: Counter[str] = Counter()
+        self._lock = threading.Lock()  # of the counts, which several threads change
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -293,6 +319,7 @@ class HTTPBackend:
     def _send(self, body: dict[str, Any]) -> Answer:
         """One request. Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt."""
         deadline, data = time.monotonic() + self._timeout_s, bytearray()
+        self._count(requests=1)
         try:
             with self._client.stream("POST", self._url, json=body) as response:
                 failed = not response.is_success
@@ -316,33 +343,52 @@ class HTTPBackend:
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
-            choice = json.loads(data)["choices"][0]
+            found = json.loads(data)
+            choice = found["choices"][0]
             content = choice["message"]["content"]
             truncated = choice.get("finish_reason") == "length"
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}", None) from None
         if isinstance(content, list):  # some servers return parts
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        usage = found.get("usage")
+        for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
+            self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
         if not isinstance(content, str):  # null: a refusal or an empty answer
             return ""
-        return Truncated(content) if truncated else content
+        self._count(truncated=truncated)
+        scored = Scored(content)
+        scored.mean_log_prob = _mean_log_prob(choice.get("logprobs")) if self.scores else None
+        return Truncated(content, scored.mean_log_prob) if truncated else scored
+
+    def _count(self, **numbers: int) -> None:
+        with self._lock:
+            self.usage.update(numbers)
 
     def _ask(self, prompt: Prompt) -> Answer:
-        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
-        body = {
+        temperature = max(self._temperature, self._retry_temperature) if prompt.attempt else self._temperature
+        body: dict[str, Any] = {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
             "temperature": temperature,
             "max_tokens": self._max_new_tokens,
             **({} if self._seed is None else {"seed": self._seed + prompt.attempt}),
+            **({} if self._top_p == 1 else {"top_p": self._top_p}),
+            **({"logprobs": True} if self.scores else {}),
         }
         message = ""
         for number in range(self._tries):
             try:
-                return self._send(body)
+                answer = self._send(body)
+                if isinstance(answer, Failure) and body.pop("logprobs", None):
+                    # Some servers refuse the parameter, others the prompt: only a request without it tells.
+                    answer = self._send(body)
+                    self.scores &= isinstance(answer, Failure)
+                return answer
             except _RetryError as error:
                 message, wait_s = error.args
                 if number + 1 < self._tries:
+                    self._count(retries=1)
                     self._sleep(min(self._backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
         return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
 
@@ -350,9 +396,9 @@ class HTTPBackend:
         """Answer prompts, several at a time."""
         fatal: BackendError | None = None
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
-        with ThreadPoolExecutor(self._concurrency) as pool:
+        with ThreadPoolExecutor(self.concurrency) as pool:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
-            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
+            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self.concurrency)}
             while asked:
                 for future in wait(asked, return_when=FIRST_COMPLETED).done:
                     position = asked.pop(future)
@@ -367,6 +413,170 @@ class HTTPBackend:
                         asked[pool.submit(self._ask, prompt)] = further
         if fatal is not None:
             raise fatal
+
+
+def _mean_log_prob(found: Any) -> float | None:
+    """The mean of a chat completion's `logprobs`; None if there are none."""
+    tokens = found.get("content") if isinstance(found, dict) else None
+    values = [token.get("logprob") for token in tokens or () if isinstance(token, dict)]
+    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+class _AnswerFile(LineFile):
+    """Answers of an endpoint, each appended when it arrives. A killed run loses only those that were on their way."""
+
+    busy = "Wait until it ends, or use another --output."
+    keeps_empty = False
+
+    def _begin(self, data: bytes) -> None:
+        whole = data[: data.rfind(b"\n") + 1]
+        self.truncate(len(whole))
+        try:
+            self.known = {
+                line["key"]: (line["text"], line["mean_log_prob"]) for line in map(json.loads, whole.splitlines())
+            }
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{self.path} has lines that are no answers. Remove it to ask again.") from None
+
+    def add(self, key: str, image_id: str, answer: Scored) -> None:
+        """Append an answer."""
+        self.known[key] = (str(answer), answer.mean_log_prob)
+        line = {"key": key, "image_id": image_id, "text": answer, "mean_log_prob": answer.mean_log_prob}
+        # Escapes, because a lone surrogate has no UTF-8 form.
+        self.append_bytes(json.dumps(line).encode() + b"\n")
+
+
+class EndpointCaptioner:
+    """Captions of a vision-language model behind an endpoint; answers are kept in a file, and none is asked for twice.
+
+    A context manager, which closes the file. `failed` has the reason for each image without an answer. A `BackendError` stops
+    the run after as many failures in a row as two rounds of requests.
+    """
+
+    family = "chat"  # what a captioner of this process would be
+
+    def __init__(
+        self, backend: HTTPBackend, prompt: str, answers: str | os.PathLike[str], *, overwrite: bool = False
+    ) -> None:
+        self.backend, self.prompt = backend, prompt
+        self.failed: dict[str, str] = {}
+        self.number_kept = 0  # of answers of earlier runs that were used
+        self._in_a_row, self._seconds, self._lacks_scores = 0, 0.0, False
+        if overwrite:
+            Path(answers).unlink(missing_ok=True)
+        Path(answers).parent.mkdir(parents=True, exist_ok=True)
+        self._answers = _AnswerFile(answers)
+
+    @classmethod
+    def from_options(
+        cls, options: Any, output: Path, temperature: float, *, samples: float | None = None
+    ) -> EndpointCaptioner:
+        """The captioner of a command's `EndpointOptions`; `samples` is the temperature of all captions but the first."""
+        from hf_captionrl.captioners.chat import ChatCaptioner
+
+        backend = HTTPBackend(
+            options.endpoint,
+            options.model,
+            is_multimodal=True,
+            max_new_tokens=options.max_new_tokens,
+            temperature=temperature,
+            retry_temperature=temperature if samples is None else samples,
+            top_p=getattr(options, "top_p", 1.0),
+            seed=options.seed,
+            scores=True,
+            **options.requests,
+        )
+        prompt = options.prompt or ChatCaptioner.default_prompt
+        return cls(backend, prompt, output.with_suffix(".answers.jsonl"), overwrite=options.overwrite)
+
+    def __enter__(self) -> EndpointCaptioner:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file of answers."""
+        self._answers.close()
+
+    def describe(
+        self, image_ids: Sequence[str], images: Sequence[Any], prompts: Sequence[str], samples: int
+    ) -> list[list[Scored]]:
+        """Captions per image, `samples` or, where the endpoint failed, fewer; sample k has the seed plus k."""
+        from hf_captionrl.retrieval import image_hash
+
+        asked = [
+            Prompt("caption", image_id, prompt, image=image, attempt=attempt)
+            for image_id, image, prompt in zip(image_ids, images, prompts, strict=True)
+            for attempt in range(samples)
+        ]
+        made_by = [self.backend.model, self.backend.revision]
+        pixels = {image_id: image_hash(image) for image_id, image in zip(image_ids, images, strict=True)}
+        keys = [json_digest([*made_by, one.hash, pixels[one.image_id], one.attempt], size=16) for one in asked]
+        new = [at for at, key in enumerate(keys) if key not in self._answers.known]
+        self.number_kept += len(keys) - len(new)
+        start = time.monotonic()
+        for position, answer in self.backend.complete([asked[at] for at in new]):
+            self._take(keys[new[position]], asked[new[position]].image_id, answer)
+        self._seconds += time.monotonic() - start
+        found: dict[str, list[Scored]] = {image_id: [] for image_id in image_ids}
+        for key, one in zip(keys, asked, strict=True):
+            if key in self._answers.known:
+                text, score = self._answers.known[key]
+                caption = Scored(caption_of(text))
+                caption.mean_log_prob = score
+                found[one.image_id].append(caption)
+        return list(found.values())
+
+    def _take(self, key: str, image_id: str, answer: Answer) -> None:
+        score = getattr(answer, "mean_log_prob", None)
+        text = answer.text if isinstance(answer, Truncated) else answer
+        if isinstance(text, Failure) or not caption_of(text):
+            reason = text.detail if isinstance(text, Failure) else "the answer is empty"
+            self.failed[image_id] = reason
+            self._in_a_row += 1
+            if self._in_a_row >= 2 * self.backend.concurrency:
+                raise BackendError(
+                    f"{self.backend!r} failed {self._in_a_row} times in a row; the last reason: {reason}"
+                )
+            return
+        self._in_a_row = 0
+        scored = Scored(text)
+        scored.mean_log_prob = score
+        self._answers.add(key, image_id, scored)
+        if score is None and not self._lacks_scores:
+            self._lacks_scores = True
+            say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
+
+    def summary(self) -> dict[str, Any]:
+        """Cost and rate of this run."""
+        usage = self.backend.usage
+        counts = {name: usage[name] for name in "requests retries prompt_tokens completion_tokens truncated".split()}
+        rate = usage["completion_tokens"] / self._seconds if self._seconds else 0.0
+        return {
+            **counts,
+            "answers_of_earlier_runs": self.number_kept,
+            "seconds": round(self._seconds, 1),
+            "tokens_per_second": round(rate, 1),
+        }
+
+
+def cost_sentence(facts: dict[str, Any]) -> str:
+    """The summary of an [`EndpointCaptioner`] in words."""
+    text = f"{facts['requests']:,} requests ({facts['retries']:,} repeated) in {facts['seconds']:,.0f} s"
+    text += f", {facts['prompt_tokens']:,} tokens of prompts and {facts['completion_tokens']:,} of answers"
+    text += f" ({facts['tokens_per_second']:,.0f} per second)" if facts["completion_tokens"] else ""
+    text += f"; {facts['truncated']:,} answers reached --max_new_tokens" if facts["truncated"] else ""
+    known = facts["answers_of_earlier_runs"]
+    return text + (f"; {known:,} answers of earlier runs were used" if known else "") + "."
+
+
+def caption_of(answer: str) -> str:
+    """The caption in an answer: one line, without the model's reasoning and without quotation marks around all of it."""
+    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", answer, flags=re.DOTALL).split())
+    is_quoted = len(text) > 1 and text[0] + text[-1] in ('""', "“”") and not set(text[1:-1]) & set('"“”')
+    return text[1:-1].strip() if is_quoted else text
 
 
 # --- Backends of transformers: language models, vision-language models, and the captioners of this package -----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import importlib
 import io
@@ -24,6 +25,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.utils.io import say
 
 T = TypeVar("T")
 
@@ -352,3 +354,30 @@ def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T
             return list(pool.map(attempt, values))
 
     return apply
+
+
+# --- Decorative images: by a rule of the user, never by a guess ------------------------------------------------------
+
+
+def decorative_rows(
+    image_ids: Sequence[str], images: Sequence[Any], patterns: Sequence[str], size: int | None = None
+) -> dict[int, str]:
+    """Rows of images that a person declared to be without content, and the rule that each fits.
+
+    Args:
+        image_ids: Names of the images.
+        images: The images in the same order; only their headers are read, and only if `size` is passed.
+        patterns: Names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters.
+        size: Largest width and height in pixels of a decorative image.
+    """
+    found: dict[int, str] = {}
+    for pattern in patterns:
+        mine = [row for row, name in enumerate(image_ids) if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        if not mine:
+            say(f"captionrl: --decorative {pattern!r} fits no image; they are called {image_ids[0]!r}, for instance.")
+        found |= {row: pattern for row in mine if row not in found}
+    for row in range(len(image_ids)) if size is not None else ():
+        with contextlib.suppress(ImageError), opened_image(images[row], MAX_PIXELS) as image:
+            if row not in found and max(image.size) <= (size or 0):
+                found[row] = f"{image.width} x {image.height} pixels"
+    return found

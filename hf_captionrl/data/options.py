@@ -10,9 +10,19 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from hf_captionrl.utils.options import CacheOptions, CommandOptions, DeviceOptions, Fraction, Positive, Share, option
+from hf_captionrl.utils.options import (
+    CacheOptions,
+    CommandOptions,
+    DeviceOptions,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    option,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -137,6 +147,104 @@ class CaptionerOptions(DeviceOptions, CommandOptions):
         None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
+
+
+@dataclass
+class RequestOptions:
+    """How endpoints are asked."""
+
+    heading: ClassVar[str] = "endpoint"
+
+    api_key_env: str | None = option(
+        None, metavar="NAME", help="environment variable with the key of the endpoint; a key is never an argument"
+    )
+    concurrency: Positive = option(4, metavar="N", help="number of concurrent requests")
+    timeout_s: Annotated[float, Range(above=0)] = option(
+        120.0, metavar="S", help="time limit of a request, in seconds"
+    )
+    tries: Positive = option(6, metavar="N", help="largest number of requests per answer")
+    backoff_s: Annotated[float, Range(at_least=0)] = option(
+        1.0, metavar="S", help="seconds before the second request; doubled before each further one"
+    )
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        """Arguments of `HTTPBackend`."""
+        names = ("api_key_env", "concurrency", "timeout_s", "tries", "backoff_s")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class EndpointOptions(RequestOptions):
+    """A vision-language model behind an endpoint, instead of a captioner in this process."""
+
+    heading: ClassVar[str] = RequestOptions.heading
+
+    endpoint: str | None = option(
+        None,
+        metavar="URL",
+        help="ask the model of this name at an OpenAI-compatible endpoint (Ollama, vLLM, LM Studio, llama.cpp), such as "
+        "http://127.0.0.1:11434/v1",
+    )
+
+    def check_endpoint(self, without_effect: str) -> None:
+        """Refuse options, named in one string, that an endpoint does not support."""
+        fields: Any = type(self).__dataclass_fields__
+        for name in without_effect.split() if self.endpoint is not None else ():
+            value = getattr(self, name)
+            if value not in (fields[name].default, None, 0, False):
+                raise ValueError(f"--{name} {value} has no effect with --endpoint. Leave one of them out.")
+        if self.endpoint is None and self.api_key_env is not None:
+            raise ValueError(f"--api_key_env {self.api_key_env} has an effect only with --endpoint. Use both.")
+
+
+@dataclass
+class WordingOptions:
+    """What captions must not say, and their least length."""
+
+    heading: ClassVar[str] = "wording"
+
+    do_not_mention: list[str] = option(
+        [],
+        nargs="+",
+        metavar="WORD",
+        help="words or phrases that captions should not contain: chat models and endpoints are told, and models in this "
+        "process are kept from the tokens of each word in every casing",
+    )
+    min_new_tokens: NotNegative = option(0, metavar="N", help="shortest caption in tokens")
+
+    def check_wording(self) -> None:
+        """Refuse lengths that no caption has, and blank words."""
+        if any(not word.strip() for word in self.do_not_mention):
+            raise ValueError(f"--do_not_mention {self.do_not_mention} has a blank word. Leave it out.")
+        if self.min_new_tokens > (longest := getattr(self, "max_new_tokens", self.min_new_tokens)):
+            raise ValueError(
+                f"--min_new_tokens {self.min_new_tokens} is above --max_new_tokens {longest}. Raise the latter."
+            )
+
+
+@dataclass
+class PerImageOptions:
+    """What the captioner is told about single images, and images that get no caption."""
+
+    heading: ClassVar[str] = "images"
+
+    prompts: Path | None = option(
+        None,
+        metavar="FILE",
+        help="JSON Lines or CSV with the columns image, and prompt, context (the text around the image), or both; for chat "
+        "models and endpoints",
+    )
+    max_context: Positive = option(1000, metavar="N", help="longest context in characters; longer ones are cut")
+    decorative: list[str] = option(
+        [],
+        nargs="+",
+        metavar="PATTERN",
+        help="images without content, by name or pattern ('icons/*'): they get the empty caption, as alt=\"\"",
+    )
+    decorative_size: Positive | None = option(
+        None, metavar="N", help="images of at most N pixels on both sides are decorative, too"
+    )
 
 
 @dataclass

@@ -10,7 +10,7 @@ import importlib.util
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -41,6 +41,7 @@ from hf_captionrl.apps.album.phrases import (
 )
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
@@ -71,8 +72,10 @@ class AlbumImage:
         copy_of: Row of the first image that this one is a copy of.
         unreadable: Why the image cannot be read; None if it can.
         meets_constraints: Whether the caption meets the constraints on length, words and language.
+        decorative: Whether a rule of the user says that the image has no content and needs no caption.
+        mean_log_prob: Mean log-probability of the caption's tokens in nats, if an endpoint told it and the caption was not edited.
         problems: What is wrong with the caption, see [`diagnose`].
-        further: The other captions of the image in the same form, if existing captions were diagnosed.
+        further: The other captions of the image in the same form: several were chosen, or existing captions were diagnosed.
     """
 
     image_id: str
@@ -85,6 +88,8 @@ class AlbumImage:
     copy_of: int | None = None
     unreadable: str | None = None
     meets_constraints: bool = True
+    decorative: bool = False
+    mean_log_prob: float | None = None
     problems: tuple[str, ...] = ()
     further: tuple[AlbumImage, ...] = ()
 
@@ -156,6 +161,7 @@ class Album:
             "texts": sum(bool(one.caption.strip()) for one in entries),
             "copies": sum(image.copy_of is not None for image in self.images),
             "unreadable": sum(image.unreadable is not None for image in self.images),
+            "decorative": sum(image.decorative for image in self.images),
             "compared_with": self.num_compared - 1,
             "copy_threshold": round(self.copy_threshold, 4),
             "distinct": sum(image.is_distinct for image in described) / count,
@@ -172,6 +178,9 @@ class Album:
     def rows(self) -> list[dict[str, Any]]:
         """The table that the files contain: one row per caption; `number` counts the captions of an image."""
         ids = [image.image_id for image in self.images]
+        entries = [one for _, one in self.entries()]
+        # Columns that most albums do not have.
+        more = [name for name in ("decorative", "mean_log_prob") if any(getattr(one, name) for one in entries)]
         return [
             {
                 "image_id": image.image_id,
@@ -185,6 +194,7 @@ class Album:
                 "problems": list(image.problems),
                 "unreadable": image.unreadable,
                 "number": number,
+                **{name: getattr(image, name) for name in more},
             }
             for first in self.images
             for number, image in enumerate((first, *first.further), start=1)
@@ -197,9 +207,10 @@ class Album:
             return csv_cell(" | ".join(value) if isinstance(value, list) else value)
 
         buffer = io.StringIO(newline="")
-        writer = csv.DictWriter(buffer, _COLUMNS, extrasaction="ignore")
+        rows = self.rows()
+        writer = csv.DictWriter(buffer, list(dict.fromkeys([*_COLUMNS, *(rows[0] if rows else ())])))
         writer.writeheader()
-        writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rows())
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
     def _repr_html_(self) -> str:
@@ -286,6 +297,7 @@ def describe_album(
     ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
+    work.prompts = ImagePrompts(settings.do_not_mention)
     return AlbumSteps(work, existing, names).album(diagnoses)
 
 
@@ -305,6 +317,8 @@ class AlbumWork:
     cache: FeatureCache | None = None
     skip_unreadable: bool = False
     progress: Callable[[str, int], Any] | None = None
+    prompts: ImagePrompts = field(default_factory=ImagePrompts)
+    decorative: Collection[int] = ()  # rows of images that get no caption
 
     @property
     def writes_captions(self) -> bool:
@@ -335,11 +349,15 @@ class AlbumWork:
                 assert self.captioner is not None
                 if step == "candidates":
                     texts = generate_candidates(
-                        self.captioner, self.images, batch, self.image_ids, self.settings, more
+                        self.captioner, self.images, batch, self.image_ids, self.settings, more, self.prompts
                     )
                 else:
-                    texts = contrastive_answers(self.captioner, self.images, batch, more or (), self.settings)
-                found += [{"captions": mine} for mine in texts]
+                    texts = contrastive_answers(
+                        self.captioner, self.images, batch, self.image_ids, more or (), self.settings, self.prompts
+                    )
+                for mine in texts:
+                    scores = [getattr(text, "mean_log_prob", None) for text in mine]
+                    found.append({"captions": mine, **({"scores": scores} if any(scores) else {})})
             self.report(step, len(batch))
         return found
 
@@ -355,13 +373,15 @@ class AlbumSteps:
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
         self.work, self.settings, self.groups = work, work.settings, groups
         self.leader_of: dict[int, int]  # leader of each readable image, as a number below L
+        self.scores: dict[tuple[int, str], float | None] = {}  # mean log-probabilities, by album row and caption
+        rows = [row for row in range(len(work.images)) if row not in work.decorative]
         self.existing = [[whole_text(text) for text in mine] for mine in existing]
         if not work.compares_images:
-            self.rows = list(range(len(work.images)))
-            self.leader_of = {row: row for row in self.rows}
+            self.rows = rows
+            self.leader_of = {row: at for at, row in enumerate(rows)}
             self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
             return
-        found = dict(enumerate(work.compute("images", range(len(work.images)))))
+        found = dict(zip(rows, work.compute("images", rows), strict=True))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
         threshold = self.settings.copy_threshold
@@ -431,13 +451,22 @@ class AlbumSteps:
                 choice,
                 facts,
             )
-        fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
-        images = []
-        for row in range(len(work.images)):
-            leader = self.leader_of.get(row, -1)
-            chosen = {} if leader < 0 else {**captions[leader]._asdict(), "meets_constraints": fits[leader]}
-            images.append(self._image(row, **chosen))
-        return self._album(images, choice, facts)
+        images: list[list[AlbumImage]] = [[] for _ in work.images]
+        for number in range(settings.captions_per_image):
+            if number:  # choose again among what is left
+                taken = [same_text(one.caption) for one in captions]
+                candidates = [
+                    [text for text in mine if same_text(text) != own] or [""]
+                    for mine, own in zip(candidates, taken, strict=True)
+                ]
+                captions = self._distinct(candidates, old, settings)[0]
+            fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
+            for row, found in enumerate(images):
+                leader = self.leader_of.get(row, -1)
+                chosen = {} if leader < 0 else {**captions[leader]._asdict(), "meets_constraints": fits[leader]}
+                if number == 0 or chosen.get("caption"):
+                    found.append(self._image(row, **chosen))
+        return self._album([replace(first, further=tuple(more)) for first, *more in images], choice, facts)
 
     def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
         """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
@@ -474,6 +503,8 @@ class AlbumSteps:
         candidates = [mine[:1] for mine in old]
         for at, new in zip(asked, work.compute("candidates", rows, others) if rows else (), strict=True):
             candidates[at] = list(dict.fromkeys([*new["captions"], *old[at]])) or [""]
+            for text, score in zip(new["captions"], new.get("scores") or (), strict=False):
+                self.scores[self.rows[at], text] = score
         if settings.contrastive and rows:
             texts = self._unedited(candidates, old)
             answers = work.compute("answers", rows, [[texts[other] for other in similar[at]] for at in asked])
@@ -587,6 +618,8 @@ class AlbumSteps:
             confused_with=tuple(self.rows[other] for other in confused_with),
             copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
             unreadable=self.unreadable.get(row),
+            decorative=row in self.work.decorative,
+            mean_log_prob=None if leader is None else self.scores.get((self.rows[leader], caption)),
             **{"old": first_text(self.existing[row]), **facts},
         )
 
@@ -629,7 +662,7 @@ def diagnose(album: Album, scorer: Scorer | None) -> None:
 
     def diagnosed(one: AlbumImage) -> AlbumImage:
         unread, repetitive = next(facts)
-        if one.unreadable is not None:
+        if one.unreadable is not None or one.decorative:
             return one
         if not one.caption.strip():
             return replace(one, problems=("missing",))

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,14 @@ from transformers.trainer_callback import ExportableState
 from hf_captionrl.apps.album.options import CandidateOptions
 from hf_captionrl.apps.album.sources import opened_chunks, read_images
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.language_models import BackendError, EndpointCaptioner
 from hf_captionrl.captioners.pipeline import ChosenImages, generate_captions
-from hf_captionrl.captioners.prompts import contrastive_prompt, encode_with_prompts
+from hf_captionrl.captioners.prompts import (
+    ImagePrompts,
+    contrastive_prompt,
+    encode_with_prompts,
+    forbidden_tokens,
+)
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, nearest_neighbours
 from hf_captionrl.retrieval.ranking import ranks
@@ -38,18 +45,25 @@ from hf_captionrl.utils.parts import seed_of_batch
 
 
 def generate_candidates(
-    captioner: Captioner,
+    captioner: Captioner | EndpointCaptioner,
     images: Sequence[Any],
     rows: Sequence[int],
     image_ids: Sequence[str],
     options: CandidateOptions,
     similar: Sequence[Sequence[int]] | None = None,
+    prompts: ImagePrompts | None = None,
 ) -> list[list[str]]:
     """Candidates of a batch of images, without repeated texts. The caller's random state does not change.
 
     The seed depends on the first image, so the samples do not depend on earlier batches. `similar` are the rows of the images
-    most similar to each of `rows`, for pragmatic decoding.
+    most similar to each of `rows`, for pragmatic decoding. An endpoint gives a greedy caption and samples.
     """
+    prompts = ImagePrompts(options.do_not_mention) if prompts is None else prompts
+    told = {row: prompts.of(image_ids[row], captioner.prompt) for row in rows}
+    if isinstance(captioner, EndpointCaptioner):
+        return _answers(captioner, images, rows, image_ids, told, 1 + options.num_samples, options.batch_size)
+    prompts.check(captioner)
+    is_told = bool(prompts) and captioner.family == "chat"
     if options.contrastive and captioner.family != "chat":
         raise ValueError(
             f"contrastive needs a chat model, but this captioner is of the family {captioner.family!r}. Use decoding='rsa', "
@@ -63,14 +77,17 @@ def generate_candidates(
         "top_p": 1.0,
         "top_k": 0,
     }
-    sampling |= {"num_return_sequences": options.num_samples, "max_new_tokens": options.max_new_tokens}
+    wording = _wording(captioner, options)
+    sampling |= {"num_return_sequences": options.num_samples, **wording}
+    beams = _beams(captioner, options)
     others = dict(zip(rows, similar or (), strict=False))
     found: list[list[str]] = []
     device = captioner.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of_batch(options.seed, image_ids[rows[0]]))
         for chunk, opened in opened_chunks(images, rows, options.batch_size):
-            inputs = captioner.encode_images(opened)
+            texts = [told[row] for row in chunk]
+            inputs = encode_with_prompts(captioner, opened, texts) if is_told else captioner.encode_images(opened)
             if options.decoding == "rsa" and others:
                 mine = []
                 for row, image in zip(chunk, opened, strict=True):  # one by one, because each has other distractors
@@ -78,9 +95,10 @@ def generate_candidates(
                     distractors = [i for i in others[row] if i != row][: options.num_distractors]
                     for _, more in opened_chunks(images, distractors, len(distractors) or 1):
                         group += more
-                    mine.append(pragmatic_captions(captioner, group, options.rationality, **_beams(options)))
+                    prompt = told[row] if is_told else None
+                    mine.append(pragmatic_captions(captioner, group, options.rationality, prompt=prompt, **beams))
             else:
-                mine = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+                mine = _grouped(captioner.generate(**inputs, **beams).captions, len(chunk))
             if options.num_samples:
                 samples = _grouped(captioner.generate(**inputs, **sampling).captions, len(chunk))
                 mine = [beams + more for beams, more in zip(mine, samples, strict=True)]
@@ -89,18 +107,50 @@ def generate_candidates(
 
 
 def contrastive_answers(
-    captioner: Captioner,
+    captioner: Captioner | EndpointCaptioner,
     images: Sequence[Any],
     rows: Sequence[int],
+    image_ids: Sequence[str],
     said: Sequence[Sequence[str]],
     options: CandidateOptions,
+    prompts: ImagePrompts,
 ) -> list[list[str]]:
-    """Beams of a chat model for a batch of images; it is told the captions of the similar images."""
-    prompts = {row: contrastive_prompt(captioner.prompt, others) for row, others in zip(rows, said, strict=True)}
+    """Beams of a chat model for a batch of images, or one answer of an endpoint; it is told the captions of the similar images."""
+    told = {
+        row: contrastive_prompt(prompts.of(image_ids[row], captioner.prompt), others)
+        for row, others in zip(rows, said, strict=True)
+    }
+    if isinstance(captioner, EndpointCaptioner):
+        return _answers(captioner, images, rows, image_ids, told, 1, options.batch_size)
     found: list[list[str]] = []
     for chunk, opened in opened_chunks(images, rows, options.batch_size):
-        inputs = encode_with_prompts(captioner, opened, [prompts[row] for row in chunk])
-        found += _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+        inputs = encode_with_prompts(captioner, opened, [told[row] for row in chunk])
+        found += _grouped(captioner.generate(**inputs, **_beams(captioner, options)).captions, len(chunk))
+    return found
+
+
+def _answers(
+    captioner: EndpointCaptioner,
+    images: Sequence[Any],
+    rows: Sequence[int],
+    image_ids: Sequence[str],
+    told: dict[int, str],
+    samples: int,
+    batch_size: int,
+) -> list[list[str]]:
+    """Answers of an endpoint, without repeated texts; stops if an image has none, because a finished part is never asked again."""
+    found: list[list[str]] = []
+    for chunk, opened in opened_chunks(images, rows, batch_size):
+        ids = [image_ids[row] for row in chunk]
+        for image_id, texts in zip(
+            ids, captioner.describe(ids, opened, [told[r] for r in chunk], samples), strict=True
+        ):
+            if not texts:
+                raise BackendError(
+                    f"Image {image_id!r} has no answer: {captioner.failed[image_id]}. Use the same command to ask again, or leave "
+                    "the image out; other answers are kept."
+                )
+            found.append(list(dict.fromkeys(texts)))
     return found
 
 
@@ -109,9 +159,16 @@ def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
     return [list(texts[start : start + each]) for start in range(0, len(texts), each)]
 
 
-def _beams(options: CandidateOptions) -> dict[str, Any]:
+def _beams(captioner: Captioner, options: CandidateOptions) -> dict[str, Any]:
     number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
-    return {"do_sample": False, "max_new_tokens": options.max_new_tokens, **number}
+    return {"do_sample": False, **number, **_wording(captioner, options)}
+
+
+def _wording(captioner: Captioner, options: CandidateOptions) -> dict[str, Any]:
+    """Lengths and forbidden words as arguments of `generate`."""
+    words = forbidden_tokens(captioner.tokenizer, options.do_not_mention)
+    least = {"min_new_tokens": options.min_new_tokens} if options.min_new_tokens else {}
+    return {"max_new_tokens": options.max_new_tokens, **least, **({"bad_words_ids": words} if words else {})}
 
 
 # --- Pragmatic decoding: captions that a listener would not take for one of the similar images -----------------------
@@ -159,11 +216,20 @@ class PragmaticProcessor(LogitsProcessor):
 
 
 def pragmatic_captions(
-    captioner: Captioner, images: Sequence[Image.Image], rationality: float, *, num_beams: int, **settings: Any
+    captioner: Captioner,
+    images: Sequence[Image.Image],
+    rationality: float,
+    *,
+    num_beams: int,
+    prompt: str | None = None,
+    **settings: Any,
 ) -> list[str]:
-    """Captions that distinguish the first image from the others, best first."""
+    """Captions that distinguish the first image from the others, best first; a chat model may get a prompt for all of them."""
+    encode = captioner.encode_images
+    if prompt is not None:
+        encode = partial(encode_with_prompts, captioner, prompts=[prompt] * len(images))
     found = captioner.generate(
-        **captioner.encode_images(images),
+        **encode(images),
         num_beams=num_beams,
         logits_processor=LogitsProcessorList([PragmaticProcessor(len(images), num_beams, rationality)]),
         **settings,

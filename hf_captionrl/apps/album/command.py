@@ -43,14 +43,16 @@ from hf_captionrl.apps.album.sources import (
     read_captions_for,
     read_images,
     read_regular,
+    sidecar_captions,
     sidecar_of,
-    sidecar_text,
 )
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.language_models import default_device
+from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
+from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.cli.features import rows_per_shard
+from hf_captionrl.data.images import decorative_rows
+from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, with_packet, with_text, xmp_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import (
     LineFile,
@@ -122,6 +124,19 @@ def check_options(options: AlbumOptions) -> None:
                 f"--adapt has {names[0]!r} as --scorer and {names[1]!r} as --held_out_scorer. One scorer cannot reward captions "
                 "and decide about them: it would approve of captions that only exploit it. Use another --held_out_scorer."
             )
+    options.check_wording()
+    options.check_endpoint(
+        "revision dtype num_beams rationality min_new_tokens adapt engine processes address dry_run"
+    )
+    if options.endpoint is not None:
+        check_address(options.endpoint)
+        if options.model is None:
+            raise ValueError("--endpoint needs the name of the model there. Use --model.")
+        if options.decoding == "rsa" or (options.num_samples == 0 and options.choice != "first"):
+            raise ValueError(
+                f"--endpoint has no beams, and with --decoding {options.decoding} and --num_samples {options.num_samples} nothing could "
+                "be chosen. Use --decoding beam and --num_samples 7, for example, or --choice first."
+            )
     if options.language not in ("auto", "any"):
         load_language_identifier(options.language)
     options.check_engine()
@@ -131,6 +146,11 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(
             f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
             "of `accelerate launch`."
+        )
+    if options.captions_per_image > 1 and options.prefer_existing and options.model is not None:
+        raise ValueError(
+            f"--captions_per_image {options.captions_per_image} is for captions that are chosen, and --prefer_existing keeps one as it is. "
+            "Use one of them."
         )
     for path in options.output:
         if path.suffix.lower() not in (".csv", ".jsonl", ".html") or path.is_dir():
@@ -168,13 +188,21 @@ def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
     is_own = bool(options.output) and metadata.is_file() and OwnFiles(options.output[0]).is_ours(metadata)
     settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
     source = load_album_source(
-        options.images, sidecars=sidecars, ignore_metadata=is_own, extension=options.caption_extension, **settings
+        options.images,
+        sidecars=sidecars,
+        ignore_metadata=is_own,
+        extension=options.caption_extension,
+        by_line=options.captions_per_image > 1,
+        xmp=options.xmp_language if options.xmp_captions and options.captions is None else None,
+        **settings,
     )
     return source if options.max_images is None else source.first(options.max_images)
 
 
-def load_model(options: AlbumOptions, adapter: Path | None = None) -> Captioner:
+def load_model(options: AlbumOptions, adapter: Path | None = None) -> Any:
     """The captioner of the options, with the adapter of an earlier run or without one."""
+    if options.endpoint is not None:
+        return EndpointCaptioner.from_options(options, options.output[0], 0.0, samples=options.temperature)
     settings: dict[str, Any] = {"prompt": options.prompt, "device": default_device(options.device)}
     dtype = getattr(torch, options.dtype)
     base = load_captioner(model_path(str(options.model)), revision=options.revision, dtype=dtype, **settings)
@@ -223,15 +251,30 @@ class KeptWork(AlbumWork):
     def compares_images(self) -> bool:
         # To write the texts of a person into files takes no model.
         options = self.options
-        return options.scorer is not None or options.model is not None or not options.sidecars
+        writes_files = options.sidecars or options.xmp_sidecars or options.xmp_copies is not None
+        return options.scorer is not None or options.model is not None or not writes_files
 
     @cached_property
     def source(self) -> AlbumSource:
         return load_source(self.options, sidecars=False)
 
     @cached_property
-    def captioner(self) -> Captioner:  # type: ignore[override]
+    def captioner(self) -> Any:  # type: ignore[override]
         return load_model(self.options, self.adapter)
+
+    @cached_property
+    def prompts(self) -> ImagePrompts:  # type: ignore[override]
+        wording = {"do_not_mention": self.options.do_not_mention, "max_context": self.options.max_context}
+        return ImagePrompts.read(self.options.prompts, self.image_ids, **wording)
+
+    @cached_property
+    def decorative(self) -> dict[int, str]:  # type: ignore[override]
+        return decorative_rows(self.image_ids, self.images, self.options.decorative, self.options.decorative_size)
+
+    def close(self) -> None:
+        """Close the answers of an endpoint."""
+        if self.options.endpoint is not None and "captioner" in vars(self):
+            self.captioner.close()
 
     @cached_property
     def scorer(self) -> Scorer:  # type: ignore[override]
@@ -247,7 +290,8 @@ class KeptWork(AlbumWork):
         images = os.path.realpath(options.images) if os.path.exists(options.images) else options.images
         if step == "images":
             return {"images": images, "scorer": self.scorer.signature}
-        names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
+        new = ("do_not_mention", "min_new_tokens", "endpoint")  # of which a run without them has no record
+        names = [f.name for f in dataclasses.fields(CandidateOptions) if f.name not in ("contrastive", *new)]
         settings = {
             "images": images,
             "adapter": None
@@ -255,6 +299,9 @@ class KeptWork(AlbumWork):
             else content_digest((self.adapter / "adapter_model.safetensors").read_bytes()),
             **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
         }
+        settings |= {name: value for name in new if (value := getattr(options, name))}
+        if options.prompts is not None:
+            settings |= {"prompts": content_digest(options.prompts.read_bytes()), "max_context": options.max_context}
         return to_plain(settings)  # type: ignore[no-any-return]
 
     def kept_folders(self, step: str) -> list[tuple[Path, bool]]:
@@ -278,6 +325,7 @@ class KeptWork(AlbumWork):
         """The results of a step; only those that no earlier run has kept are computed."""
         if step == "images":
             names = self.image_names()
+            names = [names[row] for row in rows]
         else:
             # An answer is kept for its image and prompt: another prompt is asked again.
             keys = [self._keys[row] for row in rows]
@@ -364,13 +412,16 @@ class AlbumStage(Stage):
         if self.step == "images":
             return {"scorer": self.work.scorer.signature}
         captioner = self.work.captioner
+        if self.work.options.endpoint is not None:
+            return {"weights": captioner.backend.revision, "prompt": captioner.prompt}
         return {"weights": model_fingerprint(captioner.base_model), "prompt": captioner.prompt}
 
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 
         if self.step != "images":
-            return pa.schema({"id": pa.string(), "captions": pa.list_(pa.string())})
+            scores = {} if self.work.options.endpoint is None else {"scores": pa.list_(pa.float64())}
+            return pa.schema({"id": pa.string(), "captions": pa.list_(pa.string()), **scores})
         columns = {"id": pa.string(), "key": pa.string(), "picture": pa.binary(), "features": pa.list_(pa.float32())}
         return pa.schema({**columns, "reason": pa.string()})
 
@@ -413,7 +464,11 @@ def describe_source(
     groups = [""] * len(source.image_ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in source.image_ids]
-    return AlbumSteps(work, source.captions, groups).album(options.model is None), facts
+    with contextlib.closing(work):
+        album = AlbumSteps(work, source.captions, groups).album(options.model is None)
+        if options.endpoint is not None:
+            facts["endpoint"] = work.captioner.summary()
+    return album, facts
 
 
 def adapter_folder(options: AlbumOptions) -> Path:
@@ -583,6 +638,27 @@ class AlbumFiles:
         self.options, self.source, self.own = options, source, OwnFiles(options.output[0])
         if options.sidecars:
             sidecar_paths(source, options.caption_extension)
+        if options.xmp_sidecars or options.xmp_copies is not None:
+            self._check_xmp()
+
+    def _check_xmp(self) -> None:
+        """Refuse copies over images, and XMP that cannot be read, before anything slow."""
+        root, copies = self.source.root, self.options.xmp_copies
+        if None in self.source.paths or (copies is not None and root is None):
+            raise ValueError(
+                f"--xmp_sidecars and --xmp_copies need images that are files below one folder, and {self.options.images!r} has others. "
+                "Use --output."
+            )
+        if copies is not None and Path(os.path.realpath(copies)).is_relative_to(os.path.realpath(str(root))):
+            raise ValueError(
+                f"--xmp_copies {str(copies)!r} is in the folder of the images, {str(root)!r}. Use a folder outside of it."
+            )
+        for image in map(str, self.source.paths):
+            beside = xmp_file(image)
+            if self.options.xmp_sidecars and (packet := read_regular(beside)):
+                read_texts(packet, str(beside))
+            if copies is not None and (packet := read_packet(image)):
+                read_texts(packet, image)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -618,19 +694,25 @@ class AlbumFiles:
         Without --model, captions of a captioner are existing captions like others.
         """
         captions, old = self.source.captions, self.own.old_texts()
+        by_line = self.options.captions_per_image > 1
         for row, image in enumerate(self.source.paths):
-            sidecar = None if image is None else sidecar_of(image, self.options.caption_extension)
-            if (
-                sidecar is None
-                or (entry := self.own.entry(sidecar)) is None
-                or captions[row] != [sidecar_text(sidecar)]
+            if image is None:
+                continue
+            entry = self.own.entry(xmp_file(image)) if self.options.xmp_captions else None
+            if isinstance(entry, dict):
+                captions[row] = [entry["text"]]
+            elif entry is not None and self.options.model is not None:
+                captions[row] = []
+            sidecar = sidecar_of(image, self.options.caption_extension)
+            if (entry := self.own.entry(sidecar)) is None or captions[row] != sidecar_captions(
+                sidecar, by_line=by_line
             ):
                 continue
             if isinstance(entry, dict):
-                captions[row] = [entry["text"]]
+                captions[row] = entry["text"].splitlines() if by_line else [entry["text"]]
             elif self.options.model is not None:
                 before = old.get(self.own.name_of(sidecar), "").strip()
-                captions[row] = [before] if before else []
+                captions[row] = (before.splitlines() if by_line else [before]) if before else []
 
     def write(self, album: Album, progress: Callable[[str, int], Any]) -> dict[str, Any]:
         """Write the outputs, each atomically; returns their names, and the text files that were kept."""
@@ -659,13 +741,14 @@ class AlbumFiles:
         number = 0
         for row, (file, image) in enumerate(zip(source.paths if options.sidecars else (), album.images, strict=False)):
             target = sidecar_of(str(file), options.caption_extension)
-            content = f"{image.caption}\n".encode() if image.caption else b""
+            lines = [image, *image.further][: options.captions_per_image]
+            content = "".join(f"{one.caption}\n" for one in lines if one.caption).encode()
             is_given = first_text(source.captions[row]) is not None
             is_cleared = bool(source.captions[row]) and not is_given and target.is_file()
             if not content and not is_cleared:
                 continue
             if is_cleared or (is_given and (options.model is None or options.prefer_existing)):
-                persons[target] = image.old or ""
+                persons[target] = "\n".join(one.old or "" for one in lines)
             before, entry = read_regular(target), self.own.entry(target)
             may_replace = options.overwrite or (isinstance(entry, str) or (entry is not None and target in persons))
             if before == content or not os.path.lexists(target) or (before is not None and may_replace):
@@ -673,8 +756,69 @@ class AlbumFiles:
                 number += 1
             else:
                 kept.append(str(target))
+        written += [f"{number} text files"] * options.sidecars
+        if options.xmp_sidecars:
+            number = len(contents)
+            kept += self._add_xmp(album, contents, persons)
+            written.append(f"{len(contents) - number} XMP files")
         self.own.write(contents, persons)
-        return {"outputs": written + [f"{number} text files"] * options.sidecars, "kept_text_files": kept}
+        facts: dict[str, Any] = {"outputs": written, "kept_text_files": kept}
+        if options.xmp_copies is not None:
+            number, facts["not_copied"] = self._copy(album, options.xmp_copies)
+            written.append(f"{number} copies in {options.xmp_copies}")
+        return facts
+
+    def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
+        options = self.options
+        return with_text(before, caption, list(options.xmp_properties), name, options.xmp_language or None)
+
+    def _add_xmp(self, album: Album, contents: dict[Path, bytes], persons: dict[Path, str]) -> list[str]:
+        """Add the XMP files to what is written; returns those that have another text of a person, and are kept."""
+        options, kept = self.options, []
+        for row, (image, one) in enumerate(zip(map(str, self.source.paths), album.images, strict=True)):
+            target = xmp_file(image)
+            if target in contents:  # NAME.xmp of another image
+                target = Path(f"{image}.xmp")
+            if not one.caption:
+                continue
+            before, entry = read_regular(target), self.own.entry(target)
+            texts = read_texts(before, str(target)) if before else {}
+            others = {chosen_text(texts.get(name, [])) for name in options.xmp_properties} - {"", one.caption}
+            is_person = first_text(self.source.captions[row]) is not None
+            if is_person and (options.model is None or options.prefer_existing):
+                persons[target] = one.old or ""
+            is_ours = isinstance(entry, str) or (entry is not None and target in persons)
+            if options.overwrite or is_ours or not (others or (before is None and os.path.lexists(target))):
+                contents[target] = self._packet(before, one.caption, str(target))
+            else:
+                kept.append(str(target))
+        return kept
+
+    def _copy(self, album: Album, folder: Path) -> tuple[int, list[str]]:
+        """Write copies of the images, with the caption in their XMP, one by one; returns their number, and why others were not."""
+        number, reasons = 0, []
+        root = os.path.realpath(str(self.source.root))
+        for image, one in zip(map(str, self.source.paths), album.images, strict=True):
+            if not one.caption:
+                continue
+            place = os.path.join(os.path.realpath(os.path.dirname(image)), os.path.basename(image))
+            target = folder / os.path.relpath(place, root)
+            try:
+                packet = self._packet(read_packet(image), one.caption, image)
+                content = with_packet(Path(image).read_bytes(), packet, image)
+            except ValueError as error:
+                reasons.append(str(error))
+                continue
+            is_inside = Path(os.path.realpath(target.parent)).is_relative_to(root)  # by a link
+            if is_inside or (
+                os.path.lexists(target) and read_regular(target) != content and not self.options.overwrite
+            ):
+                reasons.append(f"{str(target)!r} is another file. Use --overwrite, or another --xmp_copies.")
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(target, content)
+            number += 1
+        return number, reasons
 
     def _metadata(self, album: Album, path: Path) -> Iterator[dict[str, str]]:
         """Rows of the metadata of an image folder: `file_name`, relative to the file, and `text`."""
@@ -739,14 +883,22 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
         )
     if kept := summary.get("kept_text_files"):
         lines.append(
-            f"{len(kept):,} text files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
+            f"{len(kept):,} files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
             f"{', ...' if len(kept) > 10 else ''}. Use --prefer_existing without --captions to use their captions, or --overwrite to "
             "replace them."
         )
     if summary["unreadable_images"]:
         lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")
+    if reasons := summary.get("not_copied"):
+        lines.append(f"{len(reasons):,} images were not copied, such as: {reasons[0]}")
+    if summary["decorative"]:
+        lines.append(
+            f"{summary['decorative']:,} images are decorative by the rules of the command and have the empty caption."
+        )
     if "adapt" in summary:
         lines.append(summary["adapt"]["sentence"])
+    if "endpoint" in summary:
+        lines.append(cost_sentence(summary["endpoint"]))
     return "\n".join(lines)
 
 

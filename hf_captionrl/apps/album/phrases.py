@@ -205,7 +205,7 @@ def meets_constraints(
     good = _mask(longest is None or len(text) <= longest for text in flat)
     for word in options.require:
         good &= with_word(flat, word)
-    for word in options.forbid:
+    for word in [*options.forbid, *options.do_not_mention]:
         good &= ~with_word(flat, word)
     is_auto = options.language == "auto"
     if options.language == "any" or (is_auto and not any(text.strip() for mine in old for text in mine)):

@@ -29,6 +29,7 @@ from hf_captionrl.data.columns import caption_lists, undecoded
 from hf_captionrl.data.features import source_key
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
+from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, xmp_file
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
@@ -105,23 +106,45 @@ def read_regular(path: Path) -> bytes | None:
         return None
 
 
-def sidecar_text(path: Path) -> str:
-    """The caption of a text file, empty if there is none. Lines are joined by spaces, and lines of tags by commas."""
+def sidecar_captions(path: Path, *, by_line: bool = False) -> list[str]:
+    """The captions of a text file: one per line, or one of all lines, which are joined by spaces, those of tags by commas."""
     text = (read_regular(path) or b"").decode("utf-8-sig")
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    if by_line or len(lines) < 2:
+        return lines
     tags = ", ".join(line.rstrip(" ,") for line in lines)
-    return tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)
+    return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
+
+
+def xmp_caption(image: str, language: str | None = None) -> str:
+    """The alternative text of an image in XMP, else its description: beside the image, else inside; empty without one.
+
+    Raises:
+        ValueError: If the XMP is invalid.
+    """
+    beside = xmp_file(image)
+    for name, packet in ((str(beside), read_regular(beside)), (image, read_packet(image))):
+        for texts in read_texts(packet, name).values() if packet else ():
+            return " ".join(chosen_text(texts, language).split())
+    return ""
 
 
 def load_album_source(
-    name: Any, *, sidecars: bool = True, extension: str = ".txt", ignore_metadata: bool = False, **source: Any
+    name: Any,
+    *,
+    sidecars: bool = True,
+    extension: str = ".txt",
+    by_line: bool = False,
+    xmp: str | None = None,
+    ignore_metadata: bool = False,
+    **source: Any,
 ) -> AlbumSource:
     """Find the images of an album.
 
     `name` is a folder, searched with its subfolders; a list of files (`.txt`, one path per line, relative to the list, or
     separated by NUL as `find -print0` writes them); a table (`.jsonl`, `.csv`, `.parquet`) with image paths; `scenes`; a data
     set on the Hub or in memory. With `sidecars`, the text file beside an image, which ends in `extension`, is the caption of an
-    image without any; with `ignore_metadata`, all images of a folder are taken, whatever its metadata name. `source` are options
+    image without any, or with `by_line` has one per line; then `xmp` reads XMP in a language ("": any). With `ignore_metadata`, all images of a folder are taken, whatever its metadata name. `source` are options
     of [`load_captions`].
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
@@ -135,16 +158,22 @@ def load_album_source(
             raise ValueError(f"The folder {str(path)!r} contains no files. Use a folder that contains images.")
         found = _data_set(name, path, source)
     unread: dict[str, list[Path]] = {}
-    for row, image in enumerate(found.paths if sidecars else ()):
+    for row, image in enumerate(found.paths if xmp is not None or sidecars else ()):
         if image is None or found.captions[row]:
             continue
         path = sidecar_of(image, extension)
         try:
-            text = sidecar_text(path)
+            found.captions[row] = sidecar_captions(path, by_line=by_line) if sidecars else []
         except UnicodeDecodeError:
             unread.setdefault("not UTF-8. Convert them", []).append(path)
             continue
-        found.captions[row] = [text] if text else []
+        if xmp is not None and not found.captions[row]:
+            try:
+                found.captions[row] = [text] if (text := xmp_caption(image, xmp)) else []
+            except ValueError as error:
+                logger.warning("%s", error)
+        if not sidecars:
+            continue
         if os.path.lexists(path) and read_regular(path) is None:
             unread.setdefault("links, or no regular files. Replace them by regular files", []).append(path)
         for other in set(EXTENSIONS) - {extension} if not os.path.lexists(path) else ():
