@@ -1,0 +1,326 @@
+"""What the scorer sees of the words of captions: an audit of shared phrases, and why images cannot be told apart.
+
+The evidence for a phrase in an image is the similarity of the image with a caption minus that with the same caption without the
+phrase: the projection of the image's features on one direction, the mean over captions that contain the phrase.
+
+Legend: M images, R reference images, P phrases, N captions, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_captionrl.apps.album.phrases import caption_words, is_content, phrases_of, says, without_phrase
+from hf_captionrl.metrics.bootstrap import exact_interval
+
+TextFeatures = Callable[[Sequence[str]], Tensor]
+"""Features `(N, D)` of captions."""
+
+FALSE_ALARMS = 0.05
+"""Largest share of images without a phrase in which it is called visible. Chosen beforehand, as all numbers of this file."""
+MIN_REFERENCES = 40
+"""Images without the phrase that the thresholds need: each half of them has a quantile of 0.95."""
+_CAPTIONS = 16  # most captions that a direction is computed from
+
+# --- Evidence --------------------------------------------------------------------------------------------------------
+
+
+def directions(carriers: Mapping[str, Sequence[str]], text_features: TextFeatures) -> dict[str, Tensor]:
+    """The direction `(D,)` of each phrase, from captions that contain it; phrases without such a caption are left out."""
+    pairs: list[tuple[str, str, str]] = []  # phrase, caption with it and without it
+    for phrase, captions in carriers.items():
+        found = [(phrase, text, without_phrase(text, phrase)) for text in dict.fromkeys(captions)]
+        found = [pair for pair in found if pair[1] != pair[2]]
+        pairs += [found[at] for at in np.linspace(0, len(found) - 1, min(_CAPTIONS, len(found))).astype(int)]
+    if not pairs:
+        return {}
+    features = text_features([text for _, text, _ in pairs]) - text_features([text for *_, text in pairs])
+    rows: dict[str, list[int]] = {}
+    for row, (phrase, *_) in enumerate(pairs):
+        rows.setdefault(phrase, []).append(row)
+    return {phrase: features[mine].mean(0).cpu() for phrase, mine in rows.items()}
+
+
+# --- The audit of shared phrases -------------------------------------------------------------------------------------
+
+CELLS = ("said_visible", "said_absent", "unsaid_visible", "unsaid_absent", "said_unclear", "unsaid_unclear")
+VERDICTS = {
+    "in all": "visible in all images: a property of the set",
+    "as said": "visible where captions say it, and absent elsewhere",
+    "careless": "captions say it where it is not visible",
+    "omitted": "visible where captions omit it",
+    "careless and omitted": "captions say it where it is not visible, and omit it where it is",
+    "cannot tell": "the scorer's evidence is near chance, or there are too few images without the phrase",
+}
+"""Verdicts on a phrase, and their meanings."""
+
+
+@dataclass(frozen=True)
+class PhraseAudit:
+    """What the scorer sees of a phrase that most captions of a group share.
+
+    Args:
+        group: Name of the group; empty if the whole album is one.
+        phrase: The phrase.
+        verdict: A key of `VERDICTS`.
+        cells: Rows of the images by name of the cell: said or unsaid, and visible, absent or unclear.
+        visible: Share of the images in which it is visible, with its exact 95 % interval.
+        references: Number of images without the phrase.
+        false_alarms: Share of these images in which it is called visible by thresholds from the other half, with its interval;
+            None if there are too few.
+        reason: Why the scorer cannot tell.
+    """
+
+    group: str
+    phrase: str
+    verdict: str
+    cells: dict[str, list[int]]
+    visible: tuple[float, float, float]
+    references: int
+    false_alarms: tuple[float, float, float] | None = None
+    reason: str = ""
+
+
+def _upper(references: np.ndarray) -> float:
+    """The conformal quantile: a further image without the phrase exceeds it with a probability of at most `FALSE_ALARMS`."""
+    place = int(np.ceil((len(references) + 1) * (1 - FALSE_ALARMS)))
+    return float(np.sort(references)[place - 1])
+
+
+def _share(count: Any, total: Any) -> tuple[float, float, float]:
+    return (int(count) / int(total), *exact_interval(int(count), int(total))) if total else (0.0, 0.0, 1.0)
+
+
+def audit_phrase(
+    evidence: np.ndarray, said: np.ndarray, references: np.ndarray, rows: Sequence[int] | None = None, **names: str
+) -> PhraseAudit:
+    """Judge a phrase by the evidence of images for it, `(M,)`, and by that of images without it, `(R,)`.
+
+    The phrase is visible in an image whose evidence exceeds the 0.95 quantile of the references, absent where it does not exceed
+    their median, and unclear between. A rate counts as above chance if its exact 95 % interval is above `FALSE_ALARMS`. The
+    scorer cannot tell if the share of visible images is not above chance, or if most images are unclear.
+
+    Args:
+        evidence: Of the images of the group.
+        said: Whether the captions of each image say the phrase, `(M,)`.
+        references: Evidence of images that do not show the phrase.
+        rows: Rows of the images in the album; by default their positions.
+        names: `group` and `phrase`.
+    """
+    rows = range(len(evidence)) if rows is None else rows
+    names = {"group": "", "phrase": ""} | names
+    number = len(references)
+    if number < MIN_REFERENCES:
+        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed"
+        cells = {name: [] for name in CELLS[:4]}
+        cells |= {f"{word}_unclear": _rows(rows, said == (word == "said")) for word in ("said", "unsaid")}
+        return PhraseAudit(
+            **names, verdict="cannot tell", cells=cells, visible=_share(0, 0), references=number, reason=reason
+        )
+    visible = evidence > _upper(references)
+    absent = ~visible & (evidence <= np.median(references))
+    states = {"visible": visible, "absent": absent, "unclear": ~visible & ~absent}
+    mask = {
+        f"{word}_{name}": state & (said == (word == "said"))
+        for word in ("said", "unsaid")
+        for name, state in states.items()
+    }
+    share = _share(visible.sum(), len(evidence))
+    # Thresholds from one half of the references are tried on the other.
+    alarms = sum(int((references[1 - at :: 2] > _upper(references[at::2])).sum()) for at in (0, 1))
+
+    def is_frequent(count: str, others: str) -> bool:
+        return _share(mask[count].sum(), mask[count].sum() + mask[others].sum())[1] > FALSE_ALARMS
+
+    found = [
+        name
+        for name, count, others in (
+            ("careless", "said_absent", "said_visible"),
+            ("omitted", "unsaid_visible", "unsaid_absent"),
+        )
+        if is_frequent(count, others)
+    ]
+    verdict, reason = " and ".join(found), ""
+    if share[1] <= FALSE_ALARMS:
+        verdict, reason = "cannot tell", "the share of visible images is not above chance"
+    elif 2 * int((visible | absent).sum()) < len(evidence):
+        verdict, reason = "cannot tell", "most images are unclear"
+    elif not found:
+        verdict = "as said" if is_frequent("unsaid_absent", "unsaid_visible") else "in all"
+    return PhraseAudit(
+        **names,
+        verdict=verdict,
+        cells={name: _rows(rows, mask[name]) for name in CELLS},
+        visible=share,
+        references=number,
+        false_alarms=_share(alarms, number),
+        reason=reason,
+    )
+
+
+def _rows(rows: Sequence[int], mask: np.ndarray) -> list[int]:
+    return [rows[at] for at in np.flatnonzero(mask)]
+
+
+def audit_phrases(
+    shared: Sequence[Any],
+    rows: Sequence[int],
+    groups: Sequence[str],
+    captions: Sequence[Sequence[str]],
+    features: Tensor,
+    text_features: TextFeatures,
+    references: Tensor | None = None,
+) -> list[PhraseAudit]:
+    """Audit every phrase that most captions of a group share.
+
+    The reference images are `references`, and the images without the phrase of groups that do not share it.
+
+    Args:
+        shared: What each group shares, as [`group_facts`] returns it.
+        rows: Rows of the images in the album.
+        groups: Group of each image, `(M,)`.
+        captions: Captions of each image, `(M,)`.
+        features: Features of the images, `(M, D)`.
+        text_features: Features of captions.
+        references: Features of further images that do not show what the groups share, `(R, D)`.
+    """
+    found = []
+    for fact in shared:
+        mine = np.array([group == fact.group for group in groups]) & np.array([bool(texts) for texts in captions])
+        carriers = {
+            p: [text for at in np.flatnonzero(mine) for text in captions[at] if says(text, p)] for p in fact.shared
+        }
+        known = directions(carriers, text_features)
+        for phrase in fact.shared:
+            said = np.array([any(says(text, phrase) for text in texts) for texts in captions])
+            # A group that shares the phrase may omit it where it is visible.
+            alike = {other.group for other in shared if any(says(p, phrase) or says(phrase, p) for p in other.shared)}
+            others = features[torch.from_numpy(np.array([group not in alike for group in groups]) & ~said)]
+            pool = others if references is None else torch.cat([references, others])
+            direction = known.get(phrase)
+            if direction is None:
+                direction, pool = torch.zeros(features.shape[1]), pool[:0]
+            evidence, chance = (images.float() @ direction for images in (features[torch.from_numpy(mine)], pool))
+            names = {"group": fact.group, "phrase": phrase}
+            found.append(audit_phrase(evidence.numpy(), said[mine], chance.numpy(), _rows(rows, mine), **names))
+    return found
+
+
+# --- Why can these not be told apart? --------------------------------------------------------------------------------
+
+MIN_COSINE = 0.3
+"""Cosine of a phrase's direction and the difference of two images from which the phrase is named; chosen on scenes of another seed than
+those that measure it."""
+_WORDS = 3  # most words of a phrase that is searched
+
+ANSWERS = {
+    "told apart": "the caption finds this image among them",
+    "near-duplicates": "the scorer does not tell them apart either: do not try",
+    "train": "the scorer tells them apart, and the captioner does not",
+}
+"""Answers for an image, and their meanings."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Why an image of a bag cannot be told from the most similar other one.
+
+    Args:
+        row: Row of the image.
+        other: Row of the most similar image of the bag.
+        answer: A key of `ANSWERS`.
+        cosine: Cosine of the two images.
+        phrase: What would tell the image from the others; empty if no phrase of the search does.
+        source: Where the phrase was found: `candidates`, `neighbours` or `list`.
+        strength: Smallest cosine of the phrase's direction and the difference from another image.
+        said: Share of the image's own candidates that say the phrase.
+    """
+
+    row: int
+    other: int
+    answer: str
+    cosine: float
+    phrase: str = ""
+    source: str = ""
+    strength: float = 0.0
+    said: float = 0.0
+
+
+@dataclass
+class PhrasePool:
+    """Captions in which a separating phrase is searched, by source, and phrases of the user."""
+
+    candidates: list[list[str]]  # of each image of the bag
+    neighbours: list[str] = field(default_factory=list)
+    phrases: list[str] = field(default_factory=list)
+
+    def carriers(self) -> tuple[dict[str, list[str]], dict[str, str]]:
+        """Captions that contain each phrase, and the source of each phrase."""
+        found: dict[str, list[str]] = {}
+        source: dict[str, str] = {}
+        own = [text for texts in self.candidates for text in texts]
+        for name, texts in (("candidates", own), ("neighbours", self.neighbours)):
+            for text in dict.fromkeys(texts):
+                for phrase in phrases_of(text, _WORDS):
+                    found.setdefault(phrase, []).append(text)
+                    source.setdefault(phrase, name)
+        for phrase in self.phrases:
+            if phrase not in found and any(is_content(word.folded) for word in caption_words(phrase)):
+                found[phrase] = [f"{texts[0]}, {phrase}" for texts in self.candidates if texts]
+                source[phrase] = "list"
+        return found, source
+
+
+def explain_bag(
+    rows: Sequence[int],
+    features: Tensor,
+    captions: Sequence[str],
+    pool: PhrasePool,
+    text_features: TextFeatures,
+    copy_threshold: float,
+) -> list[Difference]:
+    """For each image of a bag, why it cannot be told from the most similar other one, and the phrase that would do it.
+
+    Args:
+        rows: Rows of the images in the album.
+        features: Features of the images, `(M, D)`.
+        captions: Caption of each image.
+        pool: Where phrases are searched.
+        text_features: Features of captions.
+        copy_threshold: Cosine from which two images are not told apart.
+    """
+    cosines = features @ features.T  # (M, M)
+    scores = text_features(captions).cpu() @ features.T  # (M, M)
+    carriers, source = pool.carriers()
+    known = directions(carriers, text_features)
+    names = list(known)
+    axes = torch.nn.functional.normalize(torch.stack(list(known.values())), dim=1) if known else features[:0]
+    found = []
+    for at, row in enumerate(rows):
+        others = [other for other in range(len(rows)) if other != at]
+        nearest = max(others, key=lambda other: float(cosines[at, other]))
+        cosine = float(cosines[at, nearest])
+        is_first = all(scores[at, at] > scores[at, other] for other in others)
+        answer = "near-duplicates" if cosine >= copy_threshold else "told apart" if is_first else "train"
+        best: dict[str, Any] = {}
+        if answer != "near-duplicates" and names:
+            between = torch.nn.functional.normalize(features[at] - features[others], dim=1)
+            strength = (axes @ between.T).amin(1)  # (P,)
+            top = int(strength.argmax())
+            if strength[top] >= MIN_COSINE:
+                own = pool.candidates[at]
+                said = sum(says(text, names[top]) for text in own) / max(len(own), 1)
+                best = {
+                    "phrase": names[top],
+                    "source": source[names[top]],
+                    "strength": float(strength[top]),
+                    "said": said,
+                }
+        found.append(Difference(row, rows[nearest], answer, cosine, **best))
+    return found
