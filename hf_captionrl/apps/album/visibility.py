@@ -37,7 +37,7 @@ def directions(carriers: Mapping[str, Sequence[str]], text_features: TextFeature
     for phrase, captions in carriers.items():
         found = [(phrase, text, without_phrase(text, phrase)) for text in dict.fromkeys(captions)]
         found = [pair for pair in found if pair[1] != pair[2]]
-        pairs += [found[at] for at in np.linspace(0, len(found) - 1, min(_CAPTIONS, len(found))).astype(int)]
+        pairs += [found[at] for at in np.linspace(0, len(found) - 1, min(_CAPTIONS, len(found))).astype(int).tolist()]
     if not pairs:
         return {}
     features = text_features([text for _, text, _ in pairs]) - text_features([text for *_, text in pairs])
@@ -98,7 +98,13 @@ def _share(count: Any, total: Any) -> tuple[float, float, float]:
 
 
 def audit_phrase(
-    evidence: np.ndarray, said: np.ndarray, references: np.ndarray, rows: Sequence[int] | None = None, **names: str
+    evidence: np.ndarray,
+    said: np.ndarray,
+    references: np.ndarray,
+    rows: Sequence[int] | None = None,
+    *,
+    group: str = "",
+    phrase: str = "",
 ) -> PhraseAudit:
     """Judge a phrase by the evidence of images for it, `(M,)`, and by that of images without it, `(R,)`.
 
@@ -111,61 +117,42 @@ def audit_phrase(
         said: Whether the captions of each image say the phrase, `(M,)`.
         references: Evidence of images that do not show the phrase.
         rows: Rows of the images in the album; by default their positions.
-        names: `group` and `phrase`.
+        group: Name of the group.
+        phrase: The phrase.
     """
-    rows = range(len(evidence)) if rows is None else rows
-    names = {"group": "", "phrase": ""} | names
-    number = len(references)
-    if number < MIN_REFERENCES:
-        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed"
-        cells = {name: [] for name in CELLS[:4]}
-        cells |= {f"{word}_unclear": _rows(rows, said == (word == "said")) for word in ("said", "unsaid")}
-        return PhraseAudit(
-            **names, verdict="cannot tell", cells=cells, visible=_share(0, 0), references=number, reason=reason
-        )
-    visible = evidence > _upper(references)
-    absent = ~visible & (evidence <= np.median(references))
+    number, half = len(references), len(references) // 2
+    is_enough = number >= MIN_REFERENCES
+    high, low = (_upper(references), float(np.median(references))) if is_enough else (np.inf, -np.inf)
+    visible = evidence > high
+    absent = ~visible & (evidence <= low)
     states = {"visible": visible, "absent": absent, "unclear": ~visible & ~absent}
-    mask = {
-        f"{word}_{name}": state & (said == (word == "said"))
-        for word in ("said", "unsaid")
-        for name, state in states.items()
-    }
-    share = _share(visible.sum(), len(evidence))
-    # Thresholds from one half of the references are tried on the other.
-    alarms = sum(int((references[1 - at :: 2] > _upper(references[at::2])).sum()) for at in (0, 1))
+    words = {"said": said, "unsaid": ~said}
+    mask = {name: words[word] & states[state] for name in CELLS for word, state in [name.split("_")]}
 
     def is_frequent(count: str, others: str) -> bool:
         return _share(mask[count].sum(), mask[count].sum() + mask[others].sum())[1] > FALSE_ALARMS
 
-    found = [
-        name
-        for name, count, others in (
-            ("careless", "said_absent", "said_visible"),
-            ("omitted", "unsaid_visible", "unsaid_absent"),
+    share, alarms = _share(visible.sum(), len(evidence)), None
+    if is_enough:  # thresholds from one half of the references are tried on the other
+        first, second = references[:half], references[half:]
+        alarms = _share((first > _upper(second)).sum() + (second > _upper(first)).sum(), number)
+    verdict, reason = "cannot tell", ""
+    if not is_enough:
+        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed"
+    elif share[1] <= FALSE_ALARMS:
+        reason = "the share of visible images is not above chance"
+    elif 2 * int(states["unclear"].sum()) > len(evidence):
+        reason = "most images are unclear"
+    else:
+        careless, omitted = (
+            is_frequent("said_absent", "said_visible"),
+            is_frequent("unsaid_visible", "unsaid_absent"),
         )
-        if is_frequent(count, others)
-    ]
-    verdict, reason = " and ".join(found), ""
-    if share[1] <= FALSE_ALARMS:
-        verdict, reason = "cannot tell", "the share of visible images is not above chance"
-    elif 2 * int((visible | absent).sum()) < len(evidence):
-        verdict, reason = "cannot tell", "most images are unclear"
-    elif not found:
-        verdict = "as said" if is_frequent("unsaid_absent", "unsaid_visible") else "in all"
-    return PhraseAudit(
-        **names,
-        verdict=verdict,
-        cells={name: _rows(rows, mask[name]) for name in CELLS},
-        visible=share,
-        references=number,
-        false_alarms=_share(alarms, number),
-        reason=reason,
-    )
-
-
-def _rows(rows: Sequence[int], mask: np.ndarray) -> list[int]:
-    return [rows[at] for at in np.flatnonzero(mask)]
+        found = ["careless"] * careless + ["omitted"] * omitted
+        verdict = " and ".join(found) or ("as said" if is_frequent("unsaid_absent", "unsaid_visible") else "in all")
+    rows = range(len(evidence)) if rows is None else rows
+    cells = {name: [rows[at] for at in np.flatnonzero(mask[name]).tolist()] for name in CELLS}
+    return PhraseAudit(group, phrase, verdict, cells, share, number, alarms, reason)
 
 
 def audit_phrases(
@@ -177,7 +164,7 @@ def audit_phrases(
     text_features: TextFeatures,
     references: Tensor | None = None,
 ) -> list[PhraseAudit]:
-    """Audit every phrase that most captions of a group share.
+    """Audit every phrase that most captions of a group share, but those that no caption can be written without.
 
     The reference images are `references`, and the images without the phrase of groups that do not share it.
 
@@ -192,23 +179,21 @@ def audit_phrases(
     """
     found = []
     for fact in shared:
-        mine = np.array([group == fact.group for group in groups]) & np.array([bool(texts) for texts in captions])
-        carriers = {
-            p: [text for at in np.flatnonzero(mine) for text in captions[at] if says(text, p)] for p in fact.shared
-        }
-        known = directions(carriers, text_features)
-        for phrase in fact.shared:
+        mine = [at for at, texts in enumerate(captions) if groups[at] == fact.group and texts]
+        known = directions(
+            {phrase: [text for at in mine for text in captions[at] if says(text, phrase)] for phrase in fact.shared},
+            text_features,
+        )
+        for phrase, direction in known.items():
             said = np.array([any(says(text, phrase) for text in texts) for texts in captions])
             # A group that shares the phrase may omit it where it is visible.
             alike = {other.group for other in shared if any(says(p, phrase) or says(phrase, p) for p in other.shared)}
-            others = features[torch.from_numpy(np.array([group not in alike for group in groups]) & ~said)]
-            pool = others if references is None else torch.cat([references, others])
-            direction = known.get(phrase)
-            if direction is None:
-                direction, pool = torch.zeros(features.shape[1]), pool[:0]
-            evidence, chance = (images.float() @ direction for images in (features[torch.from_numpy(mine)], pool))
-            names = {"group": fact.group, "phrase": phrase}
-            found.append(audit_phrase(evidence.numpy(), said[mine], chance.numpy(), _rows(rows, mine), **names))
+            pool = features[[at for at, group in enumerate(groups) if group not in alike and not said[at]]]
+            if references is not None:
+                pool = torch.cat([references.to(pool), pool])
+            evidence, chance = ((images @ direction).numpy() for images in (features[mine], pool))
+            rows_of = [rows[at] for at in mine]
+            found.append(audit_phrase(evidence, said[mine], chance, rows_of, group=fact.group, phrase=phrase))
     return found
 
 
@@ -217,6 +202,8 @@ def audit_phrases(
 MIN_COSINE = 0.3
 """Cosine of a phrase's direction and the difference of two images from which the phrase is named; chosen on scenes of another seed than
 those that measure it."""
+SOURCES = ("candidates", "list", "neighbours")
+"""Where a phrase is searched, first to last: the captioner's own captions of the bag, phrases of the user, captions of other images."""
 _WORDS = 3  # most words of a phrase that is searched
 
 ANSWERS = {
@@ -237,7 +224,7 @@ class Difference:
         answer: A key of `ANSWERS`.
         cosine: Cosine of the two images.
         phrase: What would tell the image from the others; empty if no phrase of the search does.
-        source: Where the phrase was found: `candidates`, `neighbours` or `list`.
+        source: Where the phrase was found, one of `SOURCES`.
         strength: Smallest cosine of the phrase's direction and the difference from another image.
         said: Share of the image's own candidates that say the phrase.
     """
@@ -267,7 +254,7 @@ class PhrasePool:
         own = [text for texts in self.candidates for text in texts]
         for name, texts in (("candidates", own), ("neighbours", self.neighbours)):
             for text in dict.fromkeys(texts):
-                for phrase in phrases_of(text, _WORDS):
+                for phrase in sorted(phrases_of(text, _WORDS)):
                     found.setdefault(phrase, []).append(text)
                     source.setdefault(phrase, name)
         for phrase in self.phrases:
@@ -312,8 +299,9 @@ def explain_bag(
         if answer != "near-duplicates" and names:
             between = torch.nn.functional.normalize(features[at] - features[others], dim=1)
             strength = (axes @ between.T).amin(1)  # (P,)
-            top = int(strength.argmax())
-            if strength[top] >= MIN_COSINE:
+            enough = torch.nonzero(strength >= MIN_COSINE).flatten().tolist()
+            if enough:
+                top = min(enough, key=lambda n: (SOURCES.index(source[names[n]]), -float(strength[n])))
                 own = pool.candidates[at]
                 said = sum(says(text, names[top]) for text in own) / max(len(own), 1)
                 best = {
