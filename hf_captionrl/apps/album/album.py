@@ -40,7 +40,14 @@ from hf_captionrl.apps.album.phrases import (
     with_word,
 )
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
-from hf_captionrl.apps.album.visibility import Difference, PhraseAudit, PhrasePool, audit_phrases, explain_bag
+from hf_captionrl.apps.album.visibility import (
+    Difference,
+    PhraseAudit,
+    PhrasePool,
+    audit_phrases,
+    check_questions,
+    explain_bag,
+)
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
@@ -308,6 +315,7 @@ def describe_album(
     if diagnoses and not any(existing):
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
+    check_questions(settings, ids)
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
     work.prompts = ImagePrompts(settings.do_not_mention)
@@ -445,26 +453,23 @@ class AlbumSteps:
         return album
 
     def _explain(self, album: Album) -> list[Difference]:
-        """Why the images of `why` cannot be told apart; their phrases are searched in their candidates, and in captions of the others."""
+        """Why the images of `why` cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
         row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
-        rows = [row_of[image_id] for image_id in self.settings.why]
+        rows = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
         if unread := [self.work.image_ids[row] for row in rows if row not in self.leader_of]:
             raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
         leaders = [self.leader_of[row] for row in rows]
         near = (
-            rank_rows(self.features, min(NEIGHBOURS, len(self.rows) - 1), rows=torch.tensor(leaders))[0]
-            if len(self.rows) > 1
-            else ()
+            (self.features[leaders] @ self.features.T)
+            .amax(0)
+            .argsort(descending=True)[: NEIGHBOURS + len(rows)]
+            .tolist()
         )
-        neighbours = [
-            album.images[self.rows[other]].caption for mine in near for other in mine.tolist() if other not in leaders
-        ]
-        candidates = [
-            list(
-                dict.fromkeys(text for text in (*self.candidates.get(leader, ()), *self.existing[row]) if text.strip())
-            )
-            for row, leader in zip(rows, leaders, strict=True)
-        ]
+        neighbours = [album.images[self.rows[other]].caption for other in near if other not in leaders]
+        texts = (
+            (*self.candidates.get(leader, ()), *self.existing[row]) for row, leader in zip(rows, leaders, strict=True)
+        )
+        candidates = [list(dict.fromkeys(filter(str.strip, mine))) for mine in texts]
         pool = PhrasePool(candidates, neighbours, self.settings.why_phrases)
         captions = [album.images[row].caption for row in rows]
         return explain_bag(rows, self.features[leaders], captions, pool, self._text_features, self.threshold)

@@ -46,7 +46,7 @@ from hf_captionrl.apps.album.sources import (
     sidecar_captions,
     sidecar_of,
 )
-from hf_captionrl.apps.album.visibility import ANSWERS
+from hf_captionrl.apps.album.visibility import ANSWERS, check_questions
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
@@ -92,10 +92,7 @@ def run(options: AlbumOptions) -> None:
             f"{options.images} has no captions, and there is no captioner. Use --model to write captions, or --captions to "
             "diagnose those of a file."
         )
-    if unknown := [name for name in options.why if name not in source.image_ids]:
-        raise ValueError(
-            f"--why names {unknown[0]!r}, which is not in the album. Use ids such as {source.image_ids[0]!r}."
-        )
+    check_questions(options, source.image_ids)
     files = AlbumFiles(options, source)
     if options.dry_run:
         files.check()
@@ -164,16 +161,8 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(
             f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
         )
-    if options.audit and (options.drop_shared or options.trigger is not None):
-        raise ValueError(
-            "--audit is of phrases that captions contain, and --drop_shared and --trigger replace them. Use one command for each."
-        )
     if options.audit_references is not None and not options.audit:
         raise ValueError(f"--audit_references {options.audit_references!r} has an effect only with --audit. Use both.")
-    if options.why and len(set(options.why)) < 2:
-        raise ValueError(f"--why {' '.join(options.why)} names {len(set(options.why))} image. Use two or more.")
-    if options.why_phrases and not options.why:
-        raise ValueError(f"--why_phrases {' '.join(options.why_phrases)} has an effect only with --why. Use both.")
     if options.model is None and options.adapt is not None:
         raise ValueError("--adapt finetunes a captioner, and there is none. Use --model.")
 

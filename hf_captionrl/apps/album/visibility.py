@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.apps.album.phrases import caption_words, is_content, phrases_of, says, without_phrase
 from hf_captionrl.metrics.bootstrap import exact_interval
 
@@ -27,6 +28,19 @@ FALSE_ALARMS = 0.05
 MIN_REFERENCES = 40
 """Images without the phrase that the thresholds need: each half of them has a quantile of 0.95."""
 _CAPTIONS = 16  # most captions that a direction is computed from
+
+
+def check_questions(settings: AlbumSettings, image_ids: Sequence[str]) -> None:
+    """Refuse settings of --audit and --why that have no answer."""
+    if settings.audit and (settings.drop_shared or settings.trigger is not None):
+        raise ValueError("audit looks at phrases that drop_shared and trigger replace. Use one of them at a time.")
+    if settings.why_phrases and not settings.why:
+        raise ValueError(f"why_phrases {settings.why_phrases} have an effect only with why. Use both.")
+    if settings.why and len(set(settings.why)) < 2:
+        raise ValueError(f"why names one image, {settings.why[0]!r}. Use two or more.")
+    if unknown := set(settings.why) - set(image_ids):
+        raise ValueError(f"why names {min(unknown)!r}, which is not in the album. Use ids such as {image_ids[0]!r}.")
+
 
 # --- Evidence --------------------------------------------------------------------------------------------------------
 
@@ -293,7 +307,7 @@ def explain_bag(
         others = [other for other in range(len(rows)) if other != at]
         nearest = max(others, key=lambda other: float(cosines[at, other]))
         cosine = float(cosines[at, nearest])
-        is_first = all(scores[at, at] > scores[at, other] for other in others)
+        is_first = bool(captions[at].strip()) and all(scores[at, at] > scores[at, other] for other in others)
         answer = "near-duplicates" if cosine >= copy_threshold else "told apart" if is_first else "train"
         best: dict[str, Any] = {}
         if answer != "near-duplicates" and names:

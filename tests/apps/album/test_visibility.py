@@ -347,13 +347,13 @@ def test_the_pages_in_a_browser(folders):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--audit", "--drop_shared"], "--audit"),
-        (["--audit", "--trigger", "x"], "--audit"),
+        (["--audit", "--drop_shared"], "audit"),
+        (["--audit", "--trigger", "x"], "audit"),
         (["--audit_references", "photos"], "--audit_references"),
-        (["--why", "half/00.png"], "--why"),
-        (["--why", "half/00.png", "half/00.png"], "--why"),
+        (["--why", "half/00.png"], "why"),
+        (["--why", "half/00.png", "half/00.png"], "why"),
         (["--why", "half/00.png", "none.png"], "none.png"),
-        (["--why_phrases", "a cat"], "--why_phrases"),
+        (["--why_phrases", "a cat"], "why_phrases"),
         (["--why", "half/00.png", "broken.png"], "broken.png"),
     ],
 )
