@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.apps.album.options import AlbumSettings
-from hf_captionrl.apps.album.phrases import caption_words, is_content, phrases_of, says, without_phrase
+from hf_captionrl.apps.album.phrases import GroupFacts, caption_words, is_content, phrases_of, says, without_phrase
 from hf_captionrl.metrics.bootstrap import exact_interval
 
 TextFeatures = Callable[[Sequence[str]], Tensor]
@@ -77,28 +77,17 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class PhraseAudit:
-    """What the scorer sees of a phrase that most captions of a group share.
+    """What the scorer sees of a phrase that most captions of a group share; rates come with their exact 95 % intervals."""
 
-    Args:
-        group: Name of the group; empty if the whole album is one.
-        phrase: The phrase.
-        verdict: A key of `VERDICTS`.
-        cells: Rows of the images by name of the cell: said or unsaid, and visible, absent or unclear.
-        visible: Share of the images in which it is visible, with its exact 95 % interval.
-        references: Number of images without the phrase.
-        false_alarms: Share of these images in which it is called visible by thresholds from the other half, with its interval;
-            None if there are too few.
-        reason: Why the scorer cannot tell.
-    """
-
-    group: str
+    group: str  # empty if the whole album is one
     phrase: str
-    verdict: str
-    cells: dict[str, list[int]]
-    visible: tuple[float, float, float]
-    references: int
+    verdict: str  # a key of `VERDICTS`
+    cells: dict[str, list[int]]  # rows of the images, by the names of `CELLS`
+    visible: tuple[float, float, float]  # share of the images in which the phrase is visible
+    references: int  # images without the phrase
+    # Share of the references in which it is called visible by thresholds from their other half; None if there are too few.
     false_alarms: tuple[float, float, float] | None = None
-    reason: str = ""
+    reason: str = ""  # why the scorer cannot tell
 
 
 def _upper(references: np.ndarray) -> float:
@@ -113,9 +102,9 @@ def _share(count: Any, total: Any) -> tuple[float, float, float]:
 
 def audit_phrase(
     evidence: np.ndarray,
-    said: np.ndarray,
+    said: np.ndarray,  # whether the captions of each image say the phrase, (M,)
     references: np.ndarray,
-    rows: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,  # of the images in the album; by default their positions
     *,
     group: str = "",
     phrase: str = "",
@@ -125,14 +114,6 @@ def audit_phrase(
     The phrase is visible in an image whose evidence exceeds the 0.95 quantile of the references, absent where it does not exceed
     their median, and unclear between. A rate counts as above chance if its exact 95 % interval is above `FALSE_ALARMS`. The
     scorer cannot tell if the share of visible images is not above chance, or if most images are unclear.
-
-    Args:
-        evidence: Of the images of the group.
-        said: Whether the captions of each image say the phrase, `(M,)`.
-        references: Evidence of images that do not show the phrase.
-        rows: Rows of the images in the album; by default their positions.
-        group: Name of the group.
-        phrase: The phrase.
     """
     number, half = len(references), len(references) // 2
     is_enough = number >= MIN_REFERENCES
@@ -170,26 +151,17 @@ def audit_phrase(
 
 
 def audit_phrases(
-    shared: Sequence[Any],
-    rows: Sequence[int],
-    groups: Sequence[str],
-    captions: Sequence[Sequence[str]],
-    features: Tensor,
+    shared: Sequence[GroupFacts],
+    rows: Sequence[int],  # of the images in the album
+    groups: Sequence[str],  # of each image, (M,)
+    captions: Sequence[Sequence[str]],  # of each image, (M,)
+    features: Tensor,  # of the images, (M, D)
     text_features: TextFeatures,
-    references: Tensor | None = None,
+    references: Tensor | None = None,  # features of further images that do not show what the groups share, (R, D)
 ) -> list[PhraseAudit]:
-    """Audit every phrase that most captions of a group share, but those that no caption can be written without.
+    """Audit every phrase that most captions of a group share.
 
     The reference images are `references`, and the images without the phrase of groups that do not share it.
-
-    Args:
-        shared: What each group shares, as [`group_facts`] returns it.
-        rows: Rows of the images in the album.
-        groups: Group of each image, `(M,)`.
-        captions: Captions of each image, `(M,)`.
-        features: Features of the images, `(M, D)`.
-        text_features: Features of captions.
-        references: Features of further images that do not show what the groups share, `(R, D)`.
     """
     found = []
     for fact in shared:
@@ -198,7 +170,12 @@ def audit_phrases(
             {phrase: [text for at in mine for text in captions[at] if says(text, phrase)] for phrase in fact.shared},
             text_features,
         )
-        for phrase, direction in known.items():
+        for phrase in fact.shared:
+            if (direction := known.get(phrase)) is None:
+                none: dict[str, list[int]] = {name: [] for name in CELLS}
+                reason = "no caption can be written without it"
+                found.append(PhraseAudit(fact.group, phrase, "cannot tell", none, _share(0, 0), 0, reason=reason))
+                continue
             said = np.array([any(says(text, phrase) for text in texts) for texts in captions])
             # A group that shares the phrase may omit it where it is visible.
             alike = {other.group for other in shared if any(says(p, phrase) or says(phrase, p) for p in other.shared)}
@@ -230,27 +207,16 @@ ANSWERS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Why an image of a bag cannot be told from the most similar other one.
-
-    Args:
-        row: Row of the image.
-        other: Row of the most similar image of the bag.
-        answer: A key of `ANSWERS`.
-        cosine: Cosine of the two images.
-        phrase: What would tell the image from the others; empty if no phrase of the search does.
-        source: Where the phrase was found, one of `SOURCES`.
-        strength: Smallest cosine of the phrase's direction and the difference from another image.
-        said: Share of the image's own candidates that say the phrase.
-    """
+    """Why an image of a bag cannot be told from the most similar other one, and what would tell it from all others."""
 
     row: int
-    other: int
-    answer: str
-    cosine: float
-    phrase: str = ""
-    source: str = ""
-    strength: float = 0.0
-    said: float = 0.0
+    other: int  # row of the most similar image of the bag
+    answer: str  # a key of `ANSWERS`
+    cosine: float  # of the two images
+    phrase: str = ""  # empty if no phrase of the search would do
+    source: str = ""  # where it was found, one of `SOURCES`
+    strength: float = 0.0  # smallest cosine of the phrase's direction and the difference from another image
+    said: float = 0.0  # share of the image's own candidates that say it
 
 
 @dataclass
@@ -279,23 +245,14 @@ class PhrasePool:
 
 
 def explain_bag(
-    rows: Sequence[int],
-    features: Tensor,
-    captions: Sequence[str],
+    rows: Sequence[int],  # of the images in the album
+    features: Tensor,  # of the images, (M, D)
+    captions: Sequence[str],  # of each image
     pool: PhrasePool,
     text_features: TextFeatures,
-    copy_threshold: float,
+    copy_threshold: float,  # cosine from which two images are not told apart
 ) -> list[Difference]:
-    """For each image of a bag, why it cannot be told from the most similar other one, and the phrase that would do it.
-
-    Args:
-        rows: Rows of the images in the album.
-        features: Features of the images, `(M, D)`.
-        captions: Caption of each image.
-        pool: Where phrases are searched.
-        text_features: Features of captions.
-        copy_threshold: Cosine from which two images are not told apart.
-    """
+    """For each image of a bag, why it cannot be told from the most similar other one, and the phrase that would do it."""
     cosines = features @ features.T  # (M, M)
     scores = text_features(captions).cpu() @ features.T  # (M, M)
     carriers, source = pool.carriers()

@@ -276,6 +276,16 @@ def test_groups_that_share_the_phrase_are_no_references(world, scorer):
     assert (alone.verdict, alone.references) == ("cannot tell", 84)
 
 
+def test_a_phrase_that_is_the_whole_caption_gets_no_verdict(scorer):
+    texts = [["the rain"]] * 3 + [["a dog"]] * 50
+    groups = ["a"] * 3 + ["b"] * 50
+    [found] = audit_phrases(
+        [GroupFacts("a", 3, ("the rain",), ())], range(53), groups, texts, torch.eye(64)[:53], scorer.text_features
+    )
+    assert (found.phrase, found.verdict, found.false_alarms) == ("the rain", "cannot tell", None)
+    assert "without it" in found.reason
+
+
 # --- The command -----------------------------------------------------------------------------------------------------
 
 SCORER = ["--scorer", "scenes:siglip-held-out", "--cache_dir", "cache"]
