@@ -40,6 +40,14 @@ from hf_captionrl.apps.album.phrases import (
     with_word,
 )
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
+from hf_captionrl.apps.album.visibility import (
+    Difference,
+    PhraseAudit,
+    PhrasePool,
+    audit_phrases,
+    check_questions,
+    explain_bag,
+)
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
@@ -105,6 +113,8 @@ class Album:
         choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
         groups: Name of each image's group.
+        audit: What the scorer sees of the shared phrases, if asked for.
+        why: Why some images cannot be told apart, if asked for.
     """
 
     images: list[AlbumImage]
@@ -113,6 +123,8 @@ class Album:
     choice: Choice | None = field(default=None, repr=False)
     shared: list[GroupFacts] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    audit: list[PhraseAudit] = field(default_factory=list)
+    why: list[Difference] = field(default_factory=list)
 
     @property
     def compares_images(self) -> bool:
@@ -173,6 +185,14 @@ class Album:
         }
         if self.choice is not None:
             found |= {"texts_possible_more": self.choice.gap, "rank_1_possible_more": self.choice.rank_gap}
+        ids = [image.image_id for image in self.images]
+        if self.audit:
+            found["audit"] = [
+                asdict(one) | {"cells": {name: [ids[row] for row in rows] for name, rows in one.cells.items()}}
+                for one in self.audit
+            ]
+        if self.why:
+            found["why"] = [asdict(one) | {"row": ids[one.row], "other": ids[one.other]} for one in self.why]
         return found
 
     def rows(self) -> list[dict[str, Any]]:
@@ -295,6 +315,7 @@ def describe_album(
     if diagnoses and not any(existing):
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
+    check_questions(settings, ids)
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
     work.prompts = ImagePrompts(settings.do_not_mention)
@@ -319,6 +340,7 @@ class AlbumWork:
     progress: Callable[[str, int], Any] | None = None
     prompts: ImagePrompts = field(default_factory=ImagePrompts)
     decorative: Collection[int] = ()  # rows of images that get no caption
+    references: torch.Tensor | None = None  # features of images that do not show what the groups share
 
     @property
     def writes_captions(self) -> bool:
@@ -373,6 +395,7 @@ class AlbumSteps:
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
         self.work, self.settings, self.groups = work, work.settings, groups
         self.leader_of: dict[int, int]  # leader of each readable image, as a number below L
+        self.candidates: dict[int, list[str]] = {}  # before any editing, by leader
         self.scores: dict[tuple[int, str], float | None] = {}  # mean log-probabilities, by album row and caption
         rows = [row for row in range(len(work.images)) if row not in work.decorative]
         self.existing = [[whole_text(text) for text in mine] for mine in existing]
@@ -416,7 +439,43 @@ class AlbumSteps:
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
         diagnose(album, self.work.scorer if self.work.compares_images else None)
+        if self.settings.audit:
+            texts = [
+                [one.caption for one in (i, *i.further) if one.caption.strip()]
+                for i in map(album.images.__getitem__, self.rows)
+            ]
+            groups, references = [self.groups[row] for row in self.rows], self.work.references
+            album.audit = audit_phrases(
+                album.shared, self.rows, groups, texts, self.features, self._text_features, references
+            )
+        if self.settings.why:
+            album.why = self._explain(album)
         return album
+
+    def _explain(self, album: Album) -> list[Difference]:
+        """Why the images of `why` cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
+        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
+        rows = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
+        if unread := [self.work.image_ids[row] for row in rows if row not in self.leader_of]:
+            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
+        leaders = [self.leader_of[row] for row in rows]
+        near = (
+            (self.features[leaders] @ self.features.T)
+            .amax(0)
+            .argsort(descending=True)[: NEIGHBOURS + len(rows)]
+            .tolist()
+        )
+        neighbours = [album.images[self.rows[other]].caption for other in near if other not in leaders]
+        texts = (
+            (*self.candidates.get(leader, ()), *self.existing[row]) for row, leader in zip(rows, leaders, strict=True)
+        )
+        candidates = [list(dict.fromkeys(filter(str.strip, mine))) for mine in texts]
+        pool = PhrasePool(candidates, neighbours, self.settings.why_phrases)
+        captions = [album.images[row].caption for row in rows]
+        return explain_bag(rows, self.features[leaders], captions, pool, self._text_features, self.threshold)
+
+    def _text_features(self, captions: Sequence[str]) -> torch.Tensor:
+        return torch.as_tensor(self.work.scorer.text_features(spoken(captions))).float().cpu()
 
     def _chosen(self) -> Album:
         """Choose a caption for each leader; copies get the same."""
@@ -428,6 +487,7 @@ class AlbumSteps:
         kept = [settings.prefer_existing and bool(mine) for mine in old]
         if work.writes_captions:
             candidates = self._candidates(old, kept)
+            self.candidates = dict(enumerate(candidates))
         else:
             candidates = [(mine[:1] if keep else mine) or [""] for mine, keep in zip(old, kept, strict=True)]
         facts: list[GroupFacts] = []

@@ -46,6 +46,7 @@ from hf_captionrl.apps.album.sources import (
     sidecar_captions,
     sidecar_of,
 )
+from hf_captionrl.apps.album.visibility import ANSWERS, check_questions
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
@@ -91,6 +92,7 @@ def run(options: AlbumOptions) -> None:
             f"{options.images} has no captions, and there is no captioner. Use --model to write captions, or --captions to "
             "diagnose those of a file."
         )
+    check_questions(options, source.image_ids)
     files = AlbumFiles(options, source)
     if options.dry_run:
         files.check()
@@ -159,6 +161,8 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(
             f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
         )
+    if options.audit_references is not None and not options.audit:
+        raise ValueError(f"--audit_references {options.audit_references!r} has an effect only with --audit. Use both.")
     if options.model is None and options.adapt is not None:
         raise ValueError("--adapt finetunes a captioner, and there is none. Use --model.")
 
@@ -252,7 +256,8 @@ class KeptWork(AlbumWork):
         # To write the texts of a person into files takes no model.
         options = self.options
         writes_files = options.sidecars or options.xmp_sidecars or options.xmp_copies is not None
-        return options.scorer is not None or options.model is not None or not writes_files
+        asks = options.audit or bool(options.why)
+        return asks or options.scorer is not None or options.model is not None or not writes_files
 
     @cached_property
     def source(self) -> AlbumSource:
@@ -279,6 +284,15 @@ class KeptWork(AlbumWork):
     @cached_property
     def scorer(self) -> Scorer:  # type: ignore[override]
         return load_scorer(scorer_names(self.options)[0], device=default_device(self.options.device))
+
+    @cached_property
+    def references(self) -> torch.Tensor | None:  # type: ignore[override]
+        if self.options.audit_references is None:
+            return None
+        images = load_album_source(self.options.audit_references, sidecars=False).images
+        return read_images(
+            images, self.scorer, cache=self.cache, batch_size=self.options.batch_size, unreadable={}
+        ).features
 
     @cached_property
     def cache(self) -> FeatureCache:  # type: ignore[override]
@@ -876,6 +890,8 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             name = f" in {fact.group!r}" if fact.group else ""
             varying = ", ".join(word for word, _ in fact.varying[:8])
             lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
+    lines += [audit_sentence(one) for one in summary.get("audit", ())]
+    lines += [why_sentence(one) for one in summary.get("why", ())]
     if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
         lines.append(
             f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
@@ -900,6 +916,31 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
     if "endpoint" in summary:
         lines.append(cost_sentence(summary["endpoint"]))
     return "\n".join(lines)
+
+
+def audit_sentence(one: dict[str, Any]) -> str:
+    """A phrase of the audit, with its counts."""
+    where = f" in {one['group']!r}" if one["group"] else ""
+    if one["verdict"] == "cannot tell":
+        return f"{one['phrase']!r}{where}: cannot tell ({one['reason']})."
+    counts = {name: len(rows) for name, rows in one["cells"].items()}
+    said, unsaid = (
+        f"{counts[f'{word}_visible']} visible, {counts[f'{word}_absent']} absent, {counts[f'{word}_unclear']} unclear"
+        for word in ("said", "unsaid")
+    )
+    return f"{one['phrase']!r}{where}: {one['verdict']}. Said: {said}; not said: {unsaid}."
+
+
+def why_sentence(one: dict[str, Any]) -> str:
+    """The answer to --why for an image."""
+    text = f"{one['row']}, most similar to {one['other']} (cosine {one['cosine']:.3f}): {one['answer']}; {ANSWERS[one['answer']]}."
+    if one["phrase"]:
+        text += (
+            f" {one['phrase']!r} ({one['source']}) would tell it apart; {one['said']:.0%} of its candidates say it."
+        )
+    elif one["answer"] == "train":
+        text += " No phrase of the search tells it apart. Use --why_phrases, or more --num_samples."
+    return text
 
 
 # --- --dry_run -------------------------------------------------------------------------------------------------------

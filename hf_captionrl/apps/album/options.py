@@ -117,6 +117,21 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
     shared_share: Annotated[float, Range(above=0, at_most=1)] = option(
         0.9, metavar="X", help="share of a group's captions that contain a shared phrase"
     )
+    audit: bool = option(
+        False,
+        group="what images show",
+        help="say of every shared phrase whether all images show it, captions say it where it is not visible, or omit it where it is",
+    )
+    why: list[str] = option(
+        [],
+        nargs="+",
+        metavar="IMAGE",
+        group="what images show",
+        help="ids of two or more images: say why they cannot be told apart, and search the phrase that would do it",
+    )
+    why_phrases: list[str] = option(
+        [], nargs="+", metavar="PHRASE", group="what images show", help="further phrases that --why searches"
+    )
 
 
 @dataclass
@@ -140,6 +155,8 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
           captionrl album photos --model MODEL --sidecars --trigger "ohwx dog" --drop_shared
           captionrl album photos --captions old.jsonl --output report.html
           captionrl album photos --captions captions.csv --sidecars
+          captionrl album photos --audit --shared_share 0.6 --audit_references other_photos --output audit.html
+          captionrl album photos --model MODEL --num_samples 16 --why a.jpg b.jpg
           captionrl album photos --model MODEL --adapt 10m --output alt.jsonl report.html
           captionrl album photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --num_samples 7 --output alt.csv
           captionrl album photos --model MODEL --xmp_captions --prefer_existing --xmp_sidecars --output alt.csv
@@ -210,6 +227,12 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     )
     group_by: Literal["folder", "album"] = option(
         "folder", help="images among which shared phrases are searched: each folder, or the whole album"
+    )
+    audit_references: str | None = option(
+        None,
+        metavar="IMAGES",
+        group="what images show",
+        help="images that do not show what the groups share, for --audit (default: images of other groups)",
     )
     split: str | None = option(None, metavar="SPLIT", help="split of a data set (default: all)")
     image_root: str | None = option(
