@@ -1,13 +1,18 @@
-"""Which requests a server on this machine answers: none from another site whose name points to this machine (DNS rebinding).
+"""A small HTTP server, and which requests a server on this machine answers: none from another site whose name points to it.
 
-Shared by the review page and the demo. The browser sends the name that a page was loaded from in `Host`, and the site that
+Shared by the review page, the reward server and the demo; the attack is DNS rebinding. The browser sends the name that a page was loaded from in `Host`, and the site that
 sends a request in `Origin`; both must be names of this server.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
 from urllib.parse import urlsplit
 
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -49,6 +54,80 @@ class OwnHosts:
         # A name behind a proxy has another port than the one that the server listens at.
         is_given = found[0] in self.more and found[1] in (None, default)
         return is_given or (found[0], found[1] or default) == (host[0], host[1] or default)
+
+
+class LocalServer(ABC):
+    """An HTTP server that answers GET and POST with `respond`; as a context manager, it serves in a thread."""
+
+    timeout_s: float | None = None  # of each read and write
+
+    def __init__(self, host: str, port: int) -> None:
+        is_local = host in LOCAL_NAMES
+        self._hosts = OwnHosts([] if is_local else [host], any_address=not is_local)
+        try:
+            self._server = ThreadingHTTPServer((host, port), self._handler())
+        except (OSError, OverflowError) as error:
+            remedy = "Use --port 0 for any free port."
+            raise ValueError(f"--port {port} of {host} is not free ({error}). {remedy}") from None
+        self.port = self._server.server_address[1]
+        self.address = f"http://{host}:{self.port}"
+
+    @abstractmethod
+    def respond(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
+        """Status, body and media type of the answer, which must be a refusal unless `is_own(request)`."""
+
+    def is_own(self, request: BaseHTTPRequestHandler) -> bool:
+        """Whether a request names this server, and comes from no other site."""
+        return self._hosts.accepts(request.headers.get_all("Host", []), request.headers.get_all("Origin", []))
+
+    def serve(self) -> None:
+        """Answer requests until `stop`, or an interrupt."""
+        with self._server:
+            self._server.serve_forever(poll_interval=0.1)
+
+    def stop(self, *signal_and_frame: object) -> None:
+        """Accept no more requests; a signal handler, too."""
+        threading.Thread(target=self._server.shutdown, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self.serve, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        self._thread.join()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = server.timeout_s
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                status, body, kind = server.respond(self)
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Cache-Control", "no-store")
+                self.send_header("X-Content-Type-Options", "nosniff")
+                self.send_header("X-Frame-Options", "DENY")
+                self.end_headers()
+                with contextlib.suppress(OSError):  # the client has gone
+                    self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                self.do_GET()
+
+        return Handler
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number of a request, or None if it is invalid; Python refuses numbers of thousands of digits."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None
 
 
 def _name_and_port(address: str) -> tuple[str, int | None] | None:

@@ -117,9 +117,9 @@ def explain_caption(
     top_k: int = 5,
     max_length: int = 77,
 ) -> CaptionView:
-    r"""Every token of a caption under maximum likelihood and under SMILE.
+    r"""Every token of a caption under maximum likelihood and under SMILE (Yue et al. 2023, Figure 5 and Eq. 2-3).
 
-    Reference: Yue et al. 2023, Figure 5 and Eq. 2-3. `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
+    `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
     p(v)]`, so they differ by the probability of words that the caption does not use.
     """
     batch = captioner.collate([image], [caption], max_length=max_length)
@@ -154,13 +154,12 @@ def explain_caption(
     vocabulary = torch.arange(distribution.size(1))
     outside = torch.ones_like(vocabulary, dtype=torch.bool)
     outside[subset] = False
-    members = set(subset.tolist())
 
     def top(log_probs: Tensor, ids: Tensor) -> tuple[Alternative, ...]:
         """The most likely of some tokens, both `(K,)`."""
         best = log_probs.topk(min(top_k, len(log_probs)))
         return tuple(
-            Alternative(token, token_text(captioner.tokenizer, token), math.exp(value), token in members)
+            Alternative(token, token_text(captioner.tokenizer, token), math.exp(value), not bool(outside[token]))
             for value, token in zip(best.values.tolist(), ids[best.indices].tolist(), strict=True)
         )
 
@@ -306,10 +305,7 @@ def write_explanation(
     reward: CaptionReward | None = None,
     claims: CaptionClaims | None = None,
 ) -> Path:
-    """Write the page, atomically.
-
-    Reference: Yue et al. 2023 (SMILE), Figure 5.
-    """
+    """Write the page (SMILE, Figure 5), atomically."""
     values: dict[str, Any] = {"view": view, "title": title, "note": note, "image_name": image_name, "reward": reward}
     values["claims"] = claims
     if reward is not None:
@@ -348,13 +344,13 @@ def write_explanation_picture(
     """
     columns = 2 if reward is None else 3
     figure, axes = new_figure(3.4 * columns + 0.8, 1.5 + 0.34 * len(view.tokens), columns=columns)
-    places = list(range(len(view.tokens)))
+    places = range(len(view.tokens))
     for axis in axes:
         axis.set_ylim(len(places) - 0.4, -0.6)
         axis.set_yticks(places, [""] * len(places))
         tidy(axis, grid="x")
     axes[0].set_yticks(places, [_drawn(token.text) for token in view.tokens])
-    grey, orange, blue = COLOURS[0], COLOURS[1], COLOURS[2]
+    grey, orange, blue = COLOURS[:3]
     axes[0].barh([p - 0.19 for p in places], [t.mle_loss for t in view.tokens], 0.36, color=grey, label="MLE")
     axes[0].barh(
         [p + 0.19 for p in places], [t.smile_loss for t in view.tokens], 0.36, color=orange, hatch="//", label="SMILE",
@@ -487,8 +483,8 @@ def explain(arguments: ExplainOptions) -> None:
     )
     caption = arguments.caption
     if caption is None:
-        written = captioner.generate(**captioner.encode_images([image]), num_beams=1, do_sample=False)
-        caption = written.captions[0]
+        encoded = captioner.encode_images([image])
+        (caption,) = captioner.generate(**encoded, num_beams=1, do_sample=False).captions
         if not caption.strip():
             raise ValueError("The model's caption of this image is empty. Use --caption TEXT.")
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("first_token", "top_k", "max_length")}

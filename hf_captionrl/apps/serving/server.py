@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import json
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +33,7 @@ from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.rewards import REWARDS, Reward, RewardContext, RewardData, WeightedRewards
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize_all
-from hf_captionrl.utils.local_server import LOCAL_NAMES, OwnHosts
+from hf_captionrl.utils.local_server import LOCAL_NAMES, LocalServer, whole_number
 from hf_captionrl.utils.model_files import model_path
 
 if TYPE_CHECKING:
@@ -170,7 +169,6 @@ class RewardService:
 
 # --- Rewards behind HTTP: bodies are JSON and images are bytes; no path of a client is opened, nothing is unpickled ---
 
-_TIMEOUT_S = 60.0  # of each read and write, so that a stalled client does not keep the server from ending
 _ITEMS: dict[str, type] = {"captions": str, "images": dict, "image_of": int, "completion_ids": list, "rewards": str}
 _REQUIRED = ("captions", "images", "image_of")
 
@@ -187,38 +185,15 @@ def _are_whole(values: Sequence[Any], below: int) -> bool:
     return all(type(value) is int and 0 <= value < below for value in values)
 
 
-class RewardServer:
-    """Answers requests with a [`RewardService`]; as a context manager, it serves in a thread."""
+class RewardServer(LocalServer):
+    """Answers requests with a [`RewardService`]; finishes those that have begun before it ends."""
+
+    timeout_s = 60.0  # so that a stalled client does not keep the server from ending
 
     def __init__(self, service: RewardService, options: ServeOptions) -> None:
         self.service, self.limits = service, options
-        self._hosts = OwnHosts([options.host], any_address=options.host not in LOCAL_NAMES)
-        try:
-            self._server = ThreadingHTTPServer((options.host, options.port), self._handler())
-        except OSError as error:
-            raise ValueError(
-                f"--host {options.host} --port {options.port} is not free ({error}). Use --port 0."
-            ) from None
+        super().__init__(options.host, options.port)
         self._server.daemon_threads = False  # closing waits for the requests that have begun
-        self.address = f"http://{options.host}:{self._server.server_address[1]}"
-
-    def serve(self) -> None:
-        """Answer requests until `stop`, then finish those that have begun."""
-        with self._server:
-            self._server.serve_forever(poll_interval=0.1)
-
-    def stop(self, *signal_and_frame: Any) -> None:
-        """Accept no more requests; a signal handler, too."""
-        threading.Thread(target=self._server.shutdown, daemon=True).start()
-
-    def __enter__(self) -> RewardServer:
-        self._thread = threading.Thread(target=self.serve, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-        self._thread.join()
 
     def health(self) -> dict[str, Any]:
         """What is served."""
@@ -298,63 +273,44 @@ class RewardServer:
             left -= images[-1].width * images[-1].height
         return images
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
+    def _rewards(self, request: BaseHTTPRequestHandler) -> dict[str, Any]:
+        most, length = self.limits.max_body, whole_number(request.headers.get("Content-Length", ""))
+        if request.headers.get_content_type() != "application/json":
+            raise RequestError(415, "The body must be JSON. Send Content-Type: application/json.")
+        if length is None:
+            raise RequestError(411, "The request has no length. Send Content-Length.")
+        if length > most:
+            left = min(length, 4 * most)
+            while left > 0 and request.rfile.read(min(left, 2**20)):  # so that the client reads the answer
+                left -= 2**20
+            raise RequestError(413, f"The body has {length} bytes. Send at most {most} (--max_body).")
+        try:
+            data = request.rfile.read(length)
+        except TimeoutError:
+            raise RequestError(408, f"The body did not arrive within {self.timeout_s:g} s. Send it again.") from None
+        return self.answer(data)
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = _TIMEOUT_S
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self._reply({"/health": server.health, "/schema": server.schema}.get(self.path))
-
-            def do_POST(self) -> None:
-                self._reply(self._rewards if self.path == "/rewards" else None)
-
-            def _rewards(self) -> dict[str, Any]:
-                given, most = self.headers.get("Content-Length", ""), server.limits.max_body
-                if self.headers.get_content_type() != "application/json":
-                    raise RequestError(415, "The body must be JSON. Send Content-Type: application/json.")
-                if not (given.isascii() and given.isdecimal()) or len(given) > 15:
-                    raise RequestError(411, "The request has no length. Send Content-Length.")
-                if int(given) > most:
-                    left = min(int(given), 4 * most)
-                    while left > 0 and self.rfile.read(min(left, 2**20)):  # so that the client reads the answer
-                        left -= 2**20
-                    raise RequestError(413, f"The body has {given} bytes. Send at most {most} (--max_body).")
-                try:
-                    data = self.rfile.read(int(given))
-                except TimeoutError:
-                    raise RequestError(
-                        408, f"The body did not arrive within {_TIMEOUT_S:g} s. Send it again."
-                    ) from None
-                return server.answer(data)
-
-            def _reply(self, make: Callable[[], dict[str, Any]] | None) -> None:
-                status = 200
-                try:
-                    if not server._hosts.accepts(self.headers.get_all("Host", []), self.headers.get_all("Origin", [])):
-                        raise RequestError(403, "Host or Origin is not this server. Use its address.")
-                    if make is None:
-                        raise RequestError(404, "There are GET /health, GET /schema and POST /rewards.")
-                    body = json.dumps(make(), allow_nan=False)
-                except Exception as error:
-                    status = getattr(error, "status", 422 if isinstance(error, ValueError) else 500)
-                    if status == 500:
-                        traceback.print_exc()
-                    body = json.dumps(
-                        {"version": VERSION, "error": " ".join(f"{error}".split()) or type(error).__name__}
-                    )
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                with contextlib.suppress(OSError):  # the client has gone
-                    self.wfile.write(body.encode("ascii"))
-
-        return Handler
+    def respond(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
+        status = 200
+        try:
+            if not self.is_own(request):
+                raise RequestError(403, "Host or Origin is not this server. Use its address.")
+            match request.command, request.path:
+                case "POST", "/rewards":
+                    found = self._rewards(request)
+                case "GET", "/health":
+                    found = self.health()
+                case "GET", "/schema":
+                    found = self.schema()
+                case _:
+                    raise RequestError(404, "There are GET /health, GET /schema and POST /rewards.")
+            body = json.dumps(found, allow_nan=False)
+        except Exception as error:
+            status = getattr(error, "status", 422 if isinstance(error, ValueError) else 500)
+            if status == 500:
+                traceback.print_exc()
+            body = json.dumps({"version": VERSION, "error": " ".join(f"{error}".split()) or type(error).__name__})
+        return status, body.encode("ascii"), "application/json"
 
 
 def serve(options: ServeOptions) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.utils.io import atomic_write_text
-from hf_captionrl.utils.local_server import OwnHosts
+from hf_captionrl.utils.local_server import LocalServer, whole_number
 
 if TYPE_CHECKING:
     import datasets
@@ -50,23 +50,17 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 def render_review(
     title: str,
-    bags: Sequence[Mapping[str, Any]],
-    images: Mapping[str, Mapping[str, Any]],
+    bags: Sequence[Mapping[str, Any]],  # `id` (as in the decisions), `similarity` and `images` (keys)
+    images: Mapping[str, Mapping[str, Any]],  # `image_id`, `source` (a path on the server or a data URL), `captions`
     *,
     reasons: Mapping[str, str],
-    decisions: Mapping[str, Mapping[str, Any]],
-    fingerprint: str,
     token: str | None = None,
+    **data: Any,  # `decisions` and `fingerprint`
 ) -> str:
-    """Render the page.
-
-    A bag has `id` (as in the decisions), `similarity` and `images` (keys); an image has `image_id`, `source` (a path on the
-    server or a data URL) and `captions`.
-    """
-    data: dict[str, Any] = {"bags": bags, "images": images, "reasons": reasons, "decisions": decisions}
-    data |= {"fingerprint": fingerprint, "token": token}
-    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
+    """Render the page."""
+    data |= {"bags": bags, "images": images, "reasons": reasons, "token": token}
     values: dict[str, Any] = {"title": title, "served": token is not None, "reasons": reasons, "data": data}
+    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
     return render_html(TEMPLATES, "review", sort_keys=False, **values)
 
 
@@ -74,6 +68,7 @@ def render_review(
 
 _MAX_BODY = 2**16
 _ADDRESS = "127.0.0.1"  # never reachable from other machines
+_TEXT = "text/plain; charset=utf-8"
 
 
 def _image(rows: datasets.Dataset, row: int) -> str:
@@ -110,8 +105,8 @@ def review_page(folder: Path, rows: datasets.Dataset, token: str | None) -> str:
     )
 
 
-class ReviewServer:
-    """Serves the review page on this machine only; a context manager.
+class ReviewServer(LocalServer):
+    """Serves the review page on this machine only.
 
     The server answers a request when the decision is on disk. Requests need the token of the page, so that other pages in the
     browser cannot decide.
@@ -123,16 +118,14 @@ class ReviewServer:
         self._image = functools.lru_cache(maxsize=64)(functools.partial(_image, rows))
         self._known = {bag_id(bag) for bag in load_truematch(folder).bags.bags}
         self._token = secrets.token_urlsafe(24)
-        self._hosts = OwnHosts()
         self._lock = threading.Lock()
         self._writer = DecisionWriter(folder / DECISIONS_FILE)
         try:
-            self._server = ThreadingHTTPServer((_ADDRESS, port), self._handler())
-        except (OSError, OverflowError) as error:
+            super().__init__(_ADDRESS, port)
+        except ValueError:
             self._writer.close()
-            raise ValueError(f"Port {port} is not available ({error}). Use --port 0 for any free port.") from None
-        self.port = self._server.server_address[1]
-        self.address = f"http://{_ADDRESS}:{self.port}/"
+            raise
+        self.address += "/"
 
     def decide(self, value: Any) -> None:
         """Check a decision and write it."""
@@ -143,91 +136,43 @@ class ReviewServer:
             self._writer.append(decision)
 
     def serve(self) -> None:
-        """Answer requests until Ctrl-C, or until another thread shuts the server down."""
-        self._server.serve_forever(poll_interval=0.1)
+        """Answer requests until Ctrl-C or `stop`, and unlock the decisions."""
+        try:
+            super().serve()
+        finally:
+            self._writer.close()
 
-    def close(self) -> None:
-        """Stop the server, and unlock the decisions."""
-        self._server.server_close()
-        self._writer.close()
+    def respond(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
+        if not self.is_own(request):
+            return HTTPStatus.FORBIDDEN, b"This page is served to 127.0.0.1 only.", _TEXT
+        if request.command == "POST":
+            return self._decision(request)
+        name, _, text = request.path.strip("/").partition("/")
+        number = whole_number(text)
+        if request.path == "/":
+            with self._lock:  # a data set is not thread-safe
+                page = review_page(self._folder, self._rows, self._token)
+            return HTTPStatus.OK, page.encode("utf-8", "xmlcharrefreplace"), "text/html; charset=utf-8"
+        if name == "image" and number is not None and number < len(self._rows):
+            with self._lock:
+                head, _, data = self._image(number).partition(";base64,")
+            return HTTPStatus.OK, base64.b64decode(data), head.removeprefix("data:")
+        return HTTPStatus.NOT_FOUND, b"Not found.", _TEXT
 
-    def __enter__(self) -> ReviewServer:
-        self._thread = threading.Thread(target=self.serve, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self.close()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-            def _is_ours(self) -> bool:
-                if server._hosts.accepts(self.headers.get_all("Host", []), self.headers.get_all("Origin", [])):
-                    return True
-                self._answer(HTTPStatus.FORBIDDEN, b"This page is served to 127.0.0.1 only.")
-                return False
-
-            def _answer(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("Cache-Control", "no-store")
-                self.send_header("X-Content-Type-Options", "nosniff")
-                self.send_header("X-Frame-Options", "DENY")
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_GET(self) -> None:
-                if not self._is_ours():
-                    return
-                name, _, number = self.path.strip("/").partition("/")
-                if self.path == "/":
-                    with server._lock:  # a data set is not thread-safe
-                        page = review_page(server._folder, server._rows, server._token)
-                    body = page.encode("utf-8", "xmlcharrefreplace")
-                    self._answer(HTTPStatus.OK, body, "text/html; charset=utf-8")
-                elif name == "image" and _number(number, len(server._rows) - 1) is not None:
-                    with server._lock:
-                        head, _, data = server._image(int(number)).partition(";base64,")
-                    self._answer(HTTPStatus.OK, base64.b64decode(data), head.removeprefix("data:"))
-                else:
-                    self._answer(HTTPStatus.NOT_FOUND, b"Not found.")
-
-            def do_POST(self) -> None:
-                if not self._is_ours():
-                    return
-                length = _number(self.headers.get("Content-Length", ""), _MAX_BODY)
-                given = self.headers.get("X-Review-Token", "")
-                if self.path != "/decisions" or length is None:
-                    self._answer(HTTPStatus.BAD_REQUEST, b"This is not a decision.")
-                elif not secrets.compare_digest(given.encode(), server._token.encode()):
-                    self._answer(HTTPStatus.FORBIDDEN, b"The review was restarted. Reload the page.")
-                else:
-                    try:
-                        server.decide(json.loads(self.rfile.read(length)))
-                    except (ValueError, RecursionError) as error:
-                        self._answer(HTTPStatus.BAD_REQUEST, str(error).encode("utf-8", "replace"))
-                    except OSError as error:
-                        message = f"the decision could not be written ({error})"
-                        self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, message.encode())
-                    else:
-                        self._answer(HTTPStatus.OK, b"{}", "application/json")
-
-        return Handler
-
-
-def _number(text: str, largest: int) -> int | None:
-    """A whole number of a request, or None if it is invalid or too large; Python refuses numbers of thousands of digits."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 12 or int(text) > largest:
-        return None
-    return int(text)
+    def _decision(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
+        length = whole_number(request.headers.get("Content-Length", ""))
+        given = request.headers.get("X-Review-Token", "")
+        if request.path != "/decisions" or length is None or length > _MAX_BODY:
+            return HTTPStatus.BAD_REQUEST, b"This is not a decision.", _TEXT
+        if not secrets.compare_digest(given.encode(), self._token.encode()):
+            return HTTPStatus.FORBIDDEN, b"The review was restarted. Reload the page.", _TEXT
+        try:
+            self.decide(json.loads(request.rfile.read(length)))
+        except (ValueError, RecursionError) as error:
+            return HTTPStatus.BAD_REQUEST, str(error).encode("utf-8", "replace"), _TEXT
+        except OSError as error:
+            return HTTPStatus.INTERNAL_SERVER_ERROR, f"the decision could not be written ({error})".encode(), _TEXT
+        return HTTPStatus.OK, b"{}", "application/json"
 
 
 # --- `captionrl truematch review` and `apply`: review the bags, and apply the decisions ------------------------------
@@ -291,6 +236,4 @@ def review(arguments: ReviewOptions) -> None:
         server.serve()
     except KeyboardInterrupt:
         pass
-    finally:
-        server.close()
     _finish(arguments)
