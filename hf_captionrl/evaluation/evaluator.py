@@ -92,10 +92,7 @@ def pool_images(path: Path, test: datasets.Dataset, others: datasets.Dataset) ->
 def bags_and_images(
     path: Path, test: datasets.Dataset, others: datasets.Dataset | None
 ) -> tuple[dict[int, list[list[int]]], datasets.Dataset | None]:
-    """Bags as rows of the test split followed by other images, and these images.
-
-    `others` may be the validation split; TrueMatch's bags are of both.
-    """
+    """Bags as rows of the test split followed by other images, and these images; TrueMatch's are of both Karpathy splits."""
     parts = [rows.select_columns("image_id") for rows in (test, others) if rows is not None]
     number = len(test)
     bags = read_bags(path, id_column(datasets.concatenate_datasets(parts)))
@@ -220,10 +217,7 @@ class Evaluator:
         reward_scorer: Scorer | None = None,
         splits: Mapping[str, datasets.Dataset] | None = None,
     ) -> Evaluator:
-        """Load the models that evaluate, and compute the features of the test images.
-
-        `arguments` are resolved; the images of `arguments.pool` and `arguments.bags` are found in `splits`.
-        """
+        """Load the models of resolved `arguments`, whose pool and bags are found in `splits`, and the features of test images."""
         name = arguments.perplexity_name_or_path
         evaluator = cls(
             dataset,
@@ -263,10 +257,7 @@ class Evaluator:
         *,
         more_captions: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """One row of the table, from one caption per test image, and one per image of `bag_images`.
-
-        `references` replace those of the test split.
-        """
+        """One row of the table, from one caption per test image and one per image of `bag_images`; `references` replace the split's."""
         text = clip_text = None
         prefix = clip_prefix(self.arguments.clip_prefix, "", self.arguments.held_out_scorer_name_or_path)
         if self.held_out_scorer is not None:
@@ -372,13 +363,12 @@ def _numbers(row: SuiteRow, *keys: str) -> dict[str, Any]:
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
     """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
-    sizes = map(len, references)
-    chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
 
-    def moved_first(group: list[str], place: int) -> list[str]:
+    def moved_first(group: list[str]) -> list[str]:
+        place = rng.randrange(len(group)) if group else 0
         return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-    return in_arrow(map(moved_first, references, chosen.tolist()), TEXTS)
+    return in_arrow(map(moved_first, references), TEXTS)
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -475,7 +465,7 @@ class Table:
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    if min(len(group) for group in scored.captions) < 2:
+    if min(map(len, scored.captions)) < 2:
         empty = SuiteRow(captions=scored.first)
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return empty.result()
