@@ -280,10 +280,7 @@ _QUALITIES = (95, 92, 90, 87, 84, 80, 75, 70, 60, 50, 40, 30, 20, 10)
 
 
 class DecodedPixels(Sequence[Tensor]):
-    """Prepared pixels of images that are decoded when they are indexed; they equal those of [`CachedPixels`].
-
-    Compared with images, they take less CPU time, and the workers of a `DataLoader` transfer less data.
-    """
+    """Prepared pixels of images that are decoded when they are indexed; they equal those of [`CachedPixels`]."""
 
     def __init__(self, dataset: datasets.Dataset, processor: Any) -> None:
         self.images = undecoded(dataset).select_columns("image").with_format(None)

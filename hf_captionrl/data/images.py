@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -107,7 +107,7 @@ HEIC_SUFFIXES = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
 HEIC_REMEDY = "Run `pip install 'hf-captionrl[heic]'` to read HEIC files"
 _TRUNCATED = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
 # JPEG's decoder can skip fine detail; it still reads the whole stream, so truncated files are still found.
-_DRAFT_SIDE = 32
+_DRAFT_SIZE = (32, 32)
 
 
 class ImageError(ValueError):
@@ -273,21 +273,15 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `open_image` would accept an image, faster than opening it.
-
-    `"header"` reads only format and size; `"full"` also decodes the pixels, which detects truncated files.
-    """
+    """Check, faster than `open_image`, that it would accept the format and size of an image, and with `"full"` its pixels."""
     if mode not in ("header", "full"):
         raise ValueError(f"mode is {mode!r}. Use 'header' or 'full'.")
     with opened_image(value, max_pixels) as image:
         if mode == "full":
             # An image object belongs to the caller, and draft() would shrink it.
             if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
-                image.draft(None, (_DRAFT_SIDE, _DRAFT_SIDE))
+                image.draft(None, _DRAFT_SIZE)
             image.load()
-
-
-_ORIENTATION = 0x0112
 
 
 def decode_image(value: Any) -> Tensor:
@@ -310,7 +304,7 @@ def _is_plain_jpeg(data: bytes, name: str) -> bool:
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
             check_size(image.size, name, MAX_PIXELS)
-            return image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1
+            return image.mode == "RGB" and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
     except Exception:  # a damaged header: `open_image` names the fault
         return False
 
@@ -338,10 +332,7 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
-    """A function that applies `function` to each of several undecoded images in [`workers`].
-
-    An image that cannot be read has its `ImageError` as result.
-    """
+    """A function that applies `function` to several undecoded images in [`workers`]; unreadable ones give their `ImageError`."""
 
     def attempt(value: Any) -> T | ImageError:
         try:
@@ -364,11 +355,8 @@ def decorative_rows(
 ) -> dict[int, str]:
     """Rows of images that a person declared to be without content, and the rule that each fits.
 
-    Args:
-        image_ids: Names of the images.
-        images: The images in the same order; only their headers are read, and only if `size` is passed.
-        patterns: Names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters.
-        size: Largest width and height in pixels of a decorative image.
+    `patterns` are names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters. `size` is the largest width and
+    height in pixels of a decorative image.
     """
     found: dict[int, str] = {}
     for pattern in patterns:

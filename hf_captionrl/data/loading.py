@@ -95,10 +95,7 @@ class FolderListing:
 
 
 def list_images(folder: Path) -> FolderListing:
-    """List the files of a folder and its subfolders, without hidden ones and those of systems.
-
-    Links to files are listed; the code that opens them checks their targets. Links to folders are not followed.
-    """
+    """List the files of a folder and its subfolders, without hidden ones and those of systems; links to folders are not followed."""
     found = FolderListing()
     left_out: defaultdict[str, list[str]] = defaultdict(list)
     waiting = [""]
@@ -638,10 +635,7 @@ def choose_split(
     seed: int = 0,
     **source: Any,
 ) -> ChosenSplit:
-    """Load images to caption, evaluate, mine or show; unlike in training, data are only divided on request.
-
-    Without `split`, `"test"` of data with several splits, else `"all"`. The other arguments are those of `load_captions`.
-    """
+    """As `load_captions`, for commands: data are only divided on request; without `split`, `"test"` of several splits, else all."""
     embedded = isinstance(dataset_name, str) and dataset_name in _EMBEDDED
     names = ("test",) if split is None and embedded else parse_split(split or ALL)
     found = _read_splits(dataset_name, SourceArguments(**source), names)

@@ -325,13 +325,7 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
 class ImageReader:
     """Opens each image of a data set once, and records the images that cannot be read."""
 
-    def __init__(
-        self,
-        ds: datasets.Dataset,
-        *,
-        split: str,
-        quarantine_path: str | Path | None = None,
-    ) -> None:
+    def __init__(self, ds: datasets.Dataset, *, split: str, quarantine_path: str | Path | None = None) -> None:
         self.ids = id_column(ds)
         self._images = undecoded(ds.with_format(None)).select_columns("image")
         self._split = split
@@ -339,22 +333,18 @@ class ImageReader:
         self._entries: dict[int, QuarantineEntry] = {}
 
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
-        """The readable images of several rows as RGB, decoded in threads; see `read_all`."""
+        """The readable images of several rows as RGB, decoded in threads."""
         return self.read_all(rows, in_threads(open_image))
 
     def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
-        """The results of a function of the undecoded images of several rows, by row in the order of `rows`.
-
-        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`).
-        """
+        """The results of a function of the undecoded images of several rows, by row; an `ImageError` is recorded and left out."""
         found = {}
         for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):
-            if not isinstance(result, ImageError):
+            if isinstance(result, ImageError):
+                place = row, self.ids[row], self._split
+                self._entries[row] = quarantine_entry(*place, "image", result.reason, result.detail, "row")
+            else:
                 found[row] = result
-                continue
-            self._entries[row] = quarantine_entry(
-                row, self.ids[row], self._split, "image", result.reason, result.detail, "row"
-            )
         return found
 
     def report(self) -> QuarantineReport:

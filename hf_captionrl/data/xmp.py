@@ -116,11 +116,7 @@ class _Editor:
 
 
 def read_texts(packet: bytes, name: str) -> dict[str, Texts]:
-    """The alternatives of each property of a packet, those without any left out; `name` is the file in errors.
-
-    Raises:
-        ValueError: If the packet is not XMP, or declares entities.
-    """
+    """The alternatives of each property that a packet has; `name` is the file in errors."""
     try:
         parser = ElementTree.XMLParser(target=_NoDocumentType())  # nosec B314
         parser.feed(packet.strip(b"\0 \r\n\t"))
@@ -192,11 +188,7 @@ def read_packet(file: str | io.BytesIO) -> bytes | None:
 
 
 def with_packet(data: bytes, packet: bytes, name: str) -> bytes:
-    """The bytes of a JPEG, PNG or WebP file with another packet; everything else, also the pixels, is the same.
-
-    Raises:
-        ValueError: If the file has another format, or the packet is too long for it.
-    """
+    """The bytes of a JPEG, PNG or WebP file with another packet; everything else, also the pixels, is the same."""
     kinds = {b"\xff\xd8": _in_jpeg, b"\x89PNG\r\n\x1a\n": _in_png, b"RIFF": _in_webp}
     write = next((function for start, function in kinds.items() if data.startswith(start)), None)
     with contextlib.suppress(struct.error, IndexError):  # a damaged file, or a packet too long for the format
