@@ -53,11 +53,10 @@ def source_keys(
     progress: str | bool = False,
     skip_unreadable: bool = False,
 ) -> Sequence[str]:
-    """One key per row, kept in Arrow: the hash of its image's bytes.
+    """One key per row, kept in Arrow: the hash of its image's bytes; `directory` is the root of the feature caches.
 
-    A file that was hashed before is known by its path, size and modification time, and is not read again. `directory` is
-    the root of the feature caches. With `skip_unreadable`, rows without a readable file have one key in common instead of
-    raising an `ImageError`.
+    A file that was hashed before is known by its path, size and modification time. With `skip_unreadable`, rows without a
+    readable file have one key in common instead of raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     known = file_hashes(directory)

@@ -290,10 +290,8 @@ def decode_image(value: Any) -> Tensor:
     if not isinstance(source, Image.Image):
         data = source.getvalue() if isinstance(source, io.BytesIO) else Path(source).read_bytes()
         if _is_plain_jpeg(data, name):
-            try:
+            with contextlib.suppress(RuntimeError):  # damaged: `open_image` names the fault
                 return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-            except RuntimeError:  # damaged: `open_image` names the fault
-                pass
     return torch.from_numpy(np.array(open_image(value))).permute(2, 0, 1)
 
 
@@ -317,10 +315,7 @@ def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = M
 
 @contextlib.contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of this process, as many as its share of the processor's cores.
-
-    Threads, because hashing, decoding and resizing release the interpreter lock and nothing is copied between processes.
-    """
+    """Threads, as many as this process's share of the cores: hashing, decoding and resizing release the interpreter lock."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     with ThreadPoolExecutor(max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))) as pool:
@@ -331,18 +326,20 @@ def workers() -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
-    """A function that applies `function` to several undecoded images in [`workers`]; unreadable ones give their `ImageError`."""
+def or_error(function: Callable[[Any], T], value: Any) -> T | ImageError:
+    """The result of a function of an undecoded image, or its `ImageError`."""
+    try:
+        return function(value)
+    except ImageError as error:
+        return error
 
-    def attempt(value: Any) -> T | ImageError:
-        try:
-            return function(value)
-        except ImageError as error:
-            return error
+
+def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
+    """[`or_error`] of several undecoded images, in [`workers`]."""
 
     def apply(values: Sequence[Any]) -> list[T | ImageError]:
         with workers() as pool:
-            return list(pool.map(attempt, values))
+            return list(pool.map(functools.partial(or_error, function), values))
 
     return apply
 

@@ -266,6 +266,12 @@ def is_json_lines(text: str) -> bool:
         return False
 
 
+def karpathy_id(image: Row) -> Any:
+    """The id of an image of a Karpathy split, or None."""
+    # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
+    return next((image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None), None)
+
+
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     images: Any = content.get("images")
     are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
@@ -282,13 +288,11 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     rows = []
     for image in images:
         parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-        # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
-        ids = [image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None]
-        sentences = image.get("sentences")
+        image_id, sentences = karpathy_id(image), image.get("sentences")
         rows.append(
             {
                 "image": "/".join(parts) if isinstance(image.get("filename"), str) else None,
-                "image_id": str(ids[0]) if ids else None,
+                "image_id": None if image_id is None else str(image_id),
                 "captions": sentences if isinstance(sentences, list) else [],
                 "split": image.get("split", "train"),
             }

@@ -335,10 +335,9 @@ def load_split(
     expected_ids: str | None = None,
     only: np.ndarray | None = None,
 ) -> LoadedSplit:
-    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file.
+    """Load the images that the options name, describe them on stderr, and list bad rows in a file; `only` selects rows of `all_ids`.
 
-    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images. `only`
-    selects rows of `all_ids`, in this order.
+    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
     from hf_captionrl.data.columns import id_column, select_rows
     from hf_captionrl.data.loading import choose_split

@@ -39,6 +39,7 @@ from hf_captionrl.data.images import (
     checked_images,
     in_threads,
     open_image,
+    or_error,
     verify_image,
     workers,
 )
@@ -142,15 +143,8 @@ def _image_faults(
     ds: datasets.Dataset, mode: Any, max_pixels: int, num_workers: int, cache_dir: str | os.PathLike[str] | None
 ) -> Iterator[ImageError | None]:
     is_video = VIDEO_FRAMES in ds.column_names
-    verify = verify_video if is_video else verify_image
-
-    def fault(value: Any) -> ImageError | None:
-        try:
-            verify(value, mode=mode, max_pixels=max_pixels)
-        except ImageError as error:
-            return error
-        return None
-
+    verify = functools.partial(verify_video if is_video else verify_image, mode=mode, max_pixels=max_pixels)
+    fault: Callable[[Any], ImageError | None] = functools.partial(or_error, verify)
     images = undecoded(ds).select_columns("image")
     if cache_dir is None or mode != "full" or is_video or not len(ds):
         # Threads: Pillow's decoders release the interpreter lock, and nothing has to be copied to other processes.

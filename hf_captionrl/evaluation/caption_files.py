@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.data.columns import CAPTION_COLUMNS, TEXTS, in_arrow, parse_json, read_csv, read_text
-from hf_captionrl.data.loading import is_json_lines
+from hf_captionrl.data.loading import is_json_lines, karpathy_id
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.io import FORMULA
 from hf_captionrl.utils.parts import MANIFEST, read_shards
@@ -121,10 +121,7 @@ def _json(path: Path) -> _Rows:
         return ((f"{path}, annotation {n}", row) for n, row in enumerate(value["annotations"], start=1))
     images = value.get("images") if isinstance(value, Mapping) else None
     if isinstance(images, list) and all(isinstance(image, Mapping) and "sentences" in image for image in images):
-        # cocoid first, as in the data set: imgid is a position in the file.
-        keys = ("cocoid", "imgid", "filename")
-        ids = (next((image[key] for key in keys if image.get(key) is not None), None) for image in images)
-        rows = ({"image_id": i, "captions": image["sentences"]} for i, image in zip(ids, images, strict=True))
+        rows = ({"image_id": karpathy_id(image), "captions": image["sentences"]} for image in images)
         return ((f"{path}, image {n}", row) for n, row in enumerate(rows, start=1))
     if isinstance(value, Mapping) and not ("image_id" in value and set(CAPTION_COLUMNS) & set(value)):
         for key, captions in value.items():

@@ -200,10 +200,7 @@ def _keeping_features(scorer: Any) -> Any:
 
 
 def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> MetricFunction:
-    """A reward as a metric: one caption per image, and all images of the audit as the rollout, whose others are distractors.
-
-    The rollout has a column `facts` where these are known; `scorer` is that of the trainer.
-    """
+    """A reward as a metric: one caption per image, and all images of the audit as the rollout, whose others are distractors."""
     import torch
 
     from hf_captionrl.data.images import open_image
@@ -291,11 +288,10 @@ _ROUNDING = 1e-9  # relative; sums in another order are ties, and fp32 of models
 
 
 def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[float], seed: int) -> dict[str, Any]:
-    """Probability that the worse of two captioners gets the higher mean, with an interval over scenes.
+    """Probability that the worse of two captioners, with error rates, gets the higher mean, with an interval over scenes.
 
-    Each writes wrong captions with its rate, better captioner first. Mean and variance of the difference of a scene are enumerated;
-    the sum over images, which are drawn from the scenes, is taken as normal. `true` and `wrong` `(W, n)` are scores of captions
-    without and with a wrong fact, in W wordings that are equally likely.
+    Mean and variance of the difference of a scene are enumerated; the sum over images, which are drawn from the scenes, is taken
+    as normal. `true` and `wrong` `(W, n)` are scores of captions without and with a wrong fact, in W equally likely wordings.
     """
     means, squares = ([(1 - e) * (true**k).mean(0) + e * (wrong**k).mean(0) for e in rates] for k in (1, 2))
     n = true.shape[1]

@@ -79,10 +79,7 @@ def _takes_images(function: Callable[..., Any]) -> bool:
 
 
 def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
-    """A module of `evaluate` with predictions (N strings) and references (N lists of strings).
-
-    Its `compute` returns a `dict`; the numbers of the captions are a list of N in it, or in its `per_sample`.
-    """
+    """A module of `evaluate`; the numbers of the N captions are a list in the `dict` that it returns, or in its `per_sample`."""
 
     def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Any) -> Any:
         found = module.compute(predictions=list(candidates), references=[list(each) for each in references])
