@@ -184,14 +184,8 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return {"epoch": self._epoch, "raised": list(self._raised), **self._settings()}
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "num_images": self.num_images,
-            "batch_size": self.batch_size,
-            "distractors": self.distractors,
-            "adaptive": self.adaptive,
-            "schedule": [[end, size] for end, size in self.schedule.items()],
-        }
+        names = ("seed", "num_images", "batch_size", "distractors", "adaptive")
+        return {name: getattr(self, name) for name in names} | {"schedule": [*map(list, self.schedule.items())]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the [`state_dict`] of another sampler, which must make the same batches."""

@@ -414,9 +414,8 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
     """Divide a data set by the hash of its image ids into the parts that are not empty.
 
-    Images are ranked by hash and divided at the fractions, which add up to 1: sizes are exact, the order of the rows does
-    not matter, and adding images moves only those near the boundaries. A fraction above 0 gets at least one image, if
-    there are enough; the first above 0 gets the remainder.
+    Sizes are exact, the order of the rows does not matter, and adding images moves only those near the boundaries. A
+    fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
     """
     _check_fractions(fractions)
     ranks: np.ndarray = np.empty((len(ds), 2), ">u8")  # (N, 2): the higher and the lower number of the hash

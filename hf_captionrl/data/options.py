@@ -414,11 +414,8 @@ def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
     """The images that the options name, as settings of an output."""
     # Two folders may hold files of the same names.
     places = (arguments.data_dir, arguments.image_root)
-    return {
-        "dataset": arguments.dataset,
-        "source": [None if place is None else os.path.realpath(place) for place in places],
-        "split": arguments.split,
-    }
+    source = [None if place is None else os.path.realpath(place) for place in places]
+    return {"dataset": arguments.dataset, "source": source, "split": arguments.split}
 
 
 def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:

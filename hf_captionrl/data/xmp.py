@@ -58,13 +58,11 @@ class _Editor:
     def __init__(self, new: Mapping[str, Texts]) -> None:
         self.parts: list[str] = []
         self._out = ElementTree.C14NWriterTarget(self.parts.append, with_comments=True)
+        self.start_ns = self._out.start_ns
         self._new, self._is_written = new, False
         self._names = {_tag(name) for name in new}
         self._depth = 0  # inside of a property that is replaced
         self._path: list[str] = []  # of open elements; structures may contain properties of the same names
-
-    def start_ns(self, prefix: str, space: str) -> None:
-        self._out.start_ns(prefix, space)
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._depth or (tag in self._names and self._path[-2:] == [f"{_RDF}RDF", f"{_RDF}Description"]):

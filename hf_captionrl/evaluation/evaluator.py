@@ -155,8 +155,7 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
 class Evaluator:
     """Evaluates captions of the test split `dataset`, for the table and the gallery.
 
-    `language_model` is `(model, tokenizer)` for perplexity. The retrieval of `reward_scorer`, the reward in training, is shown
-    beside that of the held-out scorer. With `learning_curves` a run is also measured at each of its evaluations.
+    `language_model` is `(model, tokenizer)` for perplexity; `reward_scorer` the reward in training, whose retrieval is also shown.
     """
 
     def __init__(
@@ -178,7 +177,6 @@ class Evaluator:
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
-        self.check = None if self.facts is None else check
         self.parts: dict[str, list[bool]] = {}
         if "against_preferences" in columns:
             # The embedded world, where some images go against what their kind prefers.
@@ -202,9 +200,7 @@ class Evaluator:
         """Images of bags that are not in the test split, whose captions follow those of the test split."""
         self.arguments = EvaluationArguments(clip_prefix="")
         self.more_references = list(dataset[MORE_REFERENCES]) if MORE_REFERENCES in columns else None
-        self.reward_image_features = (
-            None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
-        )
+        self.reward_image_features = None if reward_scorer is None else self.features_of(dataset, reward_scorer)
 
     @classmethod
     def from_arguments(
@@ -277,7 +273,7 @@ class Evaluator:
             clip_prefix=prefix,
             perplexity=self.perplexity,
             facts=self.facts,
-            check=self.check,
+            check=check,
             bags=self.bags if self.bag_images is None else {},
             parts=self.parts,
             **inputs,
@@ -312,7 +308,7 @@ class Evaluator:
             return dict.fromkeys(keys.values()) | {f"{key}_reason": "no scorer" for key in keys.values()}
         if self.bag_images is not None:
             text = torch.cat([text, _text_features(scorer, more_captions)])
-            images = torch.cat([images, scorer_features(scorer, self.bag_images, cache_dir=self._cache_dir)])
+            images = torch.cat([images, self.features_of(self.bag_images, scorer)])
         numbers: dict[str, Any] = {}
         for size, key in keys.items():
             if not self.bags.get(size):
@@ -344,11 +340,10 @@ class Evaluator:
         captions, more = _first(drawn), list[str]()
         if self.bag_images is not None:
             more = _first(draw_references(caption_column(self.bag_images), self.seed))
-        if all(len(group) > 1 for group in drawn):
-            return self.row("references", captions, _others(drawn), more_captions=more), captions
-        row = self.row("references", captions, more_captions=more)
+        others = _others(drawn) if all(len(group) > 1 for group in drawn) else None
+        row = self.row("references", captions, others, more_captions=more)
         for key in ("cider_d", "emscore_references"):
-            if row.get(key) is not None:
+            if others is None and row.get(key) is not None:
                 row |= {key: None, f"{key}_reason": "an image has only one reference"}
                 row.pop(f"{key}_ci", None)
         return row, captions
@@ -441,7 +436,7 @@ class ScoredCaptions:
             "meteor": functools.partial(self._once, meteor),
             "spice": functools.partial(self._once, spice),
             "facts": evaluator.facts,
-            "check": evaluator.check,
+            "check": check,
             "scorer": self.scorer,
             "seed": evaluator.seed,
         }

@@ -115,9 +115,8 @@ class Piece(NamedTuple):
 def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> list[Mark]:
     """Find claims in a caption.
 
-    A claim is found if its words occur in the caption in order, with at most one other word between two of them
-    ("on blue background" in "on a blue background"). Each claim marks its first free position; wrong claims come first,
-    so that a longer true claim hides no error.
+    Its words must occur in order, with at most one other word between two of them ("on blue background" in "on a blue
+    background"). Each claim marks its first free position; wrong claims come first, so that a longer true claim hides no error.
     """
     marks: list[Mark] = []
     verdicts: dict[Verdict, Sequence[str]] = {"wrong": wrong, "right": right}
@@ -139,10 +138,8 @@ def _is_free(marks: Sequence[Mark], start: int, end: int) -> bool:
 
 
 def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
-    """A caption in pieces, whose joined texts are `text`, and the claims that do not occur in it literally.
-
-    If two claims overlap, the wrong one is marked, so that no error is hidden.
-    """
+    """A caption in pieces, whose joined texts are `text`, and the claims that are not marked, because they do not occur in it
+    literally or overlap with another claim; of these the wrong one is marked, so that no error is hidden."""
     taken: list[Mark] = []
     absent: list[Piece] = []
     for mark in sorted(marks, key=lambda mark: mark.verdict == "right"):
