@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
 
-def _shown(metavar: str, text: str) -> dict[str, str]:
-    """What a field of commands and training shows; every other key would reach argparse when training parses it."""
-    return {"help": text, "metavar": metavar}
+# The options of training have no other metadata than these two, because all of it reaches argparse when training parses them.
 
 
 @dataclass
@@ -42,52 +40,41 @@ class SplitArguments:
 
     heading: ClassVar[str] = "data set"
 
-    dataset_config: str | None = field(
-        default=None, metadata=_shown("NAME", "Configuration of a data set on the Hub; of scenes: alt_text or shapes.")
+    dataset_config: str | None = option(
+        None, metavar="NAME", help="Configuration of a data set on the Hub; of scenes: alt_text or shapes."
     )
-    dataset_revision: str | None = field(
-        default=None, metadata=_shown("REV", "Branch, tag or commit of a data set on the Hub.")
+    dataset_revision: str | None = option(None, metavar="REV", help="Branch, tag or commit of a data set on the Hub.")
+    data_dir: str | None = option(
+        None,
+        metavar="DIR",
+        help="Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl.",
     )
-    data_dir: str | None = field(
-        default=None,
-        metadata=_shown(
-            "DIR", "Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl."
-        ),
+    image_root: str | None = option(None, metavar="DIR", help="Folder that image paths are relative to.")
+    image_column: str = option("image", metavar="NAME", help="Column with the images.")
+    caption_column: str = option(
+        "captions", metavar="NAME", help="Column with the captions, a string or a list of strings."
     )
-    image_root: str | None = field(default=None, metadata=_shown("DIR", "Folder that image paths are relative to."))
-    image_column: str = field(default="image", metadata=_shown("NAME", "Column with the images."))
-    caption_column: str = field(
-        default="captions", metadata=_shown("NAME", "Column with the captions, a string or a list of strings.")
+    validation_share: Share = option(
+        0.1,
+        metavar="X",
+        help="Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
+        "image ids (commands: only if --split names a missing split).",
     )
-    validation_share: Share = field(
-        default=0.1,
-        metadata=_shown(
-            "X",
-            "Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
-            "image ids (commands: only if --split names a missing split).",
-        ),
+    test_share: Share = option(
+        0.1,
+        metavar="X",
+        help="Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
+        "ids (commands: only if --split names a missing split).",
     )
-    test_share: Share = field(
-        default=0.1,
-        metadata=_shown(
-            "X",
-            "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
-            "ids (commands: only if --split names a missing split).",
-        ),
+    split_seed: int = option(
+        0,
+        metavar="N",
+        help="Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
     )
-    split_seed: int = field(
-        default=0,
-        metadata=_shown(
-            "N",
-            "Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
-        ),
-    )
-    max_bad_fraction: Fraction = field(
-        default=0.05,
-        metadata=_shown(
-            "X",
-            "Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
-        ),
+    max_bad_fraction: Fraction = option(
+        0.05,
+        metavar="X",
+        help="Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
     )
 
 
@@ -97,20 +84,16 @@ class LoadingArguments:
 
     heading: ClassVar[str] = "captioner"
 
-    attn_implementation: str | None = field(
-        default=None,
-        metadata=_shown(
-            "NAME",
-            "Implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... None: transformers' choice.",
-        ),
+    attn_implementation: str | None = option(
+        None,
+        metavar="NAME",
+        help="Implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... None: transformers' choice.",
     )
-    load_in_4bit: bool = field(
-        default=False,
-        metadata={"help": "Quantize the weights to 4 bits. Needs bitsandbytes and a GPU, in training also --tune."},
+    load_in_4bit: bool = option(
+        False, help="Quantize the weights to 4 bits. Needs bitsandbytes and a GPU, in training also --tune."
     )
-    load_in_8bit: bool = field(
-        default=False,
-        metadata={"help": "Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."},
+    load_in_8bit: bool = option(
+        False, help="Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."
     )
 
 
@@ -352,10 +335,9 @@ def load_split(
     expected_ids: str | None = None,
     only: np.ndarray | None = None,
 ) -> LoadedSplit:
-    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file.
+    """Load the images that the options name, describe them on stderr, and list bad rows in a file; `only` selects rows of `all_ids`.
 
-    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images. `only`
-    selects rows of `all_ids`, in this order.
+    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
     from hf_captionrl.data.columns import id_column, select_rows
     from hf_captionrl.data.loading import choose_split
@@ -432,11 +414,8 @@ def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
     """The images that the options name, as settings of an output."""
     # Two folders may hold files of the same names.
     places = (arguments.data_dir, arguments.image_root)
-    return {
-        "dataset": arguments.dataset,
-        "source": [None if place is None else os.path.realpath(place) for place in places],
-        "split": arguments.split,
-    }
+    source = [None if place is None else os.path.realpath(place) for place in places]
+    return {"dataset": arguments.dataset, "source": source, "split": arguments.split}
 
 
 def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:

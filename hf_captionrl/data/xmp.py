@@ -58,13 +58,11 @@ class _Editor:
     def __init__(self, new: Mapping[str, Texts]) -> None:
         self.parts: list[str] = []
         self._out = ElementTree.C14NWriterTarget(self.parts.append, with_comments=True)
+        self.start_ns = self._out.start_ns
         self._new, self._is_written = new, False
         self._names = {_tag(name) for name in new}
         self._depth = 0  # inside of a property that is replaced
         self._path: list[str] = []  # of open elements; structures may contain properties of the same names
-
-    def start_ns(self, prefix: str, space: str) -> None:
-        self._out.start_ns(prefix, space)
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         if self._depth or (tag in self._names and self._path[-2:] == [f"{_RDF}RDF", f"{_RDF}Description"]):
@@ -116,11 +114,7 @@ class _Editor:
 
 
 def read_texts(packet: bytes, name: str) -> dict[str, Texts]:
-    """The alternatives of each property of a packet, those without any left out; `name` is the file in errors.
-
-    Raises:
-        ValueError: If the packet is not XMP, or declares entities.
-    """
+    """The alternatives of each property that a packet has; `name` is the file in errors."""
     try:
         parser = ElementTree.XMLParser(target=_NoDocumentType())  # nosec B314
         parser.feed(packet.strip(b"\0 \r\n\t"))
@@ -192,11 +186,7 @@ def read_packet(file: str | io.BytesIO) -> bytes | None:
 
 
 def with_packet(data: bytes, packet: bytes, name: str) -> bytes:
-    """The bytes of a JPEG, PNG or WebP file with another packet; everything else, also the pixels, is the same.
-
-    Raises:
-        ValueError: If the file has another format, or the packet is too long for it.
-    """
+    """The bytes of a JPEG, PNG or WebP file with another packet; everything else, also the pixels, is the same."""
     kinds = {b"\xff\xd8": _in_jpeg, b"\x89PNG\r\n\x1a\n": _in_png, b"RIFF": _in_webp}
     write = next((function for start, function in kinds.items() if data.startswith(start)), None)
     with contextlib.suppress(struct.error, IndexError):  # a damaged file, or a packet too long for the format

@@ -92,10 +92,7 @@ def pool_images(path: Path, test: datasets.Dataset, others: datasets.Dataset) ->
 def bags_and_images(
     path: Path, test: datasets.Dataset, others: datasets.Dataset | None
 ) -> tuple[dict[int, list[list[int]]], datasets.Dataset | None]:
-    """Bags as rows of the test split followed by other images, and these images.
-
-    `others` may be the validation split; TrueMatch's bags are of both.
-    """
+    """Bags as rows of the test split followed by other images, and these images; TrueMatch's are of both Karpathy splits."""
     parts = [rows.select_columns("image_id") for rows in (test, others) if rows is not None]
     number = len(test)
     bags = read_bags(path, id_column(datasets.concatenate_datasets(parts)))
@@ -158,8 +155,7 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
 class Evaluator:
     """Evaluates captions of the test split `dataset`, for the table and the gallery.
 
-    `language_model` is `(model, tokenizer)` for perplexity. The retrieval of `reward_scorer`, the reward in training, is shown
-    beside that of the held-out scorer. With `learning_curves` a run is also measured at each of its evaluations.
+    `language_model` is `(model, tokenizer)` for perplexity; `reward_scorer` the reward in training, whose retrieval is also shown.
     """
 
     def __init__(
@@ -181,7 +177,6 @@ class Evaluator:
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
-        self.check = None if self.facts is None else check
         self.parts: dict[str, list[bool]] = {}
         if "against_preferences" in columns:
             # The embedded world, where some images go against what their kind prefers.
@@ -205,9 +200,7 @@ class Evaluator:
         """Images of bags that are not in the test split, whose captions follow those of the test split."""
         self.arguments = EvaluationArguments(clip_prefix="")
         self.more_references = list(dataset[MORE_REFERENCES]) if MORE_REFERENCES in columns else None
-        self.reward_image_features = (
-            None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
-        )
+        self.reward_image_features = None if reward_scorer is None else self.features_of(dataset, reward_scorer)
 
     @classmethod
     def from_arguments(
@@ -220,10 +213,7 @@ class Evaluator:
         reward_scorer: Scorer | None = None,
         splits: Mapping[str, datasets.Dataset] | None = None,
     ) -> Evaluator:
-        """Load the models that evaluate, and compute the features of the test images.
-
-        `arguments` are resolved; the images of `arguments.pool` and `arguments.bags` are found in `splits`.
-        """
+        """Load the models of resolved `arguments`, whose pool and bags are found in `splits`, and the features of test images."""
         name = arguments.perplexity_name_or_path
         evaluator = cls(
             dataset,
@@ -263,10 +253,7 @@ class Evaluator:
         *,
         more_captions: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """One row of the table, from one caption per test image, and one per image of `bag_images`.
-
-        `references` replace those of the test split.
-        """
+        """One row of the table, from one caption per test image and one per image of `bag_images`; `references` replace the split's."""
         text = clip_text = None
         prefix = clip_prefix(self.arguments.clip_prefix, "", self.arguments.held_out_scorer_name_or_path)
         if self.held_out_scorer is not None:
@@ -286,7 +273,7 @@ class Evaluator:
             clip_prefix=prefix,
             perplexity=self.perplexity,
             facts=self.facts,
-            check=self.check,
+            check=check,
             bags=self.bags if self.bag_images is None else {},
             parts=self.parts,
             **inputs,
@@ -321,7 +308,7 @@ class Evaluator:
             return dict.fromkeys(keys.values()) | {f"{key}_reason": "no scorer" for key in keys.values()}
         if self.bag_images is not None:
             text = torch.cat([text, _text_features(scorer, more_captions)])
-            images = torch.cat([images, scorer_features(scorer, self.bag_images, cache_dir=self._cache_dir)])
+            images = torch.cat([images, self.features_of(self.bag_images, scorer)])
         numbers: dict[str, Any] = {}
         for size, key in keys.items():
             if not self.bags.get(size):
@@ -353,11 +340,10 @@ class Evaluator:
         captions, more = _first(drawn), list[str]()
         if self.bag_images is not None:
             more = _first(draw_references(caption_column(self.bag_images), self.seed))
-        if all(len(group) > 1 for group in drawn):
-            return self.row("references", captions, _others(drawn), more_captions=more), captions
-        row = self.row("references", captions, more_captions=more)
+        others = _others(drawn) if all(len(group) > 1 for group in drawn) else None
+        row = self.row("references", captions, others, more_captions=more)
         for key in ("cider_d", "emscore_references"):
-            if row.get(key) is not None:
+            if others is None and row.get(key) is not None:
                 row |= {key: None, f"{key}_reason": "an image has only one reference"}
                 row.pop(f"{key}_ci", None)
         return row, captions
@@ -372,13 +358,12 @@ def _numbers(row: SuiteRow, *keys: str) -> dict[str, Any]:
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
     """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
-    sizes = map(len, references)
-    chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
 
-    def moved_first(group: list[str], place: int) -> list[str]:
+    def moved_first(group: list[str]) -> list[str]:
+        place = rng.randrange(len(group)) if group else 0
         return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-    return in_arrow(map(moved_first, references, chosen.tolist()), TEXTS)
+    return in_arrow(map(moved_first, references), TEXTS)
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -451,7 +436,7 @@ class ScoredCaptions:
             "meteor": functools.partial(self._once, meteor),
             "spice": functools.partial(self._once, spice),
             "facts": evaluator.facts,
-            "check": evaluator.check,
+            "check": check,
             "scorer": self.scorer,
             "seed": evaluator.seed,
         }
@@ -475,7 +460,7 @@ class Table:
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    if min(len(group) for group in scored.captions) < 2:
+    if min(map(len, scored.captions)) < 2:
         empty = SuiteRow(captions=scored.first)
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return empty.result()

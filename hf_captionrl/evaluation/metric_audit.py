@@ -200,10 +200,7 @@ def _keeping_features(scorer: Any) -> Any:
 
 
 def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> MetricFunction:
-    """A reward as a metric: one caption per image, and all images of the audit as the rollout, whose others are distractors.
-
-    The rollout has a column `facts` where these are known; `scorer` is that of the trainer.
-    """
+    """A reward as a metric: one caption per image, and all images of the audit as the rollout, whose others are distractors."""
     import torch
 
     from hf_captionrl.data.images import open_image
@@ -263,10 +260,10 @@ def audited_function(audited: AuditedMetric, images: AuditImages) -> MetricFunct
         return lambda candidates, references, files: [
             truth_score(metric, text, facts[file]) for text, file in zip(candidates, files, strict=True)
         ]
-    if isinstance(metric, str) and metric.startswith("reward:"):
-        metric = metric.removeprefix("reward:")
-    elif isinstance(metric, str):
+    if isinstance(metric, str) and not metric.startswith("reward:"):
         return metric_function(metric, scorer=scorer, prefix=audited.prefix)
+    if isinstance(metric, str):
+        metric = metric.removeprefix("reward:")
     elif not hasattr(metric, "prepare"):
         return metric  # type: ignore[no-any-return]
     return reward_metric(metric, images, scorer)
@@ -291,11 +288,10 @@ _ROUNDING = 1e-9  # relative; sums in another order are ties, and fp32 of models
 
 
 def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[float], seed: int) -> dict[str, Any]:
-    """Probability that the worse of two captioners gets the higher mean, with an interval over scenes.
+    """Probability that the worse of two captioners, with error rates, gets the higher mean, with an interval over scenes.
 
-    Each writes wrong captions with its rate, better captioner first. Mean and variance of the difference of a scene are enumerated;
-    the sum over images, which are drawn from the scenes, is taken as normal. `true` and `wrong` `(W, n)` are scores of captions
-    without and with a wrong fact, in W wordings that are equally likely.
+    Mean and variance of the difference of a scene are enumerated; the sum over images, which are drawn from the scenes, is taken
+    as normal. `true` and `wrong` `(W, n)` are scores of captions without and with a wrong fact, in W equally likely wordings.
     """
     means, squares = ([(1 - e) * (true**k).mean(0) + e * (wrong**k).mean(0) for e in rates] for k in (1, 2))
     n = true.shape[1]
@@ -324,7 +320,12 @@ def false_alarms(true: np.ndarray, wrong: np.ndarray, rate: float, seed: int) ->
 
 def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
     """All numbers of one metric but its cost, from n scores for each name of [`scene_captions`]; `applies` has n truth values for
-    each, whether the scene has such a caption."""
+    each, whether the scene has such a caption.
+
+    `sensitivity` is by kind, `invariance` a mean change in standard deviations over true captions, `monotonicity` the share of steps
+    upward from few to all facts, `length_bias` Kendall's tau-a of words and score, `position_bias` the sensitivity at the beginning
+    minus at the end.
+    """
     true, spread = scores["true"], float(scores["true"].std())
     tolerance = _ROUNDING * max(float(np.abs(values).max()) for values in scores.values())
 
@@ -399,11 +400,7 @@ def audit_on_scenes(
 ) -> dict[str, dict[str, Any]]:
     """The probes of each metric on n scenes (50 or more) that are drawn by seed; `progress` is called with a line per metric.
 
-    Returns:
-        `dict` by name of the metric: `sensitivity` by kind (`value`, `interval`, `ties`, `n`), `identical` (the same caption
-        twice), `invariance` (mean change in standard deviations over true captions), `monotonicity` (share of steps upward from few
-        to all facts), `length_bias` (Kendall's tau-a of words and score), `position_bias` (sensitivity at the beginning minus at the
-        end), `misranked`, `false_alarms`, `cost` (time per caption over that of CIDEr-D), and the verdict.
+    The result by metric is that of [`probe`] and `cost`, the time per caption over that of CIDEr-D.
     """
     rng = np.random.default_rng((seed, 38))  # not the scenes of the data set, nor those that its models learned from
     scenes: dict[Facts, Any] = {}
@@ -438,12 +435,10 @@ def audit_on_scenes(
         for number, audited in enumerate(metrics, start=1):
             # In turn, so that another program on the machine delays both.
             times = np.array([(seconds(number, part), seconds(0, part)) for part in parts])
-            value, ratio = (
-                times[:, 0].sum() / times[:, 1].sum(),
-                bootstrap_interval(times[:, 0], weights=times[:, 1], seed=seed),
-            )
+            mine, base = times.T
+            ratio = bootstrap_interval(mine, weights=base, seed=seed)
             scores = {name: np.array(score(number, texts)) for name, texts in captions.items()}
-            cost = {"value": float(value), "interval": list(ratio), "seconds": float(times[:, 0].sum()) / n}
+            cost = {"value": float(mine.sum() / base.sum()), "interval": list(ratio), "seconds": float(mine.sum()) / n}
             found[audited.name] = probe(scores, applies, seed) | {"cost": cost}
             progress(f"{audited.name}: {len(names)} x {n} captions")
     return found
@@ -476,14 +471,12 @@ def audit_on_pairs(
     """Sensitivity and verdict of each metric on pairs of [`read_pairs`], by kind; intervals resample images."""
     images = AuditImages([pair["image"] for pair in pairs], [pair["references"] for pair in pairs])
     groups = [str(pair["image"] or row) for row, pair in enumerate(pairs)]
+    captions = [[pair[key] for pair in pairs] for key in ("better", "worse")]
     found = {}
     for audited in metrics:
         function = audited_function(audited, images)
         better, worse = (
-            np.array(
-                call_metric(function, audited.name, [pair[key] for pair in pairs], images.references, images.files)
-            )
-            for key in ("better", "worse")
+            np.array(call_metric(function, audited.name, texts, images.references, images.files)) for texts in captions
         )
         difference = better - worse
         signs = np.sign(np.where(np.abs(difference) <= _ROUNDING * np.abs([better, worse]).max(), 0, difference))

@@ -6,6 +6,7 @@ numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` ta
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -31,35 +32,25 @@ def metric_function(
 ) -> MetricFunction:
     """The function of a metric.
 
-    Args:
-        metric: A name of `TEXT_METRICS`, `SCORER_METRICS` or `JUDGE_METRICS`; `"package.module:function"` for a function of your
-            own, also in the working folder; `"evaluate:NAME"` or `"evaluate:PATH.py"` for a module of `evaluate`, followed by
-            `":KEY"` if it returns several numbers per caption; a loaded module; or a function of captions and references, or of
-            captions, references and images.
-        scorer ([`Scorer`], *optional*): Dual encoder of the metrics of `SCORER_METRICS`.
-        prefix (`str`, *optional*): Text before each caption for these; None for that of CLIPScore.
-        judge ([`Backend`], *optional*): Language or vision-language model of the metrics of `JUDGE_METRICS`.
-    Raises:
-        ValueError: If there is no such metric, or its scorer or judge is missing.
+    `metric` is a name of `TEXT_METRICS`, of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
+    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; `"evaluate:NAME"`
+    or `"evaluate:PATH.py"` for a module of `evaluate`, followed by `":KEY"` if it returns several numbers per caption; a loaded
+    module; or a function of captions and references, or of captions, references and images.
     """
     if not isinstance(metric, str):
         if hasattr(metric, "compute"):
             return _module_metric(metric, type(metric).__name__, "")
-        return (
-            metric if _takes_images(metric) else lambda candidates, references, images: metric(candidates, references)
-        )
+        return metric if _takes_images(metric) else lambda candidates, references, _: metric(candidates, references)
     if metric in TEXT_METRICS:
-        return lambda candidates, references, images: _text_scores(metric, candidates, references)
+        return functools.partial(_text_scores, metric)
     if metric in SCORER_METRICS:
         if scorer is None:
             raise ValueError(f"{metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-        return lambda candidates, references, images: _scorer_scores(
-            metric, scorer, prefix, candidates, references, images
-        )
+        return functools.partial(_scorer_scores, metric, scorer, prefix)
     if metric in JUDGE_METRICS:
         if judge is None:
             raise ValueError(f"{metric} needs a judge. Use --judge transformers:NAME.")
-        return lambda candidates, references, images: _judge_scores(metric, judge, candidates, references, images)
+        return functools.partial(_judge_scores, metric, judge)
     module, colon, function = metric.partition(":")
     if not colon:
         known = ", ".join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))
@@ -88,14 +79,9 @@ def _takes_images(function: Callable[..., Any]) -> bool:
 
 
 def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
-    """A module of `evaluate` with predictions (N strings) and references (N lists of strings).
+    """A module of `evaluate`; the numbers of the N captions are a list in the `dict` that it returns, or in its `per_sample`."""
 
-    Its `compute` returns a `dict`; the numbers of the captions are a list of N in it, or in its `per_sample`.
-    """
-
-    def scores(
-        candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
-    ) -> Sequence[float]:
+    def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Any) -> Any:
         found = module.compute(predictions=list(candidates), references=[list(each) for each in references])
         inner = found.get("per_sample")
         per_caption = {
@@ -104,8 +90,7 @@ def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
             if not isinstance(values, (str, dict)) and hasattr(values, "__len__") and len(values) == len(candidates)
         }
         if key in per_caption or (not key and len(per_caption) == 1):
-            numbers: Sequence[float] = per_caption[key or next(iter(per_caption))]
-            return numbers
+            return per_caption[key or next(iter(per_caption))]
         has = f"it has {', '.join(per_caption)}" if per_caption else "it has none"
         raise ValueError(
             f"{name} must return a list of {len(candidates)} numbers{f', {key}' if key else ''}; {has}. Use evaluate:NAME:KEY."
@@ -118,14 +103,11 @@ def program_metric(command: str) -> MetricFunction:
     """A program as a metric: it reads JSON lines with `candidate`, `references` and `image`, and writes a number per line."""
 
     def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]) -> list[float]:
-        rows = zip(candidates, references, images, strict=True)
-        lines = "".join(
-            json.dumps(
-                {"candidate": c, "references": list(r), "image": str(i) if isinstance(i, (str, Path)) else None}
-            )
-            + "\n"
-            for c, r, i in rows
-        )
+        rows = [
+            {"candidate": c, "references": list(r), "image": str(i) if isinstance(i, (str, Path)) else None}
+            for c, r, i in zip(candidates, references, images, strict=True)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
         done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             raise ValueError(f"--command {command!r} ended with exit code {done.returncode}.")
@@ -154,7 +136,7 @@ def call_metric(
     return found
 
 
-def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequence[str]]) -> Sequence[float]:
+def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Any) -> Any:
     from hf_captionrl import metrics
 
     function: Any = metrics.bleu if name.startswith("bleu") else getattr(metrics, name)
@@ -162,17 +144,14 @@ def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequ
     return found[name] if isinstance(found, dict) else found
 
 
-def _judge_scores(
-    name: str, judge: Any, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
-) -> Sequence[float]:
+def _judge_scores(name: str, judge: Any, candidates: Sequence[str], references: Any, images: Sequence[Any]) -> Any:
     """A rating of every caption; one that the judge does not rate is an error, because every number is compared."""
     from hf_captionrl import metrics
 
     found = getattr(metrics, name)(candidates, references if name == "clair" else images, judge)
     if found["num_failed"]:
         raise ValueError(f"{name}: {found['num_failed']} captions without a rating; {found['failures'][0]}.")
-    scores: Sequence[float] = found["per_sample"]
-    return scores
+    return found["per_sample"]
 
 
 def _scorer_scores(
@@ -182,7 +161,7 @@ def _scorer_scores(
     candidates: Sequence[str],
     references: Sequence[Sequence[str]],
     images: Sequence[Any],
-) -> Sequence[float]:
+) -> Any:
     """CLIPScore, PAC-S and RefCLIPScore; captions and files of images that occur several times are encoded once."""
     import torch
 
@@ -204,11 +183,7 @@ def _scorer_scores(
     texts, row_of = encoded(candidates)
     features = texts[[row_of[text] for text in candidates]]
     if name != "ref_clip_score":
-        scores: Sequence[float] = clip_score(features, own, preset="pac_s" if name == "pac_s" else "hessel")[
-            "per_sample"
-        ]
-        return scores
+        return clip_score(features, own, preset="pac_s" if name == "pac_s" else "hessel")["per_sample"]
     texts, row_of = encoded([text for each in references for text in each])
     of_references = [texts[[row_of[text] for text in each]] for each in references]
-    scores = ref_clip_score(features, own, of_references)["per_sample"]
-    return scores
+    return ref_clip_score(features, own, of_references)["per_sample"]

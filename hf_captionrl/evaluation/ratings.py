@@ -48,27 +48,16 @@ _COCO = ("captions_val2014.json", "dataset_coco.json")
 
 @dataclass(frozen=True)
 class RatedCaptions:
-    """Captions with human ratings.
+    """N captions with human ratings; those of a pair are neighbours."""
 
-    Attributes:
-        name (`str`): Name of the benchmark, followed by the number of references if it is not the published one.
-        candidates (`list` of N `str`): The rated captions; those of a pair are neighbours.
-        references (`list` of N `list`): Captions of each image.
-        images (`list` of N `str`): File name of each image.
-        ratings (`(N, J)` float array): Ratings, NaN where a rater gave none; for pairs, the votes for each caption.
-        variant (`"b"`, `"c"` or `"pairs"`): Kendall's tau of the papers, or accuracy.
-        num_bad_lines (`int`): Lines that could not be read and are left out.
-        categories (`list` of N `str`, *optional*): Kind of the pair of each caption.
-    """
-
-    name: str
-    candidates: list[str]
-    references: list[list[str]]
-    images: list[str]
-    ratings: np.ndarray
-    variant: Literal["b", "c", "pairs"]
-    num_bad_lines: int = 0
-    categories: list[str] | None = None
+    name: str  # of the benchmark, followed by the number of references if it is not the published one
+    candidates: list[str]  # the rated captions
+    references: list[list[str]]  # captions of each image
+    images: list[str]  # file name of each image
+    ratings: np.ndarray  # (N, J), NaN where a rater gave none; for pairs, the votes for each caption
+    variant: Literal["b", "c", "pairs"]  # Kendall's tau of the papers, or accuracy
+    num_bad_lines: int = 0  # lines that could not be read and are left out
+    categories: list[str] | None = None  # kind of the pair of each caption
 
     def scores(self, metric: Any, *, name: str = "metric", image_dir: str | Path = "") -> Sequence[float]:
         """Scores of a metric, given as anything that [`metric_function`] accepts, or as N numbers."""
@@ -78,15 +67,9 @@ class RatedCaptions:
         return call_metric(metric_function(metric), name, self.candidates, self.references, images)
 
     def agreement(self, metrics: Any, *, image_dir: str | Path = "", **options: Any) -> dict[str, Any]:
-        """How well metrics agree with the ratings.
+        """How well a metric of [`scores`], or several in a `dict` by name, agree with the ratings of images in `image_dir`.
 
-        Args:
-            metrics: A metric, or a `dict` of metrics by name: a function of captions and references (and images), a name of
-                `captionrl agreement --metrics`, a module of `evaluate`, or N scores.
-            image_dir: Folder of the images.
-            options: Of [`hf_captionrl.metrics.agreement`], for example `num_bootstrap`.
-        Returns:
-            `dict`: As [`hf_captionrl.metrics.agreement`]; with `accuracy` instead of `tau` for pairs.
+        Options and result are those of [`hf_captionrl.metrics.agreement`], with `accuracy` instead of `tau` for pairs.
         """
         if isinstance(metrics, Mapping):
             given: Any = {name: self.scores(of, name=name, image_dir=image_dir) for name, of in metrics.items()}
@@ -98,16 +81,9 @@ class RatedCaptions:
 
 
 def load_ratings(name: str, folder: str | Path, *, num_references: int | None = None, seed: int = 0) -> RatedCaptions:
-    """Read a benchmark from the folder with its files.
+    """Read one of the benchmarks above from the folder with its published files.
 
-    Args:
-        name: One of the benchmarks above.
-        folder: Folder with the published files.
-        num_references: References of each caption of `pascal50s` (5 by default, 0 for all 48) and `foil` (4, or 1).
-        seed: Seed of the references and pairs that are drawn.
-    Raises:
-        ValueError: If the benchmark is not known, a file has another layout, or over 1 % of its lines cannot be read.
-        FileNotFoundError: If a file is missing.
+    `num_references` is for `pascal50s` (5 by default, 0 for all 48) and `foil` (4, or 1); `seed` draws references and pairs.
     """
     if name not in _READERS:
         raise ValueError(f"There is no benchmark {name!r}. Use one of {', '.join(_READERS)}.")
@@ -121,9 +97,8 @@ def load_ratings(name: str, folder: str | Path, *, num_references: int | None = 
 @functools.cache
 def published_agreement(name: str) -> dict[str, dict[str, Any]]:
     """Published numbers of a benchmark, times 100: by metric, a `dict` with `mean`, the categories of pairs, and `source`."""
-    by_source = json.loads(Path(__file__).with_name("published_agreement.json").read_text(encoding="utf-8")).get(
-        name, {}
-    )
+    path = Path(__file__).with_name("published_agreement.json")
+    by_source = json.loads(path.read_text(encoding="utf-8")).get(name, {})
     return {
         metric: {**(value if isinstance(value, dict) else {"mean": value}), "source": source}
         for source, values in by_source.items()
@@ -169,13 +144,18 @@ def _number(text: Any) -> float:
     return number
 
 
+def _lines(path: Path, errors: str) -> list[str]:
+    # Not splitlines(), which also splits at control characters and U+2028 inside a text.
+    return path.read_text(encoding="utf-8", errors=errors).removesuffix("\n").split("\n")
+
+
 def _captions(folder: Path, *names: str) -> dict[str, list[str]]:
     """Captions by file name of the image."""
     path = _find(folder, *names)
     captions: dict[str, list[str]] = collections.defaultdict(list)
     with _layout(path, "the published captions"):
         if path.suffix != ".json":
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in _lines(path, "strict"):
                 key, _, text = line.partition("\t")
                 captions[key.partition("#")[0]].append(text.strip())
             return dict(captions)
@@ -188,11 +168,7 @@ def _captions(folder: Path, *names: str) -> dict[str, list[str]]:
 
 
 def _read(
-    name: str,
-    path: Path,
-    lines: Iterable[Any],
-    read: Callable[[Any], list[Row]],
-    line_has: str,
+    name: str, path: Path, lines: Iterable[Any], read: Callable[[Any], list[Row]], line_has: str
 ) -> tuple[list[Row], int]:
     """Rows of all lines, and the number of lines that cannot be read."""
     rows, bad, number = [], [], 0
@@ -244,11 +220,8 @@ def _read_flickr8k(folder: Path, name: str) -> RatedCaptions:
         own = captions[image]
         return [(text, own, image, ratings if is_expert else [ratings[1] / (ratings[1] + ratings[2])])]
 
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    line_has = (
-        "an image, a caption 'IMAGE#NUMBER' and three numbers, separated by tabs, with the image names of the captions"
-    )
-    rows, bad = _read(name, path, lines, read, line_has)
+    line_has = "an image, 'IMAGE#NUMBER' and three numbers, separated by tabs, with the image names of the captions"
+    rows, bad = _read(name, path, _lines(path, "replace"), read, line_has)
     if is_expert:
         return _rated(name, "c", [row for row in rows if row[0] not in row[1]], bad)
     return _rated(name, "b", _without_rated(rows), bad)
@@ -269,9 +242,8 @@ def _read_composite(folder: Path) -> RatedCaptions:
             if not image and not line["Input.text1"]:
                 return []  # the files end with lines without a task
             ratings = [_number(line[f"Answer.Q{number}Answer"]) for number in (1, 2, 3)]
-            texts = [
-                _plain(line[f"Input.text{number}"]) for number in (1, 2, 3)
-            ]  # "12K judgments": a fourth is not used
+            # Of "12K judgments", a fourth is not used.
+            texts = [_plain(line[f"Input.text{number}"]) for number in (1, 2, 3)]
             if not all(texts) or not all(1 <= rating <= 5 for rating in ratings):
                 raise ValueError("three captions and ratings from 1 to 5")
             return [(text, captions[image], image, [rating]) for text, rating in zip(texts, ratings, strict=True)]
