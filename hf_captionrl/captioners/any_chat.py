@@ -29,7 +29,6 @@ from hf_captionrl.captioners.decoding import DecodingLoop
 from hf_captionrl.captioners.head_tap import (
     HeadInputs,
     bypass_vision_tower,
-    check_tap,
     evaluating,
     floating_dtype,
     repeat_rows,
@@ -96,8 +95,8 @@ class AnyChatCaptioner(ChatCaptioner):
             found = self.processor(text=[self._turns()[0]], images=[blank_image()], return_tensors="pt")
         except Exception as error:  # of the code of any processor
             _refuse(type(model).__name__, kind, f"the {what} fails on an image with a chat ({_said(error)})")
-        if not bool((torch.as_tensor(found["input_ids"]) == self.image_token_id(model)).any()):
-            _refuse(type(model).__name__, kind, f"the {what} writes no image token (id {self.image_token_id(model)})")
+        if not bool((torch.as_tensor(found["input_ids"]) == model.config.image_token_id).any()):
+            _refuse(type(model).__name__, kind, f"the {what} writes no image token (id {model.config.image_token_id})")
         unknown = sorted({*found} - {*_PER_IMAGE, *_OF_THE_TEXT, "pixel_values"})
         read = inspect.signature(getattr(inner, "get_image_features", model.forward)).parameters
         if lost := [name for name in unknown if name in read]:
@@ -169,7 +168,7 @@ class AnyChatCaptioner(ChatCaptioner):
             output = model.model.get_image_features(**named, return_dict=True)
             model.lists_features = not isinstance(output.pooler_output, Tensor)
             parts.append(flat_features(output))
-        counts = (inputs["prefix_ids"] == cls.image_token_id(model)).sum(1).tolist()
+        counts = (inputs["prefix_ids"] == model.config.image_token_id).sum(1).tolist()
         if [len(part) for part in parts] != counts:
             raise ValueError(f"it returned {[len(part) for part in parts]} features for {counts} image tokens")
         return cls.padded_features(model, torch.cat(parts), counts)
@@ -186,7 +185,7 @@ class AnyChatCaptioner(ChatCaptioner):
         try:
             with evaluating(self.model), torch.no_grad():
                 batch = {name: value.to(self.device) for name, value in self.collate(images, _CAPTIONS).items()}
-                check_tap(self, batch)
+                self.self_check(batch)
                 found, labels = cast(Tensor, self.log_probs(batch)), self.align_labels(batch["labels"])
                 for row, image in enumerate(images):
                     supervised = labels[row] != IGNORE_INDEX
@@ -222,7 +221,7 @@ class AnyChatCaptioner(ChatCaptioner):
 
     def _check_decoding(self, images: list[Image.Image], tolerance: float) -> str:
         """Choose the loop whose greedy captions have the largest logits of a forward of the whole caption; returns its name."""
-        banned = [*self.end_token_ids, self.image_token_id(self.base_model)]
+        banned = [*self.end_token_ids, self.base_model.config.image_token_id]
         banned = [token for token in banned if token < self.vocab_size]  # Molmo 2 has no outputs for tokens of images
         settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
         settings |= {"max_new_tokens": _CHECKED_TOKENS, "suppress_tokens": list(self.end_token_ids)}
@@ -260,8 +259,7 @@ class MllamaCaptioner(AnyChatCaptioner):
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        names = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
-        tower = cls.find_vision_tower(model)
+        names, tower = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), cls.find_vision_tower(model)
         rows = [tower(**{n: own[n] for n in names}).last_hidden_state for own in cls.own_inputs(model, inputs)]
         return torch.stack([row.flatten(0, -2) for row in rows])  # (B, tiles * tokens, D)
 

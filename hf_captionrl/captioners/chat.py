@@ -84,7 +84,7 @@ class ChatCaptioner(Captioner):
 
     def check_fit(self) -> None:
         super().check_fit()
-        expected, own = self.image_token_id(self.base_model), type(self.processor).__name__
+        expected, own = self.base_model.config.image_token_id, type(self.processor).__name__
         token = getattr(self.processor, "image_token", None)  # a string, or an AddedToken
         known = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
         # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
@@ -125,11 +125,6 @@ class ChatCaptioner(Captioner):
     def softcap(cls, model: Any) -> float | None:
         # Gemma 3 with images does not apply the soft cap of its configuration.
         return None if model.config.model_type == "gemma3" else super().softcap(model)
-
-    @staticmethod
-    def image_token_id(model: Any) -> int:
-        """Id of the image token."""
-        return int(model.config.image_token_id)
 
     # Text
 
@@ -222,13 +217,13 @@ class ChatCaptioner(Captioner):
         """The side inputs of any image, or any video with `native_frames`, as one row; None if they differ."""
         key = (self.prompt, self.native_frames)
         if self._fixed is None or self._fixed[0] != key:
-            blank = [Image.new("RGB", size) for size in _PROBE_SIZES]
-            if self.native_frames:
-                rows = [self._side_inputs([self._prefix_of_video([image] * self.native_frames)]) for image in blank]
-                for row in rows:
-                    row.pop("pixel_attention_mask", None)  # features replace it
-            else:
-                rows = [self._side_inputs([self._prefix_of(image)]) for image in blank]
+            rows = []
+            for image in (Image.new("RGB", size) for size in _PROBE_SIZES):
+                frames = [image] * self.native_frames
+                read = self._prefix_of_video(frames) if frames else self._prefix_of(image)
+                rows.append(self._side_inputs([read]))
+                if frames:
+                    rows[-1].pop("pixel_attention_mask", None)  # features replace it
             same = all(torch.equal(rows[0][name], row[name]) for row in rows[1:] for name in rows[0])
             self._fixed = (key, rows[0] if same else None)
         return self._fixed[1]
@@ -375,7 +370,7 @@ class ChatCaptioner(Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         # A generated image token would require another image.
-        tokens = {self.image_token_id(self.base_model), _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
+        tokens = {self.base_model.config.image_token_id, _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
         kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), *sorted(tokens)]
         return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -391,7 +392,7 @@ class HTTPBackend(AnswerScores):
         return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
 
     def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
-        fatal: BackendError | None = None
+        fatal = None
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
         with ThreadPoolExecutor(self.concurrency) as pool:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
@@ -401,9 +402,8 @@ class HTTPBackend(AnswerScores):
                     position = asked.pop(future)
                     try:
                         answer = future.result()
-                    except BackendError as error:
-                        fatal = error
-                        left = iter(())  # the answers of running requests are still returned
+                    except BackendError as error:  # the answers of running requests are still returned
+                        fatal, left = error, iter(())
                         continue
                     yield position, answer
                     for further, prompt in islice(left, 1):
@@ -420,7 +420,7 @@ def _mean_log_prob(found: Any) -> float | None:
     return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
 
 
-class EndpointCaptioner:
+class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
     """Captions of a vision-language model behind an endpoint; answers are kept in a file, and none is asked for twice.
 
     A context manager, which closes the file. `failed` has the reason for each image without an answer. A `BackendError` stops
@@ -462,15 +462,11 @@ class EndpointCaptioner:
         prompt = options.prompt or ChatCaptioner.default_prompt
         return cls(backend, prompt, output.with_suffix(".answers.jsonl"), overwrite=options.overwrite)
 
-    def __enter__(self) -> EndpointCaptioner:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close the file of answers."""
         self._answers.close()
+
+    close = __exit__
 
     def describe(
         self, image_ids: Sequence[str], images: Sequence[Any], prompts: Sequence[str], samples: int
@@ -484,40 +480,33 @@ class EndpointCaptioner:
             for attempt in range(samples)
         ]
         start, before = time.monotonic(), self._answers.num_requests
-        answers: list[Answer] = [""] * len(asked)
+        captions = [Scored("")] * len(asked)
         for position, answer in self._answers.complete(asked):
-            answers[position] = answer
-            self._check(image_ids[position // samples], answer)
+            captions[position] = self._caption(image_ids[position // samples], answer)
         self._seconds += time.monotonic() - start
         self.number_kept += len(asked) - (self._answers.num_requests - before)
-        captions = [
-            Scored(caption_of(answer.text if isinstance(answer, Truncated) else answer), score_of(answer))
-            for answer in ("" if isinstance(answer, Failure) else answer for answer in answers)
-        ]
         return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
 
-    def _check(self, image_id: str, answer: Answer) -> None:
-        """Note the reason of an image without an answer, and say once that there are no log-probabilities."""
-        text = answer.text if isinstance(answer, Truncated) else answer
-        if isinstance(text, Failure):
-            self.failed[image_id] = text.detail
-        elif not caption_of(text):
+    def _caption(self, image_id: str, answer: Answer) -> Scored:
+        """The caption in an answer; notes the reason if there is none, and says once that there are no log-probabilities."""
+        if isinstance(answer, Failure):
+            self.failed[image_id] = answer.detail
+            return Scored("")
+        caption = Scored(caption_of(answer.text if isinstance(answer, Truncated) else answer), score_of(answer))
+        if not caption:
             self.failed[image_id] = "the answer is empty"
-        elif score_of(answer) is None and not self._lacks_scores:
+        elif caption.mean_log_prob is None and not self._lacks_scores:
             self._lacks_scores = True
             say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
+        return caption
 
     def summary(self) -> dict[str, Any]:
         """Cost and rate of this run."""
-        usage = self.backend.usage
+        usage, seconds = self.backend.usage, self._seconds
         counts = {name: usage[name] for name in "requests retries prompt_tokens completion_tokens truncated".split()}
-        rate = usage["completion_tokens"] / self._seconds if self._seconds else 0.0
-        return {
-            **counts,
-            "answers_of_earlier_runs": self.number_kept,
-            "seconds": round(self._seconds, 1),
-            "tokens_per_second": round(rate, 1),
-        }
+        rate = round(usage["completion_tokens"] / seconds if seconds else 0.0, 1)
+        facts = {"answers_of_earlier_runs": self.number_kept, "seconds": round(seconds, 1), "tokens_per_second": rate}
+        return counts | facts
 
 
 def cost_sentence(facts: dict[str, Any]) -> str:
@@ -542,11 +531,9 @@ def caption_of(answer: str) -> str:
 
 def _ids_of(*sources: Any) -> set[int]:
     """Ids of the special tokens in tokenizer and configurations."""
-    found: set[Any] = set()
-    for name in ("bos", "eos", "pad", "sep", "cls", "decoder_start"):
-        for value in (getattr(source, f"{name}_token_id", None) for source in sources):
-            found.update(value if isinstance(value, (list, tuple)) else [value])
-    return found - {None}
+    names = ("bos", "eos", "pad", "sep", "cls", "decoder_start")
+    known = [getattr(source, f"{name}_token_id", None) for name in names for source in sources]
+    return {one for value in known for one in (value if isinstance(value, (list, tuple)) else [value])} - {None}
 
 
 def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
@@ -601,8 +588,7 @@ class TransformersBackend(LocalBackend):
         self._device = default_device(device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
-        text_config = self._model.config.get_text_config(decoder=True)
-        self._special = _ids_of(self._tokenizer, settings, self._model.config, text_config)
+        self._special = _ids_of(self._tokenizer, settings, loaded.config, loaded.config.get_text_config(decoder=True))
         self._template = str(getattr(self._processor, "chat_template", None) or "")
         identity = loaded_revision(loaded, self._template)
         super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
@@ -615,20 +601,16 @@ class TransformersBackend(LocalBackend):
 
     def _answer_ids(self, text: str, last: int, answers: Sequence[str]) -> list[list[int]]:
         """Tokens of each answer as the model writes them after a text that ends in token `last`: after a word, a blank is first."""
-        before = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        ends_in_word = (
-            last not in self._tokenizer.all_special_ids and not self._tokenizer.decode([last])[-1:].isspace()
-        )
-        found = []
+        tokenizer, found = self._tokenizer, []
+        before = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ends_in_word = last not in tokenizer.all_special_ids and not tokenizer.decode([last])[-1:].isspace()
         for answer in answers:
             answer = " " + answer if ends_in_word else answer
-            ids = self._tokenizer(text + answer, add_special_tokens=False)["input_ids"]
-            own = ids[len(before) :]
-            if (
-                ids[: len(before)] != before
-            ):  # the tokenizer joins the end of the prompt with the answer; models do not
-                own = self._tokenizer(answer, add_special_tokens=False)["input_ids"]
-            found.append(own)
+            ids = tokenizer(text + answer, add_special_tokens=False)["input_ids"]
+            if ids[: len(before)] == before:
+                found.append(ids[len(before) :])
+            else:  # the tokenizer joins the end of the prompt with the answer; models do not
+                found.append(tokenizer(answer, add_special_tokens=False)["input_ids"])
         return found
 
     def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
@@ -648,31 +630,23 @@ class TransformersBackend(LocalBackend):
         """Log-probabilities of the tokens of A answers after one prompt. Sums are in fp64, because bf16 has 8 bits."""
         import torch
 
-        inputs = {
-            name: value for name, value in inputs.items() if name != "labels"
-        }  # PaliGemma's processor makes them
+        # PaliGemma's processor makes labels.
+        inputs = {name: value for name, value in inputs.items() if name != "labels"} | {"use_cache": True}
         # Of the logits of the prompt only the last are needed; not every model can leave out the others.
-        named = inspect.signature(self._model.forward).parameters
+        if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
+            inputs["logits_to_keep"] = 1
         with torch.inference_mode():
-            before = self._model(
-                **inputs, use_cache=True, **({"logits_to_keep": 1} if "logits_to_keep" in named else {})
-            )
+            before = self._model(**inputs)
             if self._model.config.is_encoder_decoder or getattr(before, "past_key_values", None) is None:
                 self.refuse_scores()
             first = before.logits[0, -1].double().log_softmax(0)  # (V,)
             total = first[[row[0] for row in ids]]  # (A,)
-            longer = [a for a, row in enumerate(ids) if len(row) > 1]
-            if longer:
+            if longer := [a for a, row in enumerate(ids) if len(row) > 1]:
                 rows = [torch.tensor(ids[a]) for a in longer]
                 tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).to(self._device)
-                cache = before.past_key_values
-                cache.batch_repeat_interleave(len(longer))
+                (cache := before.past_key_values).batch_repeat_interleave(len(longer))
                 # Padding is on the right, so that no token sees it; a mask would make models compute other positions.
-                after = self._model(
-                    input_ids=tokens[:, :-1].clamp(min=0),
-                    past_key_values=cache,
-                    use_cache=True,
-                )
+                after = self._model(input_ids=tokens[:, :-1].clamp(min=0), past_key_values=cache, use_cache=True)
                 log_probs = after.logits.double().log_softmax(2)  # (A, T - 1, V)
                 found = log_probs.gather(2, tokens[:, 1:, None].clamp(min=0))[..., 0]
                 total[longer] += found.masked_fill(tokens[:, 1:] < 0, 0).sum(1)
@@ -732,31 +706,22 @@ class TransformersVisionBackend(TransformersBackend):
     model_class = "AutoModelForImageTextToText"
     processor_class = "AutoProcessor"
 
-    def _text(self, prompt: Prompt) -> str:
-        if not self._template:
-            return prompt.user
-        turns = [{"role": "user", "content": prompt.parts(lambda image: {"type": "image"}, image_first=True)}]
-        return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-
     def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         import torch
 
         from hf_captionrl.captioners.captioner import start_token_settings
 
-        texts = [self._text(prompt) for prompt in prompts]
-        images = [[image.convert("RGB") for image in prompt.images] for prompt in prompts]
-        inputs = self._processor(
-            # Models of one image take a flat list.
-            images=[own[0] for own in images]
-            if all(len(own) == 1 for own in images)
-            else images
-            if any(images)
-            else None,
-            text=texts,
-            padding=True,
-            return_tensors="pt",
-            **start_token_settings(self._processor, texts[0]),
-        ).to(self._device)
+        texts = [prompt.user for prompt in prompts]
+        if self._template:
+            contents = [prompt.parts(lambda image: {"type": "image"}, image_first=True) for prompt in prompts]
+            chats = [[{"role": "user", "content": content}] for content in contents]
+            render = partial(self._processor.apply_chat_template, tokenize=False, add_generation_prompt=True)
+            texts = [str(render(chat)) for chat in chats]
+        images: list[Any] = [[image.convert("RGB") for image in prompt.images] for prompt in prompts]
+        if all(len(own) == 1 for own in images):
+            images = [own[0] for own in images]  # models of one image take a flat list
+        settings = {"padding": True, "return_tensors": "pt", **start_token_settings(self._processor, texts[0])}
+        inputs = self._processor(images=images if any(images) else None, text=texts, **settings).to(self._device)
         for name, value in inputs.items():
             if torch.is_tensor(value) and value.is_floating_point():
                 inputs[name] = value.to(self._model.dtype)
@@ -798,10 +763,8 @@ class CaptionerBackend(LocalBackend):
         inputs = self._captioner.encode_images([prompt.image for prompt in prompts])
         seed_draws(prompts)
         found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self._max_new_tokens))
-        return [
-            text if ended else Truncated(text)
-            for text, ended in zip(found.captions, found.ended.tolist(), strict=True)
-        ]
+        both = zip(found.captions, found.ended.tolist(), strict=True)
+        return [text if ended else Truncated(text) for text, ended in both]
 
 
 class VLLMBackend(LocalBackend):

@@ -78,7 +78,7 @@ def test_log_probs_and_gradients_equal_those_of_the_original_class(name, caption
 def test_captions_equal_those_of_the_original_class(name, captioner):
     """Greedy ones of the model's own `generate`, and the same ones as the only possible samples, several per image."""
     plain, tokens = built(name)[1], 6
-    banned = [captioner.image_token_id(plain), *captioner.end_token_ids]
+    banned = [plain.config.image_token_id, *captioner.end_token_ids]
     settings = {"max_new_tokens": tokens, "suppress_tokens": banned}
     expected = []
     for image in some_images():
