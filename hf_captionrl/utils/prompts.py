@@ -106,9 +106,8 @@ class Backend(Protocol):
     """Answers prompts."""
 
     model: str  # name for the provenance of each answer
-    revision: (
-        str  # commit or hash of the weights, and all settings that change answers; answers of others are not reused
-    )
+    # Commit or hash of the weights, and all settings that change answers; answers of others are not reused.
+    revision: str
     is_multimodal: bool  # whether it answers prompts with images
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
@@ -131,15 +130,9 @@ class AnswerScores:
         )
 
     def answer_log_probs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> np.ndarray:
-        """Log-probability of each whole answer text after each prompt, summed over its tokens; the end token is not counted.
+        """Log-probabilities `(N, A)` in nats of A answer texts after N prompts, float64; raises if a prompt has none.
 
-        Args:
-            prompts: N questions.
-            answers: A texts, the same for all questions.
-        Returns:
-            `np.ndarray` of shape `(N, A)`: Nats, float64.
-        Raises:
-            BackendError: If a prompt has no such probabilities; nothing is guessed.
+        They are summed over the tokens of an answer; the end token is not counted.
         """
         import numpy as np
 
@@ -157,11 +150,10 @@ class KeptAnswers(LineFile, AnswerScores):
     """A backend whose answers are appended to a file of JSON lines when they arrive, so that no question is asked twice.
 
     A killed process loses only the answers that had not arrived. Equal questions of one call are asked once. A prompt
-    whose backend failed is asked again by the next call.
+    whose backend failed is asked again by the next call. Answers of other models, revisions and questions in the file are
+    not used.
 
     Args:
-        backend ([`Backend`]): Who is asked.
-        path: The file; answers of other models, revisions and questions in it are not used.
         max_requests (`int`, *optional*): Questions that this object may ask; a further one raises a [`BackendError`].
         keep_rejected (`bool`): Whether a rejected prompt is kept; False: it is asked again by the next call.
         max_failures (`int`): A backend that fails so often in a row raises a [`BackendError`].
@@ -248,11 +240,9 @@ def _plain(answer: Any) -> Any:
 
 
 def _read(answer: Any) -> Any:
-    if not isinstance(answer, dict):
-        if not isinstance(answer, str | list):
-            raise TypeError
+    if isinstance(answer, str | list):
         return answer
     if "rejected" in answer:
         return Failure("backend_rejected", answer["rejected"])
-    kind, text = (Truncated, answer["truncated"]) if "truncated" in answer else (Scored, answer["text"])
-    return kind(text, answer.get("mean_log_prob"))
+    score = answer.get("mean_log_prob")
+    return Truncated(answer["truncated"], score) if "truncated" in answer else Scored(answer["text"], score)
