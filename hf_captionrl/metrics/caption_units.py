@@ -20,9 +20,7 @@ Units = Mapping[str, Iterable[tuple[str, ...]]]
 """The units of a text by kind: `(object,)`, `(object, attribute)`, `(object, relation, object)`."""
 Extractor = Callable[[Sequence[str]], Iterable[Units]]
 
-_PLACES = frozenset(
-    "front back top bottom side middle center centre left right edge".split()
-)  # "in front of", no objects
+_PLACES = "front back top bottom side middle center centre left right edge".split()  # "in front of", no objects
 _WEIGHTS = {"objects": 5.0, "attributes": 5.0, "relations": 2.0}
 
 
@@ -110,9 +108,8 @@ def _matched(ours: list[tuple[str, ...]], theirs: list[tuple[str, ...]], encoder
     texts = [" ".join(unit[::-1] if len(unit) == 2 else unit) for unit in (*rest, *others)]
     features = np.asarray(encoder(texts), dtype=np.float64)  # (U, D)
     if features.shape[:1] != (len(texts),) or features.ndim != 2 or not np.isfinite(features).all():
-        raise ValueError(
-            f"encoder returned shape {features.shape} for {len(texts)} texts. Return a finite (N, D) array."
-        )
+        shape = f"shape {features.shape} for {len(texts)} texts"
+        raise ValueError(f"encoder returned {shape}. Return a finite (N, D) array.")
     features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     cosines = features[: len(rest)] @ features[len(rest) :].T
     return total + float(cosines.max(1).clip(0, 1).sum())
@@ -145,9 +142,8 @@ def capture(
         `objects`, `attributes` and `relations` over the captions where they are defined, else None; `per_sample` of all of
         them, NaN where neither text has a unit; `signature`.
     """
-    texts, groups = check_captions(captions), check_groups(references, "references")
-    if len(texts) != len(groups):
-        raise ValueError(f"{len(texts)} captions and {len(groups)} lists of references. Pass one list per caption.")
+    texts = check_captions(captions)
+    groups = check_groups(references, "references", len(texts))
     meaning = {other: word for word, others in (synonyms or {}).items() for other in others}
     extract = spacy_extractor() if extractor is None else extractor
     every = list(extract([*texts, *(text for group in groups for text in group)]))
@@ -165,12 +161,11 @@ def capture(
         total = weight = 0.0
         for kind in KINDS:
             ours, theirs = united([own], kind), united(human, kind)
-            f = math.nan
             precision = _matched(ours, theirs, encoder) / len(ours) if ours else math.nan
             recall = _matched(theirs, ours, encoder) / len(theirs) if theirs else math.nan
+            f = math.nan
             if ours or theirs:
-                both = (precision if ours else 0.0) + (recall if theirs else 0.0)
-                f = 2 * precision * recall / both if both and ours and theirs else 0.0
+                f = 2 * precision * recall / (precision + recall) if precision > 0 and recall > 0 else 0.0
                 total, weight = total + _WEIGHTS[kind] * f, weight + _WEIGHTS[kind]
             for part, value in (("precision", precision), ("recall", recall), ("f", f)):
                 values[f"{kind}_{part}"].append(value)

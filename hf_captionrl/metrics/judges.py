@@ -43,7 +43,6 @@ RATINGS = tuple(f"{tenths / 10:.1f}" for tenths in range(11))
 """Answers of [`fleur`]: 0.0, 0.1, ..., 1.0."""
 
 _AT_ONCE = 64  # questions whose images are in memory
-_SHOWN_FAILURES = 5
 
 
 def _answered(number: int, make: Callable[[int], Prompt], ask: Callable[[list[Prompt]], Iterable[Any]]) -> list[Any]:
@@ -53,9 +52,8 @@ def _answered(number: int, make: Callable[[int], Prompt], ask: Callable[[list[Pr
         for at, answer in ask([make(row) for row in range(start, min(start + _AT_ONCE, number))]):
             found[start + at] = answer
     if lacking := sum(answer is None for answer in found):
-        raise BackendError(
-            f"The judge left {lacking} of {number} prompts unanswered. Fix the backend: it must answer each."
-        )
+        left = f"{lacking} of {number} prompts"
+        raise BackendError(f"The judge left {left} unanswered. Fix the backend: it must answer each.")
     return found
 
 
@@ -80,13 +78,6 @@ def _asked_of(stage: str, text: str, *images: Any) -> Prompt:
     return Prompt(stage, name, text, image=opened[0] if len(opened) == 1 else opened)
 
 
-def _references(references: Any, texts: Sequence[str]) -> list[list[str]]:
-    groups = check_groups(references, "references")
-    if len(groups) != len(texts):
-        raise ValueError(f"{len(texts)} captions and {len(groups)} lists of references. Pass one list per caption.")
-    return groups
-
-
 def _listed(references: Sequence[str]) -> str:
     return "\n".join(f"- {text}" for text in references)
 
@@ -104,7 +95,7 @@ def _result(metric: str, values: Sequence[float | Failure], named: str, **more: 
     result = {metric: float(np.nanmean(scores)) if len(failed) < len(scores) else None, "per_sample": scores, **more}
     if len(failed) == len(scores):
         result[f"{metric}_reason"] = f"the judge rated none of {len(scores)} captions: {failed[0][1]}"
-    shown = [f"caption {row}: {detail}" for row, detail in failed[:_SHOWN_FAILURES]]
+    shown = [f"caption {row}: {detail}" for row, detail in failed[:5]]
     return result | {"num_failed": len(failed), "failures": shown, "signature": named}
 
 
@@ -167,7 +158,7 @@ def fleur(captions: Any, images: Sequence[Any], backend: Any, references: Any = 
         `dict`: `fleur`, the mean in [0, 1], higher is better; the other keys as in [`vqa_score`].
     """
     texts = _with_images(captions, images, backend)
-    groups = None if references is None else _references(references, texts)
+    groups = None if references is None else check_groups(references, "references", len(texts))
 
     def make(row: int) -> Prompt:
         shown = "" if groups is None else _REFERENCES.format(listed=_listed(groups[row]))
@@ -215,7 +206,7 @@ def clair(captions: Any, references: Any, backend: Any) -> dict[str, Any]:
         in [`vqa_score`].
     """
     texts = check_captions(captions)
-    groups = _references(references, texts)
+    groups = check_groups(references, "references", len(texts))
 
     def make(row: int) -> Prompt:
         return Prompt("clair", "", _CLAIR.format(listed=_listed(groups[row]), caption=texts[row]))
@@ -239,9 +230,8 @@ def listener_log_probs(
     """Log-probabilities `(K,)` of the images of each caption's bag, normalised over the bag; see [`listener`]."""
     if num_orders < 1 or any(len(bag) < 2 for bag in bags):
         smallest = min(map(len, bags), default=0)
-        raise ValueError(
-            f"num_orders is {num_orders} and the smallest bag {smallest}. Use at least 1, and bags of 2 or more."
-        )
+        given = f"num_orders is {num_orders} and the smallest bag {smallest}"
+        raise ValueError(f"{given}. Use at least 1, and bags of 2 or more.")
 
     def of_size(size: int, rows: list[int]) -> list[np.ndarray | Failure]:
         number = min(num_orders, size) if together else size  # questions per caption

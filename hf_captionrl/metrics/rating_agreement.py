@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hf_captionrl.metrics.bootstrap import check_values, signature
+from hf_captionrl.metrics.bootstrap import check_confidence, check_values, numbered, signature
 
 _LARGEST = 10_000  # images, whose pairs are held in memory
-_BLOCK = 2**23
 
 
 def agreement(
@@ -102,9 +101,8 @@ def pairwise_accuracy(
     groups = [row // 2 for row in range(len(ratings))] if groups is None else groups
     named, given, images = _checked(scores, ratings, groups, confidence)
     if len(given) % 2 or given.shape[1] != 1 or np.isnan(given).any():
-        raise ValueError(
-            f"ratings have shape {given.shape}. Pass one number, not NaN, for each of two captions per pair."
-        )
+        shape = f"ratings have shape {given.shape}"
+        raise ValueError(f"{shape}. Pass one number, not NaN, for each of two captions per pair.")
     preferred = np.sign(given[::2, 0] - given[1::2, 0])  # (P,)
     kinds = list(dict.fromkeys(categories or ()))
     members = np.ones((len(preferred), 1 + len(kinds)))  # (P, 1 + C), the first column is every pair
@@ -117,21 +115,17 @@ def pairwise_accuracy(
     np.add.at(per_image, images[::2], per_pair)
     generator = np.random.default_rng(seed)
     draws = (generator.multinomial(G, np.full(G, 1 / G)) for _ in range(num_bootstrap))
-    sums = np.stack([per_image.sum(0), *(draw @ per_image for draw in draws)]).reshape(
-        1 + num_bootstrap, -1, len(kinds) + 1
-    )
+    sums = np.stack([per_image.sum(0), *(draw @ per_image for draw in draws)])
+    sums = sums.reshape(1 + num_bootstrap, -1, len(kinds) + 1)
     with np.errstate(invalid="ignore"):  # a small category may be in no image of a resample
         shares = sums[:, 1:] / sums[:, :1]  # (1 + R, metrics, 1 + C)
     parts = signature(metric="pairwise_accuracy", ties="half", unit="image", resamples=num_bootstrap, seed=seed)
     counted = {"num_captions": len(given), "num_pairs": len(preferred), "num_images": G, "signature": parts}
-    results = {}
-    for row, name in enumerate(named):
-        results[name] = _estimate("accuracy", shares[:, row, 0], confidence) | counted
-        if kinds:
-            results[name]["categories"] = {
-                kind: _estimate("accuracy", shares[:, row, column], confidence) for column, kind in enumerate(kinds, 1)
-            }
     found = {name: shares[:, row, 0] for row, name in enumerate(named)}
+    results = {name: _estimate("accuracy", values, confidence) | counted for name, values in found.items()}
+    for row, result in enumerate(results.values() if kinds else ()):
+        of_kind = zip(kinds, shares[:, row, 1:].T, strict=True)
+        result["categories"] = {kind: _estimate("accuracy", values, confidence) for kind, values in of_kind}
     return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
 
 
@@ -139,25 +133,23 @@ def _checked(
     scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None, confidence: float
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Scores by name, ratings `(N, J)`, and the number of the image of each caption `(N,)`."""
-    several = isinstance(scores, Mapping)
-    named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()} if several else {}
-    named = named if several else {"": check_values(scores, "scores")}
+    if isinstance(scores, Mapping):
+        named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()}
+    else:
+        named = {"": check_values(scores, "scores")}
     if not named:
         raise ValueError("scores is empty. Pass the scores of at least one metric.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}. Use a number between 0 and 1.")
+    check_confidence(confidence)
     given = np.asarray(ratings, dtype=np.float64)
     given = given[:, None] if given.ndim == 1 else given
     for name, of in named.items():
         if given.ndim != 2 or len(of) != len(given):
-            raise ValueError(
-                f"{len(of)} scores {name!r} for ratings of shape {given.shape}. Pass one row per caption."
-            )
+            shape = f"ratings of shape {given.shape}"
+            raise ValueError(f"{len(of)} scores {name!r} for {shape}. Pass one row per caption.")
     labels = range(len(given)) if groups is None else list(groups)
     if len(labels) != len(given):
         raise ValueError(f"groups has {len(labels)} labels for {len(given)} captions. Pass one per caption.")
-    numbers: dict[Any, int] = {}
-    return named, given, np.asarray([numbers.setdefault(label, len(numbers)) for label in labels])
+    return named, given, np.asarray(numbered(labels))
 
 
 def _ends(confidence: float) -> list[float]:
@@ -201,7 +193,7 @@ def _taus(scores: np.ndarray, counts: np.ndarray, starts: np.ndarray, weights: n
     concordant = np.zeros((len(starts), len(starts)))  # P - Q of the pairs of two images
     untied = np.zeros_like(concordant)  # pairs with different scores
     above = counts @ signs  # (N, K)
-    size = max(1, _BLOCK // len(scores))
+    size = max(1, 2**23 // len(scores))
     for begin in range(0, len(scores), size):
         rows = slice(begin, begin + size)
         difference = np.sign(scores[rows, None] - scores)  # (rows, N)
