@@ -212,7 +212,14 @@ class _Reader:
             self._close_colour()
             self.on = True
         elif token in ("kind", "kinds"):
-            self._noun(token, value, text)
+            if self.pattern is not None:
+                self.modifiers.append(("pattern", *self.pattern))
+            if self.colour is not None and self.on:
+                self._close_colour()
+            elif self.colour is not None:
+                self.modifiers.append(("colour", *self.colour))
+            self._noun_phrase(value, text, token == "kinds")
+            self.modifiers, self.pattern, self.colour, self.on = [], None, None, False
         elif token in ("count", "size", "orientation"):
             self._modifier(token, value, text)
         elif token == "pattern":
@@ -257,17 +264,6 @@ class _Reader:
             value, text = self.pattern
             self.claim("pattern", value, f"{text}{noun}", value == self.facts.pattern)
         self.pattern = None
-
-    def _noun(self, token: str, value: str, text: str) -> None:
-        if self.pattern is not None:
-            self.modifiers.append(("pattern", *self.pattern))
-            self.pattern = None
-        if self.colour is not None and self.on:
-            self._close_colour()
-        elif self.colour is not None:
-            self.modifiers.append(("colour", *self.colour))
-        self._noun_phrase(value, text, token == "kinds")
-        self.modifiers, self.colour, self.on = [], None, False
 
     def _modifier(self, token: str, value: str, text: str) -> None:
         if self.colour is not None:
