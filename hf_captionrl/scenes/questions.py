@@ -45,8 +45,6 @@ _ABSENT = {
     "time": "day",
 }
 """Options for values without a word."""
-_NUM_KINDS = 4
-"""Options of a question about a kind."""
 
 
 def _option(topic: str, value: Any) -> str:
@@ -54,11 +52,11 @@ def _option(topic: str, value: Any) -> str:
 
 
 def _kinds(kind: str, other: str) -> tuple[str, ...]:
-    """A kind and the next ones of its category, in alphabetical order, so that the place of the right one tells nothing."""
+    """A kind and the next three of its category, in alphabetical order, so that the place of the right one tells nothing."""
     kinds = CATEGORIES[category_of(kind)]
     start = kinds.index(kind)
     following = [k for k in (*kinds[start:], *kinds[:start]) if k != other]
-    return tuple(sorted(following[:_NUM_KINDS]))
+    return tuple(sorted(following[:4]))
 
 
 def scene_questions(facts: Facts | Mapping[str, Any]) -> tuple[Question, ...]:
