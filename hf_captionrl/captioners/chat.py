@@ -172,8 +172,9 @@ class ChatCaptioner(Captioner):
         content = [{"type": kind}, {"type": "text", "text": self.prompt}]
         asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
         answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
-        # Templates of reasoning models then close the reasoning; others ignore the setting.
-        render = functools.partial(self.processor.apply_chat_template, tokenize=False, enable_thinking=False)
+        # Templates of reasoning models then close the reasoning; for others, transformers warns of the setting.
+        thinks = {"enable_thinking": False} if "enable_thinking" in str(self.processor.chat_template) else {}
+        render = functools.partial(self.processor.apply_chat_template, tokenize=False, **thinks)
         return render(asked, add_generation_prompt=True), render(answered, add_generation_prompt=False)
 
     def plain_turn(self) -> str:
