@@ -62,7 +62,10 @@ class Perplexity(Reward):
         from transformers import AutoTokenizer
 
         folder = model_path("scenes:gpt2-perplexity")
-        self.model, self.tokenizer = load_language_model(folder), AutoTokenizer.from_pretrained(folder)
+        self.model, self.tokenizer = (
+            load_language_model(folder),
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
+        )
 
     def __call__(self, context: Any) -> torch.Tensor:
         spoken = [caption if caption.strip() else "a" for caption in context.captions]
