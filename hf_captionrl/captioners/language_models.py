@@ -533,7 +533,7 @@ def _ids_of(*sources: Any) -> set[int]:
     """Ids of the special tokens in tokenizer and configurations."""
     names = ("bos", "eos", "pad", "sep", "cls", "decoder_start")
     known = [getattr(source, f"{name}_token_id", None) for name in names for source in sources]
-    return {one for value in known for one in (value if isinstance(value, (list, tuple)) else [value])} - {None}
+    return {i for value in known for i in (value if isinstance(value, (list, tuple)) else [value]) if i is not None}
 
 
 def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:

@@ -283,6 +283,6 @@ def caption_diversity(
         f"mbleu_{max_order}": leave_one_out(float(corpus[-1]), without[0] / without[1].clamp(min=1)),
         "unique_captions": leave_one_out(result["unique_captions"], distinct_without / others),
     }
-    parts = {"captions": "-".join(map(str, sizes.unique().tolist())), "vocabulary": f">={min_frequency}"}
-    named = signature(metric="caption_diversity", tok="ptb", div="distinct/words", mbleu="corpus", **parts)
+    counted = {"captions": "-".join(map(str, sizes.unique().tolist())), "vocabulary": f">={min_frequency}"}
+    named = signature(metric="caption_diversity", tok="ptb", div="distinct/words", mbleu="corpus", **counted)
     return result | {"signature": named}
