@@ -186,7 +186,7 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
 
 
 def check_address(base_url: str) -> None:
-    """Refuse what is no address of an endpoint, or contains a secret, which logs would show."""
+    """Refuse an invalid address of an endpoint, and one with a secret, which logs would show."""
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"The endpoint (base_url) is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")

@@ -236,7 +236,7 @@ def audit_html(result: Mapping[str, Any]) -> str:
         tables.append(_heat_map("Errors that are seen", of, f"Each pair differs in one fact. {kinds}."))
         note = f"Mean change of the score, in standard deviations over true captions; 0 is best. {changes}."
         tables.append(
-            table("Changes that are no errors", note, [*INVARIANCES], lambda row: row["invariance"].values())
+            table("Changes that are not errors", note, [*INVARIANCES], lambda row: row["invariance"].values())
         )
         trends = [*_TRENDS.values()]
         tables.append(table("Trends, biases, costs", _TREND_NOTE, trends, lambda row: [row[key] for key in _TRENDS]))

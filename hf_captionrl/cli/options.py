@@ -17,27 +17,25 @@ from hf_captionrl.utils.prompts import KeptAnswers
 class JudgeOptions:
     """A language or vision-language model that rates captions."""
 
+    heading: ClassVar[str] = "judge"
+
     judge: str | None = option(
         None,
-        group="judge",
         metavar="KIND:NAME",
         help="model that rates captions: transformers:NAME (a chat model, a folder or a name on the Hub) or openai:NAME (with "
         "--judge_url)",
     )
     judge_url: str | None = option(
-        None, group="judge", metavar="URL", help="address of the endpoint, such as http://127.0.0.1:8000/v1"
+        None, metavar="URL", help="address of the endpoint, such as http://127.0.0.1:8000/v1"
     )
-    judge_key_env: str | None = option(
-        None, group="judge", metavar="NAME", help="environment variable with the endpoint's key"
-    )
+    judge_key_env: str | None = option(None, metavar="NAME", help="environment variable with the endpoint's key")
     judge_answers: Path | None = option(
         None,
-        group="judge",
         metavar="FILE",
         help="JSON Lines to which each answer is appended when it arrives; what is in it is not asked again",
     )
     max_requests: Positive | None = option(
-        None, group="judge", metavar="N", help="questions after which the command stops, with the answers kept"
+        None, metavar="N", help="questions after which the command stops, with the answers kept"
     )
 
     @contextlib.contextmanager

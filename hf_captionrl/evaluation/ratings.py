@@ -3,7 +3,7 @@
 | benchmark | files | protocol |
 |:--|:--|:--|
 | `flickr8k-expert` | `ExpertAnnotations.txt`, captions | tau-c, three ratings per caption; an image's own captions are left out |
-| `flickr8k-cf` | `CrowdFlowerAnnotations.txt`, captions | tau-b, share of yes; own captions that are rated are no references |
+| `flickr8k-cf` | `CrowdFlowerAnnotations.txt`, captions | tau-b, share of yes; own captions that are rated are not references |
 | `composite` | `8k_`, `30k_` and `coco_correctness.csv`, captions of all three sets | tau-c, the first three captions of a row; rated own captions are no references |
 | `pascal50s` | `pair_pascal.mat`, `consensus_pascal.mat` | accuracy, majority of 48 votes; 5 of 48 references, drawn 5 times |
 | `foil` | `foilv1.0_test_2017.json`, captions of COCO | accuracy, one pair per image; 4 references, without the true caption |
@@ -179,7 +179,7 @@ def _read(
             except (ValueError, LookupError, TypeError, SyntaxError, ZeroDivisionError):
                 bad.append(number)
     except csv.Error as error:
-        raise ValueError(f"{path} is no CSV after line {number}: {error}. Use the published file.") from error
+        raise ValueError(f"{path} is not valid CSV after line {number}: {error}. Use the published file.") from error
     if not rows or len(bad) > _MAX_BAD_SHARE * number:
         first = f", the first is line {bad[0]}" if bad else ""
         raise ValueError(

@@ -229,7 +229,12 @@ class WeightedRewards:
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
         """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, finite; `only` some of them, the other columns are 0."""
         columns, missing, number = [], [], len(context.captions)
-        found = self._values(context, range(len(self.rewards)) if only is None else only)
+        wanted = range(len(self.rewards)) if only is None else only
+        # Asynchronous functions run concurrently, after the other rewards.
+        later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
+        found = {i: self.rewards[i](context) for i in wanted if i not in later}
+        answers = _run_together([function.call(context) for function in later.values()])
+        found |= {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
         for index, reward in enumerate(self.rewards):
             if index not in found:
                 columns.append(torch.zeros(number, dtype=torch.float64))
@@ -250,13 +255,6 @@ class WeightedRewards:
         if only is None and not has_floor:
             self._warn_of_unrewarded(context, torch.stack(missing, dim=1).all(1))
         return torch.stack(columns, dim=1)
-
-    def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
-        """What the rewards return, by index; asynchronous functions run concurrently, after the others."""
-        later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
-        found = {i: self.rewards[i](context) for i in wanted if i not in later}
-        answers = _run_together([function.call(context) for function in later.values()])
-        return found | {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
 
     def _warn_of_unrewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
         """Warn about captions without a number from any reward, `(N,)`; only once if that is every caption of a rollout."""
@@ -387,7 +385,6 @@ class CompletionReward(Reward):
         self._takes_messages = bool(re.match(r"[\w.]*(list|sequence)\[\s*[\w.]*(list|sequence)\b", written, re.I))
 
     def prepare(self, data: RewardData) -> None:
-        """Compare the parameters with the columns of the data."""
         columns = {name for name in data.columns if name not in _NO_COLUMNS}
         if clash := sorted(columns & set(_ARGUMENTS)):
             raise ValueError(
@@ -412,23 +409,20 @@ class CompletionReward(Reward):
                 column = context.columns[name]
                 is_list = isinstance(column, list)
                 arguments[name] = [v for v in column for _ in range(times)] if is_list else Repeated(column, times)
+        completions, wanted = context.completions, self._conversational
+        if completions is None or wanted is False:
+            completions = list(context.captions)
+            if wanted or (wanted is None and self._takes_messages):
+                completions = [[{"role": "assistant", "content": caption}] for caption in completions]
         arguments |= {
             "prompts": context.prompts if context.prompts is not None else [""] * len(context.captions),
-            "completions": self._completions(context),
+            "completions": completions,
             "completion_ids": ids,
             "trainer_state": context.trainer_state,
             "log_extra": context.log_extra,
             "log_metric": context.log_metric,
         }
         return self.function(**{n: value for n, value in arguments.items() if names is None or n in names})
-
-    def _completions(self, context: RewardContext) -> list[Any]:
-        wanted = self._conversational
-        if context.completions is not None and wanted is not False:
-            return context.completions
-        if wanted or (wanted is None and self._takes_messages):
-            return [[{"role": "assistant", "content": caption}] for caption in context.captions]
-        return list(context.captions)
 
     def __call__(self, context: RewardContext) -> Tensor:
         return self.read(self.call(context))

@@ -55,27 +55,23 @@ Checker = Callable[..., Sequence[CheckedCaption | None]]
 
 
 class SceneChecker:
-    """The exact checker of the embedded world, which reads the column `facts`.
-
-    Args:
-        positions (`bool`): Find where in the caption each claim is, which takes ten times as long.
-    """
+    """The exact checker of the embedded world; `positions` of claims in the caption take ten times as long."""
 
     def __init__(self, positions: bool = False) -> None:
         self.positions = positions
 
     def __call__(self, completions: Sequence[str], facts: Sequence[Any]) -> list[CheckedCaption]:
         """Check N captions."""
-        return [self._check(caption, truth) for caption, truth in zip(completions, facts, strict=True)]
-
-    def _check(self, caption: str, facts: Any) -> CheckedCaption:
-        result = check(caption, facts)
-        claims = [CheckedClaim(claim.text, True) for claim in result.right]
-        claims += [CheckedClaim(claim.text, False) for claim in result.wrong]
-        if self.positions:
-            marks = mark_caption(caption, facts)
-            claims = [CheckedClaim(m.claim.text, m.verdict == "right", m.start, m.end) for m in marks]
-        return CheckedCaption(claims, len(result.recalled), len(result.recalled) + len(result.missed))
+        checked = []
+        for caption, truth in zip(completions, facts, strict=True):
+            result = check(caption, truth)
+            claims = [CheckedClaim(claim.text, True) for claim in result.right]
+            claims += [CheckedClaim(claim.text, False) for claim in result.wrong]
+            if self.positions:
+                marks = mark_caption(caption, truth)
+                claims = [CheckedClaim(m.claim.text, m.verdict == "right", m.start, m.end) for m in marks]
+            checked.append(CheckedCaption(claims, len(result.recalled), len(result.recalled) + len(result.missed)))
+        return checked
 
 
 _SPLIT = (
@@ -266,7 +262,6 @@ class ClaimReward(Reward):
         return f"{name} of the claims{', with credit for each claim' if self.gives_token_credit else ''}"
 
     def prepare(self, data: RewardData) -> None:
-        """Find the columns of the checker, and the policy's decoder for the credit of tokens."""
         self._function.prepare(data)
         self._decode = data.decode
 

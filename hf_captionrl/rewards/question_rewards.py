@@ -42,11 +42,7 @@ def oracle_reader(
 
 
 class PriorReader:
-    """Guesses the option that is most often right, and ignores the captions: what a reward must exceed.
-
-    Args:
-        questions: Questions about other images, whose answers are counted.
-    """
+    """Guesses the option that was most often right in other questions, and ignores the captions: what a reward must exceed."""
 
     def __init__(self, questions: Iterable[Sequence[Question]]) -> None:
         self._counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -61,11 +57,10 @@ class PriorReader:
 
     def __call__(self, completions: Sequence[str], asked: Sequence[Sequence[Question]] = ()) -> list[list[int | None]]:
         """The guesses."""
-        return [[self._guess(question) for question in several] for several in asked]
-
-    def _guess(self, question: Question) -> int:
-        counts = [self._counts[question.text][option] for option in question.options]
-        return counts.index(max(counts))
+        return [
+            [max(range(len(q.options)), key=lambda i: self._counts[q.text][q.options[i]]) for q in several]
+            for several in asked
+        ]
 
 
 _READ = "Description of a picture: {}\n\nAnswer the question from the description alone.\n\nQuestion: {}\n{}\n\nAnswer with the letter only."
@@ -76,7 +71,7 @@ class LanguageModelReader:
     """Answers questions from captions with a language model.
 
     The answer is the letter with the highest log-probability where the backend offers `answer_log_probs`, else the letter that
-    it writes; another text is no answer, and is counted (`num_unreadable`).
+    it writes; another text is not an answer and is counted (`num_unreadable`).
 
     Args:
         backend ([`Backend`]): The model.
@@ -119,10 +114,6 @@ _WRITE = (
     "Write {} multiple-choice questions about details that this picture shows, which cannot be answered without it. Answer with a JSON "
     'list only, of objects with the keys "question", "right" (the right answer) and "wrong" (a list of three wrong answers).'
 )
-
-
-_AT_ONCE = 64
-"""Images that are open at a time."""
 
 
 def parse_questions(answer: str | None) -> list[Question] | None:
@@ -170,8 +161,8 @@ def make_questions(
         raise ValueError(f"backend is {backend.model!r}, which does not see images. Use a vision-language model.")
     found: dict[str, list[Question]] = {}
     with answer_file(backend, f"{path}.answers") as kept:
-        for start in range(0, len(image_ids), _AT_ONCE):
-            left = {str(image_ids[i]): images[i] for i in range(start, min(start + _AT_ONCE, len(image_ids)))}
+        for start in range(0, len(image_ids), 64):  # images that are open at a time
+            left = {str(image_ids[i]): images[i] for i in range(start, min(start + 64, len(image_ids)))}
             for attempt in range(attempts):
                 prompts = [
                     Prompt("questions", image_name(image), _WRITE.format(number), image=image, attempt=attempt)
@@ -249,7 +240,6 @@ class QuestionReward(Reward):
         return oracle_reader if reader == "oracle" else PriorReader.of_scenes()
 
     def prepare(self, data: RewardData) -> None:
-        """Find the columns of the readers and of the questions."""
         self._check_columns(data.columns)
         for reader in filter(None, (self._reader, self._prior)):
             CompletionReward(partial(reader, asked=()), self.name).prepare(data)

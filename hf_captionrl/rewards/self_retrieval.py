@@ -32,7 +32,6 @@ from hf_captionrl.utils.options import Positive, Range, check_values, documented
 # --- A bank of image features: distractors that do not depend on the batch -------------------------------------------
 
 _SEED = 0  # of random images: the same on every process and in a resumed run
-_NEAR = 0.999  # cosine that copies exceed even after rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
 
 
@@ -140,7 +139,11 @@ class ImageBank:
         if self._nearest is None:
             cosines = text @ self.features.T  # (N, M)
             columns = torch.arange(len(self), device=itself.device)[None]  # (1, M)
-            far = self._far(targets)
+            # All D features are compared only if the cosine is near 1, which that of copies exceeds even after rounding.
+            near = targets @ self.features.T > 0.999
+            at, near_columns = near.nonzero(as_tuple=True)
+            near[at, near_columns] = (self.features[near_columns] - targets[at]).abs().amax(1) <= _COPY
+            far = ~near  # (B, M)
         else:
             columns = self._nearest[torch.from_numpy(self._rows.rows(image_ids))]  # (B, K)
             if self.num_random:
@@ -170,13 +173,6 @@ class ImageBank:
             candidates = rng.choice(len(self), min(len(self), self.num_random + len(known)), replace=False)
             drawn.append(candidates[~np.isin(candidates, known)][: self.num_random])
         return torch.from_numpy(np.stack(drawn)).to(nearest.device)
-
-    def _far(self, targets: Tensor) -> Tensor:
-        """`(B, M)`: False where an image is a copy of the target. All D features are compared only if the cosine is near 1."""
-        near = targets @ self.features.T > _NEAR
-        rows, columns = near.nonzero(as_tuple=True)
-        near[rows, columns] = (self.features[columns] - targets[rows]).abs().amax(1) <= _COPY
-        return ~near
 
 
 def training_bank(
@@ -389,7 +385,6 @@ class SelfRetrieval(RetrievalOptions, Reward):
         }[self.reward_kind]
 
     def prepare(self, data: RewardData) -> None:
-        """Load the scorers and encode every training image once."""
         if not self.scorers and data.scorer is None:
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
         if self.distractor_scope == "bag" and not data.has_bags:

@@ -396,7 +396,7 @@ class FreeReader:
         self.negation = kept
 
     def _place(self, at: int, token: _Token) -> None:
-        """The row of the subject; "at the top of a hill" is no row of the picture."""
+        """The row of the subject; "at the top of a hill" does not name a row of the picture."""
         after = self.tokens[at + 1 : at + 6]
         if after[0].value == "of":
             of = next((t.kind for t in after[1:] if t.kind in _NOUN_LIKE), "picture")
@@ -452,7 +452,7 @@ class FreeReader:
         natural = NATURAL_COLOURS.get(self.kinds[side])
         if painted or natural:
             return value == (painted or natural)
-        return False if value in _PAINTED else None  # nobody says which brown a dog has
+        return False if value in _PAINTED else None  # the facts do not say which brown a dog has
 
     def _end_phrase(self, at: int) -> None:
         """Read the noun phrase that ends before a token."""

@@ -463,7 +463,7 @@ def binding_owner(claim: Claim, facts: Facts) -> str:
     elif attribute == "relation":
         # The relation of the group is wrong only if the caption claims it of the other object.
         owners = {OPPOSITES.get(facts.relation, ""): second, facts.relation: kind}
-    elif attribute == "position" and facts.position:
+    elif attribute == "position" and facts.position and second:
         row = POSITIONS.index(facts.position)
         # The claim is wrong about its own object, so it is true of the other one.
         owners = {POSITIONS[row]: kind, POSITIONS[row + ROWS_TO_SECOND.get(facts.relation, 0)]: second}

@@ -1,7 +1,7 @@
 """A small HTTP server, and which requests a server on this machine answers: none from another site whose name points to it.
 
-Shared by the review page, the reward server and the demo; the attack is DNS rebinding. The browser sends the name that a page was loaded from in `Host`, and the site that
-sends a request in `Origin`; both must be names of this server.
+Shared by the review page, the reward server and the demo; the attack is DNS rebinding. The browser sends the name that a page
+was loaded from in `Host`, and the site that sends a request in `Origin`; both must be names of this server.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ class OwnHosts:
     def __init__(self, more: Iterable[str] = (), *, any_address: bool = False) -> None:
         self.more = {name.lower() for name in more}
         self.any_address = any_address
+
+    @classmethod
+    def of(cls, host: str, more: Iterable[str] = ()) -> OwnHosts:
+        """Those of a server that listens at `host`; this machine's names are known."""
+        is_local = host in LOCAL_NAMES
+        return cls([*more, *([] if is_local else [host])], any_address=not is_local)
 
     def add(self, name: str) -> None:
         """Accept one more name."""
@@ -62,8 +68,7 @@ class LocalServer(ABC):
     timeout_s: float | None = None  # of each read and write
 
     def __init__(self, host: str, port: int) -> None:
-        is_local = host in LOCAL_NAMES
-        self._hosts = OwnHosts([] if is_local else [host], any_address=not is_local)
+        self._hosts = OwnHosts.of(host)
         try:
             self._server = ThreadingHTTPServer((host, port), self._handler())
         except (OSError, OverflowError) as error:

@@ -94,7 +94,7 @@ def test_assembles_a_scorer_that_can_be_trained(tower, tmp_path, capsys):
     frozen = [name for name in weights if name.startswith("vision_model.")]
     assert all(torch.equal(first.state_dict()[name], weights[name]) for name in frozen)
     assert not torch.equal(first.visual_projection.weight, weights["visual_projection.weight"])
-    # A trained scorer goes on from its weights: without a learning rate they stay.
+    # Training continues from the weights of a trained scorer: with a learning rate of 0 they stay equal.
     still = train(trained / "model", tmp_path / "again", "--learning_rate", "0", "--projection_learning_rate", "0")
     assert torch.equal(still.visual_projection.weight, first.visual_projection.weight)
     with pytest.raises(ValueError, match="model_name_or_path"):

@@ -64,7 +64,7 @@ def test_protocols(folder, scenes):
     assert crowd.variant == "b"
     own = crowd.references[0]
     assert own == [text.strip() for text in scenes[0]["captions"] if text.strip() != scenes[0]["captions"][0].strip()]
-    # The rated caption of an image is no reference of the image's other candidates either.
+    # A rated caption of an image is not a reference of the image's other candidates.
     assert crowd.references[:IMAGES] == [own] * IMAGES
     assert expert.references[0] == [text.strip() for text in scenes[0]["captions"]]
 

@@ -41,7 +41,7 @@ from hf_captionrl.retrieval import Scorer, image_hash, load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
 from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.utils.io import atomic_write_text
-from hf_captionrl.utils.local_server import LOCAL_NAMES, OwnHosts
+from hf_captionrl.utils.local_server import OwnHosts
 from hf_captionrl.utils.model_files import model_path
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -446,14 +446,9 @@ class _OnlyFromHere:
         await self.app(scope, receive, with_policy if kind == "http" else send)
 
 
-def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
-    # The addresses of this machine are known, and are accepted with the port of the request only.
-    return OwnHosts([*allow_hosts, *([] if host in LOCAL_NAMES else [host])], any_address=host not in LOCAL_NAMES)
-
-
 def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], object] = print) -> None:
     """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
-    hosts = own_hosts(options.host, options.allow_host)
+    hosts = OwnHosts.of(options.host, options.allow_host)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also delete the uploads
     # Read when gradio is imported, which would ask for a newer version.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"

@@ -76,7 +76,9 @@ def write_pairs(options: PairsOptions) -> None:
             pooled.setdefault(image_id, []).extend(captions)
     split = load_split(options, quarantine_path=None, require_captions=False)
     if foreign := sorted(set(pooled).difference(split.all_ids)):
-        raise ValueError(f"--captions have {len(foreign)} unknown images, such as {foreign[0]!r}. Check --split.")
+        raise ValueError(
+            f"--captions name {len(foreign)} images that are not in the data: {foreign[0]!r}, ... Check --split."
+        )
     several = {image_id: list(dict.fromkeys(texts)) for image_id, texts in pooled.items() if len(set(texts)) > 1}
     kept = [row for row, image_id in enumerate(id_column(split.dataset)) if image_id in several]
     if not kept:
