@@ -500,7 +500,5 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
     try:
         yield from in_workers(start, todo, number, BrokenProcessPool)
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in pools:
+        for pool in pools:  # waits: after an error, no part may appear in a folder that is free again
             pool.shutdown()
