@@ -27,6 +27,7 @@ from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_scenes,
 from hf_captionrl.captioners.pipeline import generate_captions  # noqa: E402
 from hf_captionrl.metrics import caption_perplexity, cider_d, faithfulness, self_retrieval  # noqa: E402
 from hf_captionrl.rewards import CiderReward, ClaimReward, QuestionReward, Reward, SelfRetrieval  # noqa: E402
+from hf_captionrl.retrieval import nearest_neighbours  # noqa: E402
 from hf_captionrl.rewards.claim_rewards import SceneChecker  # noqa: E402
 from hf_captionrl.scenes import check  # noqa: E402
 from hf_captionrl.utils.io import installed_versions, write_json  # noqa: E402
@@ -166,8 +167,15 @@ def run(name: str, seed: int, output: Path) -> None:
             use_cpu=True,
         )
         train = load_scenes()["train"]
+        bags = args.bag_schedule is not None
         trainer = SelfRetrievalTrainer(
-            model_path("scenes:blip-mle"), scorer, args, train, reward_funcs=[reward], callbacks=[Measure()]
+            model_path("scenes:blip-mle"),
+            scorer,
+            args,
+            train,
+            reward_funcs=[reward],
+            neighbours=nearest_neighbours(scorer.image_features(list(train["image"])), 200)[0] if bags else None,
+            callbacks=[Measure()],
         )
         points.append({"step": 0, **measure(trainer.captioner, worlds[0], held_out, features[0])})
         start = measure(trainer.captioner, worlds[1], held_out, features[1])
