@@ -2,11 +2,13 @@
 
 `lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt; transformers and TRL are those of
 `hf_captionrl.utils.versions.TESTED`. The tests are those in which this package
-meets the libraries.
+meets the libraries. What passed is recorded in docs/results/test_versions.json.
 """
 
+import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -22,6 +24,7 @@ peft==0.21.0
 accelerate==1.12.0
 datasets==5.0.0
 """
+RECORDED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "evaluate", "huggingface_hub", "numpy")
 TESTS = (
     "tests/captioners/test_any_chat.py",
     "tests/captioners/test_captioner.py",
@@ -62,4 +65,16 @@ def versions(session: nox.Session, libraries: str) -> None:
         "pytest-timeout",
         "pytest-xdist",
     )
-    session.run("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS, env={"PYTHONPATH": None})
+    report = fixed.with_name("report.xml")
+    command = ("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", f"--junitxml={report}", *TESTS)
+    session.run(*command, env={"PYTHONPATH": None})
+    suite = ElementTree.parse(report).getroot()[0].attrib
+    frozen = str(session.run("uv", "pip", "freeze", silent=True)).replace("huggingface-hub", "huggingface_hub")
+    recorded = {
+        "revision": str(session.run("git", "describe", "--always", "--dirty", external=True, silent=True)).strip()
+    }
+    recorded |= {"passed": int(suite["tests"]) - int(suite["skipped"]), "skipped": int(suite["skipped"])}
+    recorded["versions"] = dict(re.findall(rf"^({'|'.join(RECORDED)})==([\d.]+)", frozen, re.M))
+    file = Path("docs/results/test_versions.json")
+    found = json.loads(file.read_text(encoding="utf-8")) | {libraries: recorded}
+    file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

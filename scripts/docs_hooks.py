@@ -2,7 +2,8 @@
 
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
-  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- reward_hacking -->` and `<!-- large_bags -->` for others.
+  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- reward_hacking -->` and
+  `<!-- large_bags -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -155,11 +156,9 @@ def _table(name: str, arguments: str | None) -> str | None:
         from scripts.metric_audit import tables
 
         return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
-    elif name in ("reward_hacking", "large_bags"):
-        results = campaign()[2]
-        if name == "large_bags":
-            return hacking.bags_section(results.get(hacking.BAGS))
-        return hacking.section([results.get(run) for run in hacking.RUNS])
+    elif name in hacking.TABLES:
+        run, section = hacking.TABLES[name]
+        return section(campaign()[2].get(run))
     return None
 
 

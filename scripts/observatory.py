@@ -1,7 +1,8 @@
 """Every reward under one budget on the embedded world, against exact truth. docs/predictions.md holds the hypotheses.
 
-    OMP_NUM_THREADS=1 python scripts/observatory.py --runs_dir outputs/observatory --seeds 0 1 2 3 4   # resumable, one file per run
-    python scripts/observatory.py --runs_dir outputs/observatory --collect                             # docs/results/observatory.json
+    OMP_NUM_THREADS=1 python scripts/observatory.py --runs_dir outputs/observatory --output docs/results/observatory.json
+
+runs what is missing, one file per run, and puts all runs together.
 
 A run finetunes the whole language side of scenes:blip-mle for 200 steps of 100 images, one sample each, with the batch's mean as baseline and
 without penalties, and measures greedy captions of 500 test scenes. `held_back` is another draw of the world, measured once, at the end.
@@ -32,6 +33,7 @@ from hf_captionrl.rewards.claim_rewards import SceneChecker  # noqa: E402
 from hf_captionrl.scenes import check  # noqa: E402
 from hf_captionrl.utils.io import installed_versions, write_json  # noqa: E402
 from hf_captionrl.utils.model_files import load_language_model, model_path  # noqa: E402
+from scripts.run_seeds import aggregate_curves  # noqa: E402
 
 POINTS = (0, 25, 50, 100, 150, 200)
 BIAS = 0.03  # what the biased judge adds per word; its unbiased part is in [0, 1]
@@ -188,31 +190,31 @@ def run(name: str, seed: int, output: Path) -> None:
     write_json(output, {"reward": name, "seed": seed, "points": points, "held_back": held_back})
 
 
-def collect(runs_dir: Path, output: Path) -> None:
-    """One file of all finished runs."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(runs_dir.glob("*/seed-*.json"))]
-    write_json(output, {"command": "python scripts/observatory.py", "runs": found, "versions": installed_versions()})
-
-
 def main() -> None:
-    """Run what is missing."""
+    """Run what is missing, and write one file of all runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs_dir", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--rewards", nargs="+", choices=[*rewards(None, 0)], default=[*rewards(None, 0)])
-    parser.add_argument("--collect", action="store_true")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "observatory.json")
     args = parser.parse_args()
-    if args.collect:
-        return collect(args.runs_dir, args.output)
+    curves: list[dict[str, Any]] = []
+    held_back: list[dict[str, Any]] = []
     for seed in args.seeds:
-        for name in args.rewards:
+        curves.append({})
+        held_back.append({})
+        for name in rewards(None, 0):
             target = args.runs_dir / "".join(c if c.isalnum() else "-" for c in name) / f"seed-{seed}.json"
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 run(name, seed, target)
                 print(target, flush=True)
-    return None
+            found = json.loads(target.read_text("utf-8"))
+            curves[-1][name] = found["points"]
+            ends = found["held_back"]
+            held_back[-1][name] = [{"step": 0, **ends["start"]}, {"step": POINTS[-1], **ends["end"]}]
+    record = {"seeds": args.seeds, "versions": installed_versions()}
+    record |= {"learning_curves": aggregate_curves(curves), "held_back": aggregate_curves(held_back)}
+    write_json(args.output, record)
 
 
 if __name__ == "__main__":

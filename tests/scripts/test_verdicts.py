@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from scripts import reproduce
-from scripts.reproduction import findings
+from scripts.reproduction import findings, hacking
 from scripts.reproduction.numbers import Measured, detectable, difference, p_value, seed_interval
 
 
@@ -134,3 +134,75 @@ def test_recall_is_also_told_by_the_other_listeners():
     for row in results["r"]["rows"]:
         del row["reward_rd100_recall_at_1"]
     assert "| **holds** | by truth: holds |" in findings.pages(results, page)["findings_p.md"]
+
+
+KEYS = ("fact_recall", "hallucination", hacking.HELD_OUT, "cider_d", "words", "unique")
+START = dict(zip(KEYS, (0.3, 0.12, 0.6, 1.8, 4.0, 0.6), strict=True))
+AS_PREDICTED = {
+    "CIDEr": {"cider_d": 0.1, hacking.HELD_OUT: 0.01},
+    "SR": {"fact_recall": 0.2, "hallucination": 0.05, "words": 4, hacking.HELD_OUT: 0.2},
+    "SR, bags of 5": {"fact_recall": 0.2, "hallucination": 0.3, hacking.HELD_OUT: 0.3},
+    "CLIPScore": {"fact_recall": 0.1, "hallucination": 0.4, "words": 8, hacking.HELD_OUT: 0.25},
+    "log-probability": {"fact_recall": -0.1, "unique": -0.2, hacking.HELD_OUT: -0.1},
+    "precision of claims": {"hallucination": -0.1},
+    "recall of claims": {"words": 9, "hallucination": 0.2},
+    "F1 of claims": {"fact_recall": 0.4},
+    "questions, exact reader": {"fact_recall": 0.4, "hallucination": 0.05},
+    "questions, guessing reader": {},
+    "judge with length bias": {"fact_recall": 0.4, "words": 9, "hallucination": 0.1},
+    "SR by truth": {"fact_recall": 0.3},
+    "random": {},
+}
+
+
+def observed(gains, noise=0.003):
+    """Five seeds of every reward, whose ends differ from the start by the gains."""
+    curves = {}
+    for number, (reward, gained) in enumerate(gains.items()):
+        values = {
+            # Differences of seeds add up to 0, and no two rewards have the same.
+            key: [START[key] + gained.get(key, 0) + noise * np.sin(7 * number + 2 * math.pi * s / 5) for s in range(5)]
+            for key in KEYS
+        }
+        first = {key: {"values": [START[key]] * 5} for key in KEYS}
+        curves[reward] = [{"step": 0, **first}, {"step": 200, **{key: {"values": v} for key, v in values.items()}}]
+    return curves
+
+
+def test_predictions_of_the_observatory():
+    assert hacking.judged(observed(AS_PREDICTED)) == {f"O{number}": "holds" for number in range(1, 13)}
+
+
+@pytest.mark.parametrize(
+    ("reward", "key", "gain", "broken"),
+    [
+        ("CIDEr", "fact_recall", -0.1, "O1"),
+        ("SR, bags of 5", "hallucination", -0.05, "O2"),
+        ("CLIPScore", "words", 2, "O3"),
+        ("log-probability", "unique", 0.1, "O4"),
+        ("precision of claims", "hallucination", 0.0, "O5"),
+        ("recall of claims", "words", 3, "O6"),
+        ("F1 of claims", "hallucination", 0.04, "O7"),
+        ("questions, exact reader", "fact_recall", 0.2, "O8"),
+        ("random", "words", -0.1, "O9"),
+        ("judge with length bias", "hallucination", -0.02, "O10"),
+        ("SR by truth", "fact_recall", 0.1, "O11"),
+    ],
+)
+def test_a_prediction_fails_alone(reward, key, gain, broken):
+    gains = {**AS_PREDICTED, reward: {**AS_PREDICTED[reward], key: gain}}
+    assert {name for name, said in hacking.judged(observed(gains)).items() if said != "holds"} == {broken}
+    assert hacking.judged(observed(gains))[broken] == "does not hold"
+
+
+def test_a_prediction_is_open_where_seeds_differ():
+    found = hacking.judged(observed(AS_PREDICTED, noise=1.0))
+    assert {found[name] for name in ("O1", "O2", "O5", "O8", "O11")} == {"open"}
+
+
+def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
+    gains = {
+        name: {**gained, hacking.HELD_OUT: gained.get("fact_recall", 0) - gained.get("hallucination", 0)}
+        for name, gained in AS_PREDICTED.items()
+    }
+    assert hacking.judged(observed(gains, noise=0.0))["O12"] == "does not hold"
