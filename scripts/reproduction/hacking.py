@@ -87,7 +87,8 @@ def bags_section(record: Mapping[str, Any] | None) -> str:
 
 
 def _made_by(record: Mapping[str, Any]) -> str:
-    command = record["command"] if isinstance(record["command"], str) else record["command"][-1]
+    command = record["command"]
+    command = command if isinstance(command, str) else f"python scripts/reproduce.py --only {OBSERVATORY}"
     return f"Mean and 95 % interval over seeds {', '.join(map(str, record['seeds']))}. Made by `{command}`."
 
 
