@@ -194,8 +194,6 @@ def test_a_run_with_a_warm_cache_opens_no_image(tmp_path, scenes, monkeypatch):
 def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
     expected = {True: "uint8", "true": "uint8", False: None, "false": None, None: None, "jpeg": "jpeg"}
     assert {value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in expected} == expected
-    with pytest.raises(ValueError, match="cache_pixels and cache_image_features"):
-        SmileConfig(str(tmp_path), cache_pixels=True, cache_image_features=True, freeze_vision_tower=True)
 
 
 def test_streams_and_videos_are_refused(tmp_path, scenes):

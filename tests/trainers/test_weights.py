@@ -24,7 +24,7 @@ from tests.tiny.chat import tiny_chat
 from tests.tolerances import resolution, within
 from tests.trainers.grpo_worker import make_trainer as make_grpo
 from tests.trainers.one_step import tiny_trainer
-from tests.trainers.sft_runs import make as make_sft
+from tests.trainers.test_smile_sft_trainer import make as make_sft
 
 QUERIES = r"text_decoder\.bert\..*\.query"
 STEPS = {
@@ -238,19 +238,6 @@ def test_model_init_kwargs_as_json(stored, tmp_path, scenes):
     trainer = SmileTrainer(stored[torch.bfloat16], config, scenes["train"])
     assert trainer.captioner.base_model.config._attn_implementation == "eager"
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ({"dtype": "bf16"}, "dtype 'bf16'"),
-        ("sdpa", "model_init_kwargs"),
-        ({"trust_remote_code": True}, "trust_remote_code"),
-    ],
-)
-def test_bad_model_init_kwargs_are_refused(given, name, tmp_path):
-    with pytest.raises(ValueError, match=name):
-        SmileConfig(str(tmp_path), model_init_kwargs=given)
 
 
 def test_model_init_kwargs_with_a_loaded_model_are_refused(tmp_path, scenes):
