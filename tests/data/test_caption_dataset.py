@@ -287,9 +287,6 @@ def test_files_of_data_in_memory(tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="not below image_root"):
         load_captions(images, image_root=tmp_path / "other")
-    leaving = Dataset.from_dict({"image": ["0.png", "../secret.png"], "text": ["a", "b"]})
-    with pytest.raises(ValueError, match=r"secret.png.*not below image_root"):
-        load_captions(leaving, image_root=folder)
 
 
 # --- what trainers are given ---

@@ -104,19 +104,6 @@ def test_smile_sft_refuses_a_16_bit_object_and_upcasts_modules_to_save(parts, tm
     assert any(not torch.equal(before[n], p) for n, p in trainer.model.named_parameters() if "modules_to_save" in n)
 
 
-def test_a_16_bit_object_is_refused_with_the_remedy(tmp_path, scenes):
-    captioner = tiny_captioner("blip")
-    captioner.model.to(torch.float16)
-    with pytest.raises(ValueError, match=r"trainable weights are float16 .*dtype='float32'.*LoraConfig"):
-        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"])
-
-
-def test_16_bit_dtype_is_refused_without_an_adapter(stored, tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
-    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
-        SmileTrainer(stored[torch.float32], config, scenes["train"])
-
-
 BASES = {
     # The modules saved whole are a connector, a mapper, and an output head.
     "vit-gpt2": (tiny_vit_gpt2, ["enc_to_dec_proj"], r"decoder\..*c_attn", False),
@@ -158,14 +145,6 @@ def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
     assert len(found) == len(before)
     # The same parameters, of which an optimizer may know already.
     assert all(torch.equal(p, before[id(p)].float()) for p in found)
-
-
-def test_a_trainable_base_weight_beside_an_adapter_is_refused(tmp_path, scenes):
-    captioner = tiny_captioner("blip")
-    captioner.model.to(torch.bfloat16)
-    lora = LoraConfig(r=2, target_modules=QUERIES, bias="all")
-    with pytest.raises(ValueError, match="bias='none'"):
-        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"], peft_config=lora)
 
 
 def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypatch):
@@ -240,12 +219,6 @@ def test_model_init_kwargs_as_json(stored, tmp_path, scenes):
     assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
-def test_model_init_kwargs_with_a_loaded_model_are_refused(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"revision": "main"})
-    with pytest.raises(ValueError, match="model_init_kwargs"):
-        SmileTrainer(tiny_captioner("blip"), config, scenes["train"])
-
-
 def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path):
     config = SmileConfig(str(tmp_path), model_init_kwargs={"torch_dtype": torch.bfloat16})
     assert config.model_init_kwargs == {"dtype": "bfloat16"}
@@ -255,6 +228,7 @@ def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path)
 # Adapters: peft_config as in TRL, and the presets for the papers' adapters
 
 LARGE_STEPS = {"learning_rate": 1.0, "freeze_vision_tower": False}
+FROZEN = {"freeze_vision_tower": True}
 PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
 
 
@@ -315,28 +289,35 @@ def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
     assert adapted(trainer.model) == language
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LoraConfig(target_modules=QUERIES, modules_to_save=["vision_model.post_layernorm"]),
-        {"tune": "both"},
-    ],
-    ids=["modules_to_save", "dict"],
-)
-def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
-    with pytest.raises(ValueError, match=r"vision_model.*freeze_vision_tower"):
-        adapting(tmp_path, scenes, config, freeze_vision_tower=True)
-
-
-def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
+def blip(dtype=torch.float32, adapter=None):
     model, processor = tiny_blip()
-    wrapped = load_captioner(get_peft_model(model, LoraConfig(target_modules=QUERIES)), processor=processor)
-    with pytest.raises(ValueError, match="merge_and_unload"):
-        adapting(tmp_path, scenes, LoraConfig(target_modules=QUERIES), model=wrapped)
-    with pytest.raises(ValueError, match="PromptTuningConfig"):
-        adapting(tmp_path, scenes, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    with pytest.raises(ValueError, match="nowhere"):
-        adapting(tmp_path, scenes, LoraConfig(target_modules=["nowhere"]))
+    model.to(dtype)
+    return load_captioner(model if adapter is None else get_peft_model(model, adapter), processor=processor)
+
+
+TOWER = ["vision_model.post_layernorm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "settings", "message"),
+    [
+        (lambda: blip(torch.float16), None, {}, r"trainable weights are float16 .*dtype='float32'.*LoraConfig"),
+        (None, None, {"model_init_kwargs": {"dtype": "bfloat16"}}, "trainable weights are bfloat16"),
+        (blip, None, {"model_init_kwargs": {"revision": "main"}}, "model_init_kwargs"),
+        # A trainable weight of the base beside an adapter.
+        (lambda: blip(torch.bfloat16), LoraConfig(target_modules=QUERIES, bias="all"), {}, "bias='none'"),
+        # A second adapter, prompts, and an adapter of nothing.
+        (lambda: blip(adapter=LoraConfig(target_modules=QUERIES)), LoraConfig(), {}, "merge_and_unload"),
+        (blip, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), {}, "PromptTuningConfig"),
+        (blip, LoraConfig(target_modules=["nowhere"]), {}, "nowhere"),
+        # Adapters in a frozen tower.
+        (blip, LoraConfig(target_modules=QUERIES, modules_to_save=TOWER), FROZEN, r"vision_model.*freeze_vision"),
+        (blip, {"tune": "both"}, FROZEN, r"vision_model.*freeze_vision_tower"),
+    ],
+)
+def test_weights_and_adapters_that_are_refused(model, adapter, settings, message, stored, tmp_path, scenes):
+    with pytest.raises(ValueError, match=message):
+        adapting(tmp_path, scenes, adapter, model=model() if model else stored[torch.float32], **settings)
 
 
 @pytest.mark.parametrize(("family", "tune"), [("blip", "language"), ("vit-gpt2", "vision"), ("clipcap", "both")])
