@@ -12,8 +12,6 @@ from torch import nn
 
 from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
 from hf_captionrl.trainers import (
-    SelfRetrievalConfig,
-    SelfRetrievalTrainer,
     SmileConfig,
     SmileTrainer,
 )
@@ -23,7 +21,8 @@ from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, t
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import resolution, within
 from tests.trainers.grpo_worker import make_trainer as make_grpo
-from tests.trainers.one_step import tiny_trainer
+from tests.trainers.one_step import SAMPLED, tiny_trainer
+from tests.trainers.rl_step import build
 from tests.trainers.test_smile_sft_trainer import make as make_sft
 
 QUERIES = r"text_decoder\.bert\..*\.query"
@@ -131,11 +130,11 @@ def test_lora_over_a_16_bit_base_trains_adapters_and_saved_modules_in_fp32(famil
     assert torch.isfinite(torch.tensor(trainer.evaluate()["eval_loss"]))
 
 
-def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
+def test_an_adapter_that_the_user_added_is_trained_in_fp32_too(tmp_path, scenes):
     model, processor = tiny_blip()
     model.to(torch.bfloat16)
     whole = ["text_decoder.cls.predictions.transform"]
-    lora = LoraConfig(r=2, target_modules=QUERIES, modules_to_save=whole)
+    lora = LoraConfig(r=2, target_modules=QUERIES, modules_to_save=whole, task_type="CAUSAL_LM")
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     before = {id(p): p.detach().clone() for p in adapted.parameters() if p.requires_grad}
     assert {value.dtype for value in before.values()} == {torch.bfloat16}
@@ -145,6 +144,9 @@ def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
     assert len(found) == len(before)
     # The same parameters, of which an optimizer may know already.
     assert all(torch.equal(p, before[id(p)].float()) for p in found)
+    trainer.train()
+    assert any(p.any() for n, p in trainer.model.named_parameters() if "lora_B" in n)  # 0 before
+    assert not trainer.captioner.use_full_logits
 
 
 def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypatch):
@@ -180,25 +182,19 @@ def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_
         return generate(self, **arguments)
 
     monkeypatch.setattr(Captioner, "generate", spy)
-    config = {**STEPS, "max_completion_length": 8, "guard": "off", "num_generations": 2, "max_steps": 1}
     # use_cpu follows where there is no accelerator.
-    config |= {"generation_max_new_tokens": 4, "bf16": bf16, "use_cpu": False}
-    trainer = SelfRetrievalTrainer(
-        tiny_captioner("blip"),
-        scorer,
-        SelfRetrievalConfig(str(tmp_path), **config),
-        scenes["train"],
-        scenes["validation"],
-    )
+    settings = {**SAMPLED, "num_generations": 2, "generation_max_new_tokens": 4, "bf16": bf16, "use_cpu": False}
+    given = {"policy": tiny_captioner("blip"), "scorer": scorer, "eval_dataset": scenes["validation"]}
+    trainer = build(tmp_path, scenes["train"], **given, **settings)
     trainer.train()
     rollouts = len(seen)
     trainer.evaluate()
-    assert rollouts > 0
-    assert len(seen) > rollouts
+    assert len(seen) > rollouts > 0
     assert set(seen) == {bf16}
 
 
-def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monkeypatch):
+@pytest.mark.parametrize("form", [dict, json.dumps])
+def test_model_init_kwargs_reach_from_pretrained(form, tmp_path, scenes, monkeypatch):
     seen = {}
 
     def spy(model, **settings):
@@ -208,15 +204,9 @@ def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monke
     monkeypatch.setattr("hf_captionrl.trainers.policy.load_captioner", spy)
     quantised = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     given = {"attn_implementation": "eager", "revision": "abc", "quantization_config": quantised}
-    SmileTrainer("owner/name", SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=given), scenes["train"])
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=form(given))
+    SmileTrainer("owner/name", config, scenes["train"])
     assert seen == {"model": "owner/name", "processor": None, "prompt": None, "dtype": "float32", **given}
-
-
-def test_model_init_kwargs_as_json(stored, tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs='{"attn_implementation": "eager"}')
-    trainer = SmileTrainer(stored[torch.bfloat16], config, scenes["train"])
-    assert trainer.captioner.base_model.config._attn_implementation == "eager"
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
 
 
 def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path):
@@ -269,16 +259,6 @@ def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     trainer.captioner.processor.save_pretrained(tmp_path / "base")
     again = load_captioner(str(tmp_path), base_model=str(tmp_path / "base"))
     assert again.generate(**images, max_new_tokens=6).captions == written
-
-
-def test_an_adapter_added_before_with_a_task_type_trains(tmp_path, scenes):
-    model, processor = tiny_blip()
-    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=QUERIES, task_type="CAUSAL_LM"))
-    trainer = adapting(tmp_path, scenes, None, model=load_captioner(wrapped, processor=processor))
-    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_B" in n}
-    trainer.train()
-    assert any(not torch.equal(p, before[n]) for n, p in trainer.model.named_parameters() if n in before)
-    assert not trainer.captioner.use_full_logits
 
 
 def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
