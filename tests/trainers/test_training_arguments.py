@@ -10,7 +10,6 @@ import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
 
-from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
@@ -320,25 +319,19 @@ def test_rewards_with_another_baseline_cannot_be_normalised_one_by_one(tmp_path,
         trainer.rollouts.reset(trainer.captioner)
 
 
-def smile(folder):
-    SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder), use_cpu=True))
-
-
-def smile_sft(folder):
-    model, tokenizer = tiny_llama(["a cat"], vocab_size=300, width=32, layers=1)
-    make_sft((model, tokenizer), folder, rows=[{"text": "a cat"}])
-
-
-def self_retrieval_grpo(folder):
-    make_trainer(str(folder), per_device_train_batch_size=8)
-
-
-@pytest.mark.parametrize("make", [smile, smile_sft, self_retrieval_grpo])
-def test_two_gpus_of_one_process_are_refused(tmp_path, monkeypatch, make):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder, _: SmileTrainer(tiny_captioner("blip"), SmileConfig(folder, use_cpu=True)),
+        lambda folder, parts: make_sft(parts, folder, rows=[{"text": "a cat"}]),
+        lambda folder, _: make_trainer(folder, per_device_train_batch_size=8),
+    ],
+)
+def test_two_gpus_of_one_process_are_refused(tmp_path, monkeypatch, parts, make):
     for config in (SmileConfig, SmileSFTConfig, SelfRetrievalGRPOConfig):
         monkeypatch.setattr(config, "n_gpu", 2)  # what `TrainingArguments` finds on such a machine
     with pytest.raises(ValueError, match=r"2 GPUs.*--num_processes 2.*CUDA_VISIBLE_DEVICES=0"):
-        make(tmp_path)
+        make(str(tmp_path), parts)
 
 
 def test_model_spread_over_gpus_is_accepted():

@@ -152,9 +152,9 @@ SETTINGS |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none
 
 def trainer_of(kind, folder, scenes, scorer=None, **settings):
     settings = {**SETTINGS, "feature_cache_dir": str(folder / "cache"), **settings}
-    data = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
     if kind == "smile":
-        return SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder / "out"), **settings), **data)
+        return tiny_trainer(folder / "out", scenes, **settings)
+    data = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
     config = CaptionRLConfig(str(folder / "out"), **settings, num_generations=2, max_completion_length=6, guard="off")
     return CaptionRLTrainer(tiny_captioner("git"), ["self_retrieval"], config, scorer=scorer, **data)
 
