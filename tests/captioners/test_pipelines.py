@@ -176,7 +176,3 @@ def test_what_is_refused(caption, captioner, images, tmp_path):
         caption(images, batch_size=0)
     with pytest.raises(ValueError, match="num_frames is 0"):
         CaptionPipeline(captioner, num_frames=0)
-    captioner.save_pretrained(tmp_path / "pickle")
-    (tmp_path / "pickle" / "model.safetensors").rename(tmp_path / "pickle" / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match="safetensors"):
-        pipeline(tmp_path / "pickle")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
 
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import ClaimReward, QuestionReward
@@ -17,9 +16,8 @@ from hf_captionrl.trainers import (
     SLEConfig,
     SLETrainer,
 )
-from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
-from tests.trainers.grpo_worker import make_trainer
+from tests.trainers.grpo_worker import make_trainer, trainer_of_trl
 from tests.trainers.one_step import PLAIN_SGD, assert_one_plain_step, captioner, spy_on, weights
 
 SHORT = {"max_completion_length": 12, "guard": "off", "num_generations": 3, "per_device_train_batch_size": 4}
@@ -162,17 +160,6 @@ def test_grpo_and_the_trainer_of_trl(tmp_path, data):
     with pytest.raises(ValueError, match="credit"):
         make_trainer(str(tmp_path), scorer=None, trainer_arguments=arguments)
 
-    model, processor = tiny_chat("llava")
-    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
-    arguments = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
-    arguments |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
-    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
-    own = GRPOTrainer(
-        model,
-        reward_funcs=[ClaimReward().as_function(), QuestionReward().as_function()],
-        args=GRPOConfig(str(tmp_path), **arguments),
-        train_dataset=data.select_columns(["image", "image_id", "facts"]).add_column("prompt", prompts),
-        processing_class=processor,
-    )
+    own = trainer_of_trl(tmp_path, data, [ClaimReward().as_function(), QuestionReward().as_function()])
     own.train()
     assert {"rewards/claim_f1/mean", "rewards/question_oracle/mean"} <= own.state.log_history[0].keys()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
 
 from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
@@ -25,9 +24,8 @@ from hf_captionrl.utils.prompts import AnswerScores
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_captioner
-from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
-from tests.trainers.grpo_worker import make_trainer
+from tests.trainers.grpo_worker import make_trainer, trainer_of_trl
 from tests.trainers.one_step import PLAIN_SGD, captioner, spy_on
 from tests.trainers.rl_step import neighbours, train
 
@@ -282,27 +280,16 @@ def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer):
 
 
 def test_trainer_of_trl_trains_with_the_function(tmp_path, scorer):
-    data = marked()
     """One prompt group per batch, and a copy of the function that was pickled, as in an asynchronous trainer."""
+    data = marked()
     reward = pickle.loads(pickle.dumps(bank_function(scorer, data, tmp_path / "cache")))
-    model, processor = tiny_chat("llava")
-    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
     given = []
 
     def recorded(completions, image_id, **columns):
         given.append(([completion[0]["content"] for completion in completions], image_id))
         return reward(completions=completions, image_id=image_id, **columns)
 
-    arguments = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
-    arguments |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
-    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-2}
-    trainer = GRPOTrainer(
-        model,
-        reward_funcs=recorded,
-        args=GRPOConfig(str(tmp_path), **arguments),
-        train_dataset=data.select_columns(["image", "image_id"]).add_column("prompt", prompts),
-        processing_class=processor,
-    )
+    trainer = trainer_of_trl(tmp_path, data, recorded)
     trainer.train()
     ((captions, image_id),) = given
     assert len(set(image_id)) == 1
