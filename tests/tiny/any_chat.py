@@ -10,14 +10,13 @@ from typing import Any
 import torch
 import transformers
 
-from tests.tiny import _MEAN_STD, _VISION, HIDDEN
+from tests.tiny import _MEAN_STD, _SQUARE, _VISION, HIDDEN
 from tests.tiny.chat import _LLAVA_TEMPLATE, _TEMPLATE, _finish, _text, chat_tokenizer
 
 ANY_CHAT_TYPES = tuple(
     "gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 mllama lfm2_vl glm4v molmo2 minicpmv4_6".split()
 )
 _WITHOUT_START = _TEMPLATE.replace("{{ bos_token }}", "")
-_SIZE = {"height": 16, "width": 16}
 _ENCODER = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN}
 _LAYERS = {**_ENCODER, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
 _GRID = {**_ENCODER, "depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, "out_hidden_size": HIDDEN}
@@ -105,7 +104,7 @@ def _llava_next() -> tuple[Any, Any]:
         vision_feature_layer=-2,
     )
     images = transformers.LlavaNextImageProcessor(
-        size={"shortest_edge": 16}, crop_size=_SIZE, image_grid_pinpoints=pinpoints, **_MEAN_STD
+        size={"shortest_edge": 16}, crop_size=_SQUARE, image_grid_pinpoints=pinpoints, **_MEAN_STD
     )
     processor = transformers.LlavaNextProcessor(
         images,
@@ -136,7 +135,7 @@ def _joycaption() -> tuple[Any, Any]:
         "<|eot_id|>{% endfor %}"
         "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
     )
-    images = transformers.SiglipImageProcessor(size=_SIZE, **_MEAN_STD)
+    images = transformers.SiglipImageProcessor(size=_SQUARE, **_MEAN_STD)
     processor = transformers.LlavaProcessor(
         images, tokenizer, patch_size=8, vision_feature_select_strategy="full", chat_template=template
     )
@@ -187,7 +186,7 @@ def _mllama() -> tuple[Any, Any]:
         },
         image_token_index=_ids(tokenizer, "<|image|>")[0],
     )
-    images = transformers.MllamaImageProcessor(size=_SIZE, max_image_tiles=4, **_MEAN_STD)
+    images = transformers.MllamaImageProcessor(size=_SQUARE, max_image_tiles=4, **_MEAN_STD)
     processor = transformers.MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<|image|>"))
     return transformers.MllamaForConditionalGeneration(config), processor
 

@@ -10,23 +10,12 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers import decoders as token_decoders
 
 from hf_captionrl.captioners.language_models import TransformersVisionBackend
-from tests.tiny import _MEAN_STD, _VISION, HIDDEN, WORDS, _spread
+from tests.tiny import _CROPPED, _MEAN_STD, _SHARED, _SQUARE, _VISION, HIDDEN, WORDS, _spread, byte_tokenizer
 
-CHAT_TYPES = (
-    "llava",
-    "llava_onevision",
-    "idefics3",
-    "smolvlm",
-    "paligemma",
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "internvl",
-    "gemma3",
+CHAT_TYPES = tuple(
+    "llava llava_onevision idefics3 smolvlm paligemma qwen2_vl qwen2_5_vl qwen3_vl internvl gemma3".split()
 )
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
@@ -42,22 +31,9 @@ _LLAVA_TEMPLATE = (
 
 def chat_tokenizer(extra: tuple[str, ...], **named: str) -> Any:
     """Bytes and a few words with the blank in front, and the special tokens of a chat."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", *extra]
-    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
-    merges = []
-    for word in WORDS[:12]:
-        left = "Ġ"
-        for letter in word:
-            if (left, letter) not in merges:
-                merges.append((left, letter))
-                vocabulary.setdefault(left + letter, len(vocabulary))
-            left += letter
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = token_decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=byte_tokenizer([f"Ġ{word}" for word in WORDS[:12]], special),
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
@@ -69,11 +45,8 @@ def chat_tokenizer(extra: tuple[str, ...], **named: str) -> Any:
 
 def _text(tokenizer: Any, **more: Any) -> dict[str, Any]:
     return {
+        **_SHARED,
         "vocab_size": len(tokenizer),
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "bos_token_id": tokenizer.bos_token_id,
@@ -100,11 +73,8 @@ def _llava() -> tuple[Any, Any]:
         image_seq_length=4,
         vision_feature_layer=-2,
     )
-    images = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, **_MEAN_STD
-    )
     processor = transformers.LlavaProcessor(
-        images,
+        transformers.CLIPImageProcessor(**_CROPPED),
         tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
@@ -124,11 +94,10 @@ def _llava_onevision() -> tuple[Any, Any]:
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
         image_grid_pinpoints=pinpoints,
     )
-    size = {"height": 16, "width": 16}
     processor = transformers.LlavaOnevisionProcessor(
-        transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints, **_MEAN_STD),
+        transformers.LlavaOnevisionImageProcessor(size=_SQUARE, image_grid_pinpoints=pinpoints, **_MEAN_STD),
         tokenizer,
-        transformers.LlavaOnevisionVideoProcessor(size=size),
+        transformers.LlavaOnevisionVideoProcessor(size=_SQUARE),
         num_image_tokens=4,
         vision_feature_select_strategy="full",
         chat_template=_TEMPLATE.replace("IMAGE", "<image>").replace("VIDEO", "<video>"),
@@ -169,7 +138,7 @@ def _idefics3(smol: bool = False) -> tuple[Any, Any]:
 
 def _paligemma() -> tuple[Any, Any]:
     tokenizer = chat_tokenizer(("<image>",), image_token="<image>")
-    images = transformers.SiglipImageProcessor(size={"height": 16, "width": 16}, **_MEAN_STD)
+    images = transformers.SiglipImageProcessor(size=_SQUARE, **_MEAN_STD)
     images.image_seq_length = 4
     processor = transformers.PaliGemmaProcessor(images, tokenizer)  # adds a thousand tokens for places
     config = transformers.PaliGemmaConfig(
@@ -191,26 +160,14 @@ def _qwen(version: str) -> tuple[Any, Any]:
     text = _text(tokenizer, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4})
     if version == "qwen2_vl":
         vision |= {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}
-        name, patch = "Qwen2VL", 8
-    elif version == "qwen2_5_vl":
-        vision |= {
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "window_size": 32,
-            "fullatt_block_indexes": [1],
-        }
-        name, patch = "Qwen2_5_VL", 8
     else:
-        vision |= {
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "deepstack_visual_indexes": [0],
-            "num_position_embeddings": 16,
-        }
-        text["head_dim"] = 8
-        name, patch = "Qwen3VL", 8
+        vision |= {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "out_hidden_size": HIDDEN}
+        if version == "qwen2_5_vl":
+            vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
+        else:
+            vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+            text["head_dim"] = 8
+    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[version]
     config = getattr(transformers, f"{name}Config")(
         text_config=text,
         vision_config=vision,
@@ -221,7 +178,7 @@ def _qwen(version: str) -> tuple[Any, Any]:
         tie_word_embeddings=False,
     )
     pixels = {"shortest_edge": 16 * 16, "longest_edge": 16 * 64}
-    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=patch, merge_size=2, **_MEAN_STD)
+    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=8, merge_size=2, **_MEAN_STD)
     template = _TEMPLATE.replace("{{ bos_token }}", "").replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     template = template.replace("VIDEO", "<|vision_start|><|video_pad|><|vision_end|>")
     videos = (transformers.Qwen3VLVideoProcessor if version == "qwen3_vl" else transformers.Qwen2VLVideoProcessor)()
@@ -245,12 +202,11 @@ def _internvl() -> tuple[Any, Any]:
         image_seq_length=1,
         downsample_ratio=0.5,
     )
-    size = {"height": 16, "width": 16}
-    images = transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4, **_MEAN_STD)
+    images = transformers.GotOcr2ImageProcessor(size=_SQUARE, crop_to_patches=True, max_patches=4, **_MEAN_STD)
     processor = transformers.InternVLProcessor(
         images,
         tokenizer,
-        transformers.InternVLVideoProcessor(size=size),
+        transformers.InternVLVideoProcessor(size=_SQUARE),
         image_seq_length=1,
         chat_template=_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n").replace("VIDEO", "<video>\n"),
     )
