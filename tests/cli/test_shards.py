@@ -84,17 +84,7 @@ def test_other_commands_read_shards_that_are_finished(tmp_path, capsys):
     few = ["--dataset", "scenes", "--max_images", "6"]
     assert caption(tmp_path / "shards", *few, "--processes", "1", "--rows_per_shard", "4") == 0
     capsys.readouterr()
-    command = [
-        "evaluate",
-        "--captions",
-        str(tmp_path / "shards"),
-        *few,
-        "--scorer",
-        "none",
-        "--suite",
-        "sle",
-        "--json",
-    ]
+    command = ["evaluate", "--captions", str(tmp_path / "shards"), *few, *"--scorer none --suite sle --json".split()]
     assert main([*command, "--output_dir", str(tmp_path / "out")]) == 0
     assert json.loads(capsys.readouterr().out)["num_images"] == 6
     (tmp_path / "shards/manifest.json").write_text(json.dumps({"format": 1, "settings": {}}))

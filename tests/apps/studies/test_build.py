@@ -104,7 +104,11 @@ def a_study(kind="retrieval", seed=0):
         parts = retrieval_parts(sets, captions, controls, block_size=6, seed=seed)
     else:
         parts = rating_parts(ids[:6], captions, num_raters=3, seed=seed)
-    key = {"format": KEY_FORMAT, "kind": kind, "systems": ["A", "B"], "settings": {"set_size": 10}, "parts": parts}
+    return key_of(kind, captions, parts, set_size=10)
+
+
+def key_of(kind, systems, parts, **settings):
+    key = {"format": KEY_FORMAT, "kind": kind, "systems": list(systems), "settings": settings, "parts": parts}
     return {**key, "fingerprint": study_fingerprint(key)}
 
 
@@ -264,14 +268,13 @@ def pictures(ids):
     return {i: Image.new("RGB", (8, 8), (37 * n % 256, 101 * n % 256, 59 * n % 256)) for n, i in enumerate(ids)}
 
 
-def write_study(folder, kind, key, images, **more):
-    key = {"format": KEY_FORMAT, "kind": kind, **key}
-    key["fingerprint"] = study_fingerprint(key)
+def write_study(folder, key, images, **more):
     pages = {}
     for part, questions in key["parts"].items():
         pages[part] = folder / f"{part}.html"
         more |= {"study": key["fingerprint"], "part": part}
-        pages[part].write_text(render_study_page(kind, questions, images.__getitem__, **more), encoding="utf-8")
+        html = render_study_page(key["kind"], questions, images.__getitem__, **more)
+        pages[part].write_text(html, encoding="utf-8")
     return key, pages
 
 
@@ -283,20 +286,17 @@ def retrieval(tmp_path_factory):
     controls = [(ids[n : n + 10], f"control caption {n}") for n in range(200, 300, 10)]
     captions = {"SYSTEM-A": [f"caption {n}" for n in range(20)], "SYSTEM-B": [HOSTILE] * 19 + [""]}
     parts = retrieval_parts(sets, captions, controls, block_size=20, seed=3)
-    key = {"systems": list(captions), "settings": {"set_size": 10}, "parts": parts}
-    example = ("an example", ids[300:], 4)
-    return write_study(
-        tmp_path_factory.mktemp("retrieval"), "retrieval", key, pictures(ids), example=example, consent="One.\nTwo."
-    )
+    key = key_of("retrieval", captions, parts, set_size=10)
+    more = {"example": ("an example", ids[300:], 4), "consent": "One.\nTwo."}
+    return write_study(tmp_path_factory.mktemp("retrieval"), key, pictures(ids), **more)
 
 
 @pytest.fixture(scope="module")
 def rating(tmp_path_factory):
     ids = [f"SECRET-{n}" for n in range(3)]
     captions = {"SYSTEM-A": ["a dog", "a cat", "a cow"], "SYSTEM-B": [HOSTILE] * 3}
-    parts = rating_parts(ids, captions, num_raters=2, seed=1)
-    key = {"systems": list(captions), "settings": {}, "parts": parts}
-    return write_study(tmp_path_factory.mktemp("rating"), "rating", key, pictures(ids))
+    key = key_of("rating", captions, rating_parts(ids, captions, num_raters=2, seed=1))
+    return write_study(tmp_path_factory.mktemp("rating"), key, pictures(ids))
 
 
 @pytest.fixture(scope="module")
@@ -359,9 +359,7 @@ def test_page_holds_the_questions_and_not_the_key(retrieval, rating):
     for key, pages in (retrieval, rating):
         for part, page in pages.items():
             html = page.read_text(encoding="utf-8")
-            data = json.loads(
-                re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S).group(1)
-            )
+            data = json.loads(re.search(r'"application/json" id="data">(.*?)</script>', html, re.S).group(1))
             assert [set(q) for q in data["questions"]] == [{"id", "caption", "images"}] * len(data["questions"])
             assert [q["id"] for q in data["questions"]] == [q["id"] for q in key["parts"][part]]
             for word in ("SECRET", "SYSTEM", "set-", "control-", '"right"'):
