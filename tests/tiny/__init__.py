@@ -6,6 +6,7 @@ Every builder takes a seed and returns `(model, processor)`; `tiny_captioner(fam
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from transformers import (
 
 from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
+from hf_captionrl.utils.io import write_jsonl
 
 WORDS = (
     "a an the of picture photo is on in with and two three red green blue yellow small large cat dog bird tree house "
@@ -248,6 +250,21 @@ def tiny_captions(number: int, seed: int = 0, words: tuple[int, int] = (2, 7)) -
     """Random captions of the tiny vocabulary."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, rng.integers(words[0], words[1] + 1))) for _ in range(number)]
+
+
+def write_photos(folder: Path, rows: Any, names: str = "{}.png") -> Path:
+    """Scenes as image files, and the file with their captions."""
+    folder.mkdir(parents=True)
+    lines = []
+    for number, row in enumerate(rows):
+        row["image"].save(folder / names.format(number))
+        lines.append({"file_name": names.format(number), "captions": row["captions"]})
+    return write_jsonl(folder / "metadata.jsonl", lines)
+
+
+def write_captions(path: Path, image_ids: Iterable[str], captions: Iterable[str]) -> Path:
+    """A file as `captionrl caption` writes it."""
+    return write_jsonl(path, [{"image_id": i, "caption": c} for i, c in zip(image_ids, captions, strict=True)])
 
 
 def tiny_tower(folder, seed=0):

@@ -19,6 +19,7 @@ from hf_captionrl.metrics import cider_d
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import Facts, check
 from hf_captionrl.utils.model_files import model_path
+from tests.tiny import write_captions
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 RIGHT, WRONG, BOUND = Mark("a", "right", 0, 1), Mark("b", "wrong", 0, 1), Mark("c", "misbound", 0, 1, "pig")
@@ -69,8 +70,7 @@ def files(rows, tmp_path_factory):
     }
     captions["sr"][4] = HOSTILE
     for name, mine in captions.items():
-        lines = [json.dumps({"image_id": i, "caption": c}) for i, c in zip(rows["image_id"], mine, strict=True)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        write_captions(folder / f"{name}.jsonl", rows["image_id"], mine)
     return folder, captions
 
 
