@@ -321,9 +321,3 @@ def test_no_image_is_decoded_and_everything_is_mapped(work, tmp_path, monkeypatc
     # The negative control: without the cache, images are opened.
     with pytest.raises(Exception, match="an image was opened"):
         trained(work, tmp_path / "again")
-
-
-def test_training_refuses_a_folder_that_is_not_of_shards(work, tmp_path):
-    arguments = DataArguments(dataset_name=str(work / "images"), train_captions=str(work / "images"))
-    with pytest.raises(FileNotFoundError, match=r"has no manifest.json"):
-        load_data(arguments, output_dir=tmp_path)
