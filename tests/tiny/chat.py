@@ -152,38 +152,43 @@ def _paligemma() -> tuple[Any, Any]:
     return transformers.PaliGemmaForConditionalGeneration(config), processor
 
 
-def _qwen(version: str) -> tuple[Any, Any]:
-    extra = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    tokenizer = chat_tokenizer(extra, image_token="<|image_pad|>", video_token="<|video_pad|>")
-    ids = dict(zip(extra, tokenizer.convert_tokens_to_ids(list(extra)), strict=True))
-    vision: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2}
-    text = _text(tokenizer, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4})
-    if version == "qwen2_vl":
-        vision |= {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}
-    else:
-        vision |= {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "out_hidden_size": HIDDEN}
-        if version == "qwen2_5_vl":
-            vision |= {"window_size": 32, "fullatt_block_indexes": [1]}
-        else:
-            vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
-            text["head_dim"] = 8
-    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[version]
+def qwen(name: str, vision: dict[str, Any], processor: str = "", **text: Any) -> tuple[Any, Any]:
+    """Of any version; `processor` names another version whose processor it has, `text` changes the language model."""
+    special = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = chat_tokenizer(special, image_token="<|image_pad|>", video_token="<|video_pad|>")
+    names = [f"{what}_token_id" for what in ("vision_start", "vision_end", "image", "video")]
     config = getattr(transformers, f"{name}Config")(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        text_config={**_text(tokenizer), **text},
+        vision_config={"depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, **vision},
         tie_word_embeddings=False,
+        **dict(zip(names, tokenizer.convert_tokens_to_ids(list(special)), strict=True)),
     )
+    processor = processor or name
     pixels = {"shortest_edge": 16 * 16, "longest_edge": 16 * 64}
     images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=8, merge_size=2, **_MEAN_STD)
+    videos = getattr(transformers, f"{processor.replace('2_5_VL', '2VL')}VideoProcessor")()
     template = _TEMPLATE.replace("{{ bos_token }}", "").replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     template = template.replace("VIDEO", "<|vision_start|><|video_pad|><|vision_end|>")
-    videos = (transformers.Qwen3VLVideoProcessor if version == "qwen3_vl" else transformers.Qwen2VLVideoProcessor)()
-    processor = getattr(transformers, f"{name}Processor")(images, tokenizer, videos, chat_template=template)
-    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+    made = getattr(transformers, f"{processor}Processor")(images, tokenizer, videos, chat_template=template)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), made
+
+
+GRID = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "out_hidden_size": HIDDEN}
+"""Of Qwen's vision towers."""
+_ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
+
+
+def _qwen2_vl() -> tuple[Any, Any]:
+    return qwen("Qwen2VL", {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}, **_ROPE)
+
+
+def _qwen2_5_vl() -> tuple[Any, Any]:
+    return qwen("Qwen2_5_VL", {**GRID, "window_size": 32, "fullatt_block_indexes": [1]}, **_ROPE)
+
+
+def _qwen3_vl() -> tuple[Any, Any]:
+    vision = {**GRID, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    return qwen("Qwen3VL", vision, **_ROPE, head_dim=8)
 
 
 def _internvl() -> tuple[Any, Any]:
@@ -246,12 +251,7 @@ def chat_backend(kind: str, folder: Any, **settings: Any) -> TransformersVisionB
 def tiny_chat(model_type: str, seed: int = 0) -> tuple[Any, Any]:
     """A chat model in eval mode with its processor."""
     torch.manual_seed(seed)
-    if model_type.startswith("qwen"):
-        model, processor = _qwen(model_type)
-    elif model_type == "smolvlm":
-        model, processor = _idefics3(smol=True)
-    else:
-        model, processor = globals()[f"_{model_type}"]()
+    model, processor = _idefics3(smol=True) if model_type == "smolvlm" else globals()[f"_{model_type}"]()
     return _finish(model, processor.tokenizer), processor
 
 

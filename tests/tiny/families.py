@@ -106,37 +106,21 @@ def _florence2() -> tuple[Any, Any]:
     images.image_seq_length = 5  # a map of 2 x 2, and its mean
     processor = transformers.Florence2Processor(images, tokenizer)
     ids = tokenizer.get_vocab()
+    vision = {
+        "depths": [1, 1],
+        "patch_size": [7, 3],
+        "patch_stride": [4, 4],
+        "patch_padding": [3, 1],
+        "window_size": 2,
+    }
+    vision |= {"patch_prenorm": [False, True], "embed_dim": [16, HIDDEN], "num_heads": [2, 4], "num_groups": [2, 4]}
+    sizes = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 2 * HIDDEN}
+    text = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()}
+    text |= {"model_type": "bart", "vocab_size": len(tokenizer), "d_model": HIDDEN, "max_position_embeddings": 512}
+    text |= {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"], "pad_token_id": ids["<pad>"]}
     config = transformers.Florence2Config(
-        vision_config={
-            "depths": [1, 1],
-            "patch_size": [7, 3],
-            "patch_stride": [4, 4],
-            "patch_padding": [3, 1],
-            "patch_prenorm": [False, True],
-            "embed_dim": [16, HIDDEN],
-            "num_heads": [2, 4],
-            "num_groups": [2, 4],
-            "window_size": 2,
-            "projection_dim": HIDDEN,
-            "drop_path_rate": 0.0,
-        },
-        text_config={
-            "model_type": "bart",
-            "vocab_size": len(tokenizer),
-            "d_model": HIDDEN,
-            "encoder_layers": LAYERS,
-            "decoder_layers": LAYERS,
-            "encoder_attention_heads": HEADS,
-            "decoder_attention_heads": HEADS,
-            "encoder_ffn_dim": 2 * HIDDEN,
-            "decoder_ffn_dim": 2 * HIDDEN,
-            "max_position_embeddings": 512,
-            "dropout": 0.0,
-            "bos_token_id": ids["<s>"],
-            "eos_token_id": ids["</s>"],
-            "pad_token_id": ids["<pad>"],
-            "decoder_start_token_id": ids["</s>"],
-        },
+        vision_config={**vision, "projection_dim": HIDDEN, "drop_path_rate": 0.0},
+        text_config={**text, "dropout": 0.0, "decoder_start_token_id": ids["</s>"]},
         image_token_id=ids["<image>"],
     )
     model = transformers.Florence2ForConditionalGeneration(config)

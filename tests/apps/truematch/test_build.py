@@ -183,7 +183,6 @@ def test_decisions_are_applied_once_and_shown_on_the_card(folder, tmp_path, caps
     ("lines", "message"),
     [
         ([{"bag": "3-000000000000", "decision": "keep"}], "is not in"),
-        ([{"bag": None}], "is not a decision"),
         ("all", "bags are dropped"),
     ],
 )
