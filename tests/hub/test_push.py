@@ -467,13 +467,6 @@ SHORT = [
 ]
 
 
-def test_intermediate_checkpoints_are_not_pushed(tmp_path):
-    argv = ["--output_dir", str(tmp_path / "out"), "--push_to_hub", "--hub_strategy", "all_checkpoints", *SHORT]
-    with pytest.raises(ValueError, match="hold the optimizer as a pickle"):
-        smile_blip.main(argv)
-    assert not (tmp_path / "out").exists()
-
-
 def test_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
     out = tmp_path / "smile-lora"
     argv = ["--output_dir", str(out), "--feature_cache_dir", str(tmp_path / "cache"), *SHORT, "--tune", "language"]

@@ -321,14 +321,18 @@ def saved(browser, part, participant):
     return path
 
 
+def press(browser, questions, choose):
+    for question in questions:
+        for value in choose(question):
+            browser.key(str(value % 10))
+        browser.key("Enter")
+
+
 def play(browser, study, part, participant, choose, folder):
     """Answer a whole page with the keyboard, and download the file."""
     key, pages = study
     start(browser, pages[part], participant)
-    for question in key["parts"][part]:
-        for value in choose(question):
-            browser.key(str(value % 10))
-        browser.key("Enter")
+    press(browser, key["parts"][part], choose)
     assert browser.evaluate("document.getElementById('end').hidden") is False
     browser.click("#download")
     path = saved(browser, part, participant)
@@ -421,9 +425,7 @@ def test_ratings_of_two_raters_are_scored(browser, rating, tmp_path):
 def test_closing_the_page_loses_no_answers(browser, retrieval, tmp_path):
     key, pages = retrieval
     start(browser, pages["block-1"], "stops")
-    for question in key["parts"]["block-1"][:7]:
-        browser.key(str(question["right"] % 10))
-        browser.key("Enter")
+    press(browser, key["parts"]["block-1"][:7], perfect)
     browser.click("#partial")
     first = read_answers(saved(browser, "block-1", "stops").rename(tmp_path / "first.json"), key)
     assert len(first.values) == 7
@@ -441,9 +443,7 @@ def test_closing_the_page_loses_no_answers(browser, retrieval, tmp_path):
     assert browser.evaluate("document.querySelector('#task input:checked').value") == str(right)
     browser.key(str((right + 1) % 10))
     browser.key("Enter")
-    for question in key["parts"]["block-1"][7:]:
-        browser.key(str(question["right"] % 10))
-        browser.key("Enter")
+    press(browser, key["parts"]["block-1"][7:], perfect)
     browser.click("#download")
     last = saved(browser, "block-1", "stops").rename(tmp_path / "last.json")
     answers, rejected = collect_answers([tmp_path], key)
@@ -497,9 +497,7 @@ def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
     assert browser.evaluate("document.getElementById('task').hidden") is True
     start(browser, pages["block-2"], "keys")
     place = next(n for n, q in enumerate(key["parts"]["block-2"]) if q["caption"] == HOSTILE)
-    for _ in range(place):
-        browser.key("1")
-        browser.key("Enter")
+    press(browser, range(place), lambda _: [1])
     assert browser.evaluate("document.getElementById('caption').textContent") == HOSTILE
     assert browser.evaluate("document.title") == "Which image is it?"
     # Enter without a choice shows a message.
