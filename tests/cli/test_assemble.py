@@ -72,17 +72,8 @@ def test_assembles_a_scorer_that_can_be_trained(tower, tmp_path, capsys):
     pooled = whole.text_model(**{k: v for k, v in tokens.items() if k != "token_type_ids"}).pooler_output
     assert_close(captions[0], torch.nn.functional.normalize(pooled[0].float(), dim=-1), ulps=64)
 
-    settings = [
-        "--max_train_images",
-        "40",
-        "--max_eval_images",
-        "20",
-        "--max_test_images",
-        "20",
-        "--num_train_epochs",
-        "1",
-    ]
-    settings += ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "20", "--seed", "3"]
+    settings = "--max_train_images 40 --max_eval_images 20 --max_test_images 20 --num_train_epochs 1 --seed 3".split()
+    settings += "--use_cpu --disable_tqdm true --per_device_train_batch_size 20".split()
     config, trained = str(scorer_recipe.CONFIGS / "scenes.yaml"), tmp_path / "trained"
 
     def train(start, folder, *more):
@@ -101,22 +92,14 @@ def test_assembles_a_scorer_that_can_be_trained(tower, tmp_path, capsys):
         train(tower, tmp_path / "other")
 
 
-def folder_with(tmp_path, name, content):
-    folder = tmp_path / "language"
-    folder.mkdir()
-    (folder / name).write_bytes(content)
-    return str(folder)
-
-
 def test_bad_parts_are_one_line(tower, tmp_path, capsys):
-    out = tmp_path / "out"
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "file").touch()
-    broken = folder_with(tmp_path, "model.gguf", b"GGUF, but nothing more")
+    out, full, broken = tmp_path / "out", tmp_path / "full", tmp_path / "language"
+    for folder, name in ((full, "file"), (broken, "model.gguf")):
+        folder.mkdir()
+        (folder / name).write_bytes(b"GGUF, but nothing more")
     for vision, language, output, named in (
         (str(tower), LANGUAGE, str(full), "not empty"),
-        (str(tower), broken, str(out), "gguf"),
+        (str(tower), str(broken), str(out), "gguf"),
         (str(tmp_path / "missing"), LANGUAGE, str(out), "missing"),
     ):
         assert main(["assemble", vision, language, output]) == 2, named
@@ -130,8 +113,8 @@ def test_bad_parts_are_one_line(tower, tmp_path, capsys):
         assert main(["assemble", str(tower), LANGUAGE, str(out), *options]) == 2
         assert named in capsys.readouterr().err.splitlines()[-1]
     assert not out.exists()
-    (tmp_path / "language" / "second.gguf").touch()
-    assert main(["assemble", str(tower), broken, str(out)]) == 2
+    (broken / "second.gguf").touch()
+    assert main(["assemble", str(tower), str(broken), str(out)]) == 2
     assert "second.gguf" in capsys.readouterr().err
 
 

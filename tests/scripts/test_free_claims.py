@@ -74,21 +74,11 @@ def test_numbers_of_two_captions(monkeypatch):
 
 
 def test_the_program_writes_both_vocabularies(tmp_path, capsys):
-    row = {
-        "id": "a",
-        "style": "coco",
-        "caption": "a car next to a yellow taxi",
-        "claims": [GOLD[4] | {"kind": "object", "text": "yellow taxi", "verdict": "false"}],
-    }
-    facts = {
-        "kind": "car",
-        "count": 1,
-        "size": "large",
-        "orientation": "upright",
-        "position": "top",
-        "background": "blue",
-    }
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row | {"facts": facts}) + "\n", encoding="utf-8")
+    claims = [GOLD[4] | {"kind": "object", "text": "yellow taxi", "verdict": "false"}]
+    row = {"id": "a", "style": "coco", "caption": "a car next to a yellow taxi", "claims": claims}
+    row["facts"] = {"kind": "car", "count": 1, "size": "large", "orientation": "upright"}
+    row["facts"] |= {"position": "top", "background": "blue"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     free_claims.main([str(tmp_path / "rows.jsonl"), "--output", str(tmp_path / "out.json")])
     written = json.loads((tmp_path / "out.json").read_text("utf-8"))["files"]["rows"]
     assert [written[name]["recall"]["value"] for name in ("grammar", "open")] == [0, 1]

@@ -10,17 +10,15 @@ from typing import Any
 import torch
 import transformers
 
-from tests.tiny import _MEAN_STD, _VISION, HIDDEN
-from tests.tiny.chat import _LLAVA_TEMPLATE, _TEMPLATE, _finish, _text, chat_tokenizer
+from tests.tiny import _MEAN_STD, _SQUARE, _VISION, HIDDEN
+from tests.tiny.chat import _LLAVA_TEMPLATE, _TEMPLATE, GRID, _finish, _text, chat_tokenizer, qwen
 
 ANY_CHAT_TYPES = tuple(
     "gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 mllama lfm2_vl glm4v molmo2 minicpmv4_6".split()
 )
 _WITHOUT_START = _TEMPLATE.replace("{{ bos_token }}", "")
-_SIZE = {"height": 16, "width": 16}
 _ENCODER = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN}
 _LAYERS = {**_ENCODER, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
-_GRID = {**_ENCODER, "depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, "out_hidden_size": HIDDEN}
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
 # Three layers with a state to one with attention, as in all published sizes of Qwen3.5.
 _HYBRID = {
@@ -66,32 +64,15 @@ def _gemma4() -> tuple[Any, Any]:
     return transformers.Gemma4ForConditionalGeneration(config), processor
 
 
-def _qwen(name: str) -> tuple[Any, Any]:
-    special = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    tokenizer = chat_tokenizer(special, image_token="<|image_pad|>", video_token="<|video_pad|>")
-    start, end, image, video = _ids(tokenizer, *special)
-    vision: dict[str, Any] = {**_GRID, "num_position_embeddings": 16}
-    text = {**_text(tokenizer), **_HYBRID}
-    if name != "Qwen3_5":
-        rope = {**_ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True}
-        text = _text(tokenizer, head_dim=8, rope_parameters=rope, moe_intermediate_size=16, num_experts=4)
-        text["num_experts_per_tok"] = 2
-        vision["deepstack_visual_indexes"] = [0]
-    config = getattr(transformers, f"{name}Config")(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=image,
-        video_token_id=video,
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        tie_word_embeddings=False,
-    )
-    pixels = {"shortest_edge": 16 * 16, "longest_edge": 16 * 64}
-    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=8, merge_size=2, **_MEAN_STD)
-    template = _WITHOUT_START.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
-    videos = transformers.Qwen3VLVideoProcessor()
-    processor = transformers.Qwen3VLProcessor(images, tokenizer, videos, chat_template=template)
-    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+def _qwen3_5() -> tuple[Any, Any]:
+    return qwen("Qwen3_5", {**GRID, "num_position_embeddings": 16}, "Qwen3VL", **_HYBRID)
+
+
+def _qwen3_vl_moe() -> tuple[Any, Any]:
+    rope = {**_ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True}
+    text = {"head_dim": 8, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+    vision = {**GRID, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
+    return qwen("Qwen3VLMoe", vision, "Qwen3VL", rope_parameters=rope, **text)
 
 
 def _llava_next() -> tuple[Any, Any]:
@@ -105,7 +86,7 @@ def _llava_next() -> tuple[Any, Any]:
         vision_feature_layer=-2,
     )
     images = transformers.LlavaNextImageProcessor(
-        size={"shortest_edge": 16}, crop_size=_SIZE, image_grid_pinpoints=pinpoints, **_MEAN_STD
+        size={"shortest_edge": 16}, crop_size=_SQUARE, image_grid_pinpoints=pinpoints, **_MEAN_STD
     )
     processor = transformers.LlavaNextProcessor(
         images,
@@ -136,7 +117,7 @@ def _joycaption() -> tuple[Any, Any]:
         "<|eot_id|>{% endfor %}"
         "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
     )
-    images = transformers.SiglipImageProcessor(size=_SIZE, **_MEAN_STD)
+    images = transformers.SiglipImageProcessor(size=_SQUARE, **_MEAN_STD)
     processor = transformers.LlavaProcessor(
         images, tokenizer, patch_size=8, vision_feature_select_strategy="full", chat_template=template
     )
@@ -187,7 +168,7 @@ def _mllama() -> tuple[Any, Any]:
         },
         image_token_index=_ids(tokenizer, "<|image|>")[0],
     )
-    images = transformers.MllamaImageProcessor(size=_SIZE, max_image_tiles=4, **_MEAN_STD)
+    images = transformers.MllamaImageProcessor(size=_SQUARE, max_image_tiles=4, **_MEAN_STD)
     processor = transformers.MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<|image|>"))
     return transformers.MllamaForConditionalGeneration(config), processor
 
@@ -226,7 +207,7 @@ def _glm4v() -> tuple[Any, Any]:
         text_config=_text(
             tokenizer, rope_parameters={**_ROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0}
         ),
-        vision_config={**_GRID, "image_size": 32},
+        vision_config={**GRID, "depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, "image_size": 32},
         image_token_id=image,
         video_token_id=video,
         image_start_token_id=begin,
@@ -285,10 +266,7 @@ def _minicpmv4_6() -> tuple[Any, Any]:
 def tiny_any_chat(name: str, seed: int = 0) -> tuple[Any, Any]:
     """A chat model in eval mode with its processor."""
     torch.manual_seed(seed)
-    if name in ("qwen3_5", "qwen3_vl_moe"):
-        model, processor = _qwen({"qwen3_5": "Qwen3_5", "qwen3_vl_moe": "Qwen3VLMoe"}[name])
-    else:
-        model, processor = globals()[f"_{name}"]()
+    model, processor = globals()[f"_{name}"]()
     model = _finish(model, processor.tokenizer)
     for module in model.modules():  # near 0, they would hide the image
         if type(module).__name__.endswith("RMSNorm") and getattr(module, "weight", None) is not None:

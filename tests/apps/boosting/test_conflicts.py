@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
-from hf_captionrl.apps.boosting.conflicts import (
-    scene_conflicts,
-    source_statistics,
-    text_conflicts,
-)
+from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
 from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES, blend_prompt, holistic_prompt, visual_prompt
 from hf_captionrl.captioners.language_models import Failure
 from hf_captionrl.scenes import Facts, check, full_caption, sample_scene
