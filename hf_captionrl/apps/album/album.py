@@ -28,7 +28,7 @@ from hf_captionrl.apps.album.assignment import (
     distinct_captions,
     same_text,
 )
-from hf_captionrl.apps.album.candidates import contrastive_answers, generate_candidates
+from hf_captionrl.apps.album.candidates import generate_candidates
 from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings
 from hf_captionrl.apps.album.phrases import (
     GroupFacts,
@@ -369,15 +369,10 @@ class AlbumWork:
                 found += [facts[row] if row in facts else {"reason": reasons[row]} for row in batch]
             else:
                 assert self.captioner is not None
-                if step == "candidates":
-                    texts = generate_candidates(
-                        self.captioner, self.images, batch, self.image_ids, self.settings, more, self.prompts
-                    )
-                else:
-                    texts = contrastive_answers(
-                        self.captioner, self.images, batch, self.image_ids, more or (), self.settings, self.prompts
-                    )
-                for mine in texts:
+                similar, said = (more, None) if step == "candidates" else (None, more)
+                for mine in generate_candidates(
+                    self.captioner, self.images, batch, self.image_ids, self.settings, similar, self.prompts, said
+                ):
                     scores = [getattr(text, "mean_log_prob", None) for text in mine]
                     found.append({"captions": mine, **({"scores": scores} if any(scores) else {})})
             self.report(step, len(batch))
@@ -404,6 +399,10 @@ class AlbumSteps:
             self.leader_of = {row: at for at, row in enumerate(rows)}
             self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
             return
+        if not rows:
+            raise ValueError(
+                "All images are decorative. Use fewer patterns of --decorative, or a smaller --decorative_size."
+            )
         found = dict(zip(rows, work.compute("images", rows), strict=True))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
@@ -434,6 +433,10 @@ class AlbumSteps:
 
     def album(self, diagnose_only: bool) -> Album:
         """The captions and what is wrong with them."""
+        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
+        asked = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
+        if unread := [self.work.image_ids[row] for row in asked if row not in self.leader_of]:
+            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
         album = self._existing() if diagnose_only else self._chosen()
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
@@ -448,16 +451,12 @@ class AlbumSteps:
             album.audit = audit_phrases(
                 album.shared, self.rows, groups, texts, self.features, self._text_features, references
             )
-        if self.settings.why:
-            album.why = self._explain(album)
+        if asked:
+            album.why = self._explain(album, asked)
         return album
 
-    def _explain(self, album: Album) -> list[Difference]:
-        """Why the images of `why` cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
-        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
-        rows = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
-        if unread := [self.work.image_ids[row] for row in rows if row not in self.leader_of]:
-            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
+    def _explain(self, album: Album, rows: list[int]) -> list[Difference]:
+        """Why some images cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
         leaders = [self.leader_of[row] for row in rows]
         near = (
             (self.features[leaders] @ self.features.T)
@@ -636,9 +635,6 @@ class AlbumSteps:
             found = confusions_of(
                 self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours
             )
-        holders: dict[str, set[int]] = {}
-        for leader, (_, text, _) in zip(leaders, texts, strict=True):
-            holders.setdefault(same_text(text), set()).add(leader)
         flat = [[text] for _, text, _ in texts]
         fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
         described: dict[int, list[AlbumImage]] = {}
@@ -650,7 +646,6 @@ class AlbumSteps:
                 old=old,
                 rank=None if compared is None else 1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
-                is_distinct=len(holders[same_text(text)]) == 1,
                 confused_with=confused,
                 meets_constraints=good,
             )
@@ -709,7 +704,10 @@ PROBLEMS = {
 
 
 def diagnose(album: Album, scorer: Scorer | None) -> None:
-    """Set `problems` of every caption whose image can be read."""
+    """Set `is_distinct` and `problems` of every caption whose image can be read."""
+    holders: dict[str, set[int]] = {}
+    for row, one in album.entries():
+        holders.setdefault(same_text(one.caption), set()).add(row if one.copy_of is None else one.copy_of)
     texts = [one.caption for _, one in album.entries()]
     count = getattr(scorer, "count_tokens", None)
     if scorer is None:
@@ -726,17 +724,20 @@ def diagnose(album: Album, scorer: Scorer | None) -> None:
             return one
         if not one.caption.strip():
             return replace(one, problems=("missing",))
+        key = same_text(one.caption)
+        is_distinct = bool(key) and len(holders[key]) == 1
         confused = (one.rank or 1) - 1
         is_generic = confused >= max(3, (album.num_compared - 1) / 2)
         applies = {
-            "duplicate": not one.is_distinct,
+            "duplicate": not is_distinct,
             "generic": is_generic,
             "ambiguous": confused > 0 and not is_generic,
             "unread": unread,
             "repetitive": repetitive,
             "constraint": not one.meets_constraints,
         }
-        return replace(one, problems=tuple(name for name, is_problem in applies.items() if is_problem))
+        problems = tuple(name for name, is_problem in applies.items() if is_problem)
+        return replace(one, is_distinct=is_distinct, problems=problems)
 
     # In the order of the entries.
     album.images = [replace(diagnosed(one), further=tuple(map(diagnosed, one.further))) for one in album.images]

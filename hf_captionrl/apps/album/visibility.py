@@ -31,7 +31,11 @@ _CAPTIONS = 16  # most captions that a direction is computed from
 
 
 def check_questions(settings: AlbumSettings, image_ids: Sequence[str]) -> None:
-    """Refuse settings of --audit and --why that have no answer."""
+    """Refuse blank words, and settings of --audit and --why that have no answer."""
+    for name in ("require", "forbid", "why_phrases", "trigger"):
+        words = getattr(settings, name)
+        if any(not word.strip() for word in ([words] if isinstance(words, str) else words or ())):
+            raise ValueError(f"{name} {words!r} has a blank word. Leave it out.")
     if settings.audit and (settings.drop_shared or settings.trigger is not None):
         raise ValueError("audit looks at phrases that drop_shared and trigger replace. Use one of them at a time.")
     if settings.why_phrases and not settings.why:
@@ -133,7 +137,7 @@ def audit_phrase(
         alarms = _share((first > _upper(second)).sum() + (second > _upper(first)).sum(), number)
     verdict, reason = "cannot tell", ""
     if not is_enough:
-        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed"
+        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed: use --audit_references"
     elif share[1] <= FALSE_ALARMS:
         reason = "the share of visible images is not above chance"
     elif 2 * int(states["unclear"].sum()) > len(evidence):

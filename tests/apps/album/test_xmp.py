@@ -118,7 +118,10 @@ def test_copies_of_photographs_have_the_captions_and_the_same_pixels(tmp_path, m
             assert texts == {one: [("x-default", caption)] for one in ("alt_text", "description")}
             pixels = [np.asarray(Image.open(f"{folder}/{name}")) for folder in ("photos", "out")]
             assert (pixels[0] == pixels[1]).all()
-    # A copy that somebody has changed is kept.
+    # Copies of this command get another caption; one that somebody has changed is kept.
+    assert album(*model, "--language", "any", "--output", "o.jsonl", "--max_characters", "9", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["not_copied"]) == 1
+    assert {len(read_texts(read_packet(f"out/{name}"), "n")["alt_text"][0][1]) < 10 for name in names[:2]} == {True}
     changed = Path("out", names[0])
     changed.write_bytes(b"mine")
     assert album(*model, "--language", "any", "--output", "o.jsonl", "--json") == 0
