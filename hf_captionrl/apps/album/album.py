@@ -20,14 +20,7 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from hf_captionrl.apps.album.assignment import (
-    AlbumCaption,
-    Choice,
-    Features,
-    confusions_of,
-    distinct_captions,
-    same_text,
-)
+from hf_captionrl.apps.album.assignment import Choice, Features, confusions_of, distinct_captions, same_text
 from hf_captionrl.apps.album.candidates import generate_candidates
 from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings
 from hf_captionrl.apps.album.phrases import (
@@ -53,6 +46,7 @@ from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
+from hf_captionrl.retrieval.ranking import unit_rows
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
 from hf_captionrl.utils.options import check_values
@@ -499,33 +493,21 @@ class AlbumSteps:
         ]
         candidates = [mine if keep else shortened(mine, settings) for mine, keep in zip(candidates, kept, strict=True)]
         captions, choice = self._distinct(candidates, old, settings)
-        if any(kept):
-            # Copies have their own captions, if there are any.
-            texts = [(row, first_text(self.existing[row])) for row in self.leader_of]
-            return self._judged(
-                [
-                    (row, captions[self.leader_of[row]].caption if text is None else edited(row, text), text)
-                    for row, text in texts
-                ],
-                choice,
-                facts,
-            )
-        images: list[list[AlbumImage]] = [[] for _ in work.images]
-        for number in range(settings.captions_per_image):
-            if number:  # choose again among what is left
-                taken = [same_text(one.caption) for one in captions]
-                candidates = [
-                    [text for text in mine if same_text(text) != own] or [""]
-                    for mine, own in zip(candidates, taken, strict=True)
-                ]
-                captions = self._distinct(candidates, old, settings)[0]
-            fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
-            for row, found in enumerate(images):
-                leader = self.leader_of.get(row, -1)
-                chosen = {} if leader < 0 else {**captions[leader]._asdict(), "meets_constraints": fits[leader]}
-                if number == 0 or chosen.get("caption"):
-                    found.append(self._image(row, **chosen))
-        return self._album([replace(first, further=tuple(more)) for first, *more in images], choice, facts)
+        rounds = [captions]
+        for _ in range(1, settings.captions_per_image):  # choose again among what is left
+            candidates = [
+                [text for text in mine if same_text(text) != same_text(own)] or [""]
+                for mine, own in zip(candidates, rounds[-1], strict=True)
+            ]
+            rounds.append(self._distinct(candidates, old, settings)[0])
+        texts: list[tuple[int, str, str | None]] = []
+        for row, leader in self.leader_of.items():
+            own = first_text(self.existing[row])
+            if settings.prefer_existing and own is not None:  # copies have their own captions
+                texts.append((row, edited(row, own), own))
+            else:
+                texts += [(row, captions[leader], own) for captions in rounds]
+        return self._judged(texts, old, choice, facts)
 
     def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
         """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
@@ -574,7 +556,7 @@ class AlbumSteps:
     def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
         """The captions chosen before any editing; they will be edited or shown to the captioner."""
         unedited = replace(self.settings, max_characters=None, trigger=None)
-        return [one.caption for one in self._distinct(candidates, old, unedited, "comparing unedited captions")[0]]
+        return self._distinct(candidates, old, unedited, "comparing unedited captions")[0]
 
     def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
         """What the captions of each group share; blank ones are left out."""
@@ -584,7 +566,7 @@ class AlbumSteps:
 
     def _distinct(
         self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
-    ) -> tuple[list[AlbumCaption], Choice]:
+    ) -> tuple[list[str], Choice]:
         """Score the candidates, and assign each leader one."""
         allowed = check_candidates(candidates, old, settings, settings.trigger)
         if settings.choice == "first":
@@ -618,35 +600,39 @@ class AlbumSteps:
             firsts = dict(reversed(texts))
             facts = self._shared(list(firsts), list(firsts.values()))
         edited = self._editing(facts)
-        return self._judged([(row, edited(row, text), text) for row, text in texts], shared=facts)
+        return self._judged(
+            [(row, edited(row, text), text) for row, text in texts], [[]] * len(self.rows), shared=facts
+        )
 
     def _judged(
         self,
         texts: list[tuple[int, str, str | None]],
+        languages: list[list[str]],
         choice: Choice | None = None,
         shared: Sequence[GroupFacts] = (),
     ) -> Album:
-        """Compare captions of rows with the images; each is (row, caption, caption before it was edited)."""
+        """Compare captions of rows with the images; each is (row, caption, caption before it was edited).
+
+        `languages` are texts, by leader, in whose languages its captions should be.
+        """
         texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
-        leaders = [self.leader_of[row] for row, *_ in texts]
-        starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        found: Any = repeat(None)
+        captions: list[list[str]] = [[] for _ in self.rows]
+        for row, text, _ in texts:
+            captions[self.leader_of[row]].append(text)
+        fits = meets_constraints(captions, languages, self.settings, self.settings.trigger)
+        found: Any = repeat(((), None))
         if self.work.compares_images:
-            found = confusions_of(
-                self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours
-            )
-        flat = [[text] for _, text, _ in texts]
-        fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
+            starts, flat = np.cumsum([0, *map(len, captions)]), [text for _, text, _ in texts]
+            found = confusions_of(self._features(flat), starts, unit_rows(self.features).float(), self.neighbours)
         described: dict[int, list[AlbumImage]] = {}
-        for (row, text, old), compared, good in zip(texts, found, fits.tolist(), strict=False):
-            confused, margin = compared or ((), None)
+        for (row, text, old), (confused, margin), good in zip(texts, found, fits.tolist(), strict=False):
             one = self._image(
                 row,
                 caption=text,
                 old=old,
-                rank=None if compared is None else 1 + len(confused),
+                rank=None if margin is None else 1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
-                confused_with=confused,
+                confused_with=tuple(self.rows[other] for other in confused),
                 meets_constraints=good,
             )
             described.setdefault(row, []).append(one)
@@ -654,23 +640,17 @@ class AlbumSteps:
         for row in range(len(self.work.images)):
             first, *further = described.get(row) or [self._image(row)]
             images.append(replace(first, further=tuple(further)))
-        return self._album(images, choice, shared)
-
-    def _album(
-        self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
-    ) -> Album:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
         if not self.work.compares_images:
             number = 1  # no caption was compared with another image
         return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
-    def _image(self, row: int, *, caption: str = "", confused_with: Sequence[int] = (), **facts: Any) -> AlbumImage:
-        """An image of the album; without facts one that cannot be read, or has no caption that could be diagnosed."""
+    def _image(self, row: int, *, caption: str = "", **facts: Any) -> AlbumImage:
+        """An image of the album; without facts one that cannot be read, or has no caption."""
         leader = self.leader_of.get(row)
         return AlbumImage(
             self.work.image_ids[row],
             caption,
-            confused_with=tuple(self.rows[other] for other in confused_with),
             copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
             unreadable=self.unreadable.get(row),
             decorative=row in self.work.decorative,

@@ -325,16 +325,6 @@ class Finding:
     found: int  # row of the image that it finds
 
 
-class AlbumCaption(NamedTuple):
-    """The caption chosen for an image of an album."""
-
-    caption: str
-    rank: int  # rank of the image among the images compared, 1 = best; ties count against it
-    # Similarity to its image minus that to the most similar other image; None in an album of one image.
-    margin: float | None
-    confused_with: tuple[int, ...]  # rows of the other images that the caption fits at least as well, best first
-
-
 def same_text(caption: str) -> str:
     """A caption without case, extra blanks and a final full stop, to compare texts."""
     return " ".join(caption.casefold().split()).rstrip(" .")
@@ -348,7 +338,7 @@ def distinct_captions(
     neighbours: Tensor | None = None,
     progress: Any = None,
     **settings: Any,
-) -> tuple[list[AlbumCaption], Choice]:
+) -> tuple[list[str], Choice]:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
     The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
@@ -375,16 +365,4 @@ def distinct_captions(
         number_of.setdefault(key, len(number_of) - 1)
     scores = score_candidates(features, starts, images, neighbours, progress)
     choice = choose_candidates(starts, np.array([number_of[key] for key in keys], np.int64), scores, **settings)
-    taken = choice.chosen.tolist()
-    starts = np.arange(len(taken) + 1)
-    confusions = confusions_of(lambda rows: features(choice.chosen[rows]), starts, images, neighbours)
-    found = [
-        AlbumCaption(
-            caption=flat[i],
-            rank=int(scores.rank[i]),
-            margin=float(scores.margin[i]) if len(candidates) > 1 else None,
-            confused_with=confused,
-        )
-        for i, (confused, _) in zip(taken, confusions, strict=True)
-    ]
-    return found, choice
+    return [flat[i] for i in choice.chosen.tolist()], choice

@@ -638,8 +638,6 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class _Reservation(LineFile):
-    """Keeps other commands away from an output."""
-
     busy = "Wait until it ends, or use another --output without --sidecars and --xmp_sidecars."
 
 
@@ -846,12 +844,10 @@ def sidecar_paths(source: AlbumSource, extension: str = ".txt") -> list[Path]:
     for image_id, file in zip(source.image_ids, source.paths, strict=True):
         if file is None:
             raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
-        target = sidecar_of(file, extension)
-        if target in owner:
+        if (other := owner.setdefault(target := sidecar_of(file, extension), image_id)) != image_id:
             raise ValueError(
-                f"{owner[target]!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
+                f"{other!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
             )
-        owner[target] = image_id
     return list(owner)
 
 
@@ -950,8 +946,7 @@ def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     if work.compares_images and (unread or undescribed or to_train):
         reading, describing = seconds_per_image(work)  # the adapter does not change how long captioning takes
         seconds = (reading * unread + describing * undescribed) / (options.processes or 1)
-        if to_train:
-            # Captions before and after the training decide about the adapter.
+        if to_train:  # captions before and after the training decide about the adapter
             seconds += duration(options.adapt or "") + 2 * describing * min(MOST_MEASURED, number)
     return {
         "images": number,
@@ -994,10 +989,10 @@ def seconds_per_image(work: KeptWork) -> tuple[float, float]:
     images = ChosenImages(source.images, rows)
     captions = [[] if options.prefer_existing else source.captions[row] for row in rows]
     captioner, scorer = work.captioner if work.writes_captions else None, work.scorer
-    start = time.monotonic()
+    times = [time.monotonic()]
     read_images(images, scorer, batch_size=options.batch_size)
-    reading = (time.monotonic() - start) / len(rows)
-    start = time.monotonic()
+    times.append(time.monotonic())
     if captioner is not None or any(captions):
         describe_album(images, captioner, scorer, captions=captions, settings=options)
-    return reading, max((time.monotonic() - start) / len(rows) - reading, 0.0)
+    reading, describing = np.diff([*times, time.monotonic()]) / len(rows)
+    return reading, max(describing - reading, 0.0)
