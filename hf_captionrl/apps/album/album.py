@@ -53,7 +53,6 @@ from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
 _SHOWN = 50  # captions in a notebook
-_COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number unreadable".split()
 
 # --- The result ------------------------------------------------------------------------------------------------------
 
@@ -222,7 +221,7 @@ class Album:
 
         buffer = io.StringIO(newline="")
         rows = self.rows()
-        writer = csv.DictWriter(buffer, list(dict.fromkeys([*_COLUMNS, *(rows[0] if rows else ())])))
+        writer = csv.DictWriter(buffer, list(rows[0]))
         writer.writeheader()
         writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())

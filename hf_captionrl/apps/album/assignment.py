@@ -21,10 +21,7 @@ from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, 
 
 # --- Scores: similarities of candidates with their image and the images that it may be confused with, in blocks -----
 
-_BLOCK_FLOATS = 2**23
-"""Gathered features or scores per block: 32 MiB."""
-
-
+_BLOCK_FLOATS = 2**23  # gathered features or scores per block: 32 MiB
 Features = Callable[[np.ndarray], Any]
 """Features `(N, D)` of some captions, by their rows; those of millions of candidates do not fit into memory."""
 
@@ -189,11 +186,9 @@ def choose_candidates(
 ) -> Choice:
     r"""Choose a candidate for each image.
 
-    The best choice has, in this order, the largest number of images with a distinct caption, of these with rank 1, and sum of
-    their margins. Images compete only for texts that several of them may have. An image whose best text no other image
-    may have takes it, which costs no other image anything; the remaining images fall into components that share no text,
-    and each is solved exactly. A component of more than `max_component` images is split into parts that are
-    solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
+    An image whose best text no other image may have takes it, which costs no other image anything; the remaining images fall
+    into components that share no text, and each is solved exactly. A component of more than `max_component` images is split
+    into parts that are solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
 
     Shapes: `starts` `(M + 1,)`. Equal `texts` have equal numbers, blank ones -1; candidates not `allowed` are used
     only for an image without others.

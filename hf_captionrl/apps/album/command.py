@@ -497,21 +497,14 @@ def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[st
     folder, seconds = adapter_folder(options), duration(options.adapt or "")
     names = "images split image_root max_images model revision prompt dtype scorer held_out_scorer seed".split()
     asked = to_plain({"seconds": seconds, **{name: getattr(options, name) for name in names}})
-    remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
-    if (earlier := earlier_adapter(options)) is not None:
+    if earlier := decision_of(options):
+        remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
         refuse_other_settings(earlier.get("asked", {}), asked, remedy)
-        return earlier
-
-    def remove_checkpoints() -> None:
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
-
-    record = folder / "asked.json"
-    if options.overwrite:
-        remove_checkpoints()
-    elif record.is_file():
-        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")), asked, remedy)
-    write_json(record, asked)
+        if "kept" in earlier:
+            return earlier
+    elif options.overwrite:
+        remove_checkpoints(folder)
+    write_json(folder / "decision.json", {"asked": asked})
     facts = adapt_to_album(
         load_model(options),
         scorer,
@@ -522,17 +515,21 @@ def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[st
         cache_dir=options.cache_dir,
         seed=options.seed,
     )
-    facts["asked"] = asked
-    write_json(folder / "decision.json", facts)
-    remove_checkpoints()
+    write_json(folder / "decision.json", facts | {"asked": asked})
+    remove_checkpoints(folder)
     return facts
 
 
-def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
-    """The decision of an earlier run about its adapter."""
+def remove_checkpoints(folder: Path) -> None:
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+def decision_of(options: AlbumOptions) -> dict[str, Any]:
+    """What an earlier run asked and, if its training ended, decided about its adapter; empty without one."""
     decision = adapter_folder(options) / "decision.json"
     if options.overwrite or not decision.is_file():
-        return None
+        return {}
     return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -759,9 +756,7 @@ class AlbumFiles:
                 continue
             if is_cleared or (is_given and (options.model is None or options.prefer_existing)):
                 persons[target] = "\n".join(one.old or "" for one in lines)
-            before, entry = read_regular(target), self.own.entry(target)
-            may_replace = options.overwrite or (isinstance(entry, str) or (entry is not None and target in persons))
-            if before == content or not os.path.lexists(target) or (before is not None and may_replace):
+            if read_regular(target) == content or self._may_write(target, persons):
                 contents[target] = content
                 number += 1
             else:
@@ -778,6 +773,13 @@ class AlbumFiles:
             written.append(f"{number} copies in {options.xmp_copies}")
         return facts
 
+    def _may_write(self, target: Path, persons: dict[Path, str]) -> bool:
+        """Whether a file beside an image is missing, or is a regular file that may be replaced."""
+        entry = self.own.entry(target)
+        is_ours = isinstance(entry, str) or (entry is not None and target in persons)
+        is_regular = read_regular(target) is not None
+        return not os.path.lexists(target) or (is_regular and (is_ours or self.options.overwrite))
+
     def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
         options = self.options
         return with_text(before, caption, list(options.xmp_properties), name, options.xmp_language or None)
@@ -791,14 +793,13 @@ class AlbumFiles:
                 target = Path(f"{image}.xmp")
             if not one.caption:
                 continue
-            before, entry = read_regular(target), self.own.entry(target)
+            before = read_regular(target)
             texts = read_texts(before, str(target)) if before else {}
             others = {chosen_text(texts.get(name, [])) for name in options.xmp_properties} - {"", one.caption}
             is_person = first_text(self.source.captions[row]) is not None
             if is_person and (options.model is None or options.prefer_existing):
                 persons[target] = one.old or ""
-            is_ours = isinstance(entry, str) or (entry is not None and target in persons)
-            if options.overwrite or is_ours or not (others or (before is None and os.path.lexists(target))):
+            if self._may_write(target, persons) or (before is not None and not others):
                 contents[target] = self._packet(before, one.caption, str(target))
             else:
                 kept.append(str(target))
@@ -934,9 +935,9 @@ def why_sentence(one: dict[str, Any]) -> str:
 def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     """Caption the first readable images, and estimate the time for those that no earlier run has finished; writes nothing."""
     work, number = KeptWork(options, source), len(source.images)
-    earlier = {"kept": False} if options.adapt is None else earlier_adapter(options)
-    to_train = earlier is None
-    if earlier is not None and earlier["kept"]:
+    earlier = {"kept": False} if options.adapt is None else decision_of(options)
+    to_train = "kept" not in earlier
+    if earlier.get("kept"):
         work.adapter = adapter_folder(options).absolute()
     is_new = options.overwrite or not work.compares_images
     unread, undescribed = (number, number) if is_new else _unfinished(work, to_train)

@@ -46,7 +46,7 @@ from hf_captionrl.utils.model_files import model_path
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of the pages."""
 
-_REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable".split()
+_REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable decorative".split()
 # Longest sides of images: in the report, in the demo, of a wrong find there.
 _REPORT_SIDE, _SIDE, _SMALL_SIDE = 512, 256, 72
 _CELL_IMAGES = 8  # pictures in a cell of the audit
@@ -83,7 +83,7 @@ def write_report(
     texts = json.dumps([[row["image_id"], row["number"], row["caption"]] for row in rows], ensure_ascii=False)
     entries = zip(album.entries(), rows, strict=True)
     data = {
-        "cards": [{"row": at, **{name: row[name] for name in _REPORTED}} for (at, _), row in entries],
+        "cards": [{"row": at, **{name: row.get(name) for name in _REPORTED}} for (at, _), row in entries],
         "pictures": pictures,
         "problems": PROBLEMS,
         "compared": album.num_compared,

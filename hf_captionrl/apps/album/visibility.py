@@ -163,10 +163,7 @@ def audit_phrases(
     text_features: TextFeatures,
     references: Tensor | None = None,  # features of further images that do not show what the groups share, (R, D)
 ) -> list[PhraseAudit]:
-    """Audit every phrase that most captions of a group share.
-
-    The reference images are `references`, and the images without the phrase of groups that do not share it.
-    """
+    """Audit every phrase that most captions of a group share."""
     found = []
     for fact in shared:
         mine = [at for at, texts in enumerate(captions) if groups[at] == fact.group and texts]

@@ -225,6 +225,9 @@ def test_other_images_have_the_result_of_an_album_without_the_decorative_ones(ph
         assert rows[name] == row | {"decorative": False}
     for name in rows.keys() - before.keys():
         assert (rows[name]["caption"], rows[name]["decorative"], rows[name]["problems"]) == ("", True, [])
+    page = Path("o.html").read_text()
+    assert ", 3 decorative." in page
+    assert page.count('"decorative": true') == 3
     # Without a rule nothing is decorative.
     assert album(*quick, "--output", "all.jsonl") == 0
     assert all(row["caption"] and "decorative" not in row for row in rows_of("all.jsonl"))

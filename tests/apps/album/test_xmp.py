@@ -83,8 +83,12 @@ def test_files_beside_images_keep_the_texts_of_persons_and_all_other_properties(
     assert old["none.png"] is None
     assert old["beside.png"] == "a person's text"
     assert texts_in(photos / "none.png.xmp")["alt_text"] == [("x-default", captions("o.jsonl")["none.png"])]
-    # --overwrite replaces the person's text, and keeps it beside the output.
+    # --overwrite replaces the person's text, and keeps it beside the output; a link is not replaced.
+    (photos / "none.png.xmp").unlink()
+    (photos / "none.png.xmp").symlink_to("../rating.xml")
+    Path("rating.xml").write_bytes(rating)
     assert album(*model, "--overwrite") == 0
+    assert ((photos / "none.png.xmp").is_symlink(), Path("rating.xml").read_bytes()) == (True, rating)
     assert texts_in(photos / "beside.png.xmp")["alt_text"] == [("x-default", captions("o.jsonl")["beside.png"])]
     assert any("a person's text" in row["text"] for row in rows_of("o.old.jsonl"))
     assert {name: content for name, content in contents(photos).items() if name in images} == images
