@@ -311,7 +311,6 @@ def describe_album(
     check_questions(settings, ids)
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
-    work.prompts = ImagePrompts(settings.do_not_mention)
     return AlbumSteps(work, existing, names).album(diagnoses)
 
 
@@ -331,7 +330,7 @@ class AlbumWork:
     cache: FeatureCache | None = None
     skip_unreadable: bool = False
     progress: Callable[[str, int], Any] | None = None
-    prompts: ImagePrompts = field(default_factory=ImagePrompts)
+    prompts: ImagePrompts | None = None  # None: only of the settings
     decorative: Collection[int] = ()  # rows of images that get no caption
     references: torch.Tensor | None = None  # features of images that do not show what the groups share
 
@@ -399,9 +398,8 @@ class AlbumSteps:
         found = dict(zip(rows, work.compute("images", rows), strict=True))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
-        threshold = self.settings.copy_threshold
-        if threshold is None:
-            threshold = copy_threshold(work.images, images, work.scorer, work.cache)
+        given = self.settings.copy_threshold
+        threshold = copy_threshold(work.images, images, work.scorer, work.cache) if given is None else given
         self.threshold = threshold
         number, near = len(images.rows), None
         k = self.settings.neighbours or (NEIGHBOURS if number > SMALL_ALBUM else number)
@@ -436,13 +434,11 @@ class AlbumSteps:
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
         diagnose(album, self.work.scorer if self.work.compares_images else None)
         if self.settings.audit:
-            texts = [
-                [one.caption for one in (i, *i.further) if one.caption.strip()]
-                for i in map(album.images.__getitem__, self.rows)
-            ]
-            groups, references = [self.groups[row] for row in self.rows], self.work.references
+            groups, more = [self.groups[row] for row in self.rows], self.work.references
+            images = [album.images[row] for row in self.rows]
+            said = [[one.caption for one in (image, *image.further) if one.caption.strip()] for image in images]
             album.audit = audit_phrases(
-                album.shared, self.rows, groups, texts, self.features, self._text_features, references
+                album.shared, self.rows, groups, said, self.features, self._text_features, more
             )
         if asked:
             album.why = self._explain(album, asked)
@@ -451,12 +447,8 @@ class AlbumSteps:
     def _explain(self, album: Album, rows: list[int]) -> list[Difference]:
         """Why some images cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
         leaders = [self.leader_of[row] for row in rows]
-        near = (
-            (self.features[leaders] @ self.features.T)
-            .amax(0)
-            .argsort(descending=True)[: NEIGHBOURS + len(rows)]
-            .tolist()
-        )
+        similarity = (self.features[leaders] @ self.features.T).amax(0)
+        near = similarity.argsort(descending=True)[: NEIGHBOURS + len(rows)].tolist()
         neighbours = [album.images[self.rows[other]].caption for other in near if other not in leaders]
         texts = (
             (*self.candidates.get(leader, ()), *self.existing[row]) for row, leader in zip(rows, leaders, strict=True)

@@ -990,10 +990,10 @@ def seconds_per_image(work: KeptWork) -> tuple[float, float]:
     images = ChosenImages(source.images, rows)
     captions = [[] if options.prefer_existing else source.captions[row] for row in rows]
     captioner, scorer = work.captioner if work.writes_captions else None, work.scorer
-    times = [time.monotonic()]
+    start = time.monotonic()
     read_images(images, scorer, batch_size=options.batch_size)
-    times.append(time.monotonic())
+    reading = (time.monotonic() - start) / len(rows)
+    start = time.monotonic()
     if captioner is not None or any(captions):
         describe_album(images, captioner, scorer, captions=captions, settings=options)
-    reading, describing = np.diff([*times, time.monotonic()]) / len(rows)
-    return reading, max(describing - reading, 0.0)
+    return reading, max((time.monotonic() - start) / len(rows) - reading, 0.0)

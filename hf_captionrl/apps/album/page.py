@@ -149,11 +149,11 @@ SceneFacts = Mapping[str, Any]
 """The facts of a scene of the embedded world."""
 
 
-def false_claims(captions: Sequence[str], facts: Sequence[SceneFacts | None]) -> list[list[str] | None]:
+def false_claims(captions: Sequence[str], facts: Sequence[SceneFacts | None] | None) -> list[list[str] | None]:
     """The false claims of captions, each of another image; None for an image whose facts are not known."""
     return [
         None if known is None else [mark.claim.text for mark in mark_caption(text, known) if mark.verdict != "right"]
-        for text, known in zip(captions, facts, strict=True)
+        for text, known in zip(captions, facts or [None] * len(captions), strict=True)
     ]
 
 
@@ -165,7 +165,6 @@ def render_comparison(
     notes: Sequence[str] = (),
 ) -> str:
     """Captions of several captioners side by side, each with its rank, the image that it finds, and false claims if known."""
-    facts = facts or [None] * len(images)
     columns = [
         {
             "name": name,
@@ -189,7 +188,7 @@ def render_album(
     """One caption per image, its copies, the images that it also fits, and false claims if facts are known."""
     copies = [spoken_list(rows) for rows in album.copies]
     fits = [spoken_list(image.confused_with) for image in album.images]
-    wrong = false_claims(album.captions, facts or [None] * len(images))
+    wrong = false_claims(album.captions, facts)
     return _render("album", images, notes, album=album, summary=album.summary(), copies=copies, fits=fits, wrong=wrong)
 
 

@@ -143,11 +143,8 @@ def audit_phrase(
     elif 2 * int(states["unclear"].sum()) > len(evidence):
         reason = "most images are unclear"
     else:
-        careless, omitted = (
-            is_frequent("said_absent", "said_visible"),
-            is_frequent("unsaid_visible", "unsaid_absent"),
-        )
-        found = ["careless"] * careless + ["omitted"] * omitted
+        found = ["careless"] * is_frequent("said_absent", "said_visible")
+        found += ["omitted"] * is_frequent("unsaid_visible", "unsaid_absent")
         verdict = " and ".join(found) or ("as said" if is_frequent("unsaid_absent", "unsaid_visible") else "in all")
     rows = range(len(evidence)) if rows is None else rows
     cells = {name: [rows[at] for at in np.flatnonzero(mask[name]).tolist()] for name in CELLS}
@@ -267,7 +264,7 @@ def explain_bag(
         cosine = float(cosines[at, nearest])
         is_first = bool(captions[at].strip()) and all(scores[at, at] > scores[at, other] for other in others)
         answer = "near-duplicates" if cosine >= copy_threshold else "told apart" if is_first else "train"
-        best: dict[str, Any] = {}
+        best: tuple[Any, ...] = ()
         if answer != "near-duplicates" and names:
             between = torch.nn.functional.normalize(features[at] - features[others], dim=1)
             strength = (axes @ between.T).amin(1)  # (P,)
@@ -276,11 +273,6 @@ def explain_bag(
                 top = min(enough, key=lambda n: (SOURCES.index(source[names[n]]), -float(strength[n])))
                 own = pool.candidates[at]
                 said = sum(says(text, names[top]) for text in own) / max(len(own), 1)
-                best = {
-                    "phrase": names[top],
-                    "source": source[names[top]],
-                    "strength": float(strength[top]),
-                    "said": said,
-                }
-        found.append(Difference(row, rows[nearest], answer, cosine, **best))
+                best = (names[top], source[names[top]], float(strength[top]), said)
+        found.append(Difference(row, rows[nearest], answer, cosine, *best))
     return found
