@@ -20,15 +20,8 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from hf_captionrl.apps.album.assignment import (
-    AlbumCaption,
-    Choice,
-    Features,
-    confusions_of,
-    distinct_captions,
-    same_text,
-)
-from hf_captionrl.apps.album.candidates import contrastive_answers, generate_candidates
+from hf_captionrl.apps.album.assignment import Choice, Features, confusions_of, distinct_captions, same_text
+from hf_captionrl.apps.album.candidates import generate_candidates
 from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings
 from hf_captionrl.apps.album.phrases import (
     GroupFacts,
@@ -53,13 +46,13 @@ from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
+from hf_captionrl.retrieval.ranking import unit_rows
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
 from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
 _SHOWN = 50  # captions in a notebook
-_COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number unreadable".split()
 
 # --- The result ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +221,7 @@ class Album:
 
         buffer = io.StringIO(newline="")
         rows = self.rows()
-        writer = csv.DictWriter(buffer, list(dict.fromkeys([*_COLUMNS, *(rows[0] if rows else ())])))
+        writer = csv.DictWriter(buffer, list(rows[0]))
         writer.writeheader()
         writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
@@ -318,7 +311,6 @@ def describe_album(
     check_questions(settings, ids)
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
-    work.prompts = ImagePrompts(settings.do_not_mention)
     return AlbumSteps(work, existing, names).album(diagnoses)
 
 
@@ -338,7 +330,7 @@ class AlbumWork:
     cache: FeatureCache | None = None
     skip_unreadable: bool = False
     progress: Callable[[str, int], Any] | None = None
-    prompts: ImagePrompts = field(default_factory=ImagePrompts)
+    prompts: ImagePrompts | None = None  # None: only of the settings
     decorative: Collection[int] = ()  # rows of images that get no caption
     references: torch.Tensor | None = None  # features of images that do not show what the groups share
 
@@ -369,15 +361,10 @@ class AlbumWork:
                 found += [facts[row] if row in facts else {"reason": reasons[row]} for row in batch]
             else:
                 assert self.captioner is not None
-                if step == "candidates":
-                    texts = generate_candidates(
-                        self.captioner, self.images, batch, self.image_ids, self.settings, more, self.prompts
-                    )
-                else:
-                    texts = contrastive_answers(
-                        self.captioner, self.images, batch, self.image_ids, more or (), self.settings, self.prompts
-                    )
-                for mine in texts:
+                similar, said = (more, None) if step == "candidates" else (None, more)
+                for mine in generate_candidates(
+                    self.captioner, self.images, batch, self.image_ids, self.settings, similar, self.prompts, said
+                ):
                     scores = [getattr(text, "mean_log_prob", None) for text in mine]
                     found.append({"captions": mine, **({"scores": scores} if any(scores) else {})})
             self.report(step, len(batch))
@@ -404,12 +391,15 @@ class AlbumSteps:
             self.leader_of = {row: at for at, row in enumerate(rows)}
             self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
             return
+        if not rows:
+            raise ValueError(
+                "All images are decorative. Use fewer patterns of --decorative, or a smaller --decorative_size."
+            )
         found = dict(zip(rows, work.compute("images", rows), strict=True))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
-        threshold = self.settings.copy_threshold
-        if threshold is None:
-            threshold = copy_threshold(work.images, images, work.scorer, work.cache)
+        given = self.settings.copy_threshold
+        threshold = copy_threshold(work.images, images, work.scorer, work.cache) if given is None else given
         self.threshold = threshold
         number, near = len(images.rows), None
         k = self.settings.neighbours or (NEIGHBOURS if number > SMALL_ALBUM else number)
@@ -434,37 +424,31 @@ class AlbumSteps:
 
     def album(self, diagnose_only: bool) -> Album:
         """The captions and what is wrong with them."""
+        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
+        asked = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
+        if unread := [self.work.image_ids[row] for row in asked if row not in self.leader_of]:
+            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
         album = self._existing() if diagnose_only else self._chosen()
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
         diagnose(album, self.work.scorer if self.work.compares_images else None)
         if self.settings.audit:
-            texts = [
-                [one.caption for one in (i, *i.further) if one.caption.strip()]
-                for i in map(album.images.__getitem__, self.rows)
-            ]
-            groups, references = [self.groups[row] for row in self.rows], self.work.references
+            groups, more = [self.groups[row] for row in self.rows], self.work.references
+            images = [album.images[row] for row in self.rows]
+            said = [[one.caption for one in (image, *image.further) if one.caption.strip()] for image in images]
             album.audit = audit_phrases(
-                album.shared, self.rows, groups, texts, self.features, self._text_features, references
+                album.shared, self.rows, groups, said, self.features, self._text_features, more
             )
-        if self.settings.why:
-            album.why = self._explain(album)
+        if asked:
+            album.why = self._explain(album, asked)
         return album
 
-    def _explain(self, album: Album) -> list[Difference]:
-        """Why the images of `why` cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
-        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
-        rows = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
-        if unread := [self.work.image_ids[row] for row in rows if row not in self.leader_of]:
-            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
+    def _explain(self, album: Album, rows: list[int]) -> list[Difference]:
+        """Why some images cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
         leaders = [self.leader_of[row] for row in rows]
-        near = (
-            (self.features[leaders] @ self.features.T)
-            .amax(0)
-            .argsort(descending=True)[: NEIGHBOURS + len(rows)]
-            .tolist()
-        )
+        similarity = (self.features[leaders] @ self.features.T).amax(0)
+        near = similarity.argsort(descending=True)[: NEIGHBOURS + len(rows)].tolist()
         neighbours = [album.images[self.rows[other]].caption for other in near if other not in leaders]
         texts = (
             (*self.candidates.get(leader, ()), *self.existing[row]) for row, leader in zip(rows, leaders, strict=True)
@@ -500,33 +484,21 @@ class AlbumSteps:
         ]
         candidates = [mine if keep else shortened(mine, settings) for mine, keep in zip(candidates, kept, strict=True)]
         captions, choice = self._distinct(candidates, old, settings)
-        if any(kept):
-            # Copies have their own captions, if there are any.
-            texts = [(row, first_text(self.existing[row])) for row in self.leader_of]
-            return self._judged(
-                [
-                    (row, captions[self.leader_of[row]].caption if text is None else edited(row, text), text)
-                    for row, text in texts
-                ],
-                choice,
-                facts,
-            )
-        images: list[list[AlbumImage]] = [[] for _ in work.images]
-        for number in range(settings.captions_per_image):
-            if number:  # choose again among what is left
-                taken = [same_text(one.caption) for one in captions]
-                candidates = [
-                    [text for text in mine if same_text(text) != own] or [""]
-                    for mine, own in zip(candidates, taken, strict=True)
-                ]
-                captions = self._distinct(candidates, old, settings)[0]
-            fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
-            for row, found in enumerate(images):
-                leader = self.leader_of.get(row, -1)
-                chosen = {} if leader < 0 else {**captions[leader]._asdict(), "meets_constraints": fits[leader]}
-                if number == 0 or chosen.get("caption"):
-                    found.append(self._image(row, **chosen))
-        return self._album([replace(first, further=tuple(more)) for first, *more in images], choice, facts)
+        rounds = [captions]
+        for _ in range(1, settings.captions_per_image):  # choose again among what is left
+            candidates = [
+                [text for text in mine if same_text(text) != same_text(own)] or [""]
+                for mine, own in zip(candidates, rounds[-1], strict=True)
+            ]
+            rounds.append(self._distinct(candidates, old, settings)[0])
+        texts: list[tuple[int, str, str | None]] = []
+        for row, leader in self.leader_of.items():
+            own = first_text(self.existing[row])
+            if settings.prefer_existing and own is not None:  # copies have their own captions
+                texts.append((row, edited(row, own), own))
+            else:
+                texts += [(row, captions[leader], own) for captions in rounds]
+        return self._judged(texts, old, choice, facts)
 
     def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
         """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
@@ -575,7 +547,7 @@ class AlbumSteps:
     def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
         """The captions chosen before any editing; they will be edited or shown to the captioner."""
         unedited = replace(self.settings, max_characters=None, trigger=None)
-        return [one.caption for one in self._distinct(candidates, old, unedited, "comparing unedited captions")[0]]
+        return self._distinct(candidates, old, unedited, "comparing unedited captions")[0]
 
     def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
         """What the captions of each group share; blank ones are left out."""
@@ -585,7 +557,7 @@ class AlbumSteps:
 
     def _distinct(
         self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
-    ) -> tuple[list[AlbumCaption], Choice]:
+    ) -> tuple[list[str], Choice]:
         """Score the candidates, and assign each leader one."""
         allowed = check_candidates(candidates, old, settings, settings.trigger)
         if settings.choice == "first":
@@ -619,39 +591,39 @@ class AlbumSteps:
             firsts = dict(reversed(texts))
             facts = self._shared(list(firsts), list(firsts.values()))
         edited = self._editing(facts)
-        return self._judged([(row, edited(row, text), text) for row, text in texts], shared=facts)
+        return self._judged(
+            [(row, edited(row, text), text) for row, text in texts], [[]] * len(self.rows), shared=facts
+        )
 
     def _judged(
         self,
         texts: list[tuple[int, str, str | None]],
+        languages: list[list[str]],
         choice: Choice | None = None,
         shared: Sequence[GroupFacts] = (),
     ) -> Album:
-        """Compare captions of rows with the images; each is (row, caption, caption before it was edited)."""
+        """Compare captions of rows with the images; each is (row, caption, caption before it was edited).
+
+        `languages` are texts, by leader, in whose languages its captions should be.
+        """
         texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
-        leaders = [self.leader_of[row] for row, *_ in texts]
-        starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        found: Any = repeat(None)
+        captions: list[list[str]] = [[] for _ in self.rows]
+        for row, text, _ in texts:
+            captions[self.leader_of[row]].append(text)
+        fits = meets_constraints(captions, languages, self.settings, self.settings.trigger)
+        found: Any = repeat(((), None))
         if self.work.compares_images:
-            found = confusions_of(
-                self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours
-            )
-        holders: dict[str, set[int]] = {}
-        for leader, (_, text, _) in zip(leaders, texts, strict=True):
-            holders.setdefault(same_text(text), set()).add(leader)
-        flat = [[text] for _, text, _ in texts]
-        fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
+            starts, flat = np.cumsum([0, *map(len, captions)]), [text for _, text, _ in texts]
+            found = confusions_of(self._features(flat), starts, unit_rows(self.features).float(), self.neighbours)
         described: dict[int, list[AlbumImage]] = {}
-        for (row, text, old), compared, good in zip(texts, found, fits.tolist(), strict=False):
-            confused, margin = compared or ((), None)
+        for (row, text, old), (confused, margin), good in zip(texts, found, fits.tolist(), strict=False):
             one = self._image(
                 row,
                 caption=text,
                 old=old,
-                rank=None if compared is None else 1 + len(confused),
+                rank=None if margin is None else 1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
-                is_distinct=len(holders[same_text(text)]) == 1,
-                confused_with=confused,
+                confused_with=tuple(self.rows[other] for other in confused),
                 meets_constraints=good,
             )
             described.setdefault(row, []).append(one)
@@ -659,23 +631,17 @@ class AlbumSteps:
         for row in range(len(self.work.images)):
             first, *further = described.get(row) or [self._image(row)]
             images.append(replace(first, further=tuple(further)))
-        return self._album(images, choice, shared)
-
-    def _album(
-        self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
-    ) -> Album:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
         if not self.work.compares_images:
             number = 1  # no caption was compared with another image
         return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
-    def _image(self, row: int, *, caption: str = "", confused_with: Sequence[int] = (), **facts: Any) -> AlbumImage:
-        """An image of the album; without facts one that cannot be read, or has no caption that could be diagnosed."""
+    def _image(self, row: int, *, caption: str = "", **facts: Any) -> AlbumImage:
+        """An image of the album; without facts one that cannot be read, or has no caption."""
         leader = self.leader_of.get(row)
         return AlbumImage(
             self.work.image_ids[row],
             caption,
-            confused_with=tuple(self.rows[other] for other in confused_with),
             copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
             unreadable=self.unreadable.get(row),
             decorative=row in self.work.decorative,
@@ -709,7 +675,10 @@ PROBLEMS = {
 
 
 def diagnose(album: Album, scorer: Scorer | None) -> None:
-    """Set `problems` of every caption whose image can be read."""
+    """Set `is_distinct` and `problems` of every caption whose image can be read."""
+    holders: dict[str, set[int]] = {}
+    for row, one in album.entries():
+        holders.setdefault(same_text(one.caption), set()).add(row if one.copy_of is None else one.copy_of)
     texts = [one.caption for _, one in album.entries()]
     count = getattr(scorer, "count_tokens", None)
     if scorer is None:
@@ -726,17 +695,20 @@ def diagnose(album: Album, scorer: Scorer | None) -> None:
             return one
         if not one.caption.strip():
             return replace(one, problems=("missing",))
+        key = same_text(one.caption)
+        is_distinct = bool(key) and len(holders[key]) == 1
         confused = (one.rank or 1) - 1
         is_generic = confused >= max(3, (album.num_compared - 1) / 2)
         applies = {
-            "duplicate": not one.is_distinct,
+            "duplicate": not is_distinct,
             "generic": is_generic,
             "ambiguous": confused > 0 and not is_generic,
             "unread": unread,
             "repetitive": repetitive,
             "constraint": not one.meets_constraints,
         }
-        return replace(one, problems=tuple(name for name, is_problem in applies.items() if is_problem))
+        problems = tuple(name for name, is_problem in applies.items() if is_problem)
+        return replace(one, is_distinct=is_distinct, problems=problems)
 
     # In the order of the entries.
     album.images = [replace(diagnosed(one), further=tuple(map(diagnosed, one.further))) for one in album.images]

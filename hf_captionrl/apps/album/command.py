@@ -32,7 +32,7 @@ import torch
 import tqdm
 
 from hf_captionrl.apps.album.album import STAGES, Album, AlbumSteps, AlbumWork, describe_album, first_text
-from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album
+from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album, check_captioner
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, duration
 from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.phrases import load_language_identifier
@@ -286,15 +286,6 @@ class KeptWork(AlbumWork):
         return load_scorer(scorer_names(self.options)[0], device=default_device(self.options.device))
 
     @cached_property
-    def references(self) -> torch.Tensor | None:  # type: ignore[override]
-        if self.options.audit_references is None:
-            return None
-        images = load_album_source(self.options.audit_references, sidecars=False).images
-        return read_images(
-            images, self.scorer, cache=self.cache, batch_size=self.options.batch_size, unreadable={}
-        ).features
-
-    @cached_property
     def cache(self) -> FeatureCache:  # type: ignore[override]
         return FeatureCache.for_scorer(self.scorer, self.options.cache_dir)
 
@@ -308,13 +299,11 @@ class KeptWork(AlbumWork):
         names = [f.name for f in dataclasses.fields(CandidateOptions) if f.name not in ("contrastive", *new)]
         settings = {
             "images": images,
-            "adapter": None
-            if self.adapter is None
-            else content_digest((self.adapter / "adapter_model.safetensors").read_bytes()),
+            "adapter": self.adapter and content_digest((self.adapter / "adapter_model.safetensors").read_bytes()),
             **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
         }
         settings |= {name: value for name in new if (value := getattr(options, name))}
-        if options.prompts is not None:
+        if options.prompts is not None and self.prompts.rows:
             settings |= {"prompts": content_digest(options.prompts.read_bytes()), "max_context": options.max_context}
         return to_plain(settings)  # type: ignore[no-any-return]
 
@@ -331,15 +320,15 @@ class KeptWork(AlbumWork):
         return found
 
     def image_names(self) -> list[str]:
-        """Names of the images as they are now."""
+        """Names of the images as they are now, with size and time of a file or the hash of its bytes."""
         stamps = self.source.stamps(lambda number: self.report("checking", number))
         return [f"{name} {stamp}" for name, stamp in zip(self.image_ids, stamps, strict=True)]
 
     def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
         """The results of a step; only those that no earlier run has kept are computed."""
         if step == "images":
-            names = self.image_names()
-            names = [names[row] for row in rows]
+            present = self.image_names()
+            names = [present[row] for row in rows]
         else:
             # An answer is kept for its image and prompt: another prompt is asked again.
             keys = [self._keys[row] for row in rows]
@@ -460,21 +449,29 @@ def describe_source(
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
     work = KeptWork(options, source, progress=progress)
+    if options.audit_references is not None:
+        try:
+            images = load_album_source(options.audit_references, sidecars=False).images
+            found = read_images(images, work.scorer, cache=work.cache, batch_size=options.batch_size, unreadable={})
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--audit_references {options.audit_references!r}: {error}") from None
+        work.references = found.features
     facts: dict[str, Any] = {}
     if options.adapt is not None:
         facts["adapt"] = adapt(options, source, work.scorer)
         work.adapter = adapter_folder(options).absolute() if facts["adapt"]["kept"] else None
-    settings, record = work.kept_settings("candidates"), options.output[0].with_suffix(".run.json")
-    if options.model is None:  # the record and the work of a model stay as they are
-        pass
-    elif options.overwrite:
-        for step in STAGES:
+    if options.model is not None:  # else the work of a model stays as it is
+        settings = work.kept_settings("candidates")
+        for step in STAGES if options.overwrite else ("candidates",):
             for manifest in work.folder.glob(f"{step}-*/{MANIFEST}"):
-                shutil.rmtree(manifest.parent)
-    elif record.is_file():
-        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), settings)
-    if options.model is not None or not record.is_file():
-        write_json(record, {"settings": settings, "versions": installed_versions()})
+                if options.overwrite:
+                    shutil.rmtree(manifest.parent)
+                else:
+                    before = read_manifest(manifest.parent)["settings"]
+                    size = {name: before.get(name) for name in ("num_rows", "rows_per_shard")}
+                    refuse_other_settings(before, settings | size)
+        if options.engine is None and (options.processes or 1) == 1:  # refused before the images are read
+            check_captioner(work.captioner, work.prompts, options)
     groups = [""] * len(source.image_ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in source.image_ids]
@@ -482,6 +479,11 @@ def describe_source(
         album = AlbumSteps(work, source.captions, groups).album(options.model is None)
         if options.endpoint is not None:
             facts["endpoint"] = work.captioner.summary()
+    if options.model is not None:
+        record = options.output[0].with_suffix(".run.json")
+        write_json(record, {"settings": settings, "versions": installed_versions()})
+    if options.audit and not album.audit:
+        facts["audit"] = []
     return album, facts
 
 
@@ -491,28 +493,18 @@ def adapter_folder(options: AlbumOptions) -> Path:
 
 
 def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[str, Any]:
-    """Train an adapter in this process, or use that of an earlier run of the same command; return the decision.
-
-    Every process loads the weights from the file: same data type, same captions.
-    """
+    """Train an adapter in this process, or use that of an earlier run of the same command; return the decision."""
     folder, seconds = adapter_folder(options), duration(options.adapt or "")
     names = "images split image_root max_images model revision prompt dtype scorer held_out_scorer seed".split()
     asked = to_plain({"seconds": seconds, **{name: getattr(options, name) for name in names}})
-    remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
-    if (earlier := earlier_adapter(options)) is not None:
+    if earlier := decision_of(options):
+        remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
         refuse_other_settings(earlier.get("asked", {}), asked, remedy)
-        return earlier
-
-    def remove_checkpoints() -> None:
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
-
-    record = folder / "asked.json"
-    if options.overwrite:
-        remove_checkpoints()
-    elif record.is_file():
-        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")), asked, remedy)
-    write_json(record, asked)
+        if "kept" in earlier:
+            return earlier
+    elif options.overwrite:
+        remove_checkpoints(folder)
+    write_json(folder / "decision.json", {"asked": asked})
     facts = adapt_to_album(
         load_model(options),
         scorer,
@@ -523,17 +515,21 @@ def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[st
         cache_dir=options.cache_dir,
         seed=options.seed,
     )
-    facts["asked"] = asked
-    write_json(folder / "decision.json", facts)
-    remove_checkpoints()
+    write_json(folder / "decision.json", facts | {"asked": asked})
+    remove_checkpoints(folder)
     return facts
 
 
-def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
-    """The decision of an earlier run about its adapter."""
+def remove_checkpoints(folder: Path) -> None:
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+def decision_of(options: AlbumOptions) -> dict[str, Any]:
+    """What an earlier run asked and, if its training ended, decided about its adapter; empty without one."""
     decision = adapter_folder(options) / "decision.json"
     if options.overwrite or not decision.is_file():
-        return None
+        return {}
     return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -541,7 +537,6 @@ def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
 
 
 def content_digest(content: bytes) -> str:
-    """Digest of the content of a file."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -561,9 +556,8 @@ class OwnFiles:
     def __init__(self, first: Path) -> None:
         self.folder = os.path.abspath(first.parent)
         self.record, self.old = first.with_suffix(".files.json"), first.with_suffix(".old.jsonl")
-        self._written: dict[
-            str, list[Entry]
-        ] = {}  # by name; two entries if a run was killed while it replaced the file
+        # By name; two entries if a run was killed while it replaced the file.
+        self._written: dict[str, list[Entry]] = {}
         self._others: list[dict[str, list[Entry]]] = []
         for path in sorted({self.record, *Path(self.folder).glob("*.files.json")}):
             if path.is_file():
@@ -592,15 +586,10 @@ class OwnFiles:
         """Whether this command wrote the file as it is."""
         return self.entry(path) is not None
 
-    def foreign(self, paths: Sequence[Path]) -> list[Path]:
-        """The files that exist and were not written by this command."""
-        return [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
-
     def write(self, contents: dict[Path, bytes], persons: dict[Path, str] | None = None) -> None:
-        """Write files, each atomically, and record them; `persons` are texts of persons behind some contents.
+        """Write files that have not their content yet, and record them; `persons` are texts of persons behind some contents.
 
-        Contents that this command did not write, and texts of persons that others replace, are kept. A file that has its content
-        is left alone, so that a repeated command changes nothing.
+        Old contents that this command did not write, and texts of persons, are kept in `NAME.old.jsonl`.
         """
         persons = persons or {}
         lines, new = _whole_lines(self.old), dict(self._written)
@@ -624,6 +613,12 @@ class OwnFiles:
         self._written = new
         write_json(self.record, new)
 
+    def note(self, digests: dict[str, str]) -> None:
+        """Record files that were written elsewhere, by `name_of`."""
+        if digests:
+            self._written |= {name: [digest] for name, digest in digests.items()}
+            write_json(self.record, self._written)
+
     def old_texts(self) -> dict[str, str]:
         """The earliest text of each replaced file, by `name_of`; also of files that other outputs of the folder replaced."""
         found: dict[str, str] = {}
@@ -640,9 +635,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class _Reservation(LineFile):
-    """Keeps other commands away from an output."""
-
-    busy = "Wait until it ends, or use another --output without --sidecars."
+    busy = "Wait until it ends, or use another --output without --sidecars and --xmp_sidecars."
 
 
 class AlbumFiles:
@@ -652,6 +645,10 @@ class AlbumFiles:
         self.options, self.source, self.own = options, source, OwnFiles(options.output[0])
         if options.sidecars:
             sidecar_paths(source, options.caption_extension)
+        if None in source.paths and any(path.name == "metadata.jsonl" for path in options.output):
+            raise ValueError(
+                f"--output metadata.jsonl names files, and {options.images!r} has images that are none. Use another name."
+            )
         if options.xmp_sidecars or options.xmp_copies is not None:
             self._check_xmp()
 
@@ -676,9 +673,9 @@ class AlbumFiles:
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
-        """Reserve every output by `NAME.lock`, and the text files beside the images by a lock in their folder."""
+        """Reserve every output by `NAME.lock`, and the files beside the images by a lock in their folder."""
         paths = [Path(path) for path in {os.path.abspath(p.with_suffix(".lock")): None for p in self.options.output}]
-        if self.options.sidecars:
+        if self.options.sidecars or self.options.xmp_sidecars:
             folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
             paths.append(Path(folder, ".captionrl.lock"))
 
@@ -695,18 +692,15 @@ class AlbumFiles:
 
     def check(self) -> None:
         """Refuse to replace outputs that this command did not write."""
-        foreign = [] if self.options.overwrite else self.own.foreign(self.options.output)
-        if foreign:
+        foreign = [path for path in self.options.output if os.path.lexists(path) and not self.own.is_ours(path)]
+        if foreign and not self.options.overwrite:
             raise ValueError(
                 f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
                 f"replace them (their contents are kept in {self.own.old.name}), or another --output."
             )
 
     def restore_captions(self) -> None:
-        """Replace captions that this command wrote by the texts of persons behind them.
-
-        Without --model, captions of a captioner are existing captions like others.
-        """
+        """Replace captions that this command wrote by the texts of persons behind them; without --model, those of captioners stay."""
         captions, old = self.source.captions, self.own.old_texts()
         by_line = self.options.captions_per_image > 1
         for row, image in enumerate(self.source.paths):
@@ -718,9 +712,8 @@ class AlbumFiles:
             elif entry is not None and self.options.model is not None:
                 captions[row] = []
             sidecar = sidecar_of(image, self.options.caption_extension)
-            if (entry := self.own.entry(sidecar)) is None or captions[row] != sidecar_captions(
-                sidecar, by_line=by_line
-            ):
+            entry = self.own.entry(sidecar)
+            if entry is None or captions[row] != sidecar_captions(sidecar, by_line=by_line):
                 continue
             if isinstance(entry, dict):
                 captions[row] = entry["text"].splitlines() if by_line else [entry["text"]]
@@ -763,9 +756,7 @@ class AlbumFiles:
                 continue
             if is_cleared or (is_given and (options.model is None or options.prefer_existing)):
                 persons[target] = "\n".join(one.old or "" for one in lines)
-            before, entry = read_regular(target), self.own.entry(target)
-            may_replace = options.overwrite or (isinstance(entry, str) or (entry is not None and target in persons))
-            if before == content or not os.path.lexists(target) or (before is not None and may_replace):
+            if read_regular(target) == content or self._may_write(target, persons):
                 contents[target] = content
                 number += 1
             else:
@@ -782,6 +773,13 @@ class AlbumFiles:
             written.append(f"{number} copies in {options.xmp_copies}")
         return facts
 
+    def _may_write(self, target: Path, persons: dict[Path, str]) -> bool:
+        """Whether a file beside an image is missing, or is a regular file that may be replaced."""
+        entry = self.own.entry(target)
+        is_ours = isinstance(entry, str) or (entry is not None and target in persons)
+        is_regular = read_regular(target) is not None
+        return not os.path.lexists(target) or (is_regular and (is_ours or self.options.overwrite))
+
     def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
         options = self.options
         return with_text(before, caption, list(options.xmp_properties), name, options.xmp_language or None)
@@ -795,14 +793,13 @@ class AlbumFiles:
                 target = Path(f"{image}.xmp")
             if not one.caption:
                 continue
-            before, entry = read_regular(target), self.own.entry(target)
+            before = read_regular(target)
             texts = read_texts(before, str(target)) if before else {}
             others = {chosen_text(texts.get(name, [])) for name in options.xmp_properties} - {"", one.caption}
             is_person = first_text(self.source.captions[row]) is not None
             if is_person and (options.model is None or options.prefer_existing):
                 persons[target] = one.old or ""
-            is_ours = isinstance(entry, str) or (entry is not None and target in persons)
-            if options.overwrite or is_ours or not (others or (before is None and os.path.lexists(target))):
+            if self._may_write(target, persons) or (before is not None and not others):
                 contents[target] = self._packet(before, one.caption, str(target))
             else:
                 kept.append(str(target))
@@ -810,7 +807,7 @@ class AlbumFiles:
 
     def _copy(self, album: Album, folder: Path) -> tuple[int, list[str]]:
         """Write copies of the images, with the caption in their XMP, one by one; returns their number, and why others were not."""
-        number, reasons = 0, []
+        digests, reasons = {}, []
         root = os.path.realpath(str(self.source.root))
         for image, one in zip(map(str, self.source.paths), album.images, strict=True):
             if not one.caption:
@@ -824,25 +821,21 @@ class AlbumFiles:
                 reasons.append(str(error))
                 continue
             is_inside = Path(os.path.realpath(target.parent)).is_relative_to(root)  # by a link
-            if is_inside or (
-                os.path.lexists(target) and read_regular(target) != content and not self.options.overwrite
-            ):
+            is_other = os.path.lexists(target) and read_regular(target) != content and not self.own.is_ours(target)
+            if is_inside or (is_other and not self.options.overwrite):
                 reasons.append(f"{str(target)!r} is another file. Use --overwrite, or another --xmp_copies.")
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_bytes(target, content)
-            number += 1
-        return number, reasons
+            digests[self.own.name_of(target)] = content_digest(content)
+        self.own.note(digests)
+        return len(digests), reasons
 
     def _metadata(self, album: Album, path: Path) -> Iterator[dict[str, str]]:
         """Rows of the metadata of an image folder: `file_name`, relative to the file, and `text`."""
         for image, file in zip(album.images, self.source.paths, strict=True):
-            if file is None:
-                raise ValueError(
-                    f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file."
-                )
             if image.caption:
-                name = os.path.relpath(os.path.abspath(file), os.path.abspath(path.parent))
+                name = os.path.relpath(os.path.abspath(str(file)), os.path.abspath(path.parent))
                 yield {"file_name": Path(name).as_posix(), "text": image.caption}
 
 
@@ -852,32 +845,23 @@ def sidecar_paths(source: AlbumSource, extension: str = ".txt") -> list[Path]:
     for image_id, file in zip(source.image_ids, source.paths, strict=True):
         if file is None:
             raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
-        target = sidecar_of(file, extension)
-        if target in owner:
+        if (other := owner.setdefault(target := sidecar_of(file, extension), image_id)) != image_id:
             raise ValueError(
-                f"{owner[target]!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
+                f"{other!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
             )
-        owner[target] = image_id
     return list(owner)
 
 
 def summary_text(summary: dict[str, Any], album: Album) -> str:
     """The summary as sentences."""
+    ranked = "Use --scorer to compare them with the images."
+    if album.compares_images:
+        ranked = f"{summary['rank_1']:.1%} rank their image first among {album.num_compared:,}; copies are left out."
     lines = [
         f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
         f"{summary['seconds']:,.0f} s.",
-        f"{summary['distinct']:.1%} of the different images have a distinct caption; {summary['rank_1']:.1%} of the captions "
-        f"rank their image first among {album.num_compared:,}.",
+        f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct{', and' if album.compares_images else '.'} {ranked}",
     ]
-    if summary["texts"] > summary["captions"]:
-        lines[1] = (
-            f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
-            f"first among {album.num_compared:,}; copies are left out."
-        )
-    if not album.compares_images:
-        lines[1] = (
-            f"{summary['distinct']:.1%} of the images have a distinct caption. Use --scorer to compare them with the images."
-        )
     cosine = f"(cosine of at least {album.copy_threshold:.3f})"
     copies = f"{summary['copies']:,} images are copies {cosine} and share captions."
     if album.compares_images:
@@ -891,6 +875,8 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             varying = ", ".join(word for word, _ in fact.varying[:8])
             lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
     lines += [audit_sentence(one) for one in summary.get("audit", ())]
+    if summary.get("audit") == []:
+        lines.append("Nothing to audit: no phrase is in enough captions of a group. Use a smaller --shared_share.")
     lines += [why_sentence(one) for one in summary.get("why", ())]
     if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
         lines.append(
@@ -949,19 +935,19 @@ def why_sentence(one: dict[str, Any]) -> str:
 def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     """Caption the first readable images, and estimate the time for those that no earlier run has finished; writes nothing."""
     work, number = KeptWork(options, source), len(source.images)
-    earlier = {"kept": False} if options.adapt is None else earlier_adapter(options)
-    to_train = earlier is None
-    if earlier is not None and earlier["kept"]:
+    earlier = {"kept": False} if options.adapt is None else decision_of(options)
+    to_train = "kept" not in earlier
+    if earlier.get("kept"):
         work.adapter = adapter_folder(options).absolute()
-    unread, undescribed = (number, number) if options.overwrite else _unfinished(work, to_train)
+    is_new = options.overwrite or not work.compares_images
+    unread, undescribed = (number, number) if is_new else _unfinished(work, to_train)
     if options.prefer_existing:
         undescribed = min(undescribed, sum(first_text(texts) is None for texts in source.captions))
     seconds = 0.0
-    if unread or undescribed or to_train:
+    if work.compares_images and (unread or undescribed or to_train):
         reading, describing = seconds_per_image(work)  # the adapter does not change how long captioning takes
         seconds = (reading * unread + describing * undescribed) / (options.processes or 1)
-        if to_train:
-            # Captions before and after the training decide about the adapter.
+        if to_train:  # captions before and after the training decide about the adapter
             seconds += duration(options.adapt or "") + 2 * describing * min(MOST_MEASURED, number)
     return {
         "images": number,

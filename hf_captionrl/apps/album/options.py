@@ -100,7 +100,7 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
         "caption per line, and are read so",
     )
     max_component: Positive = option(2000, metavar="N", help="most images that are assigned texts at once")
-    copy_threshold: float | None = option(
+    copy_threshold: Annotated[float, Range(at_least=-1)] | None = option(
         None,
         metavar="X",
         help="cosine from which two images may be copies (default: calibrated on the album; above 1: only equal pixels)",

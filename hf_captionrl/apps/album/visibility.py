@@ -31,7 +31,11 @@ _CAPTIONS = 16  # most captions that a direction is computed from
 
 
 def check_questions(settings: AlbumSettings, image_ids: Sequence[str]) -> None:
-    """Refuse settings of --audit and --why that have no answer."""
+    """Refuse blank words, and settings of --audit and --why that have no answer."""
+    for name in ("require", "forbid", "why_phrases", "trigger"):
+        words = getattr(settings, name)
+        if any(not word.strip() for word in ([words] if isinstance(words, str) else words or ())):
+            raise ValueError(f"{name} {words!r} has a blank word. Leave it out.")
     if settings.audit and (settings.drop_shared or settings.trigger is not None):
         raise ValueError("audit looks at phrases that drop_shared and trigger replace. Use one of them at a time.")
     if settings.why_phrases and not settings.why:
@@ -133,17 +137,14 @@ def audit_phrase(
         alarms = _share((first > _upper(second)).sum() + (second > _upper(first)).sum(), number)
     verdict, reason = "cannot tell", ""
     if not is_enough:
-        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed"
+        reason = f"{number} images without the phrase, {MIN_REFERENCES} are needed: use --audit_references"
     elif share[1] <= FALSE_ALARMS:
         reason = "the share of visible images is not above chance"
     elif 2 * int(states["unclear"].sum()) > len(evidence):
         reason = "most images are unclear"
     else:
-        careless, omitted = (
-            is_frequent("said_absent", "said_visible"),
-            is_frequent("unsaid_visible", "unsaid_absent"),
-        )
-        found = ["careless"] * careless + ["omitted"] * omitted
+        found = ["careless"] * is_frequent("said_absent", "said_visible")
+        found += ["omitted"] * is_frequent("unsaid_visible", "unsaid_absent")
         verdict = " and ".join(found) or ("as said" if is_frequent("unsaid_absent", "unsaid_visible") else "in all")
     rows = range(len(evidence)) if rows is None else rows
     cells = {name: [rows[at] for at in np.flatnonzero(mask[name]).tolist()] for name in CELLS}
@@ -159,10 +160,7 @@ def audit_phrases(
     text_features: TextFeatures,
     references: Tensor | None = None,  # features of further images that do not show what the groups share, (R, D)
 ) -> list[PhraseAudit]:
-    """Audit every phrase that most captions of a group share.
-
-    The reference images are `references`, and the images without the phrase of groups that do not share it.
-    """
+    """Audit every phrase that most captions of a group share."""
     found = []
     for fact in shared:
         mine = [at for at, texts in enumerate(captions) if groups[at] == fact.group and texts]
@@ -266,7 +264,7 @@ def explain_bag(
         cosine = float(cosines[at, nearest])
         is_first = bool(captions[at].strip()) and all(scores[at, at] > scores[at, other] for other in others)
         answer = "near-duplicates" if cosine >= copy_threshold else "told apart" if is_first else "train"
-        best: dict[str, Any] = {}
+        best: tuple[Any, ...] = ()
         if answer != "near-duplicates" and names:
             between = torch.nn.functional.normalize(features[at] - features[others], dim=1)
             strength = (axes @ between.T).amin(1)  # (P,)
@@ -275,11 +273,6 @@ def explain_bag(
                 top = min(enough, key=lambda n: (SOURCES.index(source[names[n]]), -float(strength[n])))
                 own = pool.candidates[at]
                 said = sum(says(text, names[top]) for text in own) / max(len(own), 1)
-                best = {
-                    "phrase": names[top],
-                    "source": source[names[top]],
-                    "strength": float(strength[top]),
-                    "said": said,
-                }
-        found.append(Difference(row, rows[nearest], answer, cosine, **best))
+                best = (names[top], source[names[top]], float(strength[top]), said)
+        found.append(Difference(row, rows[nearest], answer, cosine, *best))
     return found

@@ -123,6 +123,13 @@ def test_image_without_an_answer_stops_the_album_and_keeps_the_others(photos, ca
         (["--adapt", "10m", "--held_out_scorer", "scenes:clip-reward"], "--adapt"),
         (["--captions_per_image", "2", "--prefer_existing"], "--captions_per_image"),
         (["--min_new_tokens", "41"], "--min_new_tokens"),
+        (["--prompts", "missing.jsonl"], "--prompts"),
+        (["--decorative", "*"], "--decorative"),
+        (["--why", "0.png", "1.png", "--decorative", "0.*"], "--why"),
+        (["--audit", "--audit_references", "missing"], "--audit_references"),
+        (["--output", "o.jsonl", "--forbid", " "], "forbid"),
+        (["--trigger", ""], "trigger"),
+        (["--copy_threshold", "nan"], "copy_threshold"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused(photos, capsys, more, named):
@@ -132,6 +139,20 @@ def test_options_that_exclude_each_other_are_refused(photos, capsys, more, named
     assert named in capsys.readouterr().err
     assert main(["album", "photos", *SCORER, "--endpoint", "http://127.0.0.1:9/v1"]) == 2
     assert "--model" in capsys.readouterr().err
+
+
+def test_a_command_that_failed_or_had_no_model_binds_no_later_one(photos, capsys):
+    (photos / "0.txt").write_text("a pig")
+    assert album("--output", "o.jsonl") == 0
+    with ChatServer(answer, lambda number, _: 404, of_body=True) as server:
+        assert ask(server, "--output", "o.jsonl", "--temperature", "0.1") == 1
+    assert album("--model", "no/model", "--output", "o.jsonl") == 2
+    capsys.readouterr()
+    with ChatServer(answer, of_body=True) as server:
+        assert ask(server, "--output", "o.jsonl") == 0
+        assert ask(server, "--output", "o.jsonl", "--temperature", "0.1") == 2
+    assert "temperature is now 0.1" in capsys.readouterr().err
+    assert json.loads(Path("o.run.json").read_text())["settings"]["model"] == "seer"
 
 
 # --- Several captions per image --------------------------------------------------------------------------------------
@@ -149,6 +170,9 @@ def test_the_choice_is_repeated_without_the_captions_already_chosen():
         assert {texts[0].lower().rstrip("."), texts[1].lower()} == {f"image {row}", f"also image {row}"}
         assert texts[2] == "all"
         assert [one.rank for one in (image, *image.further)] == [1, 1, 3]
+        # Every image has "all", the third caption of each.
+        assert [one.is_distinct for one in (image, *image.further)] == [True, True, False]
+        assert image.further[1].problems[0] == "duplicate"
 
 
 def test_text_files_have_one_caption_per_line_and_are_read_so(photos, capsys):
@@ -201,6 +225,9 @@ def test_other_images_have_the_result_of_an_album_without_the_decorative_ones(ph
         assert rows[name] == row | {"decorative": False}
     for name in rows.keys() - before.keys():
         assert (rows[name]["caption"], rows[name]["decorative"], rows[name]["problems"]) == ("", True, [])
+    page = Path("o.html").read_text()
+    assert ", 3 decorative." in page
+    assert page.count('"decorative": true') == 3
     # Without a rule nothing is decorative.
     assert album(*quick, "--output", "all.jsonl") == 0
     assert all(row["caption"] and "decorative" not in row for row in rows_of("all.jsonl"))

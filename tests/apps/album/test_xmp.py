@@ -83,8 +83,12 @@ def test_files_beside_images_keep_the_texts_of_persons_and_all_other_properties(
     assert old["none.png"] is None
     assert old["beside.png"] == "a person's text"
     assert texts_in(photos / "none.png.xmp")["alt_text"] == [("x-default", captions("o.jsonl")["none.png"])]
-    # --overwrite replaces the person's text, and keeps it beside the output.
+    # --overwrite replaces the person's text, and keeps it beside the output; a link is not replaced.
+    (photos / "none.png.xmp").unlink()
+    (photos / "none.png.xmp").symlink_to("../rating.xml")
+    Path("rating.xml").write_bytes(rating)
     assert album(*model, "--overwrite") == 0
+    assert ((photos / "none.png.xmp").is_symlink(), Path("rating.xml").read_bytes()) == (True, rating)
     assert texts_in(photos / "beside.png.xmp")["alt_text"] == [("x-default", captions("o.jsonl")["beside.png"])]
     assert any("a person's text" in row["text"] for row in rows_of("o.old.jsonl"))
     assert {name: content for name, content in contents(photos).items() if name in images} == images
@@ -118,7 +122,10 @@ def test_copies_of_photographs_have_the_captions_and_the_same_pixels(tmp_path, m
             assert texts == {one: [("x-default", caption)] for one in ("alt_text", "description")}
             pixels = [np.asarray(Image.open(f"{folder}/{name}")) for folder in ("photos", "out")]
             assert (pixels[0] == pixels[1]).all()
-    # A copy that somebody has changed is kept.
+    # Copies of this command get another caption; one that somebody has changed is kept.
+    assert album(*model, "--language", "any", "--output", "o.jsonl", "--max_characters", "9", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["not_copied"]) == 1
+    assert {len(read_texts(read_packet(f"out/{name}"), "n")["alt_text"][0][1]) < 10 for name in names[:2]} == {True}
     changed = Path("out", names[0])
     changed.write_bytes(b"mine")
     assert album(*model, "--language", "any", "--output", "o.jsonl", "--json") == 0
