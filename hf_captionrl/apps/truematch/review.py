@@ -10,7 +10,6 @@ import secrets
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,7 @@ from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.utils.io import atomic_write_text
-from hf_captionrl.utils.local_server import LocalServer, whole_number
+from hf_captionrl.utils.local_server import LocalServer, RequestError, whole_number
 
 if TYPE_CHECKING:
     import datasets
@@ -68,7 +67,6 @@ def render_review(
 
 _MAX_BODY = 2**16
 _ADDRESS = "127.0.0.1"  # never reachable from other machines
-_TEXT = "text/plain; charset=utf-8"
 
 
 def _image(rows: datasets.Dataset, row: int) -> str:
@@ -142,37 +140,25 @@ class ReviewServer(LocalServer):
         finally:
             self._writer.close()
 
-    def respond(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
-        if not self.is_own(request):
-            return HTTPStatus.FORBIDDEN, b"This page is served to 127.0.0.1 only.", _TEXT
-        if request.command == "POST":
-            return self._decision(request)
+    def respond(self, request: BaseHTTPRequestHandler) -> tuple[bytes, str]:
         name, _, text = request.path.strip("/").partition("/")
         number = whole_number(text)
-        if request.path == "/":
+        if request.command == "POST" and request.path == "/decisions":
+            given = request.headers.get("X-Review-Token", "")
+            value = self.json_body(request, _MAX_BODY)
+            if not secrets.compare_digest(given.encode(), self._token.encode()):
+                raise RequestError(403, "The review was restarted. Reload the page.")
+            self.decide(value)
+            return b"{}", "application/json"
+        if request.command == "GET" and request.path == "/":
             with self._lock:  # a data set is not thread-safe
                 page = review_page(self._folder, self._rows, self._token)
-            return HTTPStatus.OK, page.encode("utf-8", "xmlcharrefreplace"), "text/html; charset=utf-8"
-        if name == "image" and number is not None and number < len(self._rows):
+            return page.encode("utf-8", "xmlcharrefreplace"), "text/html; charset=utf-8"
+        if request.command == "GET" and name == "image" and number is not None and number < len(self._rows):
             with self._lock:
                 head, _, data = self._image(number).partition(";base64,")
-            return HTTPStatus.OK, base64.b64decode(data), head.removeprefix("data:")
-        return HTTPStatus.NOT_FOUND, b"Not found.", _TEXT
-
-    def _decision(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
-        length = whole_number(request.headers.get("Content-Length", ""))
-        given = request.headers.get("X-Review-Token", "")
-        if request.path != "/decisions" or length is None or length > _MAX_BODY:
-            return HTTPStatus.BAD_REQUEST, b"This is not a decision.", _TEXT
-        if not secrets.compare_digest(given.encode(), self._token.encode()):
-            return HTTPStatus.FORBIDDEN, b"The review was restarted. Reload the page.", _TEXT
-        try:
-            self.decide(json.loads(request.rfile.read(length)))
-        except (ValueError, RecursionError) as error:
-            return HTTPStatus.BAD_REQUEST, str(error).encode("utf-8", "replace"), _TEXT
-        except OSError as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, f"the decision could not be written ({error})".encode(), _TEXT
-        return HTTPStatus.OK, b"{}", "application/json"
+            return base64.b64decode(data), head.removeprefix("data:")
+        raise RequestError(404, "Not found.")
 
 
 # --- `captionrl truematch review` and `apply`: review the bags, and apply the decisions ------------------------------
