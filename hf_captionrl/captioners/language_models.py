@@ -15,11 +15,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -187,12 +187,17 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
 
 def check_address(base_url: str) -> None:
     """Refuse an invalid address of an endpoint, and one with a secret, which logs would show."""
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"The endpoint (base_url) is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
-    if parts.username or parts.password or parts.query:
+    try:
+        parts = urlsplit(base_url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of brackets or of the port
+        is_valid = False
+    if not is_valid or base_url.split() != [base_url]:
+        said = base_url.rpartition("@")[2]
+        raise ValueError(f"The endpoint (base_url) is {said!r}. Use an address such as http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
-            "The endpoint (base_url) contains a user, a password or a query, which logs would show. Use api_key_env."
+            "The endpoint (base_url) contains a user, a password, a query or a fragment, which logs would show. Use api_key_env."
         )
 
 
@@ -270,9 +275,11 @@ class HTTPBackend(AnswerScores):
         if api_key_env is not None:
             self._key = os.environ.get(api_key_env, "").strip()
             if not self._key:
-                raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
+                raise ValueError(
+                    f"api_key_env: the environment variable {api_key_env} is empty. Put the endpoint's key into it."
+                )
             if not all("!" <= letter <= "~" for letter in self._key):
-                raise BackendError(f"The environment variable {api_key_env} contains characters that no key has.")
+                raise ValueError(f"api_key_env: {api_key_env} contains characters that no key has. Correct it.")
         self._url = base_url.rstrip("/") + "/chat/completions"
         self.model, self.is_multimodal = model, is_multimodal
         settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
@@ -317,8 +324,8 @@ class HTTPBackend(AnswerScores):
                         raise httpx.ReadTimeout(f"the answer was incomplete after {self._timeout_s:g} s")
         except httpx.HTTPError as error:  # timeouts, refused and dropped connections
             raise _RetryError(self._hide(f"{type(error).__name__}: {error}"), None) from None
+        said = self._hide(" ".join(data[:2000].decode("utf-8", "replace").split())[:200])
         if failed:
-            said = self._hide(" ".join(data.decode("utf-8", "replace").split())[:200])
             message = f"HTTP {response.status_code}: {said}"
             if response.status_code in _RETRIED or response.status_code >= 500:
                 after = response.headers.get("Retry-After", "")
@@ -334,8 +341,8 @@ class HTTPBackend(AnswerScores):
             for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
                 self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
             return read(found["choices"][0])
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}", None) from None
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise _RetryError(f"not a chat completion ({type(error).__name__}: {error}): {said}", None) from None
 
     def _count(self, **numbers: int) -> None:
         with self._lock:
@@ -392,22 +399,30 @@ class HTTPBackend(AnswerScores):
         return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
 
     def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
-        fatal = None
+        answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+        def work(position: int, prompt: Prompt) -> None:
+            try:
+                answers.put((position, ask(prompt)))
+            except Exception as error:
+                answers.put((position, error))
+
+        fatal, running = None, 0
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
-        with ThreadPoolExecutor(self.concurrency) as pool:
+        while True:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
-            asked = {pool.submit(ask, prompt): position for position, prompt in islice(left, self.concurrency)}
-            while asked:
-                for future in wait(asked, return_when=FIRST_COMPLETED).done:
-                    position = asked.pop(future)
-                    try:
-                        answer = future.result()
-                    except BackendError as error:  # the answers of running requests are still returned
-                        fatal, left = error, iter(())
-                        continue
-                    yield position, answer
-                    for further, prompt in islice(left, 1):
-                        asked[pool.submit(ask, prompt)] = further
+            for asked in islice(left, self.concurrency - running):
+                # A daemon: the end of the process waits for no server.
+                threading.Thread(target=work, args=asked, daemon=True).start()
+                running += 1
+            if not running:
+                break
+            position, answer = answers.get()
+            running -= 1
+            if isinstance(answer, Exception):  # the answers of running requests are still returned
+                fatal, left = answer, iter(())
+            else:
+                yield position, answer
         if fatal is not None:
             raise fatal
 
@@ -434,11 +449,11 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
     ) -> None:
         self.backend, self.prompt = backend, prompt
         self.failed: dict[str, str] = {}
-        self.number_kept = 0  # of answers of earlier runs that were used
         self._seconds, self._lacks_scores = 0.0, False
         if overwrite:
             Path(answers).unlink(missing_ok=True)
-        self._answers = KeptAnswers(backend, answers, keep_rejected=False, max_failures=2 * backend.concurrency)
+        failures = 2 * backend.concurrency
+        self._answers = KeptAnswers(backend, answers, is_kept=lambda a: bool(caption_of(a)), max_failures=failures)
 
     @classmethod
     def from_options(
@@ -475,26 +490,21 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         from hf_captionrl.retrieval import image_hash
 
         asked = [
-            Prompt("caption", image_hash(image), prompt, image=image, attempt=attempt)
-            for image, prompt in zip(images, prompts, strict=True)
+            Prompt("caption", key, prompt, image=image, attempt=attempt)
+            for key, image, prompt in zip(map(image_hash, images), images, prompts, strict=True)
             for attempt in range(samples)
         ]
-        start, before = time.monotonic(), self._answers.num_requests
-        captions = [Scored("")] * len(asked)
-        for position, answer in self._answers.complete(asked):
-            captions[position] = self._caption(image_ids[position // samples], answer)
+        start = time.monotonic()
+        answers = dict(self._answers.complete(asked))
         self._seconds += time.monotonic() - start
-        self.number_kept += len(asked) - (self._answers.num_requests - before)
+        captions = [self._caption(image_ids[i // samples], answers[i]) for i in range(len(asked))]
         return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
 
     def _caption(self, image_id: str, answer: Answer) -> Scored:
         """The caption in an answer; notes the reason if there is none, and says once that there are no log-probabilities."""
-        if isinstance(answer, Failure):
-            self.failed[image_id] = answer.detail
-            return Scored("")
-        caption = Scored(caption_of(answer.text if isinstance(answer, Truncated) else answer), score_of(answer))
+        caption = Scored(caption_of(answer), score_of(answer))
         if not caption:
-            self.failed[image_id] = "the answer is empty"
+            self.failed[image_id] = answer.detail if isinstance(answer, Failure) else "the answer is empty"
         elif caption.mean_log_prob is None and not self._lacks_scores:
             self._lacks_scores = True
             say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
@@ -505,7 +515,11 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         usage, seconds = self.backend.usage, self._seconds
         counts = {name: usage[name] for name in "requests retries prompt_tokens completion_tokens truncated".split()}
         rate = round(usage["completion_tokens"] / seconds if seconds else 0.0, 1)
-        facts = {"answers_of_earlier_runs": self.number_kept, "seconds": round(seconds, 1), "tokens_per_second": rate}
+        facts = {
+            "answers_of_earlier_runs": self._answers.num_earlier,
+            "seconds": round(seconds, 1),
+            "tokens_per_second": rate,
+        }
         return counts | facts
 
 
@@ -519,9 +533,10 @@ def cost_sentence(facts: dict[str, Any]) -> str:
     return text + (f"; {known:,} answers of earlier runs were used" if known else "") + "."
 
 
-def caption_of(answer: str) -> str:
+def caption_of(answer: Answer) -> str:
     """The caption in an answer: one line, without the model's reasoning and without quotation marks around all of it."""
-    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", answer, flags=re.DOTALL).split())
+    said = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
+    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", said, flags=re.DOTALL).split())
     is_quoted = len(text) > 1 and text[0] + text[-1] in ('""', "“”") and not set(text[1:-1]) & set('"“”')
     return text[1:-1].strip() if is_quoted else text
 
