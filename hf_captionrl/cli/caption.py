@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from hf_captionrl.data.options import (
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, json_digest, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
@@ -134,6 +133,11 @@ class CaptionOptions(
         "captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
+
+    @property
+    def has_decorative(self) -> bool:
+        """Whether there is a rule for images without content."""
+        return bool(self.decorative or self.decorative_size)
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -258,12 +262,10 @@ class BatchCaptioner:
         images: dict[int, Any] = dict.fromkeys(asked)
         if asked and not self.has_videos:
             images = self.reader.open_all(asked)
-        for row, image in list(images.items()) if self.options.decorative_size is not None else ():
-            if not self.has_videos and max(image.size) <= (self.options.decorative_size or 0):
-                self.decorative.add(row)
-                del images[row]
+            smallest = (self.options.decorative_size or 0) + 1
+            self.decorative |= {row for row, image in images.items() if max(image.size) < smallest}
         done = {row: [""] for row in rows if row in self.decorative}
-        good = list(images)
+        good = [row for row in images if row not in done]
         if not good:
             return done
         if self.options.do_sample:
@@ -324,13 +326,14 @@ class CaptionStage(ImageStage):
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
 
-        has_rule = self.options.decorative or self.options.decorative_size
-        return {"captions": pa.list_(pa.string()), **({"decorative": pa.bool_()} if has_rule else {})}
+        decorative = {"decorative": pa.bool_()} if self.options.has_decorative else {}
+        return {"captions": pa.list_(pa.string()), **decorative}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        found = {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
-        if "decorative" in self.columns():
-            return {row: one | {"decorative": row in self._captioner.decorative} for row, one in found.items()}
+        found: dict[int, dict[str, Any]] = {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        if self.options.has_decorative:
+            for row, one in found.items():
+                one["decorative"] = row in self._captioner.decorative
         return found
 
 
@@ -343,26 +346,29 @@ def write_captions(arguments: CaptionOptions) -> None:
     arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
+    trained: list[str]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
         summary, report = run_on_images(
             arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
         )
-        has_rule = bool(arguments.decorative or arguments.decorative_size)
-        if summary["finished"] and (has_rule or arguments.do_not_mention):
-            from hf_captionrl.captioners.prompts import mentions
-
-            counts: Counter[str] = Counter()
-            for row in read_shards(output, ["captions", "decorative"] if has_rule else ["captions"]):
-                counts["decorative"] += bool(row.get("decorative"))
-                counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in row["captions"] or ())
-            summary |= counts
+        trained = summary.pop("trained_on", [])
+        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
+        rows: Iterable[dict[str, Any]] = read_shards(output) if summary["finished"] else ()
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         summary, report = _write_lines(arguments, output, listed)
-    trained = summary.pop("trained_on", [])
-    if arguments.uses_shards:
-        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
+        trained = summary.pop("trained_on")
+        rows = (row for _, row in read_jsonl(output))
+    if arguments.has_decorative or arguments.do_not_mention:
+        from hf_captionrl.captioners.prompts import mentions
+
+        counts = {"decorative": 0, "mentions": 0}
+        for row in rows:
+            texts = row.get("captions") or [row.get("caption") or ""]
+            counts["decorative"] += bool(row.get("decorative"))
+            counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in texts)
+        summary |= counts
     print(
         json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
     )
@@ -483,7 +489,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     from tqdm import tqdm
 
-    from hf_captionrl.captioners.prompts import mentions
     from hf_captionrl.data.features import UNREADABLE, image_hashes
     from hf_captionrl.utils.io import installed_versions
 
@@ -529,7 +534,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         writer.start()
         write_json(record, made)
         before = sum(image_id in writer.done for image_id in ids)
-        mentioning = 0
         # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
         with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
             for start in range(0, len(ids), size):
@@ -543,7 +547,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 if good := [row for row in wanted if row in texts]:
                     decorative = {id_of[row] for row in captioner.decorative & set(good)}
                     writer.append([id_of[row] for row in good], [texts[row] for row in good], decorative)
-                    mentioning += sum(mentions(text, arguments.do_not_mention) for row in good for text in texts[row])
                 progress.update(len(wanted))
         report = captioner.reader.report()
         if report.entries:
@@ -562,10 +565,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
         "trained_on": split.trained,
     }
-    if arguments.decorative or arguments.decorative_size:
-        summary["decorative"] = len(captioner.decorative)
-    if arguments.do_not_mention:
-        summary["mentions"] = mentioning
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]

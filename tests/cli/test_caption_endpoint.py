@@ -240,6 +240,18 @@ def test_decorative_images_are_not_asked_for(folder, capsys):
     assert "'none-*' fits no image" in said.err
 
 
+def test_numbers_of_a_resumed_run_are_of_the_whole_file(folder, capsys):
+    Image.new("RGB", (16, 9), (200, 0, 0)).save(folder / "photos" / "dot.png")
+    rules = ["--decorative_size", "16", "--do_not_mention", "shade", "--concurrency", "1", "--json"]
+    with serve(lambda number, _: 413 if number in (2, 3) else "ok") as server:
+        assert ask(server, folder, *rules) == 1
+        first = json.loads(capsys.readouterr().out)
+        assert ask(server, folder, *rules) == 0
+        second = json.loads(capsys.readouterr().out)
+    assert (first["images"], first["decorative"], first["mentions"]) == (3, 1, 2)
+    assert (second["images"], second["resumed"], second["decorative"], second["mentions"]) == (4, 3, 1, 3)
+
+
 def test_decorative_images_of_shards(folder, capsys):
     command = [
         "caption",
