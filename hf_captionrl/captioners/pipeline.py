@@ -5,14 +5,13 @@ Legend: N images or videos, F frames, M image tokens, D features.
 
 from __future__ import annotations
 
-import http.client
 import os
-import urllib.request
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
 
 import datasets
+import httpx
 import numpy as np
 import torch
 from PIL import Image
@@ -171,7 +170,7 @@ def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str
 # --- Captions images, paths, lists, data sets and videos in one call -------------------------------------------------
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20  # of an image or video that is fetched from a URL
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _LONGEST_DOWNLOAD_S = 30.0, 600.0  # of each read, and of the whole
 
 
 def pipeline(
@@ -324,18 +323,20 @@ class CaptionPipeline:
 
 
 def _is_address(item: Any) -> bool:
-    return isinstance(item, str) and urlsplit(item).scheme.lower() in ("http", "https")
+    return isinstance(item, str) and item.lower().startswith(("http://", "https://"))
 
 
 def fetch(address: str) -> bytes:
     """Download an image or a video; returns the content."""
+    data, end = bytearray(), time.monotonic() + _LONGEST_DOWNLOAD_S
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
-            if not _is_address(answer.geturl()):
-                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
-            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
-    except (OSError, http.client.HTTPException) as error:
+        with httpx.stream("GET", address, timeout=_TIMEOUT_S, follow_redirects=True) as answer:
+            answer.raise_for_status()
+            for part in answer.iter_bytes():
+                data += part
+                if len(data) > MAX_DOWNLOAD_BYTES or time.monotonic() > end:
+                    limits = f"{MAX_DOWNLOAD_BYTES} bytes or takes more than {_LONGEST_DOWNLOAD_S:g} s"
+                    raise ValueError(f"{address!r} leads to more than {limits}. Download the file yourself.")
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"{address!r} cannot be fetched ({error}). Download it yourself.") from error
-    if len(data) > MAX_DOWNLOAD_BYTES:
-        raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
-    return data
+    return bytes(data)
