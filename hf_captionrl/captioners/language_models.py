@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -239,6 +240,7 @@ def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
     return found
 
 
+@dataclass(eq=False, repr=False)
 class HTTPBackend(AnswerScores):
     """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
@@ -250,46 +252,38 @@ class HTTPBackend(AnswerScores):
     [`Scored`] where the endpoint offers them. `usage` counts requests, retries, tokens of prompts and of answers.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        revision: str = "",
-        api_key_env: str | None = None,
-        is_multimodal: bool = False,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        concurrency: int = 4,
-        timeout_s: float = 120.0,
-        tries: int = 6,
-        backoff_s: float = 1.0,
-        sleep: Callable[[float], None] = time.sleep,
-        retry_temperature: float = RETRY_TEMPERATURE,
-        top_p: float = 1.0,
-        scores: bool = False,
-    ) -> None:
-        check_address(base_url)
-        self._key = ""
-        if api_key_env is not None:
-            self._key = os.environ.get(api_key_env, "").strip()
-            if not self._key:
-                raise ValueError(
-                    f"api_key_env: the environment variable {api_key_env} is empty. Put the endpoint's key into it."
-                )
-            if not all("!" <= letter <= "~" for letter in self._key):
-                raise ValueError(f"api_key_env: {api_key_env} contains characters that no key has. Correct it.")
-        self._url = base_url.rstrip("/") + "/chat/completions"
-        self.model, self.is_multimodal = model, is_multimodal
-        settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
-        settings += f" samples={retry_temperature:g}" if retry_temperature != RETRY_TEMPERATURE else ""
-        settings += f" top_p={top_p:g}" if top_p != 1 else ""
-        self.revision = "; ".join(filter(None, (revision, settings)))
-        self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
-        self.concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
-        self._backoff_s, self._sleep = backoff_s, sleep
-        self._retry_temperature, self._top_p, self.scores = retry_temperature, top_p, scores
+    base_url: str
+    model: str
+    _: KW_ONLY
+    revision: str | None = None
+    api_key_env: str | None = None
+    is_multimodal: bool = False
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = 0
+    concurrency: int = 4
+    timeout_s: float = 120.0
+    tries: int = 6
+    backoff_s: float = 1.0
+    sleep: Callable[[float], None] = time.sleep
+    retry_temperature: float = RETRY_TEMPERATURE
+    top_p: float = 1.0
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        check_address(self.base_url)
+        self._url = self.base_url.rstrip("/") + "/chat/completions"
+        self._key = "" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
+        if self.api_key_env is not None and not self._key:
+            raise ValueError(
+                f"api_key_env: the environment variable {self.api_key_env} is empty. Put the endpoint's key into it."
+            )
+        if not all("!" <= letter <= "~" for letter in self._key):
+            raise ValueError(f"api_key_env: {self.api_key_env} contains characters that no key has. Correct it.")
+        settings = f"temperature={self.temperature:g} seed={self.seed} max_new_tokens={self.max_new_tokens}"
+        settings += f" samples={self.retry_temperature:g}" if self.retry_temperature != RETRY_TEMPERATURE else ""
+        settings += f" top_p={self.top_p:g}" if self.top_p != 1 else ""
+        self.revision = "; ".join(filter(None, (self.revision, settings)))
         self.usage: Counter[str] = Counter()
         self._lock = threading.Lock()  # of the counts, which several threads change
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -297,7 +291,7 @@ class HTTPBackend(AnswerScores):
             headers["Authorization"] = f"Bearer {self._key}"
         # Without connections that are kept open, which a server may close at any time.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.Client(headers=headers, timeout=timeout_s, follow_redirects=False, limits=limits)
+        self._client = httpx.Client(headers=headers, timeout=self.timeout_s, follow_redirects=False, limits=limits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
@@ -311,7 +305,7 @@ class HTTPBackend(AnswerScores):
 
         Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt.
         """
-        deadline, data = time.monotonic() + self._timeout_s, bytearray()
+        deadline, data = time.monotonic() + self.timeout_s, bytearray()
         self._count(requests=1)
         try:
             with self._client.stream("POST", self._url, json=body) as response:
@@ -321,7 +315,7 @@ class HTTPBackend(AnswerScores):
                     if len(data) > (2000 if failed else _LARGEST_ANSWER):
                         break
                     if time.monotonic() > deadline:  # the timeout of a socket restarts with every byte
-                        raise httpx.ReadTimeout(f"the answer was incomplete after {self._timeout_s:g} s")
+                        raise httpx.ReadTimeout(f"the answer was incomplete after {self.timeout_s:g} s")
         except httpx.HTTPError as error:  # timeouts, refused and dropped connections
             raise _RetryError(self._hide(f"{type(error).__name__}: {error}"), None) from None
         said = self._hide(" ".join(data[:2000].decode("utf-8", "replace").split())[:200])
@@ -361,19 +355,18 @@ class HTTPBackend(AnswerScores):
         return Truncated(content, score) if truncated else Scored(content, score)
 
     def _ask(self, prompt: Prompt, read: Callable[[dict[str, Any]], Any] | None = None, **settings: Any) -> Any:
-        temperature = max(self._temperature, self._retry_temperature) if prompt.attempt else self._temperature
-        body: dict[str, Any] = {
+        told: dict[str, Any] = {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
-            "temperature": temperature,
-            "max_tokens": self._max_new_tokens,
-            **({} if self._seed is None else {"seed": self._seed + prompt.attempt}),
-            **({} if self._top_p == 1 else {"top_p": self._top_p}),
-            **({"logprobs": True} if self.scores else {}),
-            **settings,
+            "temperature": max(self.temperature, self.retry_temperature) if prompt.attempt else self.temperature,
+            "max_tokens": self.max_new_tokens,
+            "seed": None if self.seed is None else self.seed + prompt.attempt,
+            "top_p": None if self.top_p == 1 else self.top_p,
+            "logprobs": self.scores or None,
         }
+        body = {name: value for name, value in (told | settings).items() if value is not None}
         message = ""
-        for number in range(self._tries):
+        for number in range(self.tries):
             try:
                 answer = self._send(body, read or self._read)
                 if isinstance(answer, Failure) and read is None and body.pop("logprobs", None):
@@ -383,10 +376,10 @@ class HTTPBackend(AnswerScores):
                 return answer
             except _RetryError as error:
                 message, wait_s = error.args
-                if number + 1 < self._tries:
+                if number + 1 < self.tries:
                     self._count(retries=1)
-                    self._sleep(min(self._backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
-        return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
+                    self.sleep(min(self.backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
+        return Failure("backend_failed", f"no answer in {self.tries} tries; the last error: {message}")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time."""
@@ -693,23 +686,22 @@ class TransformersTextBackend(TransformersBackend):
 
     def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
+        # Chat templates already add the first special token.
         ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
         # Not all that the tokenizer returns: GPT-2 adds the embedding of a type 0 to every token.
         return self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device), texts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        longest = getattr(self._model.config, "max_position_embeddings", None)
-        texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
-        # Chat templates already add the first special token.
-        ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        longest = getattr(self._model.config, "max_position_embeddings", None) or math.inf
+        lengths = self._encoded(prompts)[0]["attention_mask"].sum(1).tolist()
         too_long = "the prompt has {} tokens, but the model accepts {}"
-        answers: list[Answer] = [Failure("backend_rejected", too_long.format(len(row), longest)) for row in ids]
-        fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
+        answers: list[Answer] = [Failure("backend_rejected", too_long.format(length, longest)) for length in lengths]
+        fitting = [i for i, length in enumerate(lengths) if length + 16 <= longest]
         if fitting:
-            batch = self._tokenizer.pad({"input_ids": [ids[i] for i in fitting]}, return_tensors="pt").to(self._device)
-            room = self._max_new_tokens if longest is None else longest - batch["input_ids"].shape[1]
-            found = self._generate(batch, [prompts[i] for i in fitting], min(self._max_new_tokens, room))
-            for i, answer in zip(fitting, found, strict=True):
+            asked = [prompts[i] for i in fitting]
+            batch, _ = self._encoded(asked)
+            room = min(self._max_new_tokens, longest - batch["input_ids"].shape[1])
+            for i, answer in zip(fitting, self._generate(batch, asked, int(room)), strict=True):
                 answers[i] = answer
         return answers
 

@@ -9,7 +9,6 @@ import random
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from hf_captionrl.apps.truematch.build import (
     write_truematch_card,
 )
 from hf_captionrl.data import load_captions, open_image
-from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.columns import id_column, undecoded
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.utils.io import atomic_write_text
@@ -47,28 +46,6 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_review(
-    title: str,
-    bags: Sequence[Mapping[str, Any]],  # `id` (as in the decisions), `similarity` and `images` (keys)
-    images: Mapping[str, Mapping[str, Any]],  # `image_id`, `source` (a path on the server or a data URL), `captions`
-    *,
-    reasons: Mapping[str, str],
-    token: str | None = None,
-    **data: Any,  # `decisions` and `fingerprint`
-) -> str:
-    """Render the page."""
-    data |= {"bags": bags, "images": images, "reasons": reasons, "token": token}
-    values: dict[str, Any] = {"title": title, "served": token is not None, "reasons": reasons, "data": data}
-    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
-    return render_html(TEMPLATES, "review", sort_keys=False, **values)
-
-
-# --- Server of the review page, on this machine only -----------------------------------------------------------------
-
-_MAX_BODY = 2**16
-_ADDRESS = "127.0.0.1"  # never reachable from other machines
-
-
 def _image(rows: datasets.Dataset, row: int) -> str:
     return str(embedded_image(open_image(rows[row]["image"]))["source"])
 
@@ -76,31 +53,29 @@ def _image(rows: datasets.Dataset, row: int) -> str:
 def review_page(folder: Path, rows: datasets.Dataset, token: str | None) -> str:
     """The page with the current decisions; without a token it contains its images."""
     found = load_truematch(folder)
-    ids = [str(image_id) for image_id in rows["image_id"][:]]
-    images = {
-        str(row): {
-            "image_id": image_id,
-            "source": _image(rows, row) if token is None else f"image/{row}",
-            "captions": list(captions),
-        }
-        for row, (image_id, captions) in enumerate(zip(ids, rows["captions"][:], strict=True))
-    }
-    row_of = {image_id: str(row) for row, image_id in enumerate(ids)}
-    bags = [
+    images, row_of = {}, {}
+    for row, (image_id, captions) in enumerate(zip(id_column(rows), rows["captions"][:], strict=True)):
+        source = _image(rows, row) if token is None else f"image/{row}"
+        images[str(row)] = {"image_id": image_id, "source": source, "captions": list(captions)}
+        row_of[image_id] = str(row)
+    bags: list[dict[str, Any]] = [
         {"id": bag_id(bag), "similarity": similarity, "images": [row_of[image_id] for image_id in bag]}
         for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
     ]
     # Small bags first, in random order within a size, so that an unfinished review is a fair sample.
     random.Random(int(found.manifest["seed"])).shuffle(bags)
-    return render_review(
-        f"Bags of {found.manifest['card']['dataset_id']}",
-        sorted(bags, key=lambda bag: len(bag["images"])),
-        images,
-        reasons=REASONS,
-        decisions={bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
-        fingerprint=bags_fingerprint(found.bags),
-        token=token,
-    )
+    data = {
+        "bags": sorted(bags, key=lambda bag: len(bag["images"])),
+        "images": images,
+        "reasons": REASONS,
+        "decisions": {bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
+        "fingerprint": bags_fingerprint(found.bags),
+        "token": token,
+    }
+    title = f"Bags of {found.manifest['card']['dataset_id']}"
+    values: dict[str, Any] = {"title": title, "served": token is not None, "reasons": REASONS, "data": data}
+    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
+    return render_html(TEMPLATES, "review", sort_keys=False, **values)
 
 
 class ReviewServer(LocalServer):
@@ -119,19 +94,11 @@ class ReviewServer(LocalServer):
         self._lock = threading.Lock()
         self._writer = DecisionWriter(folder / DECISIONS_FILE)
         try:
-            super().__init__(_ADDRESS, port)
+            super().__init__("127.0.0.1", port)  # never reachable from other machines
         except ValueError:
             self._writer.close()
             raise
         self.address += "/"
-
-    def decide(self, value: Any) -> None:
-        """Check a decision and write it."""
-        decision = check_decision(value, "The decision")
-        if decision.bag not in self._known:
-            raise ValueError(f"There is no bag {decision.bag!r:.60} in this benchmark. Reload the page.")
-        with self._lock:
-            self._writer.append(decision)
 
     def serve(self) -> None:
         """Answer requests until Ctrl-C or `stop`, and unlock the decisions."""
@@ -145,10 +112,14 @@ class ReviewServer(LocalServer):
         number = whole_number(text)
         if request.command == "POST" and request.path == "/decisions":
             given = request.headers.get("X-Review-Token", "")
-            value = self.json_body(request, _MAX_BODY)
+            value = self.json_body(request, 2**16)
             if not secrets.compare_digest(given.encode(), self._token.encode()):
                 raise RequestError(403, "The review was restarted. Reload the page.")
-            self.decide(value)
+            decision = check_decision(value, "The decision")
+            if decision.bag not in self._known:
+                raise ValueError(f"There is no bag {decision.bag!r:.60} in this benchmark. Reload the page.")
+            with self._lock:
+                self._writer.append(decision)
             return b"{}", "application/json"
         if request.command == "GET" and request.path == "/":
             with self._lock:  # a data set is not thread-safe
@@ -172,10 +143,9 @@ def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Datas
         ).dataset
     else:
         rows = load_captions(found.images, split="test", require_captions=False)
-    row_of = {str(image_id): row for row, image_id in enumerate(rows["image_id"][:])}
+    row_of = {image_id: row for row, image_id in enumerate(id_column(rows))}
     wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
-    missing = [image_id for image_id in wanted if image_id not in row_of]
-    if missing:
+    if missing := [image_id for image_id in wanted if image_id not in row_of]:
         raise ValueError(
             f"{len(missing)} images of the bags are not in the data set, such as {missing[0]!r}. Check --dataset and --split."
         )
