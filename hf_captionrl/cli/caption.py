@@ -150,26 +150,16 @@ class CaptionOptions(
         """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
         is_asked = self.endpoint is not None
         beams, number = self.num_beams or (1 if self.do_sample or is_asked else 3), self.num_return_sequences
+        given = f"--num_return_sequences {number} with --num_beams {beams}"
         if is_asked and (beams > 1 or (number > 1 and not self.do_sample)):
-            raise ValueError(
-                f"--num_return_sequences {number} with --num_beams {beams}: an endpoint has no beams. Use --do_sample for several "
-                "captions."
-            )
+            raise ValueError(f"{given}: an endpoint has no beams. Use --do_sample for several captions.")
         if not self.do_sample and number > beams:
-            raise ValueError(
-                f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams "
-                f"{number}, or --do_sample for random samples."
-            )
+            raise ValueError(f"{given}. Use --num_beams {number} or more, or --do_sample for random samples.")
         self.check_wording()
         if self.compile_decoding and beams > 1:
-            raise ValueError(
-                f"--compile_decoding is for greedy and sampled captions, but --num_beams is {beams}. Use --num_beams 1, or leave "
-                "it out."
-            )
+            raise ValueError(f"--compile_decoding with --num_beams {beams}. Use --num_beams 1, or leave it out.")
         if self.rerank is not None and number < 2:
-            raise ValueError(
-                f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
-            )
+            raise ValueError(f"--rerank with {given} has no choice. Use --num_return_sequences 5, for example.")
         names = ["num_return_sequences", "max_new_tokens", "repetition_penalty"]
         names += [n for n in ("compile_decoding", "cache_implementation", "min_new_tokens") if getattr(self, n)]
         names += ["length_penalty"] if beams > 1 else []
@@ -217,11 +207,7 @@ class BatchCaptioner:
             if self.has_videos:
                 raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
             self.scorer = optional_scorer(options.rerank)
-        self.reader = ImageReader(
-            split.dataset,
-            split=split.split,
-            quarantine_path=quarantine_path,
-        )
+        self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
         wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
         self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, **wording)
         self.decorative = set(decorative_rows(self.reader.ids, (), options.decorative))
@@ -518,11 +504,9 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         if writer.done:
             earlier = json.loads(record.read_text(encoding="utf-8"))
             refuse_other_settings(earlier.get("settings", {}), settings)
-            known = earlier.get("images", {})
+            known, done = earlier.get("images", {}), [i for i in ids if i in writer.done]
             # An image that an earlier run captioned keeps its caption even if it is unreadable now.
-            same = {i for i in ids if contents[i] in (known.get(i, contents[i]), UNREADABLE)}
-            changed = [i for i in ids if i in writer.done and i not in same]
-            if changed:
+            if changed := [i for i in done if contents[i] not in (known.get(i, contents[i]), UNREADABLE)]:
                 raise ValueError(
                     f"{len(changed)} images are not those that {output} has captions of, such as {changed[0]!r}. Remove their "
                     "lines to caption them again, or use --overwrite to start again."
@@ -533,7 +517,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
             print(f"{output}: removed an incomplete last line: {text}", file=sys.stderr)
         writer.start()
         write_json(record, made)
-        before = sum(image_id in writer.done for image_id in ids)
+        before = sum(map(writer.done.__contains__, ids))
         # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
         with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
             for start in range(0, len(ids), size):
@@ -545,7 +529,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 is_whole = arguments.do_sample and arguments.endpoint is None
                 texts = captioner(batch if is_whole else wanted) if wanted else {}
                 if good := [row for row in wanted if row in texts]:
-                    decorative = {id_of[row] for row in captioner.decorative & set(good)}
+                    decorative = {id_of[row] for row in captioner.decorative.intersection(good)}
                     writer.append([id_of[row] for row in good], [texts[row] for row in good], decorative)
                 progress.update(len(wanted))
         report = captioner.reader.report()
