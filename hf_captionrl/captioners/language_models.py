@@ -94,24 +94,34 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     return {**how, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
+@dataclass(eq=False, repr=False)
 class LocalBackend(AnswerScores, ABC):
     """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch."""
 
-    is_multimodal = False
+    model: str
+    _: KW_ONLY
+    revision: Any = None  # of the Hub; then of the weights, with all settings that change answers
+    device: str | None = None
+    dtype: str = "auto"
+    batch_size: int | None = 8
+    max_new_tokens: int = 256
 
-    def __init__(
-        self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""
-    ) -> None:
-        self.model = model
-        settings = f"{engine} greedy max_new_tokens={max_new_tokens}".strip()
-        self.revision = "; ".join(filter(None, (identity, settings)))
-        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
+    is_multimodal = False
+    engine: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        settings = f"{self.engine} greedy max_new_tokens={self.max_new_tokens}".strip()
+        self.revision = "; ".join(filter(None, (self._load(), settings)))
+
+    @abstractmethod
+    def _load(self) -> str:
+        """Load the model; returns its revision."""
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         # The number of the attempt determines the decoding, so that it is the same in a batch.
         for attempt in sorted({prompt.attempt for prompt in prompts}):
             positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
-            size = self._batch_size or len(positions)
+            size = self.batch_size or len(positions)
             for start in range(0, len(positions), size):
                 batch = positions[start : start + size]
                 yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
@@ -255,7 +265,7 @@ class HTTPBackend(AnswerScores):
     base_url: str
     model: str
     _: KW_ONLY
-    revision: str | None = None
+    revision: str = ""
     api_key_env: str | None = None
     is_multimodal: bool = False
     max_new_tokens: int = 256
@@ -568,19 +578,10 @@ class TransformersBackend(LocalBackend):
     model_class: ClassVar[str]  # name of the class in transformers that loads the model
     processor_class: ClassVar[str]  # name of the class that prepares its inputs
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        batch_size: int = 8,
-        max_new_tokens: int = 256,
-    ) -> None:
+    def _load(self) -> str:
         import transformers
 
-        path = model_path(model)
+        path, revision = model_path(self.model), self.revision
         check_text_files(path, revision)
         self._processor: Any = getattr(transformers, self.processor_class).from_pretrained(
             path, revision=revision, trust_remote_code=False
@@ -589,19 +590,18 @@ class TransformersBackend(LocalBackend):
         self._tokenizer.padding_side = "left"  # the answer continues the last token of the prompt
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        loaded, missing = load_pretrained(
-            getattr(transformers, self.model_class), path, revision=revision, dtype=dtype
-        )
+        model_class = getattr(transformers, self.model_class)
+        loaded, missing = load_pretrained(model_class, path, revision=revision, dtype=self.dtype)
         check_complete(path, loaded, missing)
-        self._device = default_device(device)
+        self._device = default_device(self.device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
         self._special = _ids_of(self._tokenizer, settings, loaded.config, loaded.config.get_text_config(decoder=True))
         self._template = str(getattr(self._processor, "chat_template", None) or "")
         identity = loaded_revision(loaded, self._template)
-        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if settings.pad_token_id is None:
             settings.pad_token_id = self._tokenizer.pad_token_id
+        return identity
 
     @abstractmethod
     def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
@@ -700,7 +700,7 @@ class TransformersTextBackend(TransformersBackend):
         if fitting:
             asked = [prompts[i] for i in fitting]
             batch, _ = self._encoded(asked)
-            room = min(self._max_new_tokens, longest - batch["input_ids"].shape[1])
+            room = min(self.max_new_tokens, longest - batch["input_ids"].shape[1])
             for i, answer in zip(fitting, self._generate(batch, asked, int(room)), strict=True):
                 answers[i] = answer
         return answers
@@ -735,75 +735,63 @@ class TransformersVisionBackend(TransformersBackend):
         return inputs, texts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        return self._generate(self._encoded(prompts)[0], prompts, self._max_new_tokens)
+        return self._generate(self._encoded(prompts)[0], prompts, self.max_new_tokens)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CaptionerBackend(LocalBackend):
     """A captioner of this package as the vision model; it ignores the question and describes the image."""
 
     is_multimodal = True
+    dtype: str = "float32"
+    max_new_tokens: int = 100
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "float32",
-        batch_size: int = 8,
-        max_new_tokens: int = 100,
-    ) -> None:
+    def _load(self) -> str:
         import torch
 
         from hf_captionrl.captioners import load_captioner
 
         self._captioner = load_captioner(
-            model_path(model),
-            revision=revision,
-            dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
-            device=default_device(device),
+            model_path(self.model),
+            revision=self.revision,
+            dtype=torch.float32 if self.dtype == "auto" else getattr(torch, self.dtype),
+            device=default_device(self.device),
         )
-        identity = loaded_revision(self._captioner.model, self._captioner.prompt)
-        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        return loaded_revision(self._captioner.model, self._captioner.prompt)
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         inputs = self._captioner.encode_images([prompt.image for prompt in prompts])
         seed_draws(prompts)
-        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self._max_new_tokens))
+        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self.max_new_tokens))
         both = zip(found.captions, found.ended.tolist(), strict=True)
         return [text if ended else Truncated(text) for text, ended in both]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class VLLMBackend(LocalBackend):
     """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        is_multimodal: bool = False,
-        max_new_tokens: int = 256,
-        dtype: str = "auto",
-        seed: int = 0,
-    ) -> None:
+    is_multimodal: bool = False
+    batch_size: int | None = None  # vLLM batches the prompts itself
+    seed: int = 0
+    engine: ClassVar[str] = "vllm"
+
+    def _load(self) -> str:
         try:
             import vllm
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("vLLM is not installed. Use `pip install vllm` (Linux with a GPU).") from error
-        self._vllm = vllm
+        self._vllm, how = vllm, {"revision": self.revision, "dtype": self.dtype, "seed": self.seed}
         # By default vLLM falls back to pickled weights.
-        self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
-        self._seed, self.is_multimodal = seed, is_multimodal
-        # Without a batch size, because vLLM batches the prompts itself.
-        super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
+        self._engine = vllm.LLM(model=self.model, load_format="safetensors", **how)
+        return folder_revision(self.model, self.revision)
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         attempt = prompts[0].attempt
         settings = self._vllm.SamplingParams(
             temperature=RETRY_TEMPERATURE if attempt else 0.0,
-            max_tokens=self._max_new_tokens,
-            seed=self._seed + attempt,
+            max_tokens=self.max_new_tokens,
+            seed=self.seed + attempt,
         )
         chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
         answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
