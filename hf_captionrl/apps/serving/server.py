@@ -187,9 +187,7 @@ class RewardServer(LocalServer):
     def __init__(self, service: RewardService, options: ServeOptions) -> None:
         self.service, self.limits = service, options
         super().__init__(options.host, options.port)
-        self._server.daemon_threads = (
-            False  # closing waits for the requests that have begun, each read up to timeout_s
-        )
+        self._server.daemon_threads = False  # closing waits for the requests that have begun
 
     def health(self) -> dict[str, Any]:
         """What is served."""
