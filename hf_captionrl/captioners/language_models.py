@@ -15,11 +15,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -93,24 +94,34 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     return {**how, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
+@dataclass(eq=False, repr=False)
 class LocalBackend(AnswerScores, ABC):
     """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch."""
 
-    is_multimodal = False
+    model: str
+    _: KW_ONLY
+    revision: Any = None  # of the Hub; then of the weights, with all settings that change answers
+    device: str | None = None
+    dtype: str = "auto"
+    batch_size: int | None = 8
+    max_new_tokens: int = 256
 
-    def __init__(
-        self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""
-    ) -> None:
-        self.model = model
-        settings = f"{engine} greedy max_new_tokens={max_new_tokens}".strip()
-        self.revision = "; ".join(filter(None, (identity, settings)))
-        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
+    is_multimodal = False
+    engine: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        settings = f"{self.engine} greedy max_new_tokens={self.max_new_tokens}".strip()
+        self.revision = "; ".join(filter(None, (self._load(), settings)))
+
+    @abstractmethod
+    def _load(self) -> str:
+        """Load the model; returns its revision."""
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         # The number of the attempt determines the decoding, so that it is the same in a batch.
         for attempt in sorted({prompt.attempt for prompt in prompts}):
             positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
-            size = self._batch_size or len(positions)
+            size = self.batch_size or len(positions)
             for start in range(0, len(positions), size):
                 batch = positions[start : start + size]
                 yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
@@ -187,12 +198,17 @@ def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False
 
 def check_address(base_url: str) -> None:
     """Refuse an invalid address of an endpoint, and one with a secret, which logs would show."""
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"The endpoint (base_url) is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
-    if parts.username or parts.password or parts.query:
+    try:
+        parts = urlsplit(base_url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of brackets or of the port
+        is_valid = False
+    if not is_valid or base_url.split() != [base_url]:
+        said = base_url.rpartition("@")[2]
+        raise ValueError(f"The endpoint (base_url) is {said!r}. Use an address such as http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError(
-            "The endpoint (base_url) contains a user, a password or a query, which logs would show. Use api_key_env."
+            "The endpoint (base_url) contains a user, a password, a query or a fragment, which logs would show. Use api_key_env."
         )
 
 
@@ -234,6 +250,7 @@ def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
     return found
 
 
+@dataclass(eq=False, repr=False)
 class HTTPBackend(AnswerScores):
     """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
@@ -245,44 +262,38 @@ class HTTPBackend(AnswerScores):
     [`Scored`] where the endpoint offers them. `usage` counts requests, retries, tokens of prompts and of answers.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        revision: str = "",
-        api_key_env: str | None = None,
-        is_multimodal: bool = False,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        concurrency: int = 4,
-        timeout_s: float = 120.0,
-        tries: int = 6,
-        backoff_s: float = 1.0,
-        sleep: Callable[[float], None] = time.sleep,
-        retry_temperature: float = RETRY_TEMPERATURE,
-        top_p: float = 1.0,
-        scores: bool = False,
-    ) -> None:
-        check_address(base_url)
-        self._key = ""
-        if api_key_env is not None:
-            self._key = os.environ.get(api_key_env, "").strip()
-            if not self._key:
-                raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
-            if not all("!" <= letter <= "~" for letter in self._key):
-                raise BackendError(f"The environment variable {api_key_env} contains characters that no key has.")
-        self._url = base_url.rstrip("/") + "/chat/completions"
-        self.model, self.is_multimodal = model, is_multimodal
-        settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
-        settings += f" samples={retry_temperature:g}" if retry_temperature != RETRY_TEMPERATURE else ""
-        settings += f" top_p={top_p:g}" if top_p != 1 else ""
-        self.revision = "; ".join(filter(None, (revision, settings)))
-        self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
-        self.concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
-        self._backoff_s, self._sleep = backoff_s, sleep
-        self._retry_temperature, self._top_p, self.scores = retry_temperature, top_p, scores
+    base_url: str
+    model: str
+    _: KW_ONLY
+    revision: str = ""
+    api_key_env: str | None = None
+    is_multimodal: bool = False
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = 0
+    concurrency: int = 4
+    timeout_s: float = 120.0
+    tries: int = 6
+    backoff_s: float = 1.0
+    sleep: Callable[[float], None] = time.sleep
+    retry_temperature: float = RETRY_TEMPERATURE
+    top_p: float = 1.0
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        check_address(self.base_url)
+        self._url = self.base_url.rstrip("/") + "/chat/completions"
+        self._key = "" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
+        if self.api_key_env is not None and not self._key:
+            raise ValueError(
+                f"api_key_env: the environment variable {self.api_key_env} is empty. Put the endpoint's key into it."
+            )
+        if not all("!" <= letter <= "~" for letter in self._key):
+            raise ValueError(f"api_key_env: {self.api_key_env} contains characters that no key has. Correct it.")
+        settings = f"temperature={self.temperature:g} seed={self.seed} max_new_tokens={self.max_new_tokens}"
+        settings += f" samples={self.retry_temperature:g}" if self.retry_temperature != RETRY_TEMPERATURE else ""
+        settings += f" top_p={self.top_p:g}" if self.top_p != 1 else ""
+        self.revision = "; ".join(filter(None, (self.revision, settings)))
         self.usage: Counter[str] = Counter()
         self._lock = threading.Lock()  # of the counts, which several threads change
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -290,7 +301,7 @@ class HTTPBackend(AnswerScores):
             headers["Authorization"] = f"Bearer {self._key}"
         # Without connections that are kept open, which a server may close at any time.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.Client(headers=headers, timeout=timeout_s, follow_redirects=False, limits=limits)
+        self._client = httpx.Client(headers=headers, timeout=self.timeout_s, follow_redirects=False, limits=limits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
@@ -304,7 +315,7 @@ class HTTPBackend(AnswerScores):
 
         Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt.
         """
-        deadline, data = time.monotonic() + self._timeout_s, bytearray()
+        deadline, data = time.monotonic() + self.timeout_s, bytearray()
         self._count(requests=1)
         try:
             with self._client.stream("POST", self._url, json=body) as response:
@@ -314,11 +325,11 @@ class HTTPBackend(AnswerScores):
                     if len(data) > (2000 if failed else _LARGEST_ANSWER):
                         break
                     if time.monotonic() > deadline:  # the timeout of a socket restarts with every byte
-                        raise httpx.ReadTimeout(f"the answer was incomplete after {self._timeout_s:g} s")
+                        raise httpx.ReadTimeout(f"the answer was incomplete after {self.timeout_s:g} s")
         except httpx.HTTPError as error:  # timeouts, refused and dropped connections
             raise _RetryError(self._hide(f"{type(error).__name__}: {error}"), None) from None
+        said = self._hide(" ".join(data[:2000].decode("utf-8", "replace").split())[:200])
         if failed:
-            said = self._hide(" ".join(data.decode("utf-8", "replace").split())[:200])
             message = f"HTTP {response.status_code}: {said}"
             if response.status_code in _RETRIED or response.status_code >= 500:
                 after = response.headers.get("Retry-After", "")
@@ -334,8 +345,8 @@ class HTTPBackend(AnswerScores):
             for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
                 self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
             return read(found["choices"][0])
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}", None) from None
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise _RetryError(f"not a chat completion ({type(error).__name__}: {error}): {said}", None) from None
 
     def _count(self, **numbers: int) -> None:
         with self._lock:
@@ -354,19 +365,18 @@ class HTTPBackend(AnswerScores):
         return Truncated(content, score) if truncated else Scored(content, score)
 
     def _ask(self, prompt: Prompt, read: Callable[[dict[str, Any]], Any] | None = None, **settings: Any) -> Any:
-        temperature = max(self._temperature, self._retry_temperature) if prompt.attempt else self._temperature
-        body: dict[str, Any] = {
+        told: dict[str, Any] = {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
-            "temperature": temperature,
-            "max_tokens": self._max_new_tokens,
-            **({} if self._seed is None else {"seed": self._seed + prompt.attempt}),
-            **({} if self._top_p == 1 else {"top_p": self._top_p}),
-            **({"logprobs": True} if self.scores else {}),
-            **settings,
+            "temperature": max(self.temperature, self.retry_temperature) if prompt.attempt else self.temperature,
+            "max_tokens": self.max_new_tokens,
+            "seed": None if self.seed is None else self.seed + prompt.attempt,
+            "top_p": None if self.top_p == 1 else self.top_p,
+            "logprobs": self.scores or None,
         }
+        body = {name: value for name, value in (told | settings).items() if value is not None}
         message = ""
-        for number in range(self._tries):
+        for number in range(self.tries):
             try:
                 answer = self._send(body, read or self._read)
                 if isinstance(answer, Failure) and read is None and body.pop("logprobs", None):
@@ -376,10 +386,10 @@ class HTTPBackend(AnswerScores):
                 return answer
             except _RetryError as error:
                 message, wait_s = error.args
-                if number + 1 < self._tries:
+                if number + 1 < self.tries:
                     self._count(retries=1)
-                    self._sleep(min(self._backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
-        return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
+                    self.sleep(min(self.backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
+        return Failure("backend_failed", f"no answer in {self.tries} tries; the last error: {message}")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time."""
@@ -392,22 +402,30 @@ class HTTPBackend(AnswerScores):
         return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
 
     def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
-        fatal = None
+        answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+        def work(position: int, prompt: Prompt) -> None:
+            try:
+                answers.put((position, ask(prompt)))
+            except Exception as error:
+                answers.put((position, error))
+
+        fatal, running = None, 0
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
-        with ThreadPoolExecutor(self.concurrency) as pool:
+        while True:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
-            asked = {pool.submit(ask, prompt): position for position, prompt in islice(left, self.concurrency)}
-            while asked:
-                for future in wait(asked, return_when=FIRST_COMPLETED).done:
-                    position = asked.pop(future)
-                    try:
-                        answer = future.result()
-                    except BackendError as error:  # the answers of running requests are still returned
-                        fatal, left = error, iter(())
-                        continue
-                    yield position, answer
-                    for further, prompt in islice(left, 1):
-                        asked[pool.submit(ask, prompt)] = further
+            for asked in islice(left, self.concurrency - running):
+                # A daemon: the end of the process waits for no server.
+                threading.Thread(target=work, args=asked, daemon=True).start()
+                running += 1
+            if not running:
+                break
+            position, answer = answers.get()
+            running -= 1
+            if isinstance(answer, Exception):  # the answers of running requests are still returned
+                fatal, left = answer, iter(())
+            else:
+                yield position, answer
         if fatal is not None:
             raise fatal
 
@@ -434,11 +452,11 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
     ) -> None:
         self.backend, self.prompt = backend, prompt
         self.failed: dict[str, str] = {}
-        self.number_kept = 0  # of answers of earlier runs that were used
         self._seconds, self._lacks_scores = 0.0, False
         if overwrite:
             Path(answers).unlink(missing_ok=True)
-        self._answers = KeptAnswers(backend, answers, keep_rejected=False, max_failures=2 * backend.concurrency)
+        failures = 2 * backend.concurrency
+        self._answers = KeptAnswers(backend, answers, is_kept=lambda a: bool(caption_of(a)), max_failures=failures)
 
     @classmethod
     def from_options(
@@ -475,26 +493,21 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         from hf_captionrl.retrieval import image_hash
 
         asked = [
-            Prompt("caption", image_hash(image), prompt, image=image, attempt=attempt)
-            for image, prompt in zip(images, prompts, strict=True)
+            Prompt("caption", key, prompt, image=image, attempt=attempt)
+            for key, image, prompt in zip(map(image_hash, images), images, prompts, strict=True)
             for attempt in range(samples)
         ]
-        start, before = time.monotonic(), self._answers.num_requests
-        captions = [Scored("")] * len(asked)
-        for position, answer in self._answers.complete(asked):
-            captions[position] = self._caption(image_ids[position // samples], answer)
+        start = time.monotonic()
+        answers = dict(self._answers.complete(asked))
         self._seconds += time.monotonic() - start
-        self.number_kept += len(asked) - (self._answers.num_requests - before)
+        captions = [self._caption(image_ids[i // samples], answers[i]) for i in range(len(asked))]
         return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
 
     def _caption(self, image_id: str, answer: Answer) -> Scored:
         """The caption in an answer; notes the reason if there is none, and says once that there are no log-probabilities."""
-        if isinstance(answer, Failure):
-            self.failed[image_id] = answer.detail
-            return Scored("")
-        caption = Scored(caption_of(answer.text if isinstance(answer, Truncated) else answer), score_of(answer))
+        caption = Scored(caption_of(answer), score_of(answer))
         if not caption:
-            self.failed[image_id] = "the answer is empty"
+            self.failed[image_id] = answer.detail if isinstance(answer, Failure) else "the answer is empty"
         elif caption.mean_log_prob is None and not self._lacks_scores:
             self._lacks_scores = True
             say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
@@ -505,7 +518,11 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         usage, seconds = self.backend.usage, self._seconds
         counts = {name: usage[name] for name in "requests retries prompt_tokens completion_tokens truncated".split()}
         rate = round(usage["completion_tokens"] / seconds if seconds else 0.0, 1)
-        facts = {"answers_of_earlier_runs": self.number_kept, "seconds": round(seconds, 1), "tokens_per_second": rate}
+        facts = {
+            "answers_of_earlier_runs": self._answers.num_earlier,
+            "seconds": round(seconds, 1),
+            "tokens_per_second": rate,
+        }
         return counts | facts
 
 
@@ -519,9 +536,10 @@ def cost_sentence(facts: dict[str, Any]) -> str:
     return text + (f"; {known:,} answers of earlier runs were used" if known else "") + "."
 
 
-def caption_of(answer: str) -> str:
+def caption_of(answer: Answer) -> str:
     """The caption in an answer: one line, without the model's reasoning and without quotation marks around all of it."""
-    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", answer, flags=re.DOTALL).split())
+    said = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
+    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", said, flags=re.DOTALL).split())
     is_quoted = len(text) > 1 and text[0] + text[-1] in ('""', "“”") and not set(text[1:-1]) & set('"“”')
     return text[1:-1].strip() if is_quoted else text
 
@@ -560,19 +578,10 @@ class TransformersBackend(LocalBackend):
     model_class: ClassVar[str]  # name of the class in transformers that loads the model
     processor_class: ClassVar[str]  # name of the class that prepares its inputs
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        batch_size: int = 8,
-        max_new_tokens: int = 256,
-    ) -> None:
+    def _load(self) -> str:
         import transformers
 
-        path = model_path(model)
+        path, revision = model_path(self.model), self.revision
         check_text_files(path, revision)
         self._processor: Any = getattr(transformers, self.processor_class).from_pretrained(
             path, revision=revision, trust_remote_code=False
@@ -581,19 +590,18 @@ class TransformersBackend(LocalBackend):
         self._tokenizer.padding_side = "left"  # the answer continues the last token of the prompt
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        loaded, missing = load_pretrained(
-            getattr(transformers, self.model_class), path, revision=revision, dtype=dtype
-        )
+        model_class = getattr(transformers, self.model_class)
+        loaded, missing = load_pretrained(model_class, path, revision=revision, dtype=self.dtype)
         check_complete(path, loaded, missing)
-        self._device = default_device(device)
+        self._device = default_device(self.device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
         self._special = _ids_of(self._tokenizer, settings, loaded.config, loaded.config.get_text_config(decoder=True))
         self._template = str(getattr(self._processor, "chat_template", None) or "")
         identity = loaded_revision(loaded, self._template)
-        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if settings.pad_token_id is None:
             settings.pad_token_id = self._tokenizer.pad_token_id
+        return identity
 
     @abstractmethod
     def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
@@ -678,23 +686,22 @@ class TransformersTextBackend(TransformersBackend):
 
     def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
+        # Chat templates already add the first special token.
         ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
         # Not all that the tokenizer returns: GPT-2 adds the embedding of a type 0 to every token.
         return self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device), texts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        longest = getattr(self._model.config, "max_position_embeddings", None)
-        texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
-        # Chat templates already add the first special token.
-        ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        longest = getattr(self._model.config, "max_position_embeddings", None) or math.inf
+        lengths = self._encoded(prompts)[0]["attention_mask"].sum(1).tolist()
         too_long = "the prompt has {} tokens, but the model accepts {}"
-        answers: list[Answer] = [Failure("backend_rejected", too_long.format(len(row), longest)) for row in ids]
-        fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
+        answers: list[Answer] = [Failure("backend_rejected", too_long.format(length, longest)) for length in lengths]
+        fitting = [i for i, length in enumerate(lengths) if length + 16 <= longest]
         if fitting:
-            batch = self._tokenizer.pad({"input_ids": [ids[i] for i in fitting]}, return_tensors="pt").to(self._device)
-            room = self._max_new_tokens if longest is None else longest - batch["input_ids"].shape[1]
-            found = self._generate(batch, [prompts[i] for i in fitting], min(self._max_new_tokens, room))
-            for i, answer in zip(fitting, found, strict=True):
+            asked = [prompts[i] for i in fitting]
+            batch, _ = self._encoded(asked)
+            room = min(self.max_new_tokens, longest - batch["input_ids"].shape[1])
+            for i, answer in zip(fitting, self._generate(batch, asked, int(room)), strict=True):
                 answers[i] = answer
         return answers
 
@@ -728,75 +735,63 @@ class TransformersVisionBackend(TransformersBackend):
         return inputs, texts
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        return self._generate(self._encoded(prompts)[0], prompts, self._max_new_tokens)
+        return self._generate(self._encoded(prompts)[0], prompts, self.max_new_tokens)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CaptionerBackend(LocalBackend):
     """A captioner of this package as the vision model; it ignores the question and describes the image."""
 
     is_multimodal = True
+    dtype: str = "float32"
+    max_new_tokens: int = 100
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "float32",
-        batch_size: int = 8,
-        max_new_tokens: int = 100,
-    ) -> None:
+    def _load(self) -> str:
         import torch
 
         from hf_captionrl.captioners import load_captioner
 
         self._captioner = load_captioner(
-            model_path(model),
-            revision=revision,
-            dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
-            device=default_device(device),
+            model_path(self.model),
+            revision=self.revision,
+            dtype=torch.float32 if self.dtype == "auto" else getattr(torch, self.dtype),
+            device=default_device(self.device),
         )
-        identity = loaded_revision(self._captioner.model, self._captioner.prompt)
-        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        return loaded_revision(self._captioner.model, self._captioner.prompt)
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         inputs = self._captioner.encode_images([prompt.image for prompt in prompts])
         seed_draws(prompts)
-        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self._max_new_tokens))
+        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self.max_new_tokens))
         both = zip(found.captions, found.ended.tolist(), strict=True)
         return [text if ended else Truncated(text) for text, ended in both]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class VLLMBackend(LocalBackend):
     """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        is_multimodal: bool = False,
-        max_new_tokens: int = 256,
-        dtype: str = "auto",
-        seed: int = 0,
-    ) -> None:
+    is_multimodal: bool = False
+    batch_size: int | None = None  # vLLM batches the prompts itself
+    seed: int = 0
+    engine: ClassVar[str] = "vllm"
+
+    def _load(self) -> str:
         try:
             import vllm
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("vLLM is not installed. Use `pip install vllm` (Linux with a GPU).") from error
-        self._vllm = vllm
+        self._vllm, how = vllm, {"revision": self.revision, "dtype": self.dtype, "seed": self.seed}
         # By default vLLM falls back to pickled weights.
-        self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
-        self._seed, self.is_multimodal = seed, is_multimodal
-        # Without a batch size, because vLLM batches the prompts itself.
-        super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
+        self._engine = vllm.LLM(model=self.model, load_format="safetensors", **how)
+        return folder_revision(self.model, self.revision)
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         attempt = prompts[0].attempt
         settings = self._vllm.SamplingParams(
             temperature=RETRY_TEMPERATURE if attempt else 0.0,
-            max_tokens=self._max_new_tokens,
-            seed=self._seed + attempt,
+            max_tokens=self.max_new_tokens,
+            seed=self.seed + attempt,
         )
         chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
         answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]

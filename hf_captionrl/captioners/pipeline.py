@@ -5,14 +5,13 @@ Legend: N images or videos, F frames, M image tokens, D features.
 
 from __future__ import annotations
 
-import http.client
 import os
-import urllib.request
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
 import datasets
+import httpx
 import numpy as np
 import torch
 from PIL import Image
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.loading import load_captioner
-from hf_captionrl.data import CachedPixels, cached_features, frames_of, is_video, open_image, sample_frames
+from hf_captionrl.data import cached_features, frames_of, is_video, open_image, sample_frames
 from hf_captionrl.data.features import pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.retrieval.scorer import tower_in_parts
@@ -38,7 +37,7 @@ class GeneratedCaptions(NamedTuple):
 class ChosenImages(Sequence[Any]):
     """Some rows of a sequence of images, each read when it is accessed, because a test split does not fit into memory."""
 
-    def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
+    def __init__(self, images: Any, rows: Sequence[int]) -> None:
         self.images, self.rows = images, rows
 
     def __len__(self) -> int:
@@ -50,9 +49,6 @@ class ChosenImages(Sequence[Any]):
 
 class LazyImages(ChosenImages):
     """The images of some rows of a data set, or prepared pixels."""
-
-    def __init__(self, dataset: datasets.Dataset | CachedPixels, rows: Sequence[int]) -> None:
-        super().__init__(cast(Sequence[Any], dataset), rows)
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
@@ -171,7 +167,7 @@ def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str
 # --- Captions images, paths, lists, data sets and videos in one call -------------------------------------------------
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20  # of an image or video that is fetched from a URL
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _LONGEST_DOWNLOAD_S = 30.0, 600.0  # of each read, and of the whole
 
 
 def pipeline(
@@ -291,22 +287,20 @@ class CaptionPipeline:
         each = int(settings.get("num_return_sequences") or 1)
         found: dict[int, list[str]] = {}
         with tqdm(total=len(images), unit=" images", desc="Captioning", disable=progress is not True) as bar:
-            for rows, kind in ((stills, None), (videos, frames or self.num_frames)):
-                if not rows:
-                    continue
-                before, chosen = len(found), ChosenImages(images, rows)
 
-                def report(number: int, before: int = before) -> None:
-                    bar.update(before + number - bar.n)
-                    if callable(progress):
-                        progress(before + number)
+            def report(number: int) -> None:
+                bar.update(len(found) + number - bar.n)
+                if callable(progress):
+                    progress(len(found) + number)
 
-                videos_of = None if kind is None else VideoFeatures(self.captioner, chosen, kind, self.frame_pooling)
-                captions = generate_captions(
-                    self.captioner, chosen, image_features=videos_of, batch_size=size, progress=report, **settings
+            for rows, number in ((stills, 0), (videos, frames or self.num_frames)):
+                chosen = ChosenImages(images, rows)
+                features = (
+                    VideoFeatures(self.captioner, chosen, number, self.frame_pooling) if rows and number else None
                 )
-                for at, row in enumerate(rows):
-                    found[row] = captions[at * each : (at + 1) * each]
+                given = {"image_features": features, "batch_size": size, "progress": report, **settings}
+                captions = generate_captions(self.captioner, chosen, **given)
+                found |= {row: captions[at * each : (at + 1) * each] for at, row in enumerate(rows)}
         result: list[Any] = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
         if self.return_dicts if return_dicts is None else return_dicts:
             result = [[{"generated_text": caption} for caption in found[i]] for i in range(len(images))]
@@ -324,18 +318,20 @@ class CaptionPipeline:
 
 
 def _is_address(item: Any) -> bool:
-    return isinstance(item, str) and urlsplit(item).scheme.lower() in ("http", "https")
+    return isinstance(item, str) and item.lower().startswith(("http://", "https://"))
 
 
 def fetch(address: str) -> bytes:
     """Download an image or a video; returns the content."""
+    data, end = bytearray(), time.monotonic() + _LONGEST_DOWNLOAD_S
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
-            if not _is_address(answer.geturl()):
-                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
-            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
-    except (OSError, http.client.HTTPException) as error:
+        with httpx.stream("GET", address, timeout=_TIMEOUT_S, follow_redirects=True) as answer:
+            answer.raise_for_status()
+            for part in answer.iter_bytes():
+                data += part
+                if len(data) > MAX_DOWNLOAD_BYTES or time.monotonic() > end:
+                    limits = f"{MAX_DOWNLOAD_BYTES} bytes or takes more than {_LONGEST_DOWNLOAD_S:g} s"
+                    raise ValueError(f"{address!r} leads to more than {limits}. Download the file yourself.")
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"{address!r} cannot be fetched ({error}). Download it yourself.") from error
-    if len(data) > MAX_DOWNLOAD_BYTES:
-        raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
-    return data
+    return bytes(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -68,22 +69,24 @@ def write_captioner(options: AssembleOptions) -> None:
         from hf_captionrl.retrieval.scorer import assemble_scorer
 
         model, processor = assemble_scorer(options.vision, options.language, options.projection_dim)
-        parts = {"vision": model.vision_model, "projections": None, "text": model.text_model}
+        kind, between, parts = "scorer", "projections", {"vision": model.vision_model, "text": model.text_model}
     else:
         from hf_captionrl.captioners.clipcap.assembly import assemble
 
         model, processor = assemble(
             options.vision, options.language, prefix_length=options.prefix_length, mapping_type=options.mapping_type
         )
-        parts = {"vision": model.vision_tower, "mapper": None, "language": model.language_model}
-    model.save_pretrained(options.output)
-    processor.save_pretrained(options.output)
-    sizes = {name: 0 if part is None else sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
-    (between,) = (name for name, part in parts.items() if part is None)
-    sizes[between] = sum(p.numel() for p in model.parameters()) - sum(sizes.values())
+        kind, between, parts = "ClipCap", "mapper", {"vision": model.vision_tower, "language": model.language_model}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.output.parent, prefix=".tmp-") as folder:
+        model.save_pretrained(whole := Path(folder, "whole"))
+        processor.save_pretrained(whole)
+        whole.replace(options.output)
+    sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
+    total = sum(p.numel() for p in model.parameters())
+    sizes[between] = total - sum(sizes.values())
     if options.json:
         print(json.dumps({"output": str(options.output), "parameters": sizes}))
         return
     listed = ", ".join(f"{name} {number / 1e6:.1f} million" for name, number in sizes.items())
-    kind, total = "scorer" if options.scorer else "ClipCap", sum(sizes.values()) / 1e6
-    print(f"{options.output}: a {kind} of {total:.1f} million parameters ({listed}).")
+    print(f"{options.output}: a {kind} of {total / 1e6:.1f} million parameters ({listed}).")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from hf_captionrl.data.options import (
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, json_digest, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
@@ -136,6 +135,11 @@ class CaptionOptions(
     overwrite: bool = option(False, help="start again even if the file exists")
 
     @property
+    def has_decorative(self) -> bool:
+        """Whether there is a rule for images without content."""
+        return bool(self.decorative or self.decorative_size)
+
+    @property
     def loading(self) -> dict[str, Any]:
         """Arguments of `load_captioner` that were set."""
         names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
@@ -146,26 +150,16 @@ class CaptionOptions(
         """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
         is_asked = self.endpoint is not None
         beams, number = self.num_beams or (1 if self.do_sample or is_asked else 3), self.num_return_sequences
+        given = f"--num_return_sequences {number} with --num_beams {beams}"
         if is_asked and (beams > 1 or (number > 1 and not self.do_sample)):
-            raise ValueError(
-                f"--num_return_sequences {number} with --num_beams {beams}: an endpoint has no beams. Use --do_sample for several "
-                "captions."
-            )
+            raise ValueError(f"{given}: an endpoint has no beams. Use --do_sample for several captions.")
         if not self.do_sample and number > beams:
-            raise ValueError(
-                f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams "
-                f"{number}, or --do_sample for random samples."
-            )
+            raise ValueError(f"{given}. Use --num_beams {number} or more, or --do_sample for random samples.")
         self.check_wording()
         if self.compile_decoding and beams > 1:
-            raise ValueError(
-                f"--compile_decoding is for greedy and sampled captions, but --num_beams is {beams}. Use --num_beams 1, or leave "
-                "it out."
-            )
+            raise ValueError(f"--compile_decoding with --num_beams {beams}. Use --num_beams 1, or leave it out.")
         if self.rerank is not None and number < 2:
-            raise ValueError(
-                f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
-            )
+            raise ValueError(f"--rerank with {given} has no choice. Use --num_return_sequences 5, for example.")
         names = ["num_return_sequences", "max_new_tokens", "repetition_penalty"]
         names += [n for n in ("compile_decoding", "cache_implementation", "min_new_tokens") if getattr(self, n)]
         names += ["length_penalty"] if beams > 1 else []
@@ -213,11 +207,7 @@ class BatchCaptioner:
             if self.has_videos:
                 raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
             self.scorer = optional_scorer(options.rerank)
-        self.reader = ImageReader(
-            split.dataset,
-            split=split.split,
-            quarantine_path=quarantine_path,
-        )
+        self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
         wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
         self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, **wording)
         self.decorative = set(decorative_rows(self.reader.ids, (), options.decorative))
@@ -258,12 +248,10 @@ class BatchCaptioner:
         images: dict[int, Any] = dict.fromkeys(asked)
         if asked and not self.has_videos:
             images = self.reader.open_all(asked)
-        for row, image in list(images.items()) if self.options.decorative_size is not None else ():
-            if not self.has_videos and max(image.size) <= (self.options.decorative_size or 0):
-                self.decorative.add(row)
-                del images[row]
+            smallest = (self.options.decorative_size or 0) + 1
+            self.decorative |= {row for row, image in images.items() if max(image.size) < smallest}
         done = {row: [""] for row in rows if row in self.decorative}
-        good = list(images)
+        good = [row for row in images if row not in done]
         if not good:
             return done
         if self.options.do_sample:
@@ -324,13 +312,14 @@ class CaptionStage(ImageStage):
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
 
-        has_rule = self.options.decorative or self.options.decorative_size
-        return {"captions": pa.list_(pa.string()), **({"decorative": pa.bool_()} if has_rule else {})}
+        decorative = {"decorative": pa.bool_()} if self.options.has_decorative else {}
+        return {"captions": pa.list_(pa.string()), **decorative}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        found = {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
-        if "decorative" in self.columns():
-            return {row: one | {"decorative": row in self._captioner.decorative} for row, one in found.items()}
+        found: dict[int, dict[str, Any]] = {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        if self.options.has_decorative:
+            for row, one in found.items():
+                one["decorative"] = row in self._captioner.decorative
         return found
 
 
@@ -343,26 +332,29 @@ def write_captions(arguments: CaptionOptions) -> None:
     arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
+    trained: list[str]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
         summary, report = run_on_images(
             arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
         )
-        has_rule = bool(arguments.decorative or arguments.decorative_size)
-        if summary["finished"] and (has_rule or arguments.do_not_mention):
-            from hf_captionrl.captioners.prompts import mentions
-
-            counts: Counter[str] = Counter()
-            for row in read_shards(output, ["captions", "decorative"] if has_rule else ["captions"]):
-                counts["decorative"] += bool(row.get("decorative"))
-                counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in row["captions"] or ())
-            summary |= counts
+        trained = summary.pop("trained_on", [])
+        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
+        rows: Iterable[dict[str, Any]] = read_shards(output) if summary["finished"] else ()
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         summary, report = _write_lines(arguments, output, listed)
-    trained = summary.pop("trained_on", [])
-    if arguments.uses_shards:
-        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
+        trained = summary.pop("trained_on")
+        rows = (row for _, row in read_jsonl(output))
+    if arguments.has_decorative or arguments.do_not_mention:
+        from hf_captionrl.captioners.prompts import mentions
+
+        counts = {"decorative": 0, "mentions": 0}
+        for row in rows:
+            texts = row.get("captions") or [row.get("caption") or ""]
+            counts["decorative"] += bool(row.get("decorative"))
+            counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in texts)
+        summary |= counts
     print(
         json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
     )
@@ -483,7 +475,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     from tqdm import tqdm
 
-    from hf_captionrl.captioners.prompts import mentions
     from hf_captionrl.data.features import UNREADABLE, image_hashes
     from hf_captionrl.utils.io import installed_versions
 
@@ -513,11 +504,9 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         if writer.done:
             earlier = json.loads(record.read_text(encoding="utf-8"))
             refuse_other_settings(earlier.get("settings", {}), settings)
-            known = earlier.get("images", {})
+            known, done = earlier.get("images", {}), [i for i in ids if i in writer.done]
             # An image that an earlier run captioned keeps its caption even if it is unreadable now.
-            same = {i for i in ids if contents[i] in (known.get(i, contents[i]), UNREADABLE)}
-            changed = [i for i in ids if i in writer.done and i not in same]
-            if changed:
+            if changed := [i for i in done if contents[i] not in (known.get(i, contents[i]), UNREADABLE)]:
                 raise ValueError(
                     f"{len(changed)} images are not those that {output} has captions of, such as {changed[0]!r}. Remove their "
                     "lines to caption them again, or use --overwrite to start again."
@@ -528,8 +517,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
             print(f"{output}: removed an incomplete last line: {text}", file=sys.stderr)
         writer.start()
         write_json(record, made)
-        before = sum(image_id in writer.done for image_id in ids)
-        mentioning = 0
+        before = sum(map(writer.done.__contains__, ids))
         # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
         with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
             for start in range(0, len(ids), size):
@@ -541,9 +529,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 is_whole = arguments.do_sample and arguments.endpoint is None
                 texts = captioner(batch if is_whole else wanted) if wanted else {}
                 if good := [row for row in wanted if row in texts]:
-                    decorative = {id_of[row] for row in captioner.decorative & set(good)}
+                    decorative = {id_of[row] for row in captioner.decorative.intersection(good)}
                     writer.append([id_of[row] for row in good], [texts[row] for row in good], decorative)
-                    mentioning += sum(mentions(text, arguments.do_not_mention) for row in good for text in texts[row])
                 progress.update(len(wanted))
         report = captioner.reader.report()
         if report.entries:
@@ -562,10 +549,6 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
         "trained_on": split.trained,
     }
-    if arguments.decorative or arguments.decorative_size:
-        summary["decorative"] = len(captioner.decorative)
-    if arguments.do_not_mention:
-        summary["mentions"] = mentioning
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]

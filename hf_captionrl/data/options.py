@@ -142,7 +142,7 @@ class RequestOptions:
         None, metavar="NAME", help="environment variable with the key of the endpoint; a key is never an argument"
     )
     concurrency: Positive = option(4, metavar="N", help="number of concurrent requests")
-    timeout_s: Annotated[float, Range(above=0)] = option(
+    timeout_s: Annotated[float, Range(above=0, at_most=86_400)] = option(
         120.0, metavar="S", help="time limit of a request, in seconds"
     )
     tries: Positive = option(6, metavar="N", help="largest number of requests per answer")

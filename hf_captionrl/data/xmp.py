@@ -11,7 +11,6 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree  # document types, and with them entities, are refused below # nosec B405
@@ -45,78 +44,47 @@ def xmp_file(image: str) -> Path:
 # --- The properties of a packet --------------------------------------------------------------------------------------
 
 
-class _NoDocumentType(ElementTree.TreeBuilder):
-    """Builds a tree; an entity needs a document type, which is refused."""
+class _Tree(ElementTree.TreeBuilder):
+    """Builds a tree with its comments, and notes the prefixes of each element; an entity needs a document type, which is refused."""
+
+    def __init__(self) -> None:
+        super().__init__(insert_comments=True, insert_pis=True)
+        self.prefixes: dict[Any, list[tuple[str, str]]] = {}
+        self._next: list[tuple[str, str]] = []
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
         raise ValueError("it declares a document type, which XMP does not have")
 
+    def start_ns(self, prefix: str, uri: str) -> None:
+        self._next.append((prefix, uri))
 
-class _Editor:
-    """Writes the events of a parser as canonical XML, without some properties and with others in their place."""
+    def start(self, tag: Any, attrs: Any) -> Any:
+        element = super().start(tag, attrs)
+        self.prefixes[element], self._next = self._next, []
+        return element
 
-    def __init__(self, new: Mapping[str, Texts]) -> None:
-        self.parts: list[str] = []
-        self._out = ElementTree.C14NWriterTarget(self.parts.append, with_comments=True)
-        self.start_ns = self._out.start_ns
-        self._new, self._is_written = new, False
-        self._names = {_tag(name) for name in new}
-        self._depth = 0  # inside of a property that is replaced
-        self._path: list[str] = []  # of open elements; structures may contain properties of the same names
-
-    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
-        if self._depth or (tag in self._names and self._path[-2:] == [f"{_RDF}RDF", f"{_RDF}Description"]):
-            self._depth += 1
-            return
-        is_description = [*self._path[-1:], tag] == [f"{_RDF}RDF", f"{_RDF}Description"]
-        self._path.append(tag)
-        # A property of one text may be an attribute.
-        left_out = self._names if is_description else ()
-        self._out.start(tag, {name: value for name, value in attributes.items() if name not in left_out})
-        if is_description and not self._is_written:
-            self._add()
-
-    def end(self, tag: str) -> None:
-        if self._depth:
-            self._depth -= 1
-            return
-        self._path.pop()
-        if tag == f"{_RDF}RDF" and not self._is_written:
-            self._out.start(f"{_RDF}Description", {f"{_RDF}about": ""})
-            self._add()
-            self._out.end(f"{_RDF}Description")
-        self._out.end(tag)
-
-    def data(self, text: str) -> None:
-        if not self._depth:
-            self._out.data(text)
-
-    def comment(self, text: str) -> None:
-        if not self._depth:
-            self._out.comment(text)
-
-    def pi(self, target: str, data: str) -> None:
-        if self._path and not self._depth:  # those around the packet are written anew
-            self._out.pi(target, data)
-
-    def _add(self) -> None:
-        self._is_written = True
-        for name, texts in self._new.items():
-            self._out.start_ns(*PROPERTIES[name][:2])
-            for tag in (_tag(name), f"{_RDF}Alt"):
-                self._out.start(tag, {})
-            for language, text in texts:
-                self._out.start(f"{_RDF}li", {_LANG: language})
-                self._out.data(text)
-                self._out.end(f"{_RDF}li")
-            for tag in (f"{_RDF}Alt", _tag(name)):
-                self._out.end(tag)
+    def write(self, element: Any, out: ElementTree.C14NWriterTarget) -> None:
+        """Write an element as canonical XML."""
+        if element.tag is ElementTree.Comment:
+            out.comment(element.text)
+        elif element.tag is ElementTree.ProcessingInstruction:
+            target, _, data = element.text.partition(" ")
+            out.pi(target, data)
+        else:
+            for prefix in self.prefixes.get(element, ()):
+                out.start_ns(*prefix)
+            out.start(element.tag, element.attrib)
+            out.data(element.text or "")
+            for child in element:
+                self.write(child, out)
+            out.end(element.tag)
+        out.data(element.tail or "")
 
 
-def read_texts(packet: bytes, name: str) -> dict[str, Texts]:
-    """The alternatives of each property that a packet has; `name` is the file in errors."""
+def _parsed(packet: bytes, name: str) -> tuple[_Tree, Any, Any]:
+    """Builder, root and first rdf:RDF of a packet."""
     try:
-        parser = ElementTree.XMLParser(target=_NoDocumentType())  # nosec B314
+        parser = ElementTree.XMLParser(target=(tree := _Tree()))  # nosec B314
         parser.feed(packet.strip(b"\0 \r\n\t"))
         root = parser.close()
         rdf = next(root.iter(f"{_RDF}RDF"), None)
@@ -124,6 +92,15 @@ def read_texts(packet: bytes, name: str) -> dict[str, Texts]:
             raise ValueError("it has no rdf:RDF")
     except (ElementTree.ParseError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise ValueError(f"The XMP of {name} cannot be read: {error}. Correct or remove it.") from None
+    return tree, root, rdf
+
+
+def read_texts(packet: bytes, name: str) -> dict[str, Texts]:
+    """The alternatives of each property that a packet has; `name` is the file in errors."""
+    return _texts_of(_parsed(packet, name)[2])
+
+
+def _texts_of(rdf: Any) -> dict[str, Texts]:
     found: dict[str, Texts] = {}
     for one in PROPERTIES:
         tag = _tag(one)
@@ -154,20 +131,32 @@ def with_text(
     Texts of other languages are kept, except copies of the text for everyone, which change with it. `None` makes a new packet.
     """
     caption = re.sub(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "", caption)  # no characters of XML
-    packet = (packet or b"").strip(b"\0 \r\n\t") or _EMPTY
-    before = read_texts(packet, name)
-    new: dict[str, Texts] = {}
-    for one in properties:
-        texts = before.get(one, [])
-        old = next((text for tag, text in texts if tag == "x-default"), None)
-        rest = [(tag, caption if text == old else text) for tag, text in texts if tag not in ("x-default", language)]
-        new[one] = [("x-default", caption), *([(language, caption)] if language else []), *rest]
-    editor = _Editor(new)
-    parser = ElementTree.XMLParser(target=editor)  # of the packet that was read above # nosec B314
-    parser.feed(packet)
-    parser.close()
+    tree, root, rdf = _parsed((packet or b"").strip(b"\0 \r\n\t") or _EMPTY, name)
+    before, descriptions = _texts_of(rdf), rdf.findall(f"{_RDF}Description")
+    if not descriptions:
+        descriptions = [ElementTree.SubElement(rdf, f"{_RDF}Description", {f"{_RDF}about": ""})]
+    for place, one in enumerate(properties):
+        texts, tag = before.get(one, []), _tag(one)
+        old = dict(reversed(texts)).get("x-default")
+        kept = [
+            (lang, caption if text == old else text) for lang, text in texts if lang not in ("x-default", language)
+        ]
+        for description in descriptions:
+            description.attrib.pop(tag, None)  # a property of one text may be an attribute
+            for element in description.findall(tag):
+                description.remove(element)
+        descriptions[0].insert(place, new := ElementTree.Element(tag))
+        tree.prefixes[new] = [PROPERTIES[one][:2]]
+        alternatives = ElementTree.SubElement(new, f"{_RDF}Alt")
+        for lang, text in [("x-default", caption), *([(language, caption)] if language else []), *kept]:
+            ElementTree.SubElement(alternatives, f"{_RDF}li", {_LANG: lang}).text = text
+    parts: list[str] = []
+    try:
+        tree.write(root, ElementTree.C14NWriterTarget(parts.append, with_comments=True))
+    except RecursionError:
+        raise ValueError(f"The XMP of {name} is nested too deep. Correct or remove it.") from None
     begin = '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
-    return f'{begin}\n{"".join(editor.parts)}\n<?xpacket end="w"?>\n'.encode()
+    return f'{begin}\n{"".join(parts)}\n<?xpacket end="w"?>\n'.encode()
 
 
 # --- The packet of an image ------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class KeptAnswers(LineFile, AnswerScores):
 
     Args:
         max_requests (`int`, *optional*): Questions that this object may ask; a further one raises a [`BackendError`].
-        keep_rejected (`bool`): Whether a rejected prompt is kept; False: it is asked again by the next call.
+        is_kept (`Callable`): Whether an answer is kept; else the next call asks again.
         max_failures (`int`): A backend that fails so often in a row raises a [`BackendError`].
     """
 
@@ -167,16 +167,20 @@ class KeptAnswers(LineFile, AnswerScores):
         path: str | os.PathLike[str],
         max_requests: int | None = None,
         *,
-        keep_rejected: bool = True,
+        is_kept: Callable[[Any], bool] = lambda answer: True,
         max_failures: int = 20,
     ) -> None:
         self.backend, self.max_requests, self.num_requests = backend, max_requests, 0
         self.max_failures, self._failures = max_failures, 0
-        self._asked_again = ("backend_failed",) if keep_rejected else ("backend_failed", "backend_rejected")
+        self._is_kept = is_kept
         self.model, self.revision, self.is_multimodal = backend.model, backend.revision, backend.is_multimodal
         self._known: dict[str, Any] = {}
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         super().__init__(path)
+        self._earlier, self.num_earlier = (
+            frozenset(self._known),
+            0,
+        )  # questions that an earlier run asked, and uses of its answers
 
     def _begin(self, data: bytes) -> None:
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -201,6 +205,7 @@ class KeptAnswers(LineFile, AnswerScores):
         waiting: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             if key in self._known:
+                self.num_earlier += key in self._earlier
                 yield position, self._known[key]
             else:
                 waiting.setdefault(key, []).append(position)
@@ -210,7 +215,7 @@ class KeptAnswers(LineFile, AnswerScores):
         for at, answer in ask([prompts[i] for i in asked]) if asked else ():
             self.num_requests += 1
             key, prompt = keys[asked[at]], prompts[asked[at]]
-            if not (isinstance(answer, Failure) and answer.reason in self._asked_again):
+            if self._is_kept(answer) and getattr(answer, "reason", "") != "backend_failed":
                 entry = {"key": key, "stage": prompt.stage, "image_id": prompt.image_id, "model": self.model}
                 line = json.dumps(entry | {"answer": _plain(answer)}) + "\n"
                 # ASCII escapes: a lone surrogate in an answer cannot be encoded as UTF-8.

@@ -1,5 +1,6 @@
 """`captionrl assemble`: the parts of the captioner are those of the checkpoints, and what cannot be assembled is said at once."""
 
+import errno
 import json
 
 import pytest
@@ -90,6 +91,20 @@ def test_assembles_a_scorer_that_can_be_trained(tower, tmp_path, capsys):
     assert torch.equal(still.visual_projection.weight, first.visual_projection.weight)
     with pytest.raises(ValueError, match="model_name_or_path"):
         train(tower, tmp_path / "other")
+
+
+def test_an_incomplete_folder_is_never_there(tower, tmp_path, capsys, monkeypatch):
+    def full(self, folder, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "new" / "clipcap"
+    command = ["assemble", str(tower), LANGUAGE, str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr("transformers.tokenization_utils_base.PreTrainedTokenizerBase.save_pretrained", full)
+        assert main(command) != 0
+    assert not list(out.parent.iterdir())
+    assert main(command) == 0
+    assert load_captioner(str(out))
 
 
 def test_bad_parts_are_one_line(tower, tmp_path, capsys):

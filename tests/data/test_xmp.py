@@ -103,6 +103,18 @@ def test_invalid_packets_are_refused_with_the_name_of_the_file(packet):
             with_text(packet, "a", ["alt_text"], "photos/a.xmp")
 
 
+def test_deep_packets_are_refused_and_prefixes_keep_their_place():
+    deep = WHOLE.replace(b"<dc:subject>", b"<a>" * 5000 + b"</a>" * 5000 + b"<dc:subject>")
+    with pytest.raises(ValueError, match=r"photos/a\.xmp"):
+        with_text(deep, "a", ["alt_text"], "photos/a.xmp")
+    # The same prefix stands for two namespaces, one inside the other.
+    twice = (
+        b'<p:A xmlns:p="http://x.org/1"><p:B xmlns:p="http://x.org/2" p:c="&#13;"><p:D/></p:B><p:E>1&#13;2</p:E></p:A>'
+    )
+    packet = WHOLE.replace(b"<dc:subject>", twice + b"<dc:subject>")
+    assert foreign(with_text(packet, "a", ["alt_text", "description"], "n")) == foreign(packet)
+
+
 def encoded(kind, mode="RGB", **settings):
     pixels = np.random.default_rng(0).integers(0, 255, (33, 21, len(mode)), dtype=np.uint8)
     buffer = io.BytesIO()

@@ -100,7 +100,7 @@ class PairsOptions(RewardOptions):
     prompt: str = option(
         "Describe the image in one sentence.", metavar="TEXT", help="the user's message beside the image"
     )
-    rollout_images: _Images = option(100, help="images scored at once, which are distractors of each other")
+    rollout_images: _Images = option(100, help="images scored at once, at least; they are distractors of each other")
     dataset: str = option(
         "scenes",
         metavar="NAME",

@@ -11,11 +11,10 @@ import json
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -33,7 +32,7 @@ from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.rewards import REWARDS, Reward, RewardContext, RewardData, WeightedRewards
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize_all
-from hf_captionrl.utils.local_server import LOCAL_NAMES, LocalServer, whole_number
+from hf_captionrl.utils.local_server import LOCAL_NAMES, LocalServer, RequestError
 from hf_captionrl.utils.model_files import model_path
 
 if TYPE_CHECKING:
@@ -47,10 +46,10 @@ def parse_reward(spec: str) -> Reward:
     name, _, settings = spec.partition(":")
     if name not in REWARDS:
         raise ValueError(f"--reward {name!r} is not a reward. Use one of {', '.join(sorted(REWARDS))}.")
-    pairs = [setting.partition("=") for setting in settings.split(",") if setting]
+    pairs = [setting.split("=", 1) for setting in settings.split(",") if setting]
     try:
-        return REWARDS[name](**{field.strip(): yaml.safe_load(value) for field, _, value in pairs})
-    except (TypeError, yaml.YAMLError) as error:
+        return REWARDS[name](**{field.strip(): yaml.safe_load(value) for field, value in pairs})
+    except (TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"--reward {spec!r} ({error}). Use NAME:FIELD=VALUE,FIELD=VALUE.") from None
 
 
@@ -79,10 +78,12 @@ class RewardService:
         self.scorer = None if name is None else load_scorer(model_path(name), device=options.device)
         self.image_ids: Sequence[str] = []
         references: Sequence[list[str]] = []
+        columns: Sequence[str] = []
         if options.dataset:
             rows = load_split(options, quarantine_path=None, require_captions="cider" in names).dataset
             self.image_ids, references = id_column(rows), caption_column(rows)
             self._columns = rows.remove_columns("image")
+            columns = self._columns.column_names
         self._rows = RowLookup(self.image_ids)
         self._words = {"": self._end}  # of the references; a call numbers further ones after them
         encode_words(ptb_tokenize_all(text for texts in references for text in texts), self._words)
@@ -92,8 +93,8 @@ class RewardService:
             return scorer_features(scorer, rows, cache_dir=options.cache_dir) if options.dataset else torch.empty(0, 0)
 
         device = getattr(self.scorer, "device", torch.device("cpu"))
-        data = RewardData(self.image_ids, references, features, self._encoded, self._end, device, self.scorer)
-        self.total.prepare(data)
+        known = (self.image_ids, references, features, self._encoded, self._end, device, self.scorer)
+        self.total.prepare(RewardData(*known, columns=columns))
 
     def _encoded(self, captions: Sequence[str], ids: Sequence[Sequence[int]] | None = None) -> tuple[Tensor, Tensor]:
         """Ids and mask `(N, T)`: the given ids, or the tokens of the policy or words of captions, with the end token."""
@@ -133,8 +134,11 @@ class RewardService:
             raise ValueError("completion_ids are tokens of the policy. Start the server with its --tokenizer.")
         for reward in (self.total.rewards[index] for index in chosen):
             if reward.name == "truncation" and completion_ids is None:
-                raise ValueError("The reward 'truncation' needs completion_ids. Use RemoteReward(url, send_ids=True).")
-            if not by_id and (reward.name == "cider" or getattr(reward, "bank_images", "random") != "random"):
+                raise ValueError(
+                    "The reward 'truncation' needs completion_ids. Send them (send_ids=True), or leave it out."
+                )
+            reads_data = reward.name == "cider" or reward.reads_only_text  # captions or columns
+            if not by_id and (reads_data or getattr(reward, "bank_images", "random") != "random"):
                 raise ValueError(f"The reward {reward.name!r} needs images of --dataset. Send ids instead of files.")
         known = torch.from_numpy(self._rows.rows(images)) if by_id else torch.arange(len(images))  # (M,)
         if bool((known < 0).any()):
@@ -173,22 +177,12 @@ _ITEMS: dict[str, type] = {"captions": str, "images": dict, "image_of": int, "co
 _REQUIRED = ("captions", "images", "image_of")
 
 
-class RequestError(ValueError):
-    """A request that is refused, with its status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 def _are_whole(values: Sequence[Any], below: int) -> bool:
     return all(type(value) is int and 0 <= value < below for value in values)
 
 
 class RewardServer(LocalServer):
     """Answers requests with a [`RewardService`]; finishes those that have begun before it ends."""
-
-    timeout_s = 60.0  # so that a stalled client does not keep the server from ending
 
     def __init__(self, service: RewardService, options: ServeOptions) -> None:
         self.service, self.limits = service, options
@@ -219,16 +213,8 @@ class RewardServer(LocalServer):
             "limits": {name: getattr(self.limits, name) for name in ("max_body", "max_captions", "max_pixels")},
         }
 
-    def answer(self, data: bytes) -> dict[str, Any]:
-        """The answer to the body of a request."""
-
-        def refuse(number: str) -> NoReturn:
-            raise ValueError(f"{number} is not a number of JSON")
-
-        try:
-            body = json.loads(data, parse_constant=refuse)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(400, f"The body is not JSON ({error}).") from None
+    def answer(self, body: Any) -> dict[str, Any]:
+        """The answer to a request."""
         version = body.get("version") if isinstance(body, dict) else None
         if type(version) is not int or version != VERSION:
             raise RequestError(400, f'version is {version!r:.40}. Send an object with "version": {VERSION}.')
@@ -273,44 +259,26 @@ class RewardServer(LocalServer):
             left -= images[-1].width * images[-1].height
         return images
 
-    def _rewards(self, request: BaseHTTPRequestHandler) -> dict[str, Any]:
-        most, length = self.limits.max_body, whole_number(request.headers.get("Content-Length", ""))
-        if request.headers.get_content_type() != "application/json":
-            raise RequestError(415, "The body must be JSON. Send Content-Type: application/json.")
-        if length is None:
-            raise RequestError(411, "The request has no length. Send Content-Length.")
-        if length > most:
-            left = min(length, 4 * most)
-            while left > 0 and request.rfile.read(min(left, 2**20)):  # so that the client reads the answer
-                left -= 2**20
-            raise RequestError(413, f"The body has {length} bytes. Send at most {most} (--max_body).")
-        try:
-            data = request.rfile.read(length)
-        except TimeoutError:
-            raise RequestError(408, f"The body did not arrive within {self.timeout_s:g} s. Send it again.") from None
-        return self.answer(data)
+    def respond(self, request: BaseHTTPRequestHandler) -> tuple[bytes, str]:
+        match request.command, request.path:
+            case "POST", "/rewards":
+                if request.headers.get_content_type() != "application/json":
+                    raise RequestError(415, "The body must be JSON. Send Content-Type: application/json.")
+                found = self.answer(self.json_body(request, self.limits.max_body, " (--max_body)"))
+            case "GET", "/health":
+                found = self.health()
+            case "GET", "/schema":
+                found = self.schema()
+            case _:
+                raise RequestError(404, "There are GET /health, GET /schema and POST /rewards.")
+        return _json(found)
 
-    def respond(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
-        status = 200
-        try:
-            if not self.is_own(request):
-                raise RequestError(403, "Host or Origin is not this server. Use its address.")
-            match request.command, request.path:
-                case "POST", "/rewards":
-                    found = self._rewards(request)
-                case "GET", "/health":
-                    found = self.health()
-                case "GET", "/schema":
-                    found = self.schema()
-                case _:
-                    raise RequestError(404, "There are GET /health, GET /schema and POST /rewards.")
-            body = json.dumps(found, allow_nan=False)
-        except Exception as error:
-            status = getattr(error, "status", 422 if isinstance(error, ValueError) else 500)
-            if status == 500:
-                traceback.print_exc()
-            body = json.dumps({"version": VERSION, "error": " ".join(f"{error}".split()) or type(error).__name__})
-        return status, body.encode("ascii"), "application/json"
+    def refusal(self, message: str) -> tuple[bytes, str]:
+        return _json({"version": VERSION, "error": message})
+
+
+def _json(value: Any) -> tuple[bytes, str]:
+    return json.dumps(value, allow_nan=False).encode("ascii"), "application/json"
 
 
 def serve(options: ServeOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
@@ -21,7 +22,7 @@ from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.retrieval.bags import load_bags, save_bags
-from hf_captionrl.utils.io import atomic_write_text
+from hf_captionrl.utils.io import atomic_write_text, refuse_file
 from hf_captionrl.utils.model_files import model_path
 
 TASK = "captionrl_truematch"
@@ -43,12 +44,15 @@ def _task_yaml(data: Path, metrics: Sequence[str]) -> str:
 
 def write_tasks(options: LmmsEvalOptions) -> None:
     """Write the folder."""
-    found, output = load_truematch(options.folder), options.output
+    refuse_file(output := options.output)
+    found = load_truematch(options.folder)
+    scorer = held_out_scorer_name(found.manifest["source"], options.scorer)
+    load_scorer(model_path(scorer))  # an error now and not after the answers of a model
+    scorer = str(Path(scorer).resolve()) if Path(scorer).is_dir() else scorer  # lmms-eval may run elsewhere
     images = options if options.dataset else replace(options, dataset=found.images, split="test")
     dataset = load_split(images, quarantine_path=output / "quarantine.jsonl").dataset
     write_data(output, dataset)
     save_bags(output / BAGS_FILE, found.kept)
-    scorer = held_out_scorer_name(found.manifest["source"], options.scorer)
     metrics = [f"bag_{size}_recall_at_1" for size in sorted(found.kept.rows(list(id_column(dataset))))]
     metrics += ["pool_recall_at_1", "pool_recall_at_5"]
     lines = [
@@ -62,7 +66,7 @@ def write_tasks(options: LmmsEvalOptions) -> None:
     atomic_write_text(output / "utils.py", "\n".join(lines) + "\n")
     atomic_write_text(output / f"{TASK}.yaml", _task_yaml((output / DATA_FOLDER).resolve(), metrics))
     said = {"output": str(output), "task": TASK, "metrics": metrics, "images": len(dataset), "scorer": scorer}
-    text = f"{len(dataset):,} images. Use: python -m lmms_eval --include_path {output} --tasks {TASK} --model ..."
+    text = f"{len(dataset):,} images. Use: python -m lmms_eval --include_path {shlex.quote(str(output))} --tasks {TASK} --model ..."
     print(json.dumps(said) if options.json else text)
 
 

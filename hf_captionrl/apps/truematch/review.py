@@ -9,8 +9,6 @@ import random
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +27,11 @@ from hf_captionrl.apps.truematch.build import (
     write_truematch_card,
 )
 from hf_captionrl.data import load_captions, open_image
-from hf_captionrl.data.columns import undecoded
+from hf_captionrl.data.columns import id_column, undecoded
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.utils.io import atomic_write_text
-from hf_captionrl.utils.local_server import LocalServer, whole_number
+from hf_captionrl.utils.local_server import LocalServer, RequestError, whole_number
 
 if TYPE_CHECKING:
     import datasets
@@ -48,29 +46,6 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render_review(
-    title: str,
-    bags: Sequence[Mapping[str, Any]],  # `id` (as in the decisions), `similarity` and `images` (keys)
-    images: Mapping[str, Mapping[str, Any]],  # `image_id`, `source` (a path on the server or a data URL), `captions`
-    *,
-    reasons: Mapping[str, str],
-    token: str | None = None,
-    **data: Any,  # `decisions` and `fingerprint`
-) -> str:
-    """Render the page."""
-    data |= {"bags": bags, "images": images, "reasons": reasons, "token": token}
-    values: dict[str, Any] = {"title": title, "served": token is not None, "reasons": reasons, "data": data}
-    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
-    return render_html(TEMPLATES, "review", sort_keys=False, **values)
-
-
-# --- Server of the review page, on this machine only -----------------------------------------------------------------
-
-_MAX_BODY = 2**16
-_ADDRESS = "127.0.0.1"  # never reachable from other machines
-_TEXT = "text/plain; charset=utf-8"
-
-
 def _image(rows: datasets.Dataset, row: int) -> str:
     return str(embedded_image(open_image(rows[row]["image"]))["source"])
 
@@ -78,31 +53,29 @@ def _image(rows: datasets.Dataset, row: int) -> str:
 def review_page(folder: Path, rows: datasets.Dataset, token: str | None) -> str:
     """The page with the current decisions; without a token it contains its images."""
     found = load_truematch(folder)
-    ids = [str(image_id) for image_id in rows["image_id"][:]]
-    images = {
-        str(row): {
-            "image_id": image_id,
-            "source": _image(rows, row) if token is None else f"image/{row}",
-            "captions": list(captions),
-        }
-        for row, (image_id, captions) in enumerate(zip(ids, rows["captions"][:], strict=True))
-    }
-    row_of = {image_id: str(row) for row, image_id in enumerate(ids)}
-    bags = [
+    images, row_of = {}, {}
+    for row, (image_id, captions) in enumerate(zip(id_column(rows), rows["captions"][:], strict=True)):
+        source = _image(rows, row) if token is None else f"image/{row}"
+        images[str(row)] = {"image_id": image_id, "source": source, "captions": list(captions)}
+        row_of[image_id] = str(row)
+    bags: list[dict[str, Any]] = [
         {"id": bag_id(bag), "similarity": similarity, "images": [row_of[image_id] for image_id in bag]}
         for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
     ]
     # Small bags first, in random order within a size, so that an unfinished review is a fair sample.
     random.Random(int(found.manifest["seed"])).shuffle(bags)
-    return render_review(
-        f"Bags of {found.manifest['card']['dataset_id']}",
-        sorted(bags, key=lambda bag: len(bag["images"])),
-        images,
-        reasons=REASONS,
-        decisions={bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
-        fingerprint=bags_fingerprint(found.bags),
-        token=token,
-    )
+    data = {
+        "bags": sorted(bags, key=lambda bag: len(bag["images"])),
+        "images": images,
+        "reasons": REASONS,
+        "decisions": {bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
+        "fingerprint": bags_fingerprint(found.bags),
+        "token": token,
+    }
+    title = f"Bags of {found.manifest['card']['dataset_id']}"
+    values: dict[str, Any] = {"title": title, "served": token is not None, "reasons": REASONS, "data": data}
+    # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
+    return render_html(TEMPLATES, "review", sort_keys=False, **values)
 
 
 class ReviewServer(LocalServer):
@@ -121,19 +94,11 @@ class ReviewServer(LocalServer):
         self._lock = threading.Lock()
         self._writer = DecisionWriter(folder / DECISIONS_FILE)
         try:
-            super().__init__(_ADDRESS, port)
+            super().__init__("127.0.0.1", port)  # never reachable from other machines
         except ValueError:
             self._writer.close()
             raise
         self.address += "/"
-
-    def decide(self, value: Any) -> None:
-        """Check a decision and write it."""
-        decision = check_decision(value, "The decision")
-        if decision.bag not in self._known:
-            raise ValueError(f"There is no bag {decision.bag!r:.60} in this benchmark. Reload the page.")
-        with self._lock:
-            self._writer.append(decision)
 
     def serve(self) -> None:
         """Answer requests until Ctrl-C or `stop`, and unlock the decisions."""
@@ -142,37 +107,29 @@ class ReviewServer(LocalServer):
         finally:
             self._writer.close()
 
-    def respond(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
-        if not self.is_own(request):
-            return HTTPStatus.FORBIDDEN, b"This page is served to 127.0.0.1 only.", _TEXT
-        if request.command == "POST":
-            return self._decision(request)
+    def respond(self, request: BaseHTTPRequestHandler) -> tuple[bytes, str]:
         name, _, text = request.path.strip("/").partition("/")
         number = whole_number(text)
-        if request.path == "/":
+        if request.command == "POST" and request.path == "/decisions":
+            given = request.headers.get("X-Review-Token", "")
+            value = self.json_body(request, 2**16)
+            if not secrets.compare_digest(given.encode(), self._token.encode()):
+                raise RequestError(403, "The review was restarted. Reload the page.")
+            decision = check_decision(value, "The decision")
+            if decision.bag not in self._known:
+                raise ValueError(f"There is no bag {decision.bag!r:.60} in this benchmark. Reload the page.")
+            with self._lock:
+                self._writer.append(decision)
+            return b"{}", "application/json"
+        if request.command == "GET" and request.path == "/":
             with self._lock:  # a data set is not thread-safe
                 page = review_page(self._folder, self._rows, self._token)
-            return HTTPStatus.OK, page.encode("utf-8", "xmlcharrefreplace"), "text/html; charset=utf-8"
-        if name == "image" and number is not None and number < len(self._rows):
+            return page.encode("utf-8", "xmlcharrefreplace"), "text/html; charset=utf-8"
+        if request.command == "GET" and name == "image" and number is not None and number < len(self._rows):
             with self._lock:
                 head, _, data = self._image(number).partition(";base64,")
-            return HTTPStatus.OK, base64.b64decode(data), head.removeprefix("data:")
-        return HTTPStatus.NOT_FOUND, b"Not found.", _TEXT
-
-    def _decision(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes, str]:
-        length = whole_number(request.headers.get("Content-Length", ""))
-        given = request.headers.get("X-Review-Token", "")
-        if request.path != "/decisions" or length is None or length > _MAX_BODY:
-            return HTTPStatus.BAD_REQUEST, b"This is not a decision.", _TEXT
-        if not secrets.compare_digest(given.encode(), self._token.encode()):
-            return HTTPStatus.FORBIDDEN, b"The review was restarted. Reload the page.", _TEXT
-        try:
-            self.decide(json.loads(request.rfile.read(length)))
-        except (ValueError, RecursionError) as error:
-            return HTTPStatus.BAD_REQUEST, str(error).encode("utf-8", "replace"), _TEXT
-        except OSError as error:
-            return HTTPStatus.INTERNAL_SERVER_ERROR, f"the decision could not be written ({error})".encode(), _TEXT
-        return HTTPStatus.OK, b"{}", "application/json"
+            return base64.b64decode(data), head.removeprefix("data:")
+        raise RequestError(404, "Not found.")
 
 
 # --- `captionrl truematch review` and `apply`: review the bags, and apply the decisions ------------------------------
@@ -186,10 +143,9 @@ def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Datas
         ).dataset
     else:
         rows = load_captions(found.images, split="test", require_captions=False)
-    row_of = {str(image_id): row for row, image_id in enumerate(rows["image_id"][:])}
+    row_of = {image_id: row for row, image_id in enumerate(id_column(rows))}
     wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
-    missing = [image_id for image_id in wanted if image_id not in row_of]
-    if missing:
+    if missing := [image_id for image_id in wanted if image_id not in row_of]:
         raise ValueError(
             f"{len(missing)} images of the bags are not in the data set, such as {missing[0]!r}. Check --dataset and --split."
         )

@@ -125,6 +125,7 @@ def test_trl_trains_on_the_file(sampled, tmp_path):
         ([], "--reward"),
         (["--reward", "length", "--metric", "cider_d"], "--metric"),
         (["--metric", "clip_score"], "--scorer"),
+        (["--metric", "cider_d", "--reward_weights", "2"], "--reward_weights"),
         (["--metric", "meteorite"], "'meteorite'"),
         (["--reward", "meteorite"], "'meteorite'"),
         (["--metric", "cider_d", "--margin", "0"], "margin"),

@@ -6,6 +6,7 @@ import json
 import pickle
 import signal
 import socket
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.rewards import REWARDS
-from hf_captionrl.scenes import load_scenes
+from hf_captionrl.scenes import check, load_scenes
 from tests.apps.serving.conftest import ALL, CAPTIONS
 from tests.processes import Forked
 from tests.tiny.chat import tiny_chat
@@ -60,6 +61,17 @@ def test_every_reward_equals_a_loop(service, scenes):
     assert all(0 < value < 1.1 for value in parts["diversity"])
     assert found["rewards"] == pytest.approx([sum(values) for values in zip(*parts.values(), strict=True)], rel=1e-12)
     assert {name for name in REWARDS if parse_reward(name).name != name} == set()
+
+
+def test_rewards_that_read_columns_of_the_data(options, scenes):
+    made = RewardService(options(), ["claim_f1:score=precision", "question_oracle"])
+    found = made.score(CAPTIONS, list(made.image_ids[:3]), [0, 0, 1, 1, 2, 2])["parts"]
+    for row, (caption, value) in enumerate(zip(CAPTIONS, found["claim_precision"], strict=True)):
+        truth = check(caption, scenes[row // 2]["facts"])
+        assert value == len(truth.right) / max(len(truth.right) + len(truth.wrong), 1)
+    assert len(set(found["claim_precision"])) > 1 < len(set(found["question_oracle"]))
+    with pytest.raises(ValueError, match="'claim_precision' needs images of --dataset"):
+        made.score(["a"], [files()[3]], [0])
 
 
 def test_weights_groups_and_some_rewards(options, cache):
@@ -264,6 +276,7 @@ def test_health_and_schema(server):
         ({}, ["length:max_token=3"], "max_token"),
         ({}, ["length:max_tokens=0"], "max_tokens"),
         ({}, ["length:max_tokens=[1"], "length"),
+        ({}, ["length:max_tokens"], "FIELD=VALUE"),
         ({}, ["length", "length:max_tokens=3"], "length"),
         ({"reward_weights": [1.0, 2.0]}, ["length"], "weights"),
         ({"dataset": ""}, ["self_retrieval"], "--scorer"),
@@ -301,6 +314,25 @@ def test_another_host_is_said_and_takes_addresses_only(options, capsys, monkeypa
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve-rewards", "--reward", "length", "--port", str(taken.getsockname()[1])]) == 2
     assert "--port" in capsys.readouterr().err
+
+
+def test_clients_that_hang_up_or_stall_leave_no_traceback(service, options, monkeypatch, capfd):
+    monkeypatch.setattr(RewardServer, "timeout_s", 0.5)
+    head = "POST /rewards HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+    body = json.dumps(GOOD)
+    with RewardServer(service, options(max_body=1000)) as running:
+        for sent in ("POST /rew", head.format(900) + "{", head.format(2000) + "{", head.format(len(body)) + body):
+            with socket.create_connection(("127.0.0.1", running.port)) as client:
+                client.sendall(sent.encode())
+                time.sleep(0.05)
+                # Closing then sends a reset.
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for length in (900, 2000):
+            with socket.create_connection(("127.0.0.1", running.port)) as client:
+                client.sendall((head.format(length) + "{").encode())
+                assert b" 408 " in client.recv(100)
+        assert RemoteReward(running.address, rewards=["length"])(["a"], image_id=["test-00000"]) == [0]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def answers(address):

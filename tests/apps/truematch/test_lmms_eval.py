@@ -105,6 +105,17 @@ def test_an_unknown_benchmark(tmp_path, capsys):
     assert "truematch build" in capsys.readouterr().err
 
 
+def test_bad_options_are_refused_before_anything_is_written(built, tmp_path, capsys):
+    (file := tmp_path / "file").touch()
+    for given, named in (
+        (["--output", file], "--output"),
+        (["--output", tmp_path / "out", "--scorer", file], "scorer"),
+    ):
+        assert truematch("lmms-eval", built, *given) == 2
+        assert named in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_installed_package(tasks, scenes, cache, monkeypatch):
     """Run with lmms-eval 0.7.3, from its index of tasks to the metrics, with references as answers."""
     pytest.importorskip("lmms_eval.tasks", reason="lmms-eval is not installed")
