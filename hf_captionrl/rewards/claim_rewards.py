@@ -156,9 +156,11 @@ class LanguageModelChecker:
 
         def split(texts: Sequence[str]) -> list[list[str] | None]:
             # Vision-language models get some image with every prompt; the text alone names the question.
-            prompts = [Prompt("split", "", _SPLIT.format(t), image=i) for t, i in zip(texts, images, strict=True)]
-            answers = zip(texts, ask(self.backend, prompts), strict=True)
-            found = [listed_claims(answer) if text.strip() else [] for text, answer in answers]
+            said = [n for n, text in enumerate(texts) if text.strip()]
+            prompts = [Prompt("split", "", _SPLIT.format(texts[n]), image=images[n]) for n in said]
+            found: list[list[str] | None] = [[] for _ in texts]
+            for n, answer in zip(said, ask(self.backend, prompts), strict=True):
+                found[n] = listed_claims(answer)
             self.num_unreadable += found.count(None)
             return found
 
@@ -183,16 +185,17 @@ class LanguageModelChecker:
         facts = split(references) if self.recall else [None] * number
         stated = verify(facts, nameless, lambda n, one: _VERIFY_TEXT.format(f"- {completions[n]}", one))
         checked: list[CheckedCaption | None] = []
-        for caption, found, true, there, said in zip(completions, claims, known, facts, stated, strict=True):
+        for caption, found, true, said in zip(completions, claims, known, stated, strict=True):
             if found is None:
                 checked.append(None)
                 continue
-            places = [caption.casefold().find(claim.casefold()) for claim in found]
+            places = [re.search(re.escape(claim), caption, re.IGNORECASE) for claim in found]
             judged = [
-                CheckedClaim(claim, true[claim], *((at, at + len(claim)) if at >= 0 else ()))
-                for claim, at in zip(found, places, strict=True)
+                CheckedClaim(claim, true[claim], *(place.span() if place else ()))
+                for claim, place in zip(found, places, strict=True)
             ]
-            numbers = (None, None) if there is None else (list(said.values()).count(True), len(there))
+            # Without facts, also if the references cannot be read, there is no recall.
+            numbers = (list(said.values()).count(True), len(said)) if self.recall else ()
             checked.append(CheckedCaption(judged, *numbers))
         return checked
 
@@ -223,7 +226,7 @@ class ClaimReward(Reward):
     With `credit="claim"` a token has the advantage `A + v - P`, where `A` is that of its caption, `v` is 1 in a true claim and
     0 in a false one (the mean, if it belongs to several) and `P` the caption's precision. With `score="precision"` and the
     baseline `"group_mean"` this is `v` minus the mean precision of the group. Other tokens have the advantage of the
-    caption. The gradient is biased, see docs/rewards.md.
+    caption. The gradient is biased, see docs/claims.md.
 
     Args:
         checker (`Callable`, *optional*): Called like a reward function; it returns a [`CheckedCaption`] per caption, or None
