@@ -58,8 +58,14 @@ def _answered(number: int, make: Callable[[int], Prompt], ask: Callable[[list[Pr
 
 
 def _scored(number: int, make: Callable[[int], Prompt], answers: Sequence[str], backend: Any) -> list[Any]:
-    """Log-probabilities `(A,)` of the answers to each question, or a [`Failure`]."""
-    return _answered(number, make, lambda prompts: backend.score_answers(prompts, answers))
+    """Log-probabilities `(A,)` of the answers to each question, or a [`Failure`], also where they are no probabilities."""
+    found = _answered(number, make, lambda prompts: backend.score_answers(prompts, answers))
+    return [
+        row
+        if isinstance(row, Failure) or math.isfinite(np.max(row))
+        else Failure("backend_failed", f"the log-probabilities of {', '.join(answers)} are {row}")
+        for row in found
+    ]
 
 
 def _with_images(captions: Any, images: Sequence[Any], backend: Any) -> list[str]:
@@ -212,7 +218,8 @@ def clair(captions: Any, references: Any, backend: Any) -> dict[str, Any]:
         return Prompt("clair", "", _CLAIR.format(listed=_listed(groups[row]), caption=texts[row]))
 
     found = list(map(parse_rating, _answered(len(texts), make, backend.complete)))
-    again = [row for row, rated in enumerate(found) if isinstance(rated, Failure)]
+    # The backend has already repeated a request that failed.
+    again = [row for row, rated in enumerate(found) if isinstance(rated, Failure) and rated.reason != "backend_failed"]
     retried = _answered(len(again), lambda at: replace(make(again[at]), attempt=1), backend.complete)
     for row, answer in zip(again, retried, strict=True):
         found[row] = parse_rating(answer)
