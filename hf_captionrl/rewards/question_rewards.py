@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_captionrl.retrieval.feature_cache import image_hash
 from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData, register_reward
-from hf_captionrl.rewards.claim_rewards import answer_file, ask, image_name
+from hf_captionrl.rewards.claim_rewards import answer_file, ask
 from hf_captionrl.scenes.questions import Question, answers_of_claims, scene_questions
 from hf_captionrl.scenes.world import sample_scene
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
@@ -68,15 +69,10 @@ _UNTOLD = "the description does not tell"
 
 
 class LanguageModelReader:
-    """Answers questions from captions with a language model.
+    """Answers questions from captions with a language model; its answers are kept in `cache_file`.
 
-    The answer is the letter with the highest log-probability where the backend offers probabilities, else the letter that it
-    writes; a question without a letter is counted (`num_unreadable`).
-
-    Args:
-        backend ([`Backend`]): The model.
-        cache_file (`str` or `os.PathLike`): File of JSON lines in which the answers are kept, so that none is asked twice.
-        log_probs (`bool`, *optional*): Whether to ask for log-probabilities; None: where the backend offers them.
+    The answer is the letter with the highest log-probability, by default (`log_probs=None`) where the backend offers them, else the
+    letter that it writes; a question without a letter is counted (`num_unreadable`).
     """
 
     def __init__(self, backend: Backend, cache_file: str | os.PathLike[str], log_probs: bool | None = None) -> None:
@@ -146,18 +142,8 @@ def make_questions(
 ) -> int:
     """Let a vision-language model write questions about images, for [`QuestionReward`].
 
-    Its answers are kept in `<path>.answers`; a killed or repeated call asks nothing twice. An answer that cannot be read is asked
-    for again, up to `attempts` times. Questions may be wrong, or answered without the picture: compare with `prior`.
-
-    Args:
-        image_ids: Ids of the images.
-        images: The images (`PIL.Image.Image`), opened on access.
-        backend ([`Backend`]): A vision-language model.
-        path: File of JSON lines to write: `image_id`, `questions`.
-        number: Questions per image that are asked for.
-
-    Returns:
-        `int`: Images without questions, which are left out, with a warning.
+    Its answers are kept in `<path>.answers`; one that cannot be read is asked for again, up to `attempts` times. Returns the number
+    of images without questions, which are left out. Questions may be wrong, or answered without the picture: compare with `prior`.
     """
     if not backend.is_multimodal:
         raise ValueError(f"backend is {backend.model!r}, which does not see images. Use a vision-language model.")
@@ -167,7 +153,7 @@ def make_questions(
             left = {str(image_ids[i]): images[i] for i in range(start, min(start + 64, len(image_ids)))}
             for attempt in range(attempts):
                 prompts = [
-                    Prompt("questions", image_name(image), _WRITE.format(number), image=image, attempt=attempt)
+                    Prompt("questions", image_hash(image), _WRITE.format(number), image=image, attempt=attempt)
                     for image in left.values()
                 ]
                 read = zip(left, map(parse_questions, ask(kept, prompts)), strict=True)
