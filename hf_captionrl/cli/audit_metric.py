@@ -85,10 +85,16 @@ def audit_metric(options: AuditMetricOptions) -> None:
         raise ValueError("There is no metric. Use --metric or --command.")
     if 0 < options.n < _FEWEST or (options.n == 0 and options.pairs is None):
         raise ValueError(f"n is {options.n}. Use at least {_FEWEST} scenes, or 0 with --pairs.")
-    with_scorer = _check_names(options)
+    if len(set(options.metric)) < len(options.metric):
+        raise ValueError(f"--metric names a metric twice: {' '.join(options.metric)}. Name each once.")
 
     from hf_captionrl.evaluation import metric_audit
+    from hf_captionrl.evaluation.metric_functions import metric_function
 
+    with_scorer = list(filter(_needs_scorer, options.metric))
+    for name in options.metric:  # unknown names and a missing judge are refused before anything is loaded
+        if not name.startswith("reward:") and name not in (*with_scorer, *metric_audit.OWN_METRICS):
+            metric_function(name, judge=options.judge)
     of_scenes = [name for name in options.metric if name.startswith("truth_") or name in _REWARDS_OF_SCENES]
     if of_scenes and options.n == 0:
         raise ValueError(f"--metric {of_scenes[0]} knows the facts of scenes only. Leave it out, or raise n.")
@@ -116,26 +122,12 @@ def _say(line: str) -> None:
     print(f"captionrl audit-metric: {line}", file=sys.stderr)
 
 
-def _check_names(options: AuditMetricOptions) -> list[str]:
-    """The metrics that need a scorer; unknown names and a missing judge are refused before anything is loaded."""
-    from hf_captionrl.evaluation.metric_audit import OWN_METRICS
-    from hf_captionrl.evaluation.metric_functions import metric_function
-    from hf_captionrl.rewards.base import REWARDS, resolve_rewards
+def _needs_scorer(name: str) -> bool:
+    from hf_captionrl.rewards.base import resolve_rewards
 
-    names = options.metric
-    if len(set(names)) < len(names):
-        raise ValueError(f"--metric names a metric twice: {' '.join(names)}. Name each once.")
-    found = []
-    for name in names:
-        if name.startswith("reward:"):
-            resolve_rewards(name.removeprefix("reward:"))
-            if "scorer" in getattr(REWARDS[name.removeprefix("reward:")], "__dataclass_fields__", ()):
-                found.append(name)
-        elif name in SCORER_METRICS:
-            found.append(name)
-        elif name not in OWN_METRICS:
-            metric_function(name, judge=options.judge)
-    return found
+    if not name.startswith("reward:"):
+        return name in SCORER_METRICS
+    return hasattr(resolve_rewards(name.removeprefix("reward:")).rewards[0], "scorer")
 
 
 def _load(options: AuditMetricOptions, with_scorer: Sequence[str], judge: Any) -> list[AuditedMetric]:

@@ -33,9 +33,8 @@ def metric_function(
     """The function of a metric.
 
     `metric` is a name of `TEXT_METRICS`, of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
-    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; `"evaluate:NAME"`
-    or `"evaluate:PATH.py"` for a module of `evaluate`, followed by `":KEY"` if it returns several numbers per caption; a loaded
-    module; or a function of captions and references, or of captions, references and images.
+    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; a module of `evaluate`,
+    loaded or as `"evaluate:NAME"` or `"evaluate:PATH.py"`, with `":KEY"` if it returns several numbers per caption; or a function.
     """
     if not isinstance(metric, str):
         if hasattr(metric, "compute"):
