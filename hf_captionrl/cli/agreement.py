@@ -68,36 +68,31 @@ def measure_agreement(options: AgreementOptions) -> None:
     from hf_captionrl.evaluation.ratings import load_ratings, published_agreement
     from hf_captionrl.metrics.meteor_spice import JavaError
 
-    by_scorer, by_judge = ([n for n in options.metrics if n in names] for names in (SCORER_METRICS, JUDGE_METRICS))
-    if by_scorer and options.scorer is None:
-        raise ValueError(f"{by_scorer[0]} needs a scorer. Use --scorer {_PUBLISHED_SCORER}.")
-    if by_judge and options.judge is None:
-        raise ValueError(f"{by_judge[0]} needs a judge. Use --judge transformers:NAME.")
+    # Unknown names and missing models are refused before anything is loaded.
+    functions = {n: metric_function(n, scorer=options.scorer, judge=options.judge) for n in options.metrics}
+    by_scorer, by_judge = ([n for n in functions if n in names] for names in (SCORER_METRICS, JUDGE_METRICS))
     judge_sees = [name for name in by_judge if name != "clair"]
-    with_images = by_scorer + judge_sees
-    functions = {name: metric_function(name) for name in options.metrics if name not in (*by_scorer, *by_judge)}
     rated = load_ratings(
         options.benchmark, options.data_root, num_references=options.num_references, seed=options.seed
     )
     folder = options.image_dir or options.data_root / "images"
     missing = [name for name in dict.fromkeys(rated.images) if not (folder / name).is_file()]
-    if with_images and missing:
+    if (by_scorer or judge_sees) and missing:
         raise FileNotFoundError(f"{folder} lacks {len(missing)} images, such as {missing[0]!r}.")
-    scorer = None
     if by_scorer:
         from hf_captionrl.retrieval import load_scorer
 
         scorer = load_scorer(options.scorer, device=options.device)
-    functions |= {name: metric_function(name, scorer=scorer) for name in by_scorer}
+        functions |= {name: metric_function(name, scorer=scorer) for name in by_scorer}
     if options.command is not None:
         functions["command"] = program_metric(options.command)
     scores: dict[str, Any] = {}
     not_run = {}
     with options.loaded_judge(with_images=bool(judge_sees)) as judge:
         functions |= {name: metric_function(name, judge=judge) for name in by_judge}
-        for name in [*options.metrics, *(["command"] if options.command is not None else [])]:
+        for name, function in functions.items():
             try:
-                scores[name] = rated.scores(functions[name], name=name, image_dir=folder)
+                scores[name] = rated.scores(function, name=name, image_dir=folder)
             except JavaError as error:
                 not_run[name] = str(error)
     if not scores:

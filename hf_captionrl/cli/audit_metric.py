@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, TEXT_METRICS
+from hf_captionrl.cli.options import JudgeOptions
+from hf_captionrl.evaluation.metric_functions import JUDGE_METRICS, SCORER_METRICS, TEXT_METRICS
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
 from hf_captionrl.utils.options import CommandOptions, DeviceOptions, NotNegative, SeedOptions, option
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from hf_captionrl.evaluation.metric_audit import AuditedMetric
 
 _FEWEST = 50  # scenes; with fewer, intervals of rare kinds say nothing
+_REWARDS_OF_SCENES = ("reward:claim_f1", "reward:question_oracle")
 
 
 @dataclass
-class AuditMetricOptions(SeedOptions, DeviceOptions, CommandOptions):
+class AuditMetricOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions):
     """Show which errors of captions a metric sees, on scenes of the embedded world and on your own pairs of captions.
 
     Measures, with 95 % intervals over scenes: how often a true caption scores higher than one with a single wrong fact, by kind of
@@ -48,7 +50,7 @@ class AuditMetricOptions(SeedOptions, DeviceOptions, CommandOptions):
         [],
         nargs="+",
         metavar="METRIC",
-        help=f"metrics to audit: {', '.join((*TEXT_METRICS, *SCORER_METRICS))}, or those below",
+        help=f"metrics to audit: {', '.join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))}, or those below",
     )
     command: str | None = option(
         None,
@@ -83,26 +85,34 @@ def audit_metric(options: AuditMetricOptions) -> None:
         raise ValueError("There is no metric. Use --metric or --command.")
     if 0 < options.n < _FEWEST or (options.n == 0 and options.pairs is None):
         raise ValueError(f"n is {options.n}. Use at least {_FEWEST} scenes, or 0 with --pairs.")
-    with_scorer = _check_names(options.metric)
+    if len(set(options.metric)) < len(options.metric):
+        raise ValueError(f"--metric names a metric twice: {' '.join(options.metric)}. Name each once.")
 
     from hf_captionrl.evaluation import metric_audit
+    from hf_captionrl.evaluation.metric_functions import metric_function
 
-    of_scenes = [name for name in options.metric if name.startswith("truth_")]
+    with_scorer = list(filter(_needs_scorer, options.metric))
+    for name in options.metric:  # unknown names and a missing judge are refused before anything is loaded
+        if not name.startswith("reward:") and name not in (*with_scorer, *metric_audit.OWN_METRICS):
+            metric_function(name, judge=options.judge)
+    of_scenes = [name for name in options.metric if name.startswith("truth_") or name in _REWARDS_OF_SCENES]
     if of_scenes and options.n == 0:
         raise ValueError(f"--metric {of_scenes[0]} knows the facts of scenes only. Leave it out, or raise n.")
     pairs = None if options.pairs is None else metric_audit.read_pairs(options.pairs)
     lacking = next((pair["better"] for pair in pairs or () if pair["image"] is None), None)
-    needing = [name for name in options.metric if name in with_scorer or name.startswith("reward:")]
+    judge_sees = [name for name in options.metric if name in JUDGE_METRICS and name != "clair"]
+    needing = [n for n in options.metric if n in (*with_scorer, *judge_sees) or n.startswith("reward:")]
     if needing and lacking is not None:
         raise ValueError(f"--metric {needing[0]} needs images, and the pair of {lacking!r} has none. Add 'image'.")
-    metrics = _load(options, with_scorer)
     settings: dict[str, Any] = {"n": options.n, "seed": options.seed, "references": options.references}
     result = dict(settings)
-    if options.n:
-        result["metrics"] = metric_audit.audit_on_scenes(metrics, **settings, progress=_say)
-    if pairs is not None:
-        others = [audited for audited in metrics if audited.metric not in of_scenes]
-        result["pairs"] = metric_audit.audit_on_pairs(others, pairs, seed=options.seed)
+    with options.loaded_judge(with_images=bool(judge_sees)) as judge:
+        metrics = _load(options, with_scorer, judge)
+        if pairs is not None:  # before the scenes, because a metric may refuse them
+            others = [audited for audited in metrics if audited.name not in of_scenes]
+            result["pairs"] = metric_audit.audit_on_pairs(others, pairs, seed=options.seed)
+        if options.n:
+            result["metrics"] = metric_audit.audit_on_scenes(metrics, **settings, progress=_say)
     write_json(options.output / "metric_audit.json", result | {"versions": installed_versions()})
     atomic_write_text(options.output / "metric_audit.html", audit_html(result))
     print(json.dumps(result) if options.json else _text(result, options.output))
@@ -112,30 +122,17 @@ def _say(line: str) -> None:
     print(f"captionrl audit-metric: {line}", file=sys.stderr)
 
 
-def _check_names(names: Sequence[str]) -> list[str]:
-    """The metrics that need a scorer; unknown names are refused before anything is loaded."""
-    from hf_captionrl.evaluation.metric_audit import OWN_METRICS
-    from hf_captionrl.evaluation.metric_functions import metric_function
-    from hf_captionrl.rewards.base import REWARDS, resolve_rewards
+def _needs_scorer(name: str) -> bool:
+    from hf_captionrl.rewards.base import resolve_rewards
 
-    if len(set(names)) < len(names):
-        raise ValueError(f"--metric names a metric twice: {' '.join(names)}. Name each once.")
-    found = []
-    for name in names:
-        if name.startswith("reward:"):
-            resolve_rewards(name.removeprefix("reward:"))
-            if "scorer" in getattr(REWARDS[name.removeprefix("reward:")], "__dataclass_fields__", ()):
-                found.append(name)
-        elif name in SCORER_METRICS:
-            found.append(name)
-        elif name not in OWN_METRICS:
-            metric_function(name)
-    return found
+    if not name.startswith("reward:"):
+        return name in SCORER_METRICS
+    return hasattr(resolve_rewards(name.removeprefix("reward:")).rewards[0], "scorer")
 
 
-def _load(options: AuditMetricOptions, with_scorer: Sequence[str]) -> list[AuditedMetric]:
+def _load(options: AuditMetricOptions, with_scorer: Sequence[str], judge: Any) -> list[AuditedMetric]:
     from hf_captionrl.evaluation.metric_audit import AuditedMetric
-    from hf_captionrl.evaluation.metric_functions import program_metric
+    from hf_captionrl.evaluation.metric_functions import metric_function, program_metric
     from hf_captionrl.evaluation.options import clip_prefix
 
     scorers, language_model = {}, None
@@ -154,7 +151,8 @@ def _load(options: AuditMetricOptions, with_scorer: Sequence[str]) -> list[Audit
                 label = f"{name} ({by})" if len(scorers) > 1 else name
                 found.append(AuditedMetric(label, name, scorer, clip_prefix(None, "", by)))
         else:
-            found.append(AuditedMetric(name, name, language_model=language_model))
+            metric = metric_function(name, judge=judge) if name in JUDGE_METRICS else name
+            found.append(AuditedMetric(name, metric, language_model=language_model))
     if options.command is not None:
         found.append(AuditedMetric("command", program_metric(options.command)))
     return found

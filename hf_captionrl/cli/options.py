@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,11 +64,11 @@ class JudgeOptions:
         else:
             load = models.TransformersVisionBackend if with_images else models.TransformersTextBackend
             judge = load(name, device=getattr(self, "device", None))
-        if self.judge_answers is None:
-            yield judge
-            return
-        with KeptAnswers(judge, self.judge_answers, self.max_requests) as kept:
-            yield kept
+        # Also without a file to keep, equal questions are asked once, and a judge that always fails ends the command.
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.judge_answers or Path(folder) / "answers.jsonl"
+            with KeptAnswers(judge, path, self.max_requests) as kept:
+                yield kept
 
 
 @dataclass

@@ -89,12 +89,9 @@ def _changed(rng: np.random.Generator, facts: Facts) -> dict[str, Facts]:
 
 
 def scene_captions(facts: Facts, rng: np.random.Generator) -> dict[str, str]:
-    """All captions of one scene that are scored, by name; a name that does not apply to the scene is missing.
-
-    `"true"` is the full caption. Those of `KINDS`, `"wrong"`, `"wrong, reworded"` and `"background, early"` have a wrong fact;
-    `"negation, true"` is the true one beside `"negation"`. Those of `INVARIANCES`, `"identical"` and `"longer <k>"` have the facts of
-    the true caption, `"facts <k>"` some of them.
-    """
+    """All captions of one scene that are scored, by name; a name that does not apply to the scene is missing."""
+    # Those of KINDS, "wrong", "wrong, reworded" and "background, early" have a wrong fact; "negation, true" is the true one beside
+    # "negation". Those of INVARIANCES, "identical" and "longer <k>" have the facts of the true caption, "facts <k>" some of them.
     true, said = full_caption(facts), _said(facts)
     changed = _changed(rng, facts)
     found = {"true": true, "identical": true, "word order": write_sentence(said, annotator=_SETTING_FIRST)}
@@ -208,9 +205,9 @@ def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> Metri
     from hf_captionrl.text.tokenize import ptb_tokenize
 
     rewards, words = resolve_rewards(reward), {}  # type: ignore[var-annotated]
-    rows = {file: row for row, file in reversed(list(enumerate(images.files)))}  # the first row of each file
-    distinct = sorted(rows.values())
-    position = {row: at for at, row in enumerate(distinct)}
+    first = {file: row for row, file in reversed(list(enumerate(images.files)))}
+    distinct = sorted(first.values())  # the first row of each file
+    position = {images.files[row]: at for at, row in enumerate(distinct)}
     columns = {} if images.facts is None else {"facts": [images.facts[row].to_dict() for row in distinct]}
 
     def encode(captions: Sequence[str]) -> tuple[Any, Any]:
@@ -229,7 +226,7 @@ def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> Metri
 
     def scores(candidates: Sequence[str], _: Any, files: Sequence[Any]) -> list[float]:
         ids, mask = encode(candidates)
-        at = [position[rows[file]] for file in files]
+        at = [position[file] for file in files]
         context = RewardContext(
             captions=list(candidates),
             ids=ids,
@@ -254,26 +251,21 @@ def audited_function(audited: AuditedMetric, images: AuditImages) -> MetricFunct
     if metric == "length":
         return lambda candidates, references, files: [float(len(text.split())) for text in candidates]
     if metric == "perplexity":
-        return lambda candidates, references, files: _log_probs(candidates, *audited.language_model)
+        from hf_captionrl.metrics.perplexity import caption_losses
+
+        def log_probs(candidates: Sequence[str], references: Any, files: Any) -> list[float]:
+            losses = caption_losses(list(candidates), *audited.language_model)
+            return (-losses.nats / losses.tokens.clamp(min=1)).tolist()  # type: ignore[no-any-return]
+
+        return log_probs
     if metric in OWN_METRICS:
         facts = dict(zip(images.files, images.facts or (), strict=True))
         return lambda candidates, references, files: [
             truth_score(metric, text, facts[file]) for text, file in zip(candidates, files, strict=True)
         ]
-    if isinstance(metric, str) and not metric.startswith("reward:"):
-        return metric_function(metric, scorer=scorer, prefix=audited.prefix)
-    if isinstance(metric, str):
-        metric = metric.removeprefix("reward:")
-    elif not hasattr(metric, "prepare"):
-        return metric  # type: ignore[no-any-return]
-    return reward_metric(metric, images, scorer)
-
-
-def _log_probs(captions: Sequence[str], model: Any, tokenizer: Any) -> list[float]:
-    from hf_captionrl.metrics.perplexity import caption_losses
-
-    losses = caption_losses(list(captions), model, tokenizer)
-    return (-losses.nats / losses.tokens.clamp(min=1)).tolist()
+    if hasattr(metric, "prepare") or (isinstance(metric, str) and metric.startswith("reward:")):
+        return reward_metric(metric.removeprefix("reward:") if isinstance(metric, str) else metric, images, scorer)
+    return metric_function(metric, scorer=scorer, prefix=audited.prefix)
 
 
 # --- The probes of one metric ----------------------------------------------------------------------------------------
@@ -288,11 +280,8 @@ _ROUNDING = 1e-9  # relative; sums in another order are ties, and fp32 of models
 
 
 def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[float], seed: int) -> dict[str, Any]:
-    """Probability that the worse of two captioners, with error rates, gets the higher mean, with an interval over scenes.
-
-    Mean and variance of the difference of a scene are enumerated; the sum over images, which are drawn from the scenes, is taken
-    as normal. `true` and `wrong` `(W, n)` are scores of captions without and with a wrong fact, in W equally likely wordings.
-    """
+    """Probability that the worse of two captioners gets the higher mean; scores `(W, n)` are in W equally likely wordings."""
+    # Mean and variance of the difference of a scene are enumerated; the sum over images, which are drawn from the scenes, is normal.
     means, squares = ([(1 - e) * (true**k).mean(0) + e * (wrong**k).mean(0) for e in rates] for k in (1, 2))
     n = true.shape[1]
     draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=1000)
@@ -319,13 +308,7 @@ def false_alarms(true: np.ndarray, wrong: np.ndarray, rate: float, seed: int) ->
 
 
 def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
-    """All numbers of one metric but its cost, from n scores for each name of [`scene_captions`]; `applies` has n truth values for
-    each, whether the scene has such a caption.
-
-    `sensitivity` is by kind, `invariance` a mean change in standard deviations over true captions, `monotonicity` the share of steps
-    upward from few to all facts, `length_bias` Kendall's tau-a of words and score, `position_bias` the sensitivity at the beginning
-    minus at the end.
-    """
+    """All numbers of one metric but its cost, from n scores for each name of [`scene_captions`], and whether each scene has it."""
     true, spread = scores["true"], float(scores["true"].std())
     tolerance = _ROUNDING * max(float(np.abs(values).max()) for values in scores.values())
 
@@ -398,10 +381,7 @@ def audit_on_scenes(
     references: str = "short",
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, dict[str, Any]]:
-    """The probes of each metric on n scenes (50 or more) that are drawn by seed; `progress` is called with a line per metric.
-
-    The result by metric is that of [`probe`] and `cost`, the time per caption over that of CIDEr-D.
-    """
+    """[`probe`] of each metric on n scenes (50 or more), and its `cost`, the time per caption over that of CIDEr-D."""
     rng = np.random.default_rng((seed, 38))  # not the scenes of the data set, nor those that its models learned from
     scenes: dict[Facts, Any] = {}
     while len(scenes) < n:

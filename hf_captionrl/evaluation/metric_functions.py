@@ -33,14 +33,19 @@ def metric_function(
     """The function of a metric.
 
     `metric` is a name of `TEXT_METRICS`, of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
-    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; `"evaluate:NAME"`
-    or `"evaluate:PATH.py"` for a module of `evaluate`, followed by `":KEY"` if it returns several numbers per caption; a loaded
-    module; or a function of captions and references, or of captions, references and images.
+    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; a module of `evaluate`,
+    loaded or as `"evaluate:NAME"` or `"evaluate:PATH.py"`, with `":KEY"` if it returns several numbers per caption; or a function.
     """
     if not isinstance(metric, str):
         if hasattr(metric, "compute"):
             return _module_metric(metric, type(metric).__name__, "")
-        return metric if _takes_images(metric) else lambda candidates, references, _: metric(candidates, references)
+        try:
+            takes_images = _takes_images(metric)
+            inspect.signature(metric).bind(*[None] * (3 if takes_images else 2))
+        except TypeError as error:
+            how = "Use a function of captions and references, or of captions, references and images."
+            raise ValueError(f"{metric!r} cannot be a metric: {error}. {how}") from error
+        return metric if takes_images else lambda candidates, references, _: metric(candidates, references)
     if metric in TEXT_METRICS:
         return functools.partial(_text_scores, metric)
     if metric in SCORER_METRICS:
@@ -108,13 +113,11 @@ def program_metric(command: str) -> MetricFunction:
             for c, r, i in zip(candidates, references, images, strict=True)
         ]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
-        done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"--command {command!r} ended with exit code {done.returncode}.")
         try:
+            done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=True)
             return [float(word) for word in done.stdout.split()]
-        except ValueError as error:
-            raise ValueError(f"--command {command!r} must write a number per line: {error}.") from error
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise ValueError(f"--command {command!r} must write a number per line: {error}") from error
 
     return scores
 

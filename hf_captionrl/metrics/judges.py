@@ -57,9 +57,21 @@ def _answered(number: int, make: Callable[[int], Prompt], ask: Callable[[list[Pr
     return found
 
 
-def _scored(number: int, make: Callable[[int], Prompt], answers: Sequence[str], backend: Any) -> list[Any]:
-    """Log-probabilities `(A,)` of the answers to each question, or a [`Failure`]."""
-    return _answered(number, make, lambda prompts: backend.score_answers(prompts, answers))
+def _scored(
+    number: int, make: Callable[[int], Prompt], answers: Sequence[str], backend: Any, value: Callable[..., Any] = list
+) -> list[Any]:
+    """A value of the log-probabilities `(A,)` of the answers to each question, or a [`Failure`], also if they are not finite."""
+    found = _answered(number, make, lambda prompts: backend.score_answers(prompts, answers))
+    for at, row in enumerate(found):
+        if not isinstance(row, Failure):
+            said = f"the log-probabilities of {', '.join(answers)} are {row}"
+            found[at] = value(row) if math.isfinite(np.max(row)) else Failure("backend_failed", said)
+    return found
+
+
+def _normalised(log_probs: Sequence[float]) -> np.ndarray:
+    array = np.asarray(log_probs, dtype=np.float64)
+    return array - np.logaddexp.reduce(array)
 
 
 def _with_images(captions: Any, images: Sequence[Any], backend: Any) -> list[str]:
@@ -112,10 +124,6 @@ def expected_rating(log_probs: Sequence[float]) -> float:
     return float(np.exp(_normalised(log_probs)) @ np.array(RATINGS, dtype=float))
 
 
-def _each(scores: Sequence[Any], value: Callable[..., float], *options: Any) -> list[float | Failure]:
-    return [row if isinstance(row, Failure) else value(row, *options) for row in scores]
-
-
 def vqa_score(captions: Any, images: Sequence[Any], backend: Any, *, normalise: bool = True) -> dict[str, Any]:
     r"""Probability with which a vision-language model confirms that the image shows what the caption says.
 
@@ -137,7 +145,7 @@ def vqa_score(captions: Any, images: Sequence[Any], backend: Any, *, normalise: 
     """
     texts = _with_images(captions, images, backend)
     make = lambda row: _asked_of("vqa_score", _VQA.format(caption=texts[row]), images[row])  # noqa: E731
-    values = _each(_scored(len(texts), make, YES_NO, backend), yes_probability, normalise)
+    values = _scored(len(texts), make, YES_NO, backend, lambda row: yes_probability(row, normalise))
     return _result("vqa_score", values, _signature("vqa_score", backend, _VQA, normalise=normalise))
 
 
@@ -164,7 +172,7 @@ def fleur(captions: Any, images: Sequence[Any], backend: Any, references: Any = 
         shown = "" if groups is None else _REFERENCES.format(listed=_listed(groups[row]))
         return _asked_of("fleur", _FLEUR.format(caption=texts[row], references=shown), images[row])
 
-    values = _each(_scored(len(texts), make, RATINGS, backend), expected_rating)
+    values = _scored(len(texts), make, RATINGS, backend, expected_rating)
     prompt = _FLEUR + ("" if groups is None else _REFERENCES)
     return _result("fleur", values, _signature("fleur", backend, prompt, references=groups is not None))
 
@@ -212,7 +220,8 @@ def clair(captions: Any, references: Any, backend: Any) -> dict[str, Any]:
         return Prompt("clair", "", _CLAIR.format(listed=_listed(groups[row]), caption=texts[row]))
 
     found = list(map(parse_rating, _answered(len(texts), make, backend.complete)))
-    again = [row for row, rated in enumerate(found) if isinstance(rated, Failure)]
+    # The backend has already repeated a request that failed.
+    again = [row for row, rated in enumerate(found) if isinstance(rated, Failure) and rated.reason != "backend_failed"]
     retried = _answered(len(again), lambda at: replace(make(again[at]), attempt=1), backend.complete)
     for row, answer in zip(again, retried, strict=True):
         found[row] = parse_rating(answer)
@@ -247,17 +256,17 @@ def listener_log_probs(
                 return _asked_of("vqa_score", _VQA.format(caption=captions[row]), bag[start])
             return _asked_of("listener", _LISTENER.format(caption=captions[row]), *bag[start:], *bag[:start])
 
-        scores = _scored(len(rows) * number, make, image_labels(size) if together else YES_NO, backend)
+        scores = _scored(len(rows) * number, make, image_labels(size) if together else YES_NO, backend, _normalised)
         found: list[np.ndarray | Failure] = []
         for at, row in enumerate(rows):
             own = scores[at * number : (at + 1) * number]  # (O, K), or (K, 2)
             if failures := [one for one in own if isinstance(one, Failure)]:
                 found.append(failures[0])
             elif together:
-                turned = [np.roll(_normalised(one), first(row, turn)) for turn, one in enumerate(own)]
+                turned = [np.roll(one, first(row, turn)) for turn, one in enumerate(own)]
                 found.append(np.logaddexp.reduce(turned, axis=0) - math.log(number))
             else:
-                found.append(_normalised([float(_normalised(one)[0]) for one in own]))
+                found.append(_normalised([float(one[0]) for one in own]))
         return found
 
     found: dict[int, np.ndarray | Failure] = {}
@@ -265,11 +274,6 @@ def listener_log_probs(
         rows = [row for row, bag in enumerate(bags) if len(bag) == size]
         found |= zip(rows, of_size(size, rows), strict=True)
     return [found[row] for row in range(len(captions))]
-
-
-def _normalised(log_probs: Sequence[float]) -> np.ndarray:
-    array = np.asarray(log_probs, dtype=np.float64)
-    return array - np.logaddexp.reduce(array)
 
 
 def found_target(log_probs: np.ndarray, target: int) -> bool:

@@ -5,7 +5,6 @@ Legend: N captions, T tokens.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import os
@@ -18,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_captionrl.retrieval.feature_cache import image_hash
 from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData, register_reward
 from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.utils.options import NotNegative, Positive, check_values
@@ -65,11 +65,12 @@ class SceneChecker:
         checked = []
         for caption, truth in zip(completions, facts, strict=True):
             result = check(caption, truth)
-            claims = [CheckedClaim(claim.text, True) for claim in result.right]
-            claims += [CheckedClaim(claim.text, False) for claim in result.wrong]
             if self.positions:
                 marks = mark_caption(caption, truth)
                 claims = [CheckedClaim(m.claim.text, m.verdict == "right", m.start, m.end) for m in marks]
+            else:
+                claims = [CheckedClaim(c.text, True) for c in result.right]
+                claims += [CheckedClaim(c.text, False) for c in result.wrong]
             checked.append(CheckedCaption(claims, len(result.recalled), len(result.recalled) + len(result.missed)))
         return checked
 
@@ -102,12 +103,6 @@ def ask(backend: Any, prompts: Sequence[Prompt]) -> list[str | None]:
     return answers
 
 
-def image_name(image: Any) -> str:
-    """Hash of an image's pixels, which stands for it in a file of answers."""
-    shape = f"{image.mode} {image.size}".encode()
-    return hashlib.blake2b(shape + image.tobytes(), digest_size=12).hexdigest()
-
-
 def listed_claims(answer: str | None) -> list[str] | None:
     """The statements of a list; None for an answer that is neither a list nor "none"."""
     if answer is None:
@@ -124,17 +119,10 @@ def verdict(answer: str | None) -> str | None:
 
 
 class LanguageModelChecker:
-    """Splits captions into claims and verifies each, with a language model or a vision-language model.
+    """Splits captions into claims and verifies each, against the image (a vision-language model) or the references.
 
-    A vision-language model verifies against the image (column `image`), a language model against the references (column
-    `captions`). For recall, the facts are the claims of the references, each verified against the caption. Answers are kept
-    by content in a file, so a killed or repeated run asks nothing twice. Answers that cannot be read are counted
-    (`num_unreadable`) and leave their claims undecided.
-
-    Args:
-        backend ([`Backend`]): The model.
-        cache_file (`str` or `os.PathLike`): File of JSON lines; on several processes each adds its rank to the name.
-        recall (`bool`): Count facts, too; precision alone does not need these questions.
+    With `recall`, the facts are the claims of the references, each verified against the caption. Answers are kept in
+    `cache_file`; those that cannot be read are counted (`num_unreadable`) and leave their claims undecided.
     """
 
     def __init__(self, backend: Backend, cache_file: str | os.PathLike[str], *, recall: bool = True) -> None:
@@ -156,9 +144,11 @@ class LanguageModelChecker:
 
         def split(texts: Sequence[str]) -> list[list[str] | None]:
             # Vision-language models get some image with every prompt; the text alone names the question.
-            prompts = [Prompt("split", "", _SPLIT.format(t), image=i) for t, i in zip(texts, images, strict=True)]
-            answers = zip(texts, ask(self.backend, prompts), strict=True)
-            found = [listed_claims(answer) if text.strip() else [] for text, answer in answers]
+            said = [n for n, text in enumerate(texts) if text.strip()]
+            prompts = [Prompt("split", "", _SPLIT.format(texts[n]), image=images[n]) for n in said]
+            found: list[list[str] | None] = [[] for _ in texts]
+            for n, answer in zip(said, ask(self.backend, prompts), strict=True):
+                found[n] = listed_claims(answer)
             self.num_unreadable += found.count(None)
             return found
 
@@ -177,22 +167,23 @@ class LanguageModelChecker:
 
         claims, nameless = split(completions), [""] * number
         if sees:
-            known = verify(claims, [image_name(one) for one in images], lambda n, one: _VERIFY_IMAGE.format(one))
+            known = verify(claims, list(map(image_hash, images)), lambda n, one: _VERIFY_IMAGE.format(one))
         else:
             known = verify(claims, nameless, lambda n, one: _VERIFY_TEXT.format(references[n], one))
         facts = split(references) if self.recall else [None] * number
         stated = verify(facts, nameless, lambda n, one: _VERIFY_TEXT.format(f"- {completions[n]}", one))
         checked: list[CheckedCaption | None] = []
-        for caption, found, true, there, said in zip(completions, claims, known, facts, stated, strict=True):
+        for caption, found, true, said in zip(completions, claims, known, stated, strict=True):
             if found is None:
                 checked.append(None)
                 continue
-            places = [caption.casefold().find(claim.casefold()) for claim in found]
+            places = [re.search(re.escape(claim), caption, re.IGNORECASE) for claim in found]
             judged = [
-                CheckedClaim(claim, true[claim], *((at, at + len(claim)) if at >= 0 else ()))
-                for claim, at in zip(found, places, strict=True)
+                CheckedClaim(claim, true[claim], *(place.span() if place else ()))
+                for claim, place in zip(found, places, strict=True)
             ]
-            numbers = (None, None) if there is None else (list(said.values()).count(True), len(there))
+            # Without facts, also if the references cannot be read, there is no recall.
+            numbers = (list(said.values()).count(True), len(said)) if self.recall else ()
             checked.append(CheckedCaption(judged, *numbers))
         return checked
 
@@ -223,7 +214,7 @@ class ClaimReward(Reward):
     With `credit="claim"` a token has the advantage `A + v - P`, where `A` is that of its caption, `v` is 1 in a true claim and
     0 in a false one (the mean, if it belongs to several) and `P` the caption's precision. With `score="precision"` and the
     baseline `"group_mean"` this is `v` minus the mean precision of the group. Other tokens have the advantage of the
-    caption. The gradient is biased, see docs/rewards.md.
+    caption. The gradient is biased, see docs/claims.md.
 
     Args:
         checker (`Callable`, *optional*): Called like a reward function; it returns a [`CheckedCaption`] per caption, or None
@@ -255,7 +246,7 @@ class ClaimReward(Reward):
         checker = self.checker or SceneChecker(positions=self.gives_token_credit)
         self._function = CompletionReward(checker, self.name, conversational=False)
         self._decode: Callable[[Tensor, Tensor], list[str]] | None = None
-        self._last: tuple[RewardContext, Sequence[CheckedCaption | None]] | None = None
+        self._last: tuple[RewardContext | None, Sequence[CheckedCaption | None]] = (None, [])
 
     def describe(self) -> str:
         name = "F1" if self.score == "f1" else f"the {self.score}"
@@ -267,7 +258,7 @@ class ClaimReward(Reward):
 
     def checked(self, context: RewardContext) -> Sequence[CheckedCaption | None]:
         """The claims of the captions of a rollout, checked once."""
-        if self._last is None or self._last[0] is not context:
+        if self._last[0] is not context:
             found = self._function.call(context)
             if len(found) != len(context.captions):
                 raise ValueError(f"checker returned {len(found)} results for {len(context.captions)} captions.")
@@ -284,20 +275,19 @@ class ClaimReward(Reward):
             "claims/wrong": sum(claim.is_true is False for claim in claims) / max(len(claims) - undecided, 1),
             "claims/unread_captions": float(sum(one is None for one in checked)),
         }
-        values = [
-            math.nan if one is None else self._score(one, len(caption.split()))
-            for one, caption in zip(checked, context.captions, strict=True)
-        ]
+        values = list(map(self._score, checked, context.captions))
         return torch.tensor(values, dtype=torch.float64)
 
-    def _score(self, found: CheckedCaption, num_words: int) -> float:
+    def _score(self, found: CheckedCaption | None, caption: str) -> float:
+        if found is None:
+            return math.nan
         precision = found.precision if len(found.claims) >= self.min_claims else 0.0
         if self.score == "precision":
             return precision
         if found.num_facts is None or found.num_stated is None:
             raise ValueError(f"score is {self.score!r}, and the checker counts no facts. Use score='precision'.")
         recall = found.num_stated / found.num_facts if found.num_facts else math.nan
-        if self.max_words and num_words > self.max_words:
+        if self.max_words and len(caption.split()) > self.max_words:
             recall = 0.0
         if self.score == "recall":
             return recall

@@ -18,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_captionrl.retrieval.feature_cache import image_hash
 from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData, register_reward
-from hf_captionrl.rewards.claim_rewards import answer_file, ask, image_name
+from hf_captionrl.rewards.claim_rewards import answer_file, ask
 from hf_captionrl.scenes.questions import Question, answers_of_claims, scene_questions
 from hf_captionrl.scenes.world import sample_scene
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
-from hf_captionrl.utils.prompts import Backend, Prompt
+from hf_captionrl.utils.prompts import AnswerScores, Backend, Failure, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -68,21 +69,16 @@ _UNTOLD = "the description does not tell"
 
 
 class LanguageModelReader:
-    """Answers questions from captions with a language model.
+    """Answers questions from captions with a language model; its answers are kept in `cache_file`.
 
-    The answer is the letter with the highest log-probability where the backend offers `answer_log_probs`, else the letter that
-    it writes; another text is not an answer and is counted (`num_unreadable`).
-
-    Args:
-        backend ([`Backend`]): The model.
-        cache_file (`str` or `os.PathLike`): File of JSON lines in which written answers are kept, so that none is asked twice.
-        log_probs (`bool`, *optional*): Whether to ask for log-probabilities; None: where the backend has them.
+    The answer is the letter with the highest log-probability, by default (`log_probs=None`) where the backend offers them, else the
+    letter that it writes; a question without a letter is counted (`num_unreadable`).
     """
 
     def __init__(self, backend: Backend, cache_file: str | os.PathLike[str], log_probs: bool | None = None) -> None:
-        self.log_probs = hasattr(backend, "answer_log_probs") if log_probs is None else log_probs
-        self.backend: Any = backend if self.log_probs else answer_file(backend, cache_file)
-        self.num_unreadable = 0
+        asked = getattr(type(getattr(backend, "backend", backend)), "score_answers", AnswerScores.score_answers)
+        self.log_probs = asked is not AnswerScores.score_answers if log_probs is None else log_probs
+        self.backend, self.num_unreadable = answer_file(backend, cache_file), 0
 
     def __call__(self, completions: Sequence[str], asked: Sequence[Sequence[Question]] = ()) -> list[list[int | None]]:
         """Read N captions."""
@@ -99,7 +95,9 @@ class LanguageModelReader:
                 listed = "\n".join(f"{letter}. {option}" for letter, option in options)
                 prompts.append(Prompt("read", "", _READ.format(completions[n], asked[n][q].text, listed)))
             if self.log_probs:
-                chosen = [letters[row.argmax()] for row in np.asarray(self.backend.answer_log_probs(prompts, letters))]
+                scores = dict(self.backend.score_answers(prompts, letters))
+                rows = [scores[place] for place in range(len(prompts))]
+                chosen = ["" if isinstance(row, Failure) else letters[int(np.argmax(row))] for row in rows]
             else:
                 chosen = [(text or "").strip().rstrip(".):").upper() for text in ask(self.backend, prompts)]
             self.num_unreadable += sum(letter not in letters for letter in chosen)
@@ -128,7 +126,7 @@ def parse_questions(answer: str | None) -> list[Question] | None:
             if len(options) != 4 or len(set(options)) != 4 or not all(options) or not entry["question"].strip():
                 return None
             found.append(Question(entry["question"].strip(), tuple(options), options.index(right)))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return found or None
 
@@ -144,18 +142,8 @@ def make_questions(
 ) -> int:
     """Let a vision-language model write questions about images, for [`QuestionReward`].
 
-    Its answers are kept in `<path>.answers`; a killed or repeated call asks nothing twice. An answer that cannot be read is asked
-    for again, up to `attempts` times. Questions may be wrong, or answered without the picture: compare with `prior`.
-
-    Args:
-        image_ids: Ids of the images.
-        images: The images (`PIL.Image.Image`), opened on access.
-        backend ([`Backend`]): A vision-language model.
-        path: File of JSON lines to write: `image_id`, `questions`.
-        number: Questions per image that are asked for.
-
-    Returns:
-        `int`: Images without questions, which are left out, with a warning.
+    Its answers are kept in `<path>.answers`; one that cannot be read is asked for again, up to `attempts` times. Returns the number
+    of images without questions, which are left out. Questions may be wrong, or answered without the picture: compare with `prior`.
     """
     if not backend.is_multimodal:
         raise ValueError(f"backend is {backend.model!r}, which does not see images. Use a vision-language model.")
@@ -165,7 +153,7 @@ def make_questions(
             left = {str(image_ids[i]): images[i] for i in range(start, min(start + 64, len(image_ids)))}
             for attempt in range(attempts):
                 prompts = [
-                    Prompt("questions", image_name(image), _WRITE.format(number), image=image, attempt=attempt)
+                    Prompt("questions", image_hash(image), _WRITE.format(number), image=image, attempt=attempt)
                     for image in left.values()
                 ]
                 read = zip(left, map(parse_questions, ask(kept, prompts)), strict=True)
@@ -241,6 +229,8 @@ class QuestionReward(Reward):
 
     def prepare(self, data: RewardData) -> None:
         self._check_columns(data.columns)
+        if self._of_images is not None and not any(self._of_images.get(image_id) for image_id in data.image_ids):
+            raise ValueError("questions have none about an image of the data. Use make_questions with their image_id.")
         for reader in filter(None, (self._reader, self._prior)):
             CompletionReward(partial(reader, asked=()), self.name).prepare(data)
 

@@ -189,10 +189,8 @@ class FreeReader:
         self.names_both = bool(facts.second) and all(any(k in kinds for kinds in named) for k in self.kinds.values())
         flourish: int | None = None
         for at, token in enumerate(self.tokens[:-2]):
-            if flourish is None and token.kind != "stop":
+            if flourish is None:
                 flourish = self._take(at, token)
-            elif flourish is None:
-                self._take(at, token)
             elif self._ends_flourish(at):
                 self._claim("other", "", flourish, token.start, None)
                 flourish = self._take(at, token)
@@ -516,10 +514,6 @@ class FreeReader:
         attribute = "plural" if not exact else "count" if sides == ("main",) else "second count"
         self._claim(attribute, value, start, end, truth)
 
-    def _unmentioned(self, kinds: frozenset[str]) -> list[str]:
-        mentioned = {side for sides, _ in self.mentions for side in sides}
-        return [side for side, kind in self.kinds.items() if kind in kinds and side not in mentioned]
-
     def _absence(self, name: str, start: int, end: int, truth: bool) -> None:
         kept, start, self.negation = self.negation, start if self.negation is None else self.negation, None
         self._claim("absence", name, start, end, truth)
@@ -545,7 +539,8 @@ class FreeReader:
             said = [t for t in modifiers if t.kind in ("colour", "size", "orientation")]
             there = [side for side in sides if all(self._is(t.kind, t.value, side) is not False for t in said)]
             if "other" in self.caption[self.negation : end].lower().split():
-                there = self._unmentioned(kinds)
+                mentioned = {side for both, _ in self.mentions for side in both}
+                there = [side for side in sides if side not in mentioned]
             self._absence(token.value, start, end, not there)
             return
         number = next((t for t in modifiers if t.kind == "number"), None)

@@ -64,17 +64,6 @@ def scene_questions(facts: Facts | Mapping[str, Any]) -> tuple[Question, ...]:
 
     A fact without a word, such as dry weather, is asked, too: a caption that invents rain answers it wrongly. Relation and
     colour of a second object are asked only if there is one.
-
-    Args:
-        facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column.
-
-    Returns:
-        `tuple[Question, ...]`: In the order of the fields of [`Facts`].
-
-    Example:
-        >>> questions = scene_questions(Facts("pig", 2, "small", "sideways", "top", "blue"))
-        >>> [(q.topic, q.options[q.answer]) for q in questions[:2]]
-        [('kind', 'pig'), ('count', '2')]
     """
     known = facts if isinstance(facts, Mapping) else facts.to_dict()
     values = {name: known.get(name) or "" for name in _TEXTS}

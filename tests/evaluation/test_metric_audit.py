@@ -32,6 +32,7 @@ from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import SelfRetrieval
 from hf_captionrl.scenes import check, full_caption, render_scene, sample_scene
 from hf_captionrl.utils.io import write_jsonl
+from tests.apps.boosting.server import ChatServer, texts_of
 from tests.browser import CHROMIUM, Browser
 
 RESULTS = Path(__file__).parents[2] / "docs/results/metric_audit.json"
@@ -323,6 +324,31 @@ def test_command_writes_json_and_page(tmp_path, capsys):
     assert "metrics" not in json.loads((tmp_path / "metric_audit.json").read_text())
 
 
+def test_a_judge_is_audited(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    pair = {"better": "two dogs", "worse": "a cat", "references": ["two dogs", "dogs"]}
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", [pair, pair | {"better": "a cow"}])
+    arguments = [
+        "--metric",
+        "clair",
+        "--n",
+        "0",
+        "--pairs",
+        str(pairs),
+        "--output",
+        str(tmp_path),
+        "--judge",
+        "openai:m",
+    ]
+    with ChatServer(
+        lambda messages: json.dumps({"score": 50 + 20 * ("Caption: two" in texts_of(messages)[0])})
+    ) as server:
+        assert main(["audit-metric", *arguments, "--judge_url", server.url, "--json"]) == 0
+        assert len(server.requests) == 3  # equal questions are asked once
+    found = json.loads(capsys.readouterr().out)["pairs"]["clair"]["sensitivity"]["all"]
+    assert (found["value"], found["ties"]) == (0.75, 0.5)
+
+
 PAIR = {"better": "a", "worse": "b"}
 BAD = {
     "no metric": ([], "--metric"),
@@ -334,6 +360,10 @@ BAD = {
     "facts of pairs": (["--metric", "truth_f1", "--n", "0", "--pairs", [PAIR]], "truth_f1"),
     "no image for a scorer": (["--metric", "clip_score", "--pairs", [PAIR]], "image"),
     "no image for a reward": (["--metric", "reward:cider", "--pairs", [PAIR]], "image"),
+    "no image for a judge": (["--metric", "fleur", "--judge", "openai:m", "--pairs", [PAIR]], "image"),
+    "no judge": (["--metric", "fleur"], "--judge"),
+    "no reference, before the scenes": (["--metric", "cider_d", "--n", "50", "--pairs", [PAIR]], "references"),
+    "rewards of facts of pairs": (["--metric", "reward:claim_f1", "--n", "0", "--pairs", [PAIR]], "reward:claim_f1"),
     "an image that is missing": (["--metric", "length", "--pairs", [PAIR | {"image": "x.png"}]], "x.png"),
     "no worse caption": (["--metric", "length", "--pairs", [PAIR, {"better": "a"}]], "Line 2"),
     "a list": (["--metric", "length", "--pairs", [["a", "b"]]], "Line 1"),
@@ -354,7 +384,9 @@ def test_bad_input(arguments, said, tmp_path, capsys):
     except SystemExit as error:
         code = error.code
     assert code == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    printed = capsys.readouterr().err.splitlines()
+    assert said in printed[-1]
+    assert not any(" captions" in line for line in printed[:-1])  # no metric was computed in vain
     assert not (tmp_path / "out").exists()
 
 

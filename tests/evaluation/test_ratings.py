@@ -295,6 +295,7 @@ def test_any_metric_can_be_compared(folder, monkeypatch):
         ("own_metric:thing", "thing"),
         ("bleu_9", "bleu_9"),
         ("clip_score", "--scorer"),
+        (lambda texts: texts, "captions and references"),
     ):
         with pytest.raises(ValueError, match=named):
             metric_function(metric)(["a", "b"], [["b"], ["c"]], [])
@@ -408,6 +409,15 @@ def test_judge_by_an_endpoint_is_asked_once(folder, capsys, monkeypatch):
     assert found["metrics"]["clair"]["tau"] == pytest.approx(tau)
 
 
+def test_a_judge_that_always_fails_ends_the_command(folder, capsys, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    options = ["--benchmark", "flickr8k-cf", "--data_root", str(folder), "--metrics", "clair", "--judge", "openai:m"]
+    with ChatServer(str, lambda number, messages: 400) as server:
+        assert main(["agreement", *options, "--judge_url", server.url]) == 1
+        assert "failed 20 times in a row" in capsys.readouterr().err
+        assert len(server.requests) < 30 < IMAGES**2
+
+
 @pytest.mark.parametrize("name", ["flickr8k-expert", "flickr8k-cf"])
 def test_damaged_lines(folder, name):
     file = folder / ("ExpertAnnotations.txt" if name == "flickr8k-expert" else "CrowdFlowerAnnotations.txt")
@@ -485,7 +495,9 @@ def test_num_references(tmp_path, name, count):
         (lambda folder: ["--metrics", "clair", "--judge", "transformers:m", "--max_requests", "5"], "--judge_answers"),
         (lambda folder: ["--metrics", "clip_score", "--scorer", "scenes:clip-reward", "--image_dir", "/no"], "/no"),
         (lambda folder: ["--command", "true"], "0 numbers"),
-        (lambda folder: ["--command", "false"], "exit code 1"),
+        (lambda folder: ["--command", "false"], "exit status 1"),
+        (lambda folder: ["--command", "no-such-program"], "--command"),
+        (lambda folder: ["--command", "'unclosed"], "--command"),
         (lambda folder: ["--command", "echo five"], "five"),
     ],
 )

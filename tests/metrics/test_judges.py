@@ -153,7 +153,8 @@ class Written(AnswerScores):
     def score_answers(self, prompts, answers):
         for position, prompt in enumerate(prompts):
             failed = "green" in prompt.user
-            yield position, Failure("backend_failed", "timeout") if failed else [-0.5] * len(answers)
+            value = math.nan if "black" in prompt.user else -0.5
+            yield position, Failure("backend_failed", "timeout") if failed else [value] * len(answers)
 
 
 REFERENCES = [["a car", "one red car"], ["grass"], ["the sea"]]
@@ -193,10 +194,12 @@ def test_clair_reads_json_alone_and_asks_once_more():
     ],
 )
 def test_nonsense_and_refusals_are_failures(answer):
-    found = clair(["a"], [["b"]], Written(lambda prompt: answer, lambda prompt: answer))
+    judge = Written(lambda prompt: answer, lambda prompt: answer)
+    found = clair(["a"], [["b"]], judge)
     assert found["clair"] is None
     assert found["num_failed"] == 1
     assert "none of 1 captions" in found["clair_reason"]
+    assert len(judge.asked) == (1 if isinstance(answer, Failure) else 2)  # a backend repeats its requests itself
 
 
 def test_captions_without_probabilities_are_left_out_and_counted():
@@ -204,6 +207,8 @@ def test_captions_without_probabilities_are_left_out_and_counted():
     found = vqa_score(CAPTIONS, IMAGES, judge)
     assert (found["vqa_score"], found["num_failed"]) == (0.5, 1)
     assert math.isnan(found["per_sample"][1])
+    found = fleur(["a red car", "a black car"], IMAGES[:2], judge)  # a model that overflows has no probabilities
+    assert (found["fleur"], found["num_failed"]) == (close(0.5), 1)
     assert listener(CAPTIONS, IMAGES, judge, bags=[[0, 1, 2]])["num_failed"] == 1
     with pytest.raises(ValueError, match="vqa_score: 1 captions"):  # every number is compared with a rating
         metric_function("vqa_score", judge=judge)(CAPTIONS, REFERENCES, IMAGES)

@@ -249,6 +249,7 @@ def test_a_language_model_checks_against_references(tmp_path):
     assert numbers(found[4]) == ([("a cat", True), ("x", False), ("y", False), ("a mat", True)], 2, 3)
     assert [(c.start, c.end) for c in found[0].claims] == [(0, 5), (10, 15), (20, 24)]
     assert checker.num_unreadable == 3  # the caption, and two verdicts; "unclear" is an answer
+    assert not any(prompt.user.endswith(": ") for prompt in backend.asked)  # an empty caption has nothing to split
     # Nothing is asked twice, also by another process with the same file.
     number = len(backend.asked)
     assert len({prompt.hash for prompt in backend.asked}) == number
@@ -279,6 +280,16 @@ def test_the_reward_of_a_language_model(rollouts, tmp_path):
     values = reward(context)
     assert float(values[0]) == pytest.approx(0.5)  # precision and recall are both 1 of 2
     assert math.isnan(float(values[1]))
+    # References whose claims cannot be read leave recall unknown, and do not end the run.
+    unread = rollouts.context(["a cat", "a dog"], [0], columns={"captions": [["garbled"]]})
+    assert reward(unread).isnan().all()
+
+
+def test_places_are_those_of_the_caption_in_its_own_letters(tmp_path):
+    """Folding the case of a letter may lengthen it."""
+    caption = "Groß und weiß and A Cat"
+    (found,) = LanguageModelChecker(Spoken(world), tmp_path / "a.jsonl")([caption.replace("A C", "a c")], [["a cat"]])
+    assert [caption[c.start : c.end].lower() for c in found.claims] == [c.text.lower() for c in found.claims]
 
 
 def test_failures_are_asked_again_and_stop_a_run(tmp_path):

@@ -13,12 +13,13 @@ from hf_captionrl.rewards.question_rewards import (
     LanguageModelReader,
     PriorReader,
     make_questions,
+    oracle_reader,
     parse_questions,
     read_questions,
 )
 from hf_captionrl.scenes import sample_scene
 from hf_captionrl.scenes.questions import Question, scene_questions
-from hf_captionrl.utils.prompts import Failure
+from hf_captionrl.utils.prompts import AnswerScores, Failure
 from tests.rewards.test_claim_rewards import APPLE, PIGS, Spoken
 from tests.scenes.test_questions import share
 
@@ -74,6 +75,7 @@ def test_bad_input_is_named(rollouts, tmp_path):
         (lambda: QuestionReward(lambda completions, asked: [], questions=tmp_path / "q.jsonl"), "line 1"),
         (lambda: QuestionReward().prepare(rollouts.data([["a"]], columns=["image"])), "questions"),
         (lambda: QuestionReward().as_function()(["a"]), "questions"),
+        (lambda: QuestionReward(oracle_reader, {"other": TWO, "i0": []}).prepare(rollouts.data([["a"]])), "questions"),
         (lambda: make_questions(["a"], [None], Spoken(str), tmp_path / "x.jsonl"), "backend"),
     ]
     for call, named in cases:
@@ -110,23 +112,39 @@ def test_written_answers_are_read_strictly_and_kept(tmp_path, rollouts):
     assert [math.isnan(v) for v in reward(other).tolist()] == [False, True]  # an image without questions
 
 
-class Probable(Spoken):
-    """The log-probability of each letter, set by hand."""
+class Probable(Spoken, AnswerScores):
+    """The log-probability of each letter, set by hand; none after "a pig"."""
 
-    def answer_log_probs(self, prompts, answers):
-        self.asked += prompts
+    def score_answers(self, prompts, answers):
         table = {"a cat": [-3.0, -2.0, -1.5, -0.5], "a dog": [-3.0, -0.1, -2.0, -4.0]}
-        return np.array([[*table[p.user.split(": ")[1].split("\n")[0]][: len(answers) - 1], -1.0] for p in prompts])
+        for position, prompt in enumerate(prompts):
+            self.asked.append(prompt)
+            row = table.get(prompt.user.split(": ")[1].split("\n")[0])
+            failed = Failure("backend_rejected", "not offered")
+            yield position, [*row[: len(answers) - 1], -1.0] if row else failed
 
 
 def test_log_probabilities_choose_where_the_backend_has_them(tmp_path):
     backend = Probable(lambda prompt: "B")
     reader = LanguageModelReader(backend, tmp_path / "a.jsonl")
     # Of three options and the letter for "does not tell", at -1: "a cat" is not told.
-    assert reader(["a cat", "a dog"], [TWO[:1], TWO[:1]]) == [[None], [1]]
+    assert reader(["a cat", "a dog", "a pig"], [TWO[:1]] * 3) == [[None], [1], [None]]
+    assert reader.num_unreadable == 1
     assert reader(["a dog"], [TWO]) == [[1, 1]]
+    reader.backend.close()
+    number = len(backend.asked)
+    with LanguageModelReader(backend, tmp_path / "a.jsonl").backend as kept:  # as after a kill
+        assert LanguageModelReader(kept, tmp_path / "b.jsonl")(["a dog", "a pig"], [TWO[:1]] * 2) == [[1], [None]]
+    assert len(backend.asked) == number
     written = LanguageModelReader(backend, tmp_path / "a.jsonl", log_probs=False)
     assert written(["a cat"], [TWO]) == [[1, 1]]
+
+
+def test_a_backend_without_probabilities_writes(tmp_path):
+    class Engine(Spoken, AnswerScores):
+        """As vLLM's."""
+
+    assert LanguageModelReader(Engine(reads), tmp_path / "a.jsonl")(["a dog"], [TWO[:1]]) == [[1]]
 
 
 # --- Questions about photographs ---
@@ -146,6 +164,7 @@ GOOD = [{"question": "Which animal?", "right": "dog", "wrong": ["cat", "pig", "c
         ("[]", False),
         ("No.", False),
         ("][", False),
+        ("[" * 100_000 + "]", False),
         (None, False),
     ],
 )

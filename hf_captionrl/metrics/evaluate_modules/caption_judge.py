@@ -53,8 +53,9 @@ def compute(
         elif metric == "fleur":
             found = metrics.fleur(predictions, shown, backend, reference_captions)
         else:
-            options = {"bags": _needed(bags, "bags", metric), "together": together, "num_orders": num_orders}
-            found = metrics.listener(predictions, shown, backend, **options)
+            if bags is None:
+                raise ValueError("listener needs bags. Pass bags=, rows of the images that are compared.")
+            found = metrics.listener(predictions, shown, backend, bags=bags, together=together, num_orders=num_orders)
     return found | {"per_sample": {metric: found["per_sample"]}}
 
 
@@ -65,7 +66,11 @@ def _needed(value: Any, name: str, metric: str) -> Any:
 
 
 def _of_log_probs(metric: str, captions: Sequence[str], log_probs: Any, normalise: bool) -> dict[str, Any]:
-    rows, answers = np.asarray(log_probs, dtype=np.float64), {"vqa_score": judges.YES_NO, "fleur": judges.RATINGS}
+    answers = {"vqa_score": judges.YES_NO, "fleur": judges.RATINGS}
+    try:
+        rows = np.asarray(log_probs, dtype=np.float64)
+    except (ValueError, TypeError):  # rows of different lengths, or texts
+        rows = np.empty(0)
     if metric not in answers or rows.shape != (len(captions), len(answers[metric])) or not np.isfinite(rows).all():
         raise ValueError(
             f"log_probs has shape {rows.shape} for {metric}. Pass finite numbers, one row per caption with the log-probabilities "

@@ -494,6 +494,7 @@ def test_caption_judge_is_each_function(evaluate, scenes):
         ({"metric": "listener", "images": [1]}, "bags"),
         ({"log_probs": [[0.0, -1.0, -2.0]]}, "log_probs"),
         ({"log_probs": [[0.0, math.nan]]}, "log_probs"),
+        ({"log_probs": [["yes", "no"]]}, "log_probs"),
         ({"metric": "clair", "log_probs": [[0.0, -1.0]]}, "log_probs"),
     ],
 )
