@@ -11,7 +11,6 @@ from hf_captionrl.text import cider_d, ngrams
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize
-from tests.text.authors_counts import frequencies_from_counts
 from tests.tolerances import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -19,6 +18,28 @@ CIDER = json.loads((VECTORS / "cider.json").read_text())
 EXPECTED = CIDER["expected"]
 CANDIDATES = [[ptb_tokenize(caption)] for caption in CIDER["raw_hyp"]]
 REFERENCES = [[ptb_tokenize(caption) for caption in captions] for captions in CIDER["raw_refs"]]
+
+
+def frequencies_from_counts(counts: dict[str, float], num_documents: int, *, eos: bool = False) -> DocumentFrequencies:
+    """From n-grams as texts; the prefix of each is counted too."""
+    words: dict[str, int] = {}
+    split = [(tuple(ngram.split(" ")), count) for ngram, count in counts.items()]
+    for ngram, _ in split:
+        for word in ngram:
+            words.setdefault(word, len(words))
+    keys, found = [], []
+    before: dict[tuple[str, ...], int] = {(): 0}
+    for order in range(1, max(len(ngram) for ngram, _ in split) + 1):
+        rows = []
+        for ngram, count in split:
+            if len(ngram) != order:
+                continue
+            rows.append((before[ngram[:-1]] * len(words) + words[ngram[-1]], ngram, count))
+        rows.sort()
+        before = {ngram: i for i, (_, ngram, _) in enumerate(rows)}
+        keys.append(torch.tensor([key for key, _, _ in rows], dtype=torch.long))
+        found.append(torch.tensor([int(count) for _, _, count in rows], dtype=torch.int32))
+    return DocumentFrequencies(num_documents, words, tuple(keys), tuple(found), len(words), eos)
 
 
 def frequencies(name: str) -> DocumentFrequencies:
