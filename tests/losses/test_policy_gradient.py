@@ -124,7 +124,7 @@ def test_values_at_padding_affect_neither_loss_nor_gradients(junk):
     assert found[0] == found[1]
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
-        assert (other[~dirty["mask"]] == 0).all()
+        assert not other[~dirty["mask"]].any()
 
 
 def test_on_policy_ratio_has_the_gradient_of_reinforce():
@@ -143,9 +143,8 @@ def test_clipped_token_has_a_gradient_only_against_its_advantage():
     log_probs = torch.tensor([[0.0, -1.0]], dtype=torch.float64).requires_grad_()  # ratios e and 1/e
     old = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
     for advantage, learns in ((1.0, [False, True]), (-1.0, [True, False])):
-        found = policy_gradient_loss(
-            log_probs, torch.tensor([advantage]), torch.ones(1, 2), old_log_probs=old, epsilon=0.2
-        )
+        given = log_probs, torch.tensor([advantage]), torch.ones(1, 2)
+        found = policy_gradient_loss(*given, old_log_probs=old, epsilon=0.2)
         assert (torch.autograd.grad(found["loss"], log_probs)[0] != 0).tolist() == [learns]
         assert float(found["clipped_share"]) == 0.5
 

@@ -35,7 +35,6 @@ class Tabular:
         self.logits.requires_grad_()
         self.rewards = torch.randn(len(SEQUENCES), generator=generator, dtype=torch.float64)
         self.mask = torch.tensor([[t < len(s) for t in range(LENGTH)] for s in SEQUENCES])
-        self.ids = torch.tensor([[*s, *[END] * (LENGTH - len(s))] for s in SEQUENCES])
 
     def log_probs(self) -> Tensor:
         table = self.logits.log_softmax(1)
@@ -78,22 +77,18 @@ def test_the_expected_surrogate_is_the_policy_gradient(name):
     assert_close(-total, exact)
 
 
+def expectation(policy: Tabular, draws: Tensor, advantages) -> Tensor:
+    """Expected gradient of the surrogate for s captions of one image, over all draws `(P, s)` of sequences."""
+    # The loss is linear in the advantage, so the probability of the draw multiplies the advantage.
+    weight = policy.probabilities().detach()[draws].prod(1, keepdim=True)
+    rows, weighted = draws.flatten(), (advantages(draws) * weight).flatten()
+    given = policy.log_probs()[rows], weighted, policy.mask[rows]
+    return policy.gradient(policy_gradient_loss(*given, loss_type="sum", normalizer=float(draws.size(1)))["loss"])
+
+
 def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
     """Expected gradient of the surrogate for two captions of one image, over all pairs of sequences."""
-    number, log_probs = len(SEQUENCES), policy.log_probs()
-    chance = policy.probabilities().detach()
-    a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
-    pairs = torch.stack([a, b], dim=1)  # (P, 2)
-    weight = (chance[a] * chance[b]).repeat_interleave(2)
-    # The loss is linear in the advantage, so the probability of the pair multiplies the advantage. Z is 2 captions.
-    loss = policy_gradient_loss(
-        log_probs[pairs.flatten()],
-        advantages(pairs).flatten() * weight,
-        policy.mask[pairs.flatten()],
-        loss_type="sum",
-        normalizer=2.0,
-    )
-    return policy.gradient(loss["loss"])
+    return expectation(policy, torch.cartesian_prod(*[torch.arange(len(SEQUENCES))] * 2), advantages)
 
 
 @pytest.mark.parametrize(("name", "factor"), [("leave_one_out", 1.0), ("group_mean", 0.5), ("batch_mean", 1.0)])
@@ -142,14 +137,6 @@ def test_mean_over_tokens_changes_the_gradient():
 # SLE, Eq. 12-16
 
 
-def pair_distances(policy: Tabular) -> Tensor:
-    number = len(SEQUENCES)
-    a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
-    rows = torch.stack([a, b], dim=1).flatten()
-    words = policy.mask[rows] & (policy.ids[rows] != END)
-    return edit_distance(policy.ids[rows], words, 2)[:, 0, 1].view(number, number)
-
-
 @pytest.mark.parametrize(("samples", "baseline"), [(3, False), (2, True), (3, True)])
 def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, baseline):
     """`(2/s) sum_k d(y_j, y_k)` gives (s-1)/s of the gradient of E d; its group mean leaves (1 - 2/s) of that.
@@ -157,24 +144,18 @@ def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, ba
     So two samples and the baseline teach nothing, and five keep .48 of the gradient.
     """
     policy = Tabular(2)
-    distance = pair_distances(policy)
+    ids = torch.tensor([[*s, *[END] * (LENGTH - len(s))] for s in SEQUENCES])
+    distance = edit_distance(ids, policy.mask & (ids != END), len(ids))[0]
     chance = policy.probabilities()
     exact = policy.gradient((chance[:, None] * chance[None, :] * distance).sum())
-    number = len(SEQUENCES)
-    draws = torch.cartesian_prod(*[torch.arange(number)] * samples)  # (P, s)
-    weight = chance.detach()[draws].prod(1, keepdim=True)
-    rewards = 2 / samples * distance[draws[:, :, None], draws[:, None, :]].sum(2)
-    if baseline:
-        rewards = make_baseline("group_mean", samples)(rewards)
-    loss = policy_gradient_loss(
-        policy.log_probs()[draws.flatten()],
-        (rewards * weight).flatten(),
-        policy.mask[draws.flatten()],
-        loss_type="sum",
-        normalizer=float(samples),
-    )
+
+    def advantages(draws: Tensor) -> Tensor:
+        rewards = 2 / samples * distance[draws[:, :, None], draws[:, None, :]].sum(2)
+        return make_baseline("group_mean", samples)(rewards) if baseline else rewards
+
+    found = expectation(policy, torch.cartesian_prod(*[torch.arange(len(SEQUENCES))] * samples), advantages)
     factor = (samples - 1) / samples * (1 - 2 / samples if baseline else 1)
-    assert_close(-policy.gradient(loss["loss"]), factor * exact, ulps=128)
+    assert_close(-found, factor * exact, ulps=128)
 
 
 def test_asymmetric_distance_needs_both_directions():

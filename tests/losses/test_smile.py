@@ -82,17 +82,15 @@ def test_authors_per_token_losses(vectors):
 
 
 def test_authors_gradient(vectors):
-    logits = vectors["logits"].clone().requires_grad_()
-    smile_loss(logits[:, :-1], vectors["labels"][:, 1:]).backward()
-    assert_close(logits.grad, vectors["gradient"])
-    hidden = vectors["logits"].clone().requires_grad_()
-    fused_smile_loss(hidden[:, :-1], torch.eye(40), vectors["labels"][:, 1:]).backward()
-    assert_close(hidden.grad, vectors["gradient"], ulps=32)
+    vectors = vectors | {"logits": vectors["logits"].clone().requires_grad_()}
+    for value in both(vectors):
+        (gradient,) = torch.autograd.grad(value, vectors["logits"])
+        assert_close(gradient, vectors["gradient"], ulps=32)
 
 
-RANDOM_IDS = torch.tensor(
-    [[1, 3, 3, 20], [0, 5, 6, 7], [1, 2, 3, 4], [6, 22, 10, 10]]
-)  # labels and duplicates among them
+# Labels and duplicates among them.
+RANDOM_IDS = torch.tensor([[1, 3, 3, 20], [0, 5, 6, 7], [1, 2, 3, 4], [6, 22, 10, 10]])
+PER_POSITION = (RANDOM_IDS.roll(1, 0).unsqueeze(1) + torch.arange(7).view(1, 7, 1)) % 23
 OPTIONS = [
     {},
     {"first_token": "smile"},
@@ -103,11 +101,7 @@ OPTIONS = [
     {"subset": "reverse", "mle_weight": 0.5, "mle_label_smoothing": 0.1, "pad_token_id": 0},
     {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "mle", "mle_weight": 0.2},
     {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "smile", "pad_token_id": 0},
-    {
-        "subset": "random",
-        "random_ids": (RANDOM_IDS.roll(1, 0).unsqueeze(1) + torch.arange(7).view(1, 7, 1)) % 23,
-        "first_token": "smile",
-    },
+    {"subset": "random", "random_ids": PER_POSITION, "first_token": "smile"},
 ]
 
 
@@ -125,10 +119,10 @@ def test_equals_a_plain_loop(head: Head, options):
 
 
 def test_random_subset_of_the_paper_has_no_first_token_mle(head: Head):
-    logits = head.hidden @ head.weight.T
-    default = smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS)
-    assert default == smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS, first_token="smile")
-    assert default != smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS, first_token="mle")
+    def loss(**options):
+        return smile_loss(head.hidden @ head.weight.T, head.labels, subset="random", random_ids=RANDOM_IDS, **options)
+
+    assert loss() == loss(first_token="smile") != loss(first_token="mle")
 
 
 @pytest.mark.parametrize("draw", ["sequence", "position"])
