@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from pycocoevalcap.cider.cider import Cider
+from safetensors.torch import save_file
 
 from hf_captionrl.text import cider_d, ngrams
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
@@ -21,21 +22,17 @@ REFERENCES = [[ptb_tokenize(caption) for caption in captions] for captions in CI
 
 
 def frequencies_from_counts(counts: dict[str, float], num_documents: int, *, eos: bool = False) -> DocumentFrequencies:
-    """From n-grams as texts; the prefix of each is counted too."""
-    words: dict[str, int] = {}
+    """The authors' counts of n-grams, given as texts; the prefix of each is counted too."""
     split = [(tuple(ngram.split(" ")), count) for ngram, count in counts.items()]
-    for ngram, _ in split:
-        for word in ngram:
-            words.setdefault(word, len(words))
+    words = {word: i for i, word in enumerate(dict.fromkeys(word for ngram, _ in split for word in ngram))}
     keys, found = [], []
     before: dict[tuple[str, ...], int] = {(): 0}
     for order in range(1, max(len(ngram) for ngram, _ in split) + 1):
-        rows = []
-        for ngram, count in split:
-            if len(ngram) != order:
-                continue
-            rows.append((before[ngram[:-1]] * len(words) + words[ngram[-1]], ngram, count))
-        rows.sort()
+        rows = sorted(
+            (before[ngram[:-1]] * len(words) + words[ngram[-1]], ngram, count)
+            for ngram, count in split
+            if len(ngram) == order
+        )
         before = {ngram: i for i, (_, ngram, _) in enumerate(rows)}
         keys.append(torch.tensor([key for key, _, _ in rows], dtype=torch.long))
         found.append(torch.tensor([int(count) for _, _, count in rows], dtype=torch.int32))
@@ -135,14 +132,15 @@ def test_truncated_or_other_file_raises(tmp_path):
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match="not a file of document frequencies"):
         DocumentFrequencies.load(path)
-    from safetensors.torch import save_file
-
     save_file({"x": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="format is None"):
         DocumentFrequencies.load(path)
 
 
-IMAGE = torch.tensor([0])
+def score_tokens(counted, images):
+    """One candidate of image 0 against references of some images."""
+    batch = encode_words([["a"]] * (1 + len(images)))
+    return CiderScorer(counted).score_tokens(batch, torch.tensor([0]), torch.tensor(images))
 
 
 @pytest.mark.parametrize(
@@ -155,14 +153,8 @@ IMAGE = torch.tensor([0])
         (lambda counted: CiderScorer(counted)(CANDIDATES, REFERENCES[:7]), "7 references"),
         (lambda counted: CiderScorer(counted, max_order=5), "max_order"),
         (lambda counted: CiderScorer(counted, sigma=0), "sigma"),
-        (
-            lambda counted: CiderScorer(counted).score_tokens(encode_words([["a"]] * 2), IMAGE, IMAGE + 1),
-            "no reference",
-        ),
-        (
-            lambda counted: CiderScorer(counted).score_tokens(encode_words([["a"]] * 3), IMAGE, torch.tensor([1, 0])),
-            "sorted",
-        ),
+        (lambda counted: score_tokens(counted, [1]), "no reference"),
+        (lambda counted: score_tokens(counted, [1, 0]), "sorted"),
     ],
 )
 def test_invalid_arguments_are_named(call, named):
