@@ -7,7 +7,6 @@ import pytest
 
 from hf_captionrl.metrics.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
-from tests.metrics.evaluate_modules.warm_process import WarmProcess
 
 SCORER = "scenes:clip-reward"
 
@@ -16,12 +15,6 @@ def _forget_modules() -> None:
     """The package that `evaluate` makes for modules keeps its first home for the whole process."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
         del sys.modules[name]
-
-
-@pytest.fixture(scope="session")
-def warm_process():
-    with WarmProcess() as running:
-        yield running
 
 
 @pytest.fixture(scope="package")
