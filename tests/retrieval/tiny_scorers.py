@@ -7,11 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
 
 WORDS = "a red blue cat dog on under the mat big small two zebra".split()
-
-
 CAPTIONS = ["a red cat", "a", "two small blue dog on the big red mat", "the zebra on the mat", "a red cat"]
-
-
 LIMIT = 12
 
 
