@@ -41,12 +41,11 @@ PIGS = "two small pigs on a blue background"
 
 
 def make_item(index=0, captions=None, **changes):
-    captions = captions or [
-        GalleryCaption("MLE", "a pig", ["pig"], [], 12, 100),
-        GalleryCaption("SMILE", PIGS, ["pigs", "two"], ["on blue background"], 1, 100),
-    ]
+    mle = GalleryCaption("MLE", "a pig", ["pig"], [], 12, 100)
+    smile = GalleryCaption("SMILE", PIGS, ["pigs", "two"], ["on blue background"], 1, 100)
     image = Image.new("RGB", (72, 72), (index * 5 % 256, 100, 200))
-    return replace(GalleryItem(image, f"test-{index}", captions, ["a pig", "some pigs"]), **changes)
+    item = GalleryItem(image, f"test-{index}", captions or [mle, smile], ["a pig", "some pigs"])
+    return replace(item, **changes)
 
 
 def marked(text="a blue pig", owner="background", **numbers):

@@ -77,18 +77,14 @@ def test_the_expected_surrogate_is_the_policy_gradient(name):
     assert_close(-total, exact)
 
 
-def expectation(policy: Tabular, draws: Tensor, advantages) -> Tensor:
+def expectation(policy: Tabular, samples: int, advantages) -> Tensor:
     """Expected gradient of the surrogate for s captions of one image, over all draws `(P, s)` of sequences."""
+    draws = torch.cartesian_prod(*[torch.arange(len(SEQUENCES))] * samples)
     # The loss is linear in the advantage, so the probability of the draw multiplies the advantage.
     weight = policy.probabilities().detach()[draws].prod(1, keepdim=True)
     rows, weighted = draws.flatten(), (advantages(draws) * weight).flatten()
     given = policy.log_probs()[rows], weighted, policy.mask[rows]
-    return policy.gradient(policy_gradient_loss(*given, loss_type="sum", normalizer=float(draws.size(1)))["loss"])
-
-
-def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
-    """Expected gradient of the surrogate for two captions of one image, over all pairs of sequences."""
-    return expectation(policy, torch.cartesian_prod(*[torch.arange(len(SEQUENCES))] * 2), advantages)
+    return policy.gradient(policy_gradient_loss(*given, loss_type="sum", normalizer=float(samples))["loss"])
 
 
 @pytest.mark.parametrize(("name", "factor"), [("leave_one_out", 1.0), ("group_mean", 0.5), ("batch_mean", 1.0)])
@@ -106,7 +102,7 @@ def test_group_baselines_over_all_pairs(name, factor):
         baseline = make_baseline(name, 1)
         return torch.cat([baseline(pair.view(2, 1)).view(1, 2) for pair in policy.rewards[pairs]])
 
-    assert_close(-expectation_over_pairs(policy, advantages), factor * exact)
+    assert_close(-expectation(policy, 2, advantages), factor * exact)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -121,7 +117,7 @@ def test_baselines_that_do_change_the_gradient(scaled):
             return make_baseline("group_mean", 2)(rewards[pairs]) / (rewards[pairs].std(1, keepdim=True) + 1e-4)
         return make_baseline("group_floor", 2)(rewards[pairs])
 
-    found = -expectation_over_pairs(policy, advantages)
+    found = -expectation(policy, 2, advantages)
     nearest = (found * exact).sum() / (exact * exact).sum()
     assert (found - nearest * exact).abs().max() > 1e-3
 
@@ -153,7 +149,7 @@ def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, ba
         rewards = 2 / samples * distance[draws[:, :, None], draws[:, None, :]].sum(2)
         return make_baseline("group_mean", samples)(rewards) if baseline else rewards
 
-    found = expectation(policy, torch.cartesian_prod(*[torch.arange(len(SEQUENCES))] * samples), advantages)
+    found = expectation(policy, samples, advantages)
     factor = (samples - 1) / samples * (1 - 2 / samples if baseline else 1)
     assert_close(-found, factor * exact, ulps=128)
 
@@ -167,9 +163,7 @@ def test_asymmetric_distance_needs_both_directions():
     exact = policy.gradient((chance[:, None] * chance[None, :] * distance).sum())
 
     def expected(d: Tensor) -> Tensor:
-        return -expectation_over_pairs(
-            policy, lambda pairs: torch.stack([d[tuple(p.T)] for p in (pairs, pairs.flip(1))], 1)
-        )
+        return -expectation(policy, 2, lambda pairs: torch.stack([d[tuple(p.T)] for p in (pairs, pairs.flip(1))], 1))
 
     assert_close(expected(distance + distance.T), exact, ulps=64)
     assert (expected(2 * distance) - exact).abs().max() > 1e-3

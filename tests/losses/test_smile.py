@@ -40,10 +40,8 @@ def both(vectors: dict, *, whole: bool = True, **options) -> list[torch.Tensor]:
     logits, labels = vectors["logits"][:, :-1], vectors["labels"][:, 1:]
     if not whole:
         logits, labels = logits[:, vectors["prompt"] - 1 :], labels[:, vectors["prompt"] - 1 :]
-    return [
-        smile_loss(logits, labels, **options),
-        fused_smile_loss(logits, torch.eye(logits.size(-1)), labels, **options),
-    ]
+    fused = fused_smile_loss(logits, torch.eye(logits.size(-1)), labels, **options)
+    return [smile_loss(logits, labels, **options), fused]
 
 
 VALUES = [
@@ -192,9 +190,8 @@ def test_input_and_target_get_the_subword_form(tokenizer):
     labels[3] = IGNORE_INDEX  # nothing supervised
     before = ids.clone(), labels.clone()
     new_ids, new_labels = shift_first_token(ids, labels, tokenizer)
-    assert torch.equal(
-        new_ids, rows(tokenizer, "on ##a cat sat", "on on ##a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
-    )
+    expected = rows(tokenizer, "on ##a cat sat", "on on ##a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
+    assert torch.equal(new_ids, expected)
     assert torch.equal(new_labels, torch.where(labels == IGNORE_INDEX, labels, new_ids))
     assert torch.equal(ids, before[0])
     assert torch.equal(labels, before[1])

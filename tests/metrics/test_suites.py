@@ -359,9 +359,8 @@ GRASS, BED = ["a red dog in the grass", "a dog sits in the grass"], ["two cats o
 FEW_REFERENCES = [GRASS, BED]
 VARIED = [["a red dog", "a dog in the grass", "the animal sits"], ["two cats", "cats on a bed", ""]]
 SAME = [["a dog in the grass"] * 3, ["two cats on a bed"] * 3]
-COUNTS = DocumentFrequencies.from_references(
-    [[ptb_tokenize(text) for text in texts] for texts in [*FEW_REFERENCES, ["a tree"], ["a bus in the street"]]]
-)
+CORPUS = [*FEW_REFERENCES, ["a tree"], ["a bus in the street"]]
+COUNTS = DocumentFrequencies.from_references([list(map(ptb_tokenize, texts)) for texts in CORPUS])
 
 
 def test_each_decoding_method_has_the_numbers_of_the_suite():

@@ -79,10 +79,8 @@ def test_running_mean_is_of_the_past_and_resumes_exactly():
 
 B, G, WEIGHTS = 3, 4, [1.0, -0.5]
 NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
-VALUES = torch.tensor(
-    [[0.1, 3.0, -2.0, 0.4, 5.0, 5.0, 4.0, 7.5, -1.0, 0.0, 2.0, 9.0], [2.0, 2.0, 2.0, 2.0, 0, 1, 0, 1, 8, -3, 4, 0.5]],
-    dtype=torch.float64,
-).T  # (N, 2)
+FIRST = [0.1, 3.0, -2.0, 0.4, 5.0, 5.0, 4.0, 7.5, -1.0, 0.0, 2.0, 9.0]
+VALUES = torch.tensor([FIRST, [2.0, 2.0, 2.0, 2.0, 0, 1, 0, 1, 8, -3, 4, 0.5]], dtype=torch.float64).T  # (N, 2)
 
 
 def column(index: int, values: Tensor, baseline: str | None = None) -> OfContext:
@@ -160,9 +158,8 @@ def test_two_processes_scale_by_the_rewards_of_both(rollouts, how):
                 return known[len(mine) - 1] if len(mine) <= len(known) else value
 
             rewards = WeightedRewards([column(i, half) for i in range(2)], WEIGHTS)
-            context = rollouts.context(
-                [f"caption {n}" for n in range(G)], [0], candidates=torch.tensor([0, 1]), positions=torch.tensor([0])
-            )
+            places = {"candidates": torch.tensor([0, 1]), "positions": torch.tensor([0])}
+            context = rollouts.context([f"caption {n}" for n in range(G)], [0], **places)
             used = {"group_mean": make_baseline("group_mean", G)}
             found += compute_advantages(rewards, used, "group_mean", context, None, mean, **how)[0].tolist()
             calls.append(mine)

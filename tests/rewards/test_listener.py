@@ -96,9 +96,8 @@ def test_through_reward_funcs_captions_without_answer_get_the_floor(rollouts):
 
 def test_bag_that_is_split_between_processes_is_refused(hand, rollouts):
     reward = ListenerReward(hand.backend)
-    split = context_of(
-        rollouts, CAPTIONS[:2], "r", bag_size=2, candidates=torch.arange(2), positions=torch.tensor([1])
-    )
+    places = {"candidates": torch.arange(2), "positions": torch.tensor([1])}
+    split = context_of(rollouts, CAPTIONS[:2], "r", bag_size=2, **places)
     with pytest.raises(ValueError, match="per_device_train_batch_size"):
         reward(split)
     with pytest.raises(ValueError, match="per_device_train_batch_size"):

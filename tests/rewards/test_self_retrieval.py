@@ -99,9 +99,8 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope, k):
         compared = {"batch": ROWS, "bag": bag, "hard": [own, *alike[:k]]}[scope]
         expected.append(plain(scorer, caption, own, compared, kind))
     assert found.tolist() == close(expected, dtype="float32")
-    assert context.statistics["recall_at_1"] == pytest.approx(
-        sum(plain(scorer, c, ROWS[n // G], ROWS, "accuracy") for n, c in enumerate(captions)) / len(captions)
-    )
+    hits = [plain(scorer, c, ROWS[n // G], ROWS, "accuracy") for n, c in enumerate(captions)]
+    assert context.statistics["recall_at_1"] == pytest.approx(sum(hits) / len(hits))
 
 
 @pytest.mark.parametrize(("given", "scale"), [("code", 100.0), ("paper", 1.0), ("7.5", 7.5)])
@@ -321,11 +320,8 @@ def test_function_for_trl_survives_pickling_and_threads(rollouts):
     sent = pickle.loads(pickle.dumps(reward))
 
     async def groups() -> list[list[float]]:
-        calls = [
-            asyncio.to_thread(sent, completions=captions[G * n : G * (n + 1)], image_id=[IDS[row]] * G)
-            for n, row in enumerate(ROWS)
-        ]
-        return await asyncio.gather(*calls)
+        parts = [(captions[G * n : G * (n + 1)], [IDS[row]] * G) for n, row in enumerate(ROWS)]
+        return await asyncio.gather(*(asyncio.to_thread(sent, *part) for part in parts))
 
     found = [value for group in asyncio.run(groups()) for value in group]
     assert found == close(expected, dtype="float32", magnitude=100)
@@ -386,10 +382,8 @@ def test_mean_denominator_over_all_banks_is_that_over_all_batches(weighting, is_
     counts = [1.0] * k + [(7 - k) / m] * m if weighting == "importance" else None
     for row, caption in ((ROWS[0], captions[0]), (ROWS[3], captions[3 * G])):
         order, text = nearest(scorer, row), scorer.texts[caption][None]
-        batches = [
-            retrieval_rewards(text @ scorer.images[[row, *others]].T, first, scale=5.0)
-            for others in itertools.combinations(order, 3)
-        ]
+        shown = [scorer.images[[row, *others]] for others in itertools.combinations(order, 3)]
+        batches = [retrieval_rewards(text @ images.T, first, scale=5.0) for images in shown]
         banks = []
         for drawn in itertools.combinations(order[k:], m):
             bank = bank_with(scorer, row, [*order[:k], *drawn], counts)

@@ -63,11 +63,8 @@ def test_other_text_is_not_read(text):
 
 
 def test_where_people_differ_the_majority_is_blended():
-    claims = [
-        read_claims(text)
-        for text in ("a pig on a blue background", "a duck on a green background", "on a blue background, a duck")
-    ]
-    assert write_claims(blend_claims(claims)) == "a duck on a blue background"
+    texts = "a pig on a blue background", "a duck on a green background", "on a blue background, a duck"
+    assert write_claims(blend_claims(list(map(read_claims, texts)))) == "a duck on a blue background"
     with pytest.raises(ValueError, match="no claims"):
         blend_claims([])
 

