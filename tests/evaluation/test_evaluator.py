@@ -152,9 +152,8 @@ def test_columns_of_the_papers_by_both_scorers(evaluated):
 
 
 def test_second_references_have_a_separate_cider_d(tmp_path):
-    meta = [
-        {"file_name": f"i{n}.png", "image_id": f"i{n}", "captions": [f"a red cat {n}", "a mat"]} for n in range(12)
-    ]
+    texts = [[f"a red cat {n}", "a mat"] for n in range(12)]
+    meta = [{"file_name": f"i{n}.png", "image_id": f"i{n}", "captions": own} for n, own in enumerate(texts)]
     for n, row in enumerate(meta):
         Image.new("RGB", (4, 4), (n * 9, 0, 0)).save(tmp_path / row["file_name"])
     boosted = [{"image_id": f"i{n}", "captions": [f"a large red cat i{n} sits"]} for n in range(12)]

@@ -51,6 +51,5 @@ def held_out_scorer():
 @pytest.fixture(scope="session")
 def features(scenes, held_out_scorer):
     """Features of first references and of images by the held-out scorer."""
-    return held_out_scorer.text_features([row[0] for row in scenes["captions"]]), held_out_scorer.image_features(
-        list(scenes["image"])
-    )
+    text = held_out_scorer.text_features([row[0] for row in scenes["captions"]])
+    return text, held_out_scorer.image_features(list(scenes["image"]))

@@ -142,9 +142,8 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     found = metric.compute(predictions=captions, scorer=held_out_scorer, preset="pac_s", **arguments)
     expected = metrics.ref_clip_score(text, features[1], groups, scale=2.0)
     assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
-    several = metric.compute(
-        predictions=captions[:3], references=[4, 4, 0], images=images, scorer=held_out_scorer, prefix=""
-    )
+    rows = {"references": [4, 4, 0], "images": images, "prefix": ""}
+    several = metric.compute(predictions=captions[:3], scorer=held_out_scorer, **rows)
     agree(several, metrics.clip_score(features[0][:3], features[1][[4, 4, 0]]))
 
 
