@@ -102,11 +102,8 @@ def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
     assert evaluator.bag_images["image_id"] == [name(21), name(25)]
     text = dict(zip([0, 1, 2, 3, 4, 5, 6, 7, 21, 25], Scorer().text_features([*captions, *more]), strict=True))
     images = dict(zip(range(30), colours(range(30)), strict=True))
-    found = [
-        all(text[i] @ images[i] > text[i] @ images[j] for j in bag if j != i)
-        for bag in ([0, 21, 5], [25, 1, 2])
-        for i in bag
-    ]
+    pairs = [(i, bag) for bag in ([0, 21, 5], [25, 1, 2]) for i in bag]
+    found = [all(text[i] @ images[i] > text[i] @ images[j] for j in bag if j != i) for i, bag in pairs]
     assert row["bag_3_recall_at_1"] == close(sum(found) / 6)
     assert row["bag_7_recall_at_1"] is None
     assert "no bags of 7" in row["bag_7_recall_at_1_reason"]
@@ -155,13 +152,13 @@ def test_columns_of_the_papers_by_both_scorers(evaluated):
 
 
 def test_second_references_have_a_separate_cider_d(tmp_path):
-    rows = [{"image_id": f"i{n}", "captions": [f"a red cat {n}", "a mat"]} for n in range(12)]
-    for row in rows:
-        Image.new("RGB", (4, 4), (int(row["image_id"][1:]) * 9, 0, 0)).save(tmp_path / f"{row['image_id']}.png")
-    meta = [{"file_name": f"{r['image_id']}.png", "image_id": r["image_id"], "captions": r["captions"]} for r in rows]
-    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(m) + "\n" for m in meta))
-    boosted = [{"image_id": r["image_id"], "captions": [f"a large red cat {r['image_id']} sits"]} for r in rows]
-    (tmp_path / "boosted.jsonl").write_text("".join(json.dumps(b) + "\n" for b in boosted))
+    texts = [[f"a red cat {n}", "a mat"] for n in range(12)]
+    meta = [{"file_name": f"i{n}.png", "image_id": f"i{n}", "captions": own} for n, own in enumerate(texts)]
+    for n, row in enumerate(meta):
+        Image.new("RGB", (4, 4), (n * 9, 0, 0)).save(tmp_path / row["file_name"])
+    boosted = [{"image_id": f"i{n}", "captions": [f"a large red cat i{n} sits"]} for n in range(12)]
+    for name, rows in {"metadata": meta, "boosted": boosted}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"validation_share": 0.3, "test_share": 0.3, "test_references": str(tmp_path / "boosted.jsonl")}
     arguments = DataArguments(dataset_name="imagefolder", data_dir=str(tmp_path), **settings)
     test = load_data(arguments, output_dir=tmp_path / "out")["test"]
@@ -185,15 +182,17 @@ def scenes():
     return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
 
 
+def write_captions(path, scenes, captions):
+    rows = zip(scenes["image_id"], captions, strict=True)
+    path.write_text("".join(json.dumps({"image_id": i, "caption": caption}) + "\n" for i, caption in rows))
+
+
 @pytest.fixture(scope="module")
 def written(scenes, tmp_path_factory):
     """Captions, folders of models, and the table of `captionrl evaluate`."""
     folder = tmp_path_factory.mktemp("learned")
     captions = ["a red cat", "two dogs", "", "a bird on a mat", "a cat", "dogs"]
-    lines = [
-        json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in zip(scenes["image_id"], captions, strict=True)
-    ]
-    (folder / "mine.jsonl").write_text("".join(lines))
+    write_captions(folder / "mine.jsonl", scenes, captions)
     tiny_pair_model(folder / "bleurt", ["score"])
     tiny_pair_model(folder / "nli", ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
     tiny_captioner("blip").save_pretrained(folder / "captioner")
@@ -234,8 +233,7 @@ def test_signatures_name_the_models_without_their_folders(written):
 
 def test_judge_adds_its_columns_and_what_it_did_not_rate(scenes, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
-    lines = [json.dumps({"image_id": i, "caption": f"a dog {i}"}) + "\n" for i in scenes["image_id"]]
-    (tmp_path / "mine.jsonl").write_text("".join(lines))
+    write_captions(tmp_path / "mine.jsonl", scenes, [f"a dog {i}" for i in scenes["image_id"]])
     last = scenes["image_id"][-1]
 
     def answer(messages):

@@ -35,12 +35,8 @@ def test_captions_without_claims_have_no_hallucination():
     assert faithfulness(["words"], [{"true": []}], word_check)["hallucination"] == 0.0
 
 
-SYNONYMS = {
-    "dog": ["puppy", "hound"],
-    "hot dog": ["frankfurter"],
-    "dining table": ["table", "desk"],
-    "person": ["man", "woman"],
-}
+SYNONYMS = {"dog": ["puppy", "hound"], "hot dog": ["frankfurter"], "dining table": ["table", "desk"]}
+SYNONYMS |= {"person": ["man", "woman"]}
 
 
 def test_chair_counts_mentions_and_captions():
@@ -55,9 +51,8 @@ def test_chair_counts_mentions_and_captions():
 
 
 def test_longest_name_matches_and_plurals_are_reduced():
-    result = chair(
-        ["three frankfurters, hot dogs and dogs", "babies, people"], [["dog"], []], synonyms=SYNONYMS | {"baby": []}
-    )
+    captions, synonyms = ["three frankfurters, hot dogs and dogs", "babies, people"], SYNONYMS | {"baby": []}
+    result = chair(captions, [["dog"], []], synonyms=synonyms)
     assert result["per_sample"]["mentioned"] == [["hot dog", "hot dog", "dog"], ["baby", "person"]]
 
 
@@ -129,13 +124,8 @@ def test_coco_objects_are_found_in_captions():
 
 # --- AMBER -----------------------------------------------------------------------------------------------------------
 
-RELATED = {
-    "dog": ["puppy"],
-    "beach": ["sand", "shore"],
-    "ball": [],
-    "person": ["man", "woman"],
-    "umbrella": ["parasol"],
-}
+RELATED = {"dog": ["puppy"], "beach": ["sand", "shore"], "ball": [], "person": ["man", "woman"]}
+RELATED |= {"umbrella": ["parasol"]}
 ANNOTATED = [
     {"id": 1, "type": "generative", "truth": ["dog", "beach"], "hallu": ["person", "umbrella"]},
     {"id": 2, "type": "generative", "truth": ["ball"], "hallu": []},

@@ -60,10 +60,8 @@ VIDEOS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").r
 def parts():
     """Tokens, frames and weights without padding."""
     kept = (("text_tokens", "text_mask"), ("video_frames", "video_mask"), ("idf", "text_mask"))
-    return [
-        [np.array(rows)[np.array(mask) > 0] for rows, mask in zip(VIDEOS[name], VIDEOS[masks], strict=True)]
-        for name, masks in kept
-    ]
+    pairs = [zip(VIDEOS[name], VIDEOS[masks], strict=True) for name, masks in kept]
+    return [[np.array(rows)[np.array(mask) > 0] for rows, mask in pair] for pair in pairs]
 
 
 def test_scores_equal_the_authors_numbers():

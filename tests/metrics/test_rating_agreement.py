@@ -39,23 +39,22 @@ def test_tau_equals_scipy(variant):
     assert found["tau"] == pytest.approx(kendalltau(scores, one, variant=variant).statistic, abs=1e-12)
 
 
+def resampled(images, seed, number):
+    """Rows of the captions of images that are drawn with replacement, several times."""
+    rows_of = {name: [row for row, image in enumerate(images) if image == name] for name in dict.fromkeys(images)}
+    share = np.full(len(rows_of), 1 / len(rows_of))
+    for counts in np.random.default_rng(seed).multinomial(len(rows_of), share, size=number):
+        yield [row for rows, count in zip(rows_of.values(), counts, strict=True) for row in int(count) * rows]
+
+
 @pytest.mark.parametrize("variant", ["b", "c"])
 def test_interval_is_that_of_resampled_images(variant):
     scores, ratings, images = rated(n=60, images=8)
     found = agreement(scores, ratings, groups=images, variant=variant, num_bootstrap=50, seed=5)
-    names = list(dict.fromkeys(images))
-    draws = np.random.default_rng(5).multinomial(len(names), np.full(len(names), 1 / len(names)), size=50)
     whole = pairs(scores, ratings)
     m = min(len(set(values)) for values in whole)
     taus = []
-    for counts in draws:
-        rows = [
-            row
-            for name, count in zip(names, counts, strict=True)
-            for _ in range(count)
-            for row, image in enumerate(images)
-            if image == name
-        ]
+    for rows in resampled(images, 5, 50):
         x, y = pairs(scores[rows], ratings[rows])
         if variant == "b":
             taus.append(kendalltau(x, y).statistic)
@@ -76,9 +75,8 @@ def test_differences_of_metrics():
     better = by_pair["good", "noise"]
     assert 0 < better["interval"][0] < better["difference"] < better["interval"][1]
     assert better["p_value"] <= better["adjusted_p_value"] < 0.05
-    assert [row["adjusted_p_value"] for row in found["differences"]] == pytest.approx(
-        false_discovery_control([row["p_value"] for row in found["differences"]])
-    )
+    values, adjusted = ([row[key] for row in found["differences"]] for key in ("p_value", "adjusted_p_value"))
+    assert adjusted == pytest.approx(false_discovery_control(values))
 
 
 def voted(pairs=150, images=20):
@@ -106,18 +104,7 @@ def test_accuracy_and_its_interval_equal_plain_loops():
     for kind, part in found["categories"].items():
         rows = [row for row, each in enumerate(kinds) if each == kind]
         assert part["accuracy"] == pytest.approx(plain_accuracy(scores[rows], votes[rows]))
-    names = list(dict.fromkeys(images))
-    generator, drawn = np.random.default_rng(2), []
-    for _ in range(40):
-        counts = generator.multinomial(len(names), np.full(len(names), 1 / len(names)))
-        rows = [
-            r
-            for name, c in zip(names, counts, strict=True)
-            for _ in range(c)
-            for r, i in enumerate(images)
-            if i == name
-        ]
-        drawn.append(plain_accuracy(scores[rows], votes[rows]))
+    drawn = [plain_accuracy(scores[rows], votes[rows]) for rows in resampled(images, 2, 40)]
     assert found["accuracy_ci"] == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
     assert (found["num_pairs"], found["num_images"]) == (150, 20)
     assert pairwise_accuracy(-scores, votes)["accuracy"] == pytest.approx(1 - found["accuracy"])

@@ -96,9 +96,8 @@ def test_through_reward_funcs_captions_without_answer_get_the_floor(rollouts):
 
 def test_bag_that_is_split_between_processes_is_refused(hand, rollouts):
     reward = ListenerReward(hand.backend)
-    split = context_of(
-        rollouts, CAPTIONS[:2], "r", bag_size=2, candidates=torch.arange(2), positions=torch.tensor([1])
-    )
+    places = {"candidates": torch.arange(2), "positions": torch.tensor([1])}
+    split = context_of(rollouts, CAPTIONS[:2], "r", bag_size=2, **places)
     with pytest.raises(ValueError, match="per_device_train_batch_size"):
         reward(split)
     with pytest.raises(ValueError, match="per_device_train_batch_size"):
@@ -110,13 +109,13 @@ def test_bag_that_is_split_between_processes_is_refused(hand, rollouts):
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({"num_images": 1}, "num_images"), ({"num_orders": 0}, "num_orders"), ({"backend": None}, "backend")],
+    [
+        ({"num_images": 1}, "num_images"),
+        ({"num_orders": 0}, "num_orders"),
+        ({"backend": None}, "backend"),
+        ({}, "'image'"),
+    ],
 )
-def test_bad_options(hand, settings, named):
+def test_bad_options_and_data_without_images(hand, rollouts, settings, named):
     with pytest.raises(ValueError, match=named):
-        ListenerReward(**{"backend": hand.backend, **settings})
-
-
-def test_data_without_images_are_refused(hand, rollouts):
-    with pytest.raises(ValueError, match="'image'"):
-        ListenerReward(hand.backend).prepare(rollouts.data([["a"]], columns=["caption"]))
+        ListenerReward(**{"backend": hand.backend, **settings}).prepare(rollouts.data([["a"]], columns=["caption"]))

@@ -69,12 +69,6 @@ def test_corpus_and_sentence_bleu_equal_pycocoevalcap(images):
     assert_close(bleu_scores(*counts).T, sentences)
 
 
-def test_sibling_bleu_equals_the_reward_of_2018():
-    scores = bleu_scores(*sibling_bleu(encode_words(FLAT), torch.arange(3).repeat_interleave(5)))
-    reward = -scores[:, 2:].mean(dim=1).view(3, 5)
-    assert_close(reward, VECTORS["code_diverse_reward"], dtype="float32")
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [

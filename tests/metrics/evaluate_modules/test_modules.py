@@ -83,9 +83,8 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
     arguments = {"references": ids, "image_ids": [*ids, "missing"], "image_features": cache}
     with pytest.raises(ValueError, match=r"image_ids\[15\]: 'missing' is not among"):
         metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
-    found = metric.compute(
-        predictions=[" ".join(["a pig"] * 40), "a pig"], references=images[:2], scorer=held_out_scorer
-    )
+    long = [" ".join(["a pig"] * 40), "a pig"]
+    found = metric.compute(predictions=long, references=images[:2], scorer=held_out_scorer)
     assert (found["num_truncated"], found["truncated_share"]) == (1, 0.5)
 
 
@@ -134,10 +133,8 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     agree(bare, metrics.clip_score(features[0], features[1], preset="ndlb"))
     groups = [held_out_scorer.text_features([prefix + text for text in group]) for group in references]
     expected = metrics.ref_clip_score(text, features[1], groups)
-    for arguments in (
-        {"references": images, "reference_captions": references},
-        {"references": references, "images": images},
-    ):
+    forms = {"references": images, "reference_captions": references}, {"references": references, "images": images}
+    for arguments in forms:
         found = metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
         assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
         assert_close(found["per_sample"]["ref_clip_score"], expected["per_sample"], dtype="float32")
@@ -145,9 +142,8 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     found = metric.compute(predictions=captions, scorer=held_out_scorer, preset="pac_s", **arguments)
     expected = metrics.ref_clip_score(text, features[1], groups, scale=2.0)
     assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
-    several = metric.compute(
-        predictions=captions[:3], references=[4, 4, 0], images=images, scorer=held_out_scorer, prefix=""
-    )
+    rows = {"references": [4, 4, 0], "images": images, "prefix": ""}
+    several = metric.compute(predictions=captions[:3], scorer=held_out_scorer, **rows)
     agree(several, metrics.clip_score(features[0][:3], features[1][[4, 4, 0]]))
 
 
@@ -288,7 +284,7 @@ def test_misspelt_argument_is_named(evaluate):
         metric.compute(**arguments, num_distractor=99)
 
 
-PATHS, ONE_FRAME = ["a.png", "b.png"], [[[1.0, 0.0]]]
+PATHS, ONE_FRAME, EYE = ["a.png", "b.png"], [[[1.0, 0.0]]], np.eye(2)
 
 
 @pytest.mark.parametrize(
@@ -305,20 +301,16 @@ PATHS, ONE_FRAME = ["a.png", "b.png"], [[[1.0, 0.0]]]
         ("self_retrieval", {"references": PATHS, "scorer": SCORER}, r"references\[0\]: .*'a.png' is not a file"),
         ("self_retrieval", {"references": [{"bytes": b"no image", "path": None}] * 2}, r"references\[0\]: .*8 bytes"),
         ("self_retrieval", {"references": ["x", "y"], "image_features": {"x": [1.0, 0.0]}}, r"references\[1\]"),
-        ("self_retrieval", {"references": ["x", "y"], "image_features": np.eye(2)}, "image_ids"),
+        ("self_retrieval", {"references": ["x", "y"], "image_features": EYE}, "image_ids"),
         (
             "self_retrieval",
-            {"references": ["x"] * 2, "image_ids": ["x"] * 2, "image_features": np.eye(2)},
+            {"references": ["x"] * 2, "image_ids": ["x"] * 2, "image_features": EYE},
             r"image_ids\[1\]",
         ),
-        ("self_retrieval", {"references": ["x", "z"], "image_ids": ["x"], "image_features": np.eye(2)}, "1 image_ids"),
-        (
-            "self_retrieval",
-            {"references": [0, 1], "targets": [0, 1], "image_features": np.eye(2)},
-            "targets and references",
-        ),
+        ("self_retrieval", {"references": ["x", "z"], "image_ids": ["x"], "image_features": EYE}, "1 image_ids"),
+        ("self_retrieval", {"references": [0, 1], "targets": [0], "image_features": EYE}, "targets and references"),
         ("self_retrieval", {"references": [0, 1]}, "there are no images"),
-        ("self_retrieval", {"images": ["a.png"], "image_features": np.eye(2)}, "images and image_features"),
+        ("self_retrieval", {"images": ["a.png"], "image_features": EYE}, "images and image_features"),
         ("self_retrieval", {"image_ids": ["a"]}, "image_ids"),
         ("self_retrieval", {"text_features": np.eye(3)}, "text_features"),
         ("self_retrieval", {"image_ids": ["x", "z"], "image_features": {"x": [1.0, 0.0]}}, r"image_ids\[1\]"),
@@ -332,11 +324,7 @@ PATHS, ONE_FRAME = ["a.png", "b.png"], [[[1.0, 0.0]]]
         ("caption_diversity", {}, "image_ids"),
         ("caption_diversity", {"predictions": [["a", "b"]], "image_ids": [1]}, "image_ids"),
         ("caption_perplexity", {}, "model is missing"),
-        (
-            "clip_score",
-            {"references": [0, 9], "image_features": np.eye(2), "text_features": np.eye(2)},
-            "image 9|is 9",
-        ),
+        ("clip_score", {"references": [0, 9], "image_features": EYE, "text_features": EYE}, "image 9|is 9"),
         ("emscore", {"references": ONE_FRAME * 2, "token_features": ONE_FRAME}, "1 token_features"),
         ("emscore", {"references": [*ONE_FRAME, [[1.0]]], "token_features": ONE_FRAME * 2}, r"frame_features\[1\]"),
         ("emscore", {"token_features": ONE_FRAME * 2}, "there are no frames"),
@@ -403,7 +391,7 @@ def test_tensors_of_two_devices_cannot_be_combined():
 
 
 def test_modules_accept_features_on_any_device(evaluate, scenes, features, remote):
-    captions, images, ids = [row[0] for row in scenes["captions"]], list(scenes["image"]), scenes["image_id"]
+    captions, images, ids = first_captions(scenes), list(scenes["image"]), scenes["image_id"]
     text, pool = features
     retrieval, score = (evaluate.load(name, keep_in_memory=True) for name in ("self_retrieval", "clip_score"))
     ranks = metrics.self_retrieval(text, pool, num_bootstrap=0)["ranks"].tolist()
@@ -422,10 +410,8 @@ def test_modules_accept_features_on_any_device(evaluate, scenes, features, remot
         found = score.compute(predictions=captions, references=vectors, scorer=remote, prefix="", **given)
         assert found["ref_clip_score"] == close(expected, dtype="float32")
     frames = [images[:2], images[1:3]]
-    found = evaluate.load("emscore", keep_in_memory=True).compute(
-        predictions=captions[:2], frames=frames, scorer=remote
-    )
-    assert -1 <= found["f"] <= 1
+    emscore = evaluate.load("emscore", keep_in_memory=True)
+    assert -1 <= emscore.compute(predictions=captions[:2], frames=frames, scorer=remote)["f"] <= 1
     tokens, frames = torch.eye(3), torch.eye(3)[:2]
     found = metrics.emscore([away(tokens)], [away(frames)], reference_features=[[away(frames)]])
     expected = metrics.emscore([tokens], [frames], reference_features=[[frames]])
