@@ -22,7 +22,15 @@ from hf_captionrl.utils.io import installed_versions, write_json
 WITH_REFERENCES = ("bleu_1", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "ref_clip_score", "reward:cider")
 OTHERS = (
     *("clip_score", "reward:self_retrieval", "reward:repetition", "reward:length", "reward:truncation"),
-    *("perplexity", "length", "truth_precision", "truth_recall", "truth_f1"),
+    *(
+        "reward:claim_f1",
+        "reward:question_oracle",
+        "perplexity",
+        "length",
+        "truth_precision",
+        "truth_recall",
+        "truth_f1",
+    ),
 )
 SCORERS = ("scenes:clip-reward", "scenes:siglip-held-out")
 
