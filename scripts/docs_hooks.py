@@ -2,8 +2,8 @@
 
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
-  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- reward_hacking -->` and
-  `<!-- large_bags -->` for others.
+  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->` and `<!-- large_bags -->` for
+  others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """

@@ -1,4 +1,4 @@
-"""Tables of docs/reward_hacking.md: the observatory and its predictions, a training that is too long, and large bags."""
+"""Tables of docs/reward_hacking.md: the observatory, its predictions, and large bags."""
 
 from __future__ import annotations
 
@@ -9,19 +9,8 @@ from scipy.stats import kendalltau
 
 from scripts.reproduction.numbers import Measured, difference, scaled, seed_interval, shown
 
-RUN, OBSERVATORY = "reward_hacking_seeds", "observatory"
-BAGS = "large_bags_seeds"
-REWARD, HELD_OUT = "reward_rd100_recall_at_1", "rd100_recall_at_1"
-_COLUMNS = (
-    "reward",
-    "reward scorer, change",
-    "held-out scorer, change",
-    "reward minus held-out",
-    "held-out, last minus best",
-    "hallucination",
-    "words",
-    "guard, step",
-)
+OBSERVATORY, BAGS = "observatory", "large_bags_seeds"
+HELD_OUT = "rd100_recall_at_1"
 _BAG_COLUMNS = (
     "bags of 20, without penalties, and one change",
     "words",
@@ -44,32 +33,12 @@ def _cell(number: Measured, *, signed: bool = True) -> str:
     return f"{sign}{shown(number.value)}{ends}"
 
 
-def _after_best(points: Sequence[Mapping[str, Any]]) -> Measured:
-    """R@1 of the last evaluation minus that of the best one of each seed, by the held-out scorer."""
-    seeds = range(len(points[0][HELD_OUT]["values"]))
-    of_seeds = [[point[HELD_OUT]["values"][seed] for point in points] for seed in seeds]
-    return seed_interval([values[-1] - max(values) for values in of_seeds])
-
-
 def _alarms(steps: Sequence[int | None]) -> str:
     return ", ".join("never" if step is None else str(step) for step in steps)
 
 
 def _unfinished(*runs: str) -> str:
     return f"The runs of this section are not finished: `python scripts/reproduce.py --only {' '.join(runs)}`."
-
-
-def section(record: Mapping[str, Any] | None) -> str:
-    """One row per reward, from its first evaluation, before training, to its last."""
-    if record is None:
-        return _unfinished(RUN)
-    lines = [f"| {' | '.join(_COLUMNS)} |", f"|:--|{'--:|' * (len(_COLUMNS) - 1)}"]
-    for name, points in record["learning_curves"].items():
-        rises = [difference(_at(points, -1, key), _at(points, 0, key)) for key in (REWARD, HELD_OUT)]
-        cells = [_cell(rise) for rise in (*rises, difference(*rises), _after_best(points))]
-        cells += [_cell(_at(points, -1, key), signed=False) for key in ("hallucination", "length")]
-        lines.append(f"| {name} | {' | '.join(cells)} | {_alarms(record['guard'][name])} |")
-    return "\n".join([*lines, "", _made_by(record)])
 
 
 def bags_section(record: Mapping[str, Any] | None) -> str:
@@ -203,7 +172,6 @@ def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
 TABLES = {
     "observatory": (OBSERVATORY, observatory),
     "predictions": (OBSERVATORY, predictions),
-    "reward_hacking": (RUN, section),
     "large_bags": (BAGS, bags_section),
 }
 """The result and the table behind each marker of a page."""
