@@ -362,7 +362,7 @@ def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, caps
     assert settings["attn_implementation"] == "eager"
     assert "load_in_4bit" not in settings
     assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
-    assert "--num_beams is 3. Use --num_beams 1" in capsys.readouterr().err
+    assert "--num_beams" in capsys.readouterr().err
     assert main([*line, str(tmp_path / "c.jsonl"), "--cache_implementation", "static"]) == 2
     assert "cannot decode with a static cache" in capsys.readouterr().err
 

@@ -155,9 +155,9 @@ class HubServer:
     def end_fault(self) -> None:
         self.faults.clear()
 
-    def add(self, repo_id: str, files: dict[str, bytes]) -> Repo:
-        """Create a public model repository with files, as another user would."""
-        repo = self.repos["model", repo_id] = Repo(repo_id, "model", private=False)
+    def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model") -> Repo:
+        """Create a public repository with files, as another user would."""
+        repo = self.repos[repo_type, repo_id] = Repo(repo_id, repo_type, private=False)
         blobs = {path: Blob(data, path.endswith(_LFS_ENDINGS)) for path, data in files.items()}
         repo.commit("main", "Add files", blobs)
         return repo

@@ -15,9 +15,16 @@ from hf_captionrl.apps.explain.explain import CaptionReward, explain_caption, wr
 from hf_captionrl.apps.studies.build import rating_parts
 from hf_captionrl.apps.studies.results import study_html
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
-from hf_captionrl.apps.truematch.review import render_review
+from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.cli.audit_metric import audit_html
-from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, PanelItem, write_gallery, write_panel
+from hf_captionrl.evaluation.pages import (
+    GalleryCaption,
+    GalleryItem,
+    PanelItem,
+    render_html,
+    write_gallery,
+    write_panel,
+)
 from hf_captionrl.hub.cards import render_model_card
 from hf_captionrl.hub.push import check_text
 from tests.apps.studies.test_build import pictures, write_study
@@ -115,7 +122,17 @@ def review(folder, token=None):
     images = {str(n): {"image_id": text, "source": DATA, "captions": [text]} for n, text in enumerate(TEXTS)}
     bags = [{"id": text, "similarity": 0.5, "images": list(images)} for text in TEXTS]
     decisions = {text: {"decision": "drop", "reason": "other"} for text in TEXTS}
-    page = render_review(ALL, bags, images, reasons={"other": ALL}, decisions=decisions, fingerprint=ALL, token=token)
+    reasons = {"other": ALL}
+    data = {
+        "bags": bags,
+        "images": images,
+        "reasons": reasons,
+        "decisions": decisions,
+        "fingerprint": ALL,
+        "token": token,
+    }
+    values = {"title": ALL, "served": token is not None, "reasons": reasons, "data": data}
+    page = render_html(REVIEW, "review", sort_keys=False, **values)
     (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
     return folder / "page.html"
 
