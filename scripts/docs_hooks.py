@@ -30,14 +30,14 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
 _LOG = logging.getLogger("mkdocs.hooks.pages")
 _MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
 
 
 def on_config(config: Any) -> Any:
-    """Let mkdocs read formulas."""
+    """Let mkdocs read formulas, and this file the other scripts."""
+    sys.path.insert(0, str(ROOT))  # not at import: mkdocs restores the path after it loads this file
     config.markdown_extensions.append(MathExtension())
     return config
 

@@ -252,3 +252,13 @@ def test_a_module_of_ones_own_registers_a_family(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert found.stdout.strip() == "VipLlavaCaptioner", found.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "F1 of claims" in (tmp_path / "site" / "reward_hacking.html").read_text(encoding="utf-8")
