@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from scipy.stats import kendalltau
@@ -11,6 +13,7 @@ from scripts.reproduction.numbers import Measured, difference, scaled, seed_inte
 
 OBSERVATORY, BAGS = "observatory", "large_bags_seeds"
 HELD_OUT = "rd100_recall_at_1"
+PREDICTIONS = Path(__file__).resolve().parents[2] / "docs" / "predictions.md"
 _BAG_COLUMNS = (
     "bags of 20, without penalties, and one change",
     "words",
@@ -29,7 +32,7 @@ def _at(points: Sequence[Mapping[str, Any]], step: int, key: str) -> Measured:
 
 def _cell(number: Measured, *, signed: bool = True) -> str:
     sign = "+" if signed and number.value >= 0 else ""
-    ends = "" if number.low is None else f" [{shown(number.low)}, {shown(number.high or 0.0)}]"
+    ends = "" if number.low is None else f" ±{shown(number.value - number.low)}"
     return f"{sign}{shown(number.value)}{ends}"
 
 
@@ -58,7 +61,7 @@ def bags_section(record: Mapping[str, Any] | None) -> str:
 def _made_by(record: Mapping[str, Any]) -> str:
     command = record["command"]
     command = command if isinstance(command, str) else f"python scripts/reproduce.py --only {OBSERVATORY}"
-    return f"Mean and 95 % interval over seeds {', '.join(map(str, record['seeds']))}. Made by `{command}`."
+    return f"Mean ± half of the 95 % interval over seeds {', '.join(map(str, record['seeds']))}. Made by `{command}`."
 
 
 # --- The observatory: one budget for every reward; the predictions of docs/predictions.md ------------------------------
@@ -96,8 +99,9 @@ def predictions(record: Mapping[str, Any] | None) -> str:
     if record is None:
         return _unfinished(OBSERVATORY)
     both = [judged(record[world]) for world in ("learning_curves", "held_back")]
-    rows = [f"| {name} | {both[0][name]} | {both[1][name]} |" for name in both[0]]
-    return "\n".join(["| prediction | test scenes | held-back world |", "|:--|:--|:--|", *rows])
+    text = dict(re.findall(r"^\| (O\d+) \| (.*) \|$", PREDICTIONS.read_text(encoding="utf-8"), re.M))
+    rows = [f"| {name} | {text[name]} | {both[0][name]} | {both[1][name]} |" for name in both[0]]
+    return "\n".join(["| | prediction | test scenes | held-back world |", "|:--|:--|:--|:--|", *rows])
 
 
 def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
