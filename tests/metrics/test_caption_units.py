@@ -2,7 +2,9 @@
 
 import math
 from types import SimpleNamespace
+from unittest import mock
 
+import evaluate
 import numpy as np
 import pytest
 
@@ -30,6 +32,18 @@ def encoder(texts):
         found[row, :2] = axes.get(text, [0, 0])
         found[row, 2 + row] = text not in axes
     return 3 * found
+
+
+def test_the_module_of_evaluate_calls_the_function():
+    metric = evaluate.load("caption_nlg")
+    rows = {"predictions": ["own"], "references": [["human", "more"]]}
+    found = metric.compute(**rows, which=["capture"], extractor=extractor, encoder=encoder)
+    assert found["capture"] == capture(["own"], [["human", "more"]], extractor=extractor, encoder=encoder)["capture"]
+    absent = ModuleNotFoundError("Install it with: pip install 'hf-captionrl[analysis]'")
+    with mock.patch("hf_captionrl.metrics.caption_units.load_spacy", side_effect=absent):
+        missing = metric.compute(**rows, which="capture")
+    assert missing["capture"] is None
+    assert "[analysis]" in missing["capture_reason"]
 
 
 @pytest.mark.parametrize("soft", [False, True])
