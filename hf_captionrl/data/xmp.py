@@ -1,7 +1,8 @@
 """Captions in XMP: IPTC's alternative text and Dublin Core's description, in XMP files beside images and inside images.
 
 Both are language alternatives: a list of texts with languages, of which "x-default" is for everyone. Pillow finds the packet of an
-image. It is written as bytes, because saving an image with Pillow would encode its pixels again.
+image. It is written as bytes, because saving an image with Pillow would encode its pixels again. Of the libraries that write XMP, pyexiv2
+is under the GPL, and python-xmp-toolkit needs a library of the system.
 """
 
 from __future__ import annotations
