@@ -227,6 +227,6 @@ def _check_schedule(schedule: Mapping[int, int] | int) -> dict[int, int]:
     if not schedule:
         raise ValueError("schedule is empty. Pass {last epoch: bag size}, or one size.")
     for end, size in schedule.items():
-        if not (isinstance(end, int) and isinstance(size, int) and end >= 1 and size >= 1):
+        if isinstance(size, bool) or not (isinstance(end, int) and isinstance(size, int) and end >= 1 and size >= 1):
             raise ValueError(f"schedule has {end!r}: {size!r}. Use {{last epoch, from 1: bag size of at least 1}}.")
     return dict(sorted(schedule.items()))

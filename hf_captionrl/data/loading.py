@@ -258,10 +258,12 @@ def _read_row_file(path: Path, root: Path | None) -> Source:
 
 
 def is_json_lines(text: str) -> bool:
-    """Many files called .json hold one object per line."""
+    """Many files called .json hold one object per line; a single line is one if it names an image and its caption."""
     first, _, rest = text.strip().partition("\n")
     try:
-        return bool(rest.strip()) and isinstance(json.loads(first), dict)
+        row = json.loads(first)
+        named = {"image", "image_id", "file_name"}, {"caption", "captions", "text"}
+        return isinstance(row, dict) and (bool(rest.strip()) or all(row.keys() & names for names in named))
     except (json.JSONDecodeError, RecursionError):
         return False
 

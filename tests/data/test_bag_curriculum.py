@@ -214,6 +214,7 @@ FULL = np.array([[i for i in range(300) if i != row] for row in range(300)])
         ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours per image, and there are 60"),
         ({"schedule": {}}, "schedule"),
         ({"schedule": {0: 2}}, "schedule"),
+        ({"schedule": True}, "schedule"),
         ({"num_images": COUNT - 1}, "the data set has 730"),
         ({"process_index": 2, "num_processes": 2}, "process_index"),
         ({"seed": -1}, "seed"),

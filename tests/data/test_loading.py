@@ -157,6 +157,8 @@ def test_files_with_paths(tmp_path, kind):
     assert ds["image_id"][:] == ["0", "1", "2", "3"]
     assert ds["captions"][2] == ["picture 2"]
     assert pixels(ds, 2) == of_png(2)
+    path.write_text(json.dumps(rows[0]))  # a file of one line
+    assert load_captions(str(path), image_root=tmp_path / "pictures", split="all")["captions"][:] == [["picture 0"]]
 
 
 def test_parquet_with_images_inside_and_save_to_disk(tmp_path):

@@ -149,6 +149,8 @@ def check_options(options: AlbumOptions) -> None:
             f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
             "of `accelerate launch`."
         )
+    if options.xmp_properties != ["alt_text"] and not (options.xmp_sidecars or options.xmp_copies):
+        raise ValueError(f"--xmp_properties {' '.join(options.xmp_properties)} needs --xmp_sidecars or --xmp_copies.")
     if options.captions_per_image > 1 and options.prefer_existing and options.model is not None:
         raise ValueError(
             f"--captions_per_image {options.captions_per_image} is for captions that are chosen, and --prefer_existing keeps one as it is. "

@@ -68,8 +68,9 @@ def write_pairs(options: PairsOptions) -> None:
     """Write the pairs, and print their number and the shares of ties and of pairs under the margin."""
     if (options.reward is None) == (options.metric is None):
         raise ValueError(f"--reward is {options.reward} and --metric {options.metric}. Use one of them.")
-    if options.metric is not None and options.reward_weights is not None:
-        raise ValueError(f"--reward_weights {options.reward_weights} have no effect with --metric. Leave them out.")
+    for name in ("reward_weights", "tokenizer"):
+        if options.metric is not None and getattr(options, name) is not None:
+            raise ValueError(f"--{name} {getattr(options, name)} has no effect with --metric. Leave it out.")
     if options.metric in SCORER_METRICS and options.scorer is None:
         raise ValueError(f"--metric {options.metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
     pooled: dict[str, list[str]] = {}

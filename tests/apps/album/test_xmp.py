@@ -159,3 +159,5 @@ def test_invalid_xmp_is_refused_by_name_before_any_work(photos, capsys, caplog, 
     assert album("--captions", "o.jsonl", "--xmp_copies", "out", "--output", "p.jsonl") == 0
     assert album("--xmp_sidecars", "--model", "scenes:blip-mle", "--max_images", "2", images="scenes") == 2
     assert "--xmp_sidecars" in capsys.readouterr().err
+    assert album("--xmp_properties", "description", "--model", "scenes:blip-mle", "--output", "q.jsonl") == 2
+    assert "--xmp_properties" in capsys.readouterr().err

@@ -126,6 +126,7 @@ def test_trl_trains_on_the_file(sampled, tmp_path):
         (["--reward", "length", "--metric", "cider_d"], "--metric"),
         (["--metric", "clip_score"], "--scorer"),
         (["--metric", "cider_d", "--reward_weights", "2"], "--reward_weights"),
+        (["--metric", "cider_d", "--tokenizer", "gpt2"], "--tokenizer"),
         (["--metric", "meteorite"], "'meteorite'"),
         (["--reward", "meteorite"], "'meteorite'"),
         (["--metric", "cider_d", "--margin", "0"], "margin"),
