@@ -70,9 +70,7 @@ def versions(session: nox.Session, libraries: str) -> None:
     session.run(*command, env={"PYTHONPATH": None})
     suite = ElementTree.parse(report).getroot()[0].attrib
     frozen = str(session.run("uv", "pip", "freeze", silent=True)).replace("huggingface-hub", "huggingface_hub")
-    recorded = {
-        "revision": str(session.run("git", "describe", "--always", "--dirty", external=True, silent=True)).strip()
-    }
+    recorded = {"revision": str(session.run("git", "rev-parse", "HEAD", external=True, silent=True)).strip()}
     recorded |= {"passed": int(suite["tests"]) - int(suite["skipped"]), "skipped": int(suite["skipped"])}
     recorded["versions"] = dict(re.findall(rf"^({'|'.join(RECORDED)})==([\d.]+)", frozen, re.M))
     file = Path("docs/results/test_versions.json")

@@ -175,7 +175,15 @@ PICTURES: dict[str, Picture] = {
     "observatory_curves": _curve_plot(
         "observatory",
         (("fact_recall", "Fact recall ↑"), _HALLUCINATION, _RETRIEVAL),
-        ("CIDEr", "SR", "CLIPScore", "log-probability", "precision of claims", "recall of claims", "F1 of claims"),
+        (
+            "CIDEr",
+            "SR, bags of 5",
+            "log-probability",
+            "recall of claims",
+            "F1 of claims",
+            "questions, exact reader",
+            "random",
+        ),
     ),
     "reward_hacking_curves": _curve_plot("reward_hacking_seeds"),
     "large_bags_curves": _curve_plot("large_bags_seeds"),

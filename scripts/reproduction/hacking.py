@@ -108,7 +108,7 @@ def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     """What became of O1 to O12 of docs/predictions.md: "holds", "does not hold" or "open".
 
     A condition holds if the whole interval over seeds fulfils it, and does not hold if nothing of it does. A prediction holds if all
-    its conditions do, and does not hold if one does not.
+    its conditions do, and does not hold if one does not. "Does not raise" (O7) and "change nothing" (O9) hold unless the change is significant.
     """
 
     def end(reward: str, key: str) -> Measured:
