@@ -141,9 +141,9 @@ def rating(folder):
     ids = [str(n) for n in range(len(TEXTS))]
     texts = [text.encode("utf-8", "replace").decode() for text in TEXTS]  # as load_captions gives them
     parts = rating_parts(ids, {"S": texts}, num_raters=1)
-    study = {"systems": ["S"], "settings": {}, "parts": parts}
+    study = {"kind": "rating", "fingerprint": "0", "parts": parts}
     consent = ALL.encode("utf-8", "replace").decode()
-    _, pages = write_study(folder, "rating", study, pictures(ids), consent=consent)
+    _, pages = write_study(folder, study, pictures(ids), consent=consent)
     return next(iter(pages.values()))
 
 

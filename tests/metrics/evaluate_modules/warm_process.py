@@ -43,8 +43,11 @@ def child(job, output):
         del os.environ[name]
     os.environ.update(job["env"])
     os.chdir(job["cwd"])
-    # As in a program in that folder; the package is found as if it were installed.
-    sys.path[:] = [job["cwd"], str(ROOT), *[p for p in sys.path if p not in ("", str(Path(__file__).parent))]]
+    # As in a program in that folder; the package is found as if it were installed, and no cache of the tests before is.
+    kept = [
+        p for p in sys.path if p not in ("", str(Path(__file__).parent)) and not Path(p, "evaluate_modules").exists()
+    ]
+    sys.path[:] = [job["cwd"], str(ROOT), *kept]
     code = 1
     try:
         exec(compile(job["code"], "job", "exec"), {"__name__": "__main__"})
