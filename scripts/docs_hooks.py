@@ -158,7 +158,8 @@ def _table(name: str, arguments: str | None) -> str | None:
         return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
     elif name in hacking.TABLES:
         run, section = hacking.TABLES[name]
-        return section(campaign()[2].get(run))
+        record = campaign()[2].get(run)
+        return section(record) if record else f"Not finished: `python scripts/reproduce.py --only {run}`."
     return None
 
 
