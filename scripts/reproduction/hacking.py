@@ -30,7 +30,8 @@ def _at(points: Sequence[Mapping[str, Any]], step: int, key: str) -> Measured:
     return seed_interval(points[step][key]["values"])
 
 
-def _cell(number: Measured, *, signed: bool = True) -> str:
+def cell(number: Measured, *, signed: bool = True) -> str:
+    """A number with half of its interval."""
     sign = "+" if signed and number.value >= 0 else ""
     ends = "" if number.low is None else f" ±{shown(number.value - number.low)}"
     return f"{sign}{shown(number.value)}{ends}"
@@ -47,8 +48,8 @@ def bags_section(record: Mapping[str, Any]) -> str:
     for name, alarms in record["guard"].items():
         values = {key: seed_interval(rows[name][key]["values"]) for key in _BAG_KEYS}
         rise = difference(values.pop(HELD_OUT), seed_interval(start[HELD_OUT]["values"]))
-        cells = [_cell(value, signed=False) for value in values.values()]
-        lines.append(f"| {name} | {' | '.join([*cells, _cell(rise)])} | {_alarms(alarms)} |")
+        cells = [cell(value, signed=False) for value in values.values()]
+        lines.append(f"| {name} | {' | '.join([*cells, cell(rise)])} | {_alarms(alarms)} |")
     return "\n".join([*lines, "", _made_by(record)])
 
 
@@ -71,15 +72,42 @@ _OBSERVED = {
 _UNINFORMED = ("CIDEr", "SR", "SR, bags of 5", "CLIPScore", "log-probability", "random")
 
 
+def above(number: Measured, limit: float = 0.0) -> bool | None:
+    """Whether the whole interval is above the limit (True), nothing of it (False), or some of it (None)."""
+    low, high = (number.value if bound is None else bound for bound in (number.low, number.high))
+    return True if low > limit else False if high <= limit else None
+
+
+def below(number: Measured, limit: float = 0.0) -> bool | None:
+    """The opposite of [`above`]."""
+    found = above(number, limit)
+    return None if found is None else not found
+
+
+def unchanged(number: Measured) -> bool:
+    """Whether 0 is in the interval."""
+    return above(number) is None or number.value == 0
+
+
+def verdict_of(conditions: Sequence[bool | None]) -> str:
+    """What became of a prediction with these conditions."""
+    return "does not hold" if False in conditions else "open" if None in conditions else "holds"
+
+
+def prediction_rows(prefix: str) -> dict[str, str]:
+    """The text of each prediction of docs/predictions.md whose name begins with a letter."""
+    return dict(re.findall(rf"^\| ({prefix}\d+) \| (.*) \|$", PREDICTIONS.read_text(encoding="utf-8"), re.M))
+
+
 def observatory(record: Mapping[str, Any]) -> str:
     """The change of every number by 200 steps of each reward, and in the held-back world."""
     columns = ["reward", *_OBSERVED.values(), "KL", "fact recall, held back", "hallucination, held back"]
     lines = [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
     for name, points in record["learning_curves"].items():
         held_back = record["held_back"][name]
-        cells = [_cell(difference(_at(points, -1, key), _at(points, 0, key))) for key in _OBSERVED]
-        cells.append(_cell(_at(points, -1, "kl"), signed=False))
-        cells += [_cell(difference(_at(held_back, -1, key), _at(held_back, 0, key))) for key in list(_OBSERVED)[:2]]
+        cells = [cell(difference(_at(points, -1, key), _at(points, 0, key))) for key in _OBSERVED]
+        cells.append(cell(_at(points, -1, "kl"), signed=False))
+        cells += [cell(difference(_at(held_back, -1, key), _at(held_back, 0, key))) for key in list(_OBSERVED)[:2]]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     first = {key: shown(_at(points, 0, key).value) for key in _OBSERVED}
     before = ", ".join(f"{title} {first[key]}" for key, title in _OBSERVED.items())
@@ -89,7 +117,7 @@ def observatory(record: Mapping[str, Any]) -> str:
 def predictions(record: Mapping[str, Any]) -> str:
     """The verdict of each prediction on the test scenes and in the held-back world."""
     both = [judged(record[world]) for world in ("learning_curves", "held_back")]
-    text = dict(re.findall(r"^\| (O\d+) \| (.*) \|$", PREDICTIONS.read_text(encoding="utf-8"), re.M))
+    text = prediction_rows("O")
     rows = [f"| {name} | {text[name]} | {both[0][name]} | {both[1][name]} |" for name in both[0]]
     return "\n".join(["| | prediction | test scenes | held-back world |", "|:--|:--|:--|:--|", *rows])
 
@@ -107,20 +135,9 @@ def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     def gain(reward: str, key: str = "fact_recall") -> Measured:
         return difference(end(reward, key), _at(curves[reward], 0, key))
 
-    def above(number: Measured, limit: float = 0.0) -> bool | None:
-        low, high = (number.value if bound is None else bound for bound in (number.low, number.high))
-        return True if low > limit else False if high <= limit else None
-
-    def below(number: Measured, limit: float = 0.0) -> bool | None:
-        found = above(number, limit)
-        return None if found is None else not found
-
     def between(number: Measured, limit: float) -> bool | None:
         sides = (below(number, limit), above(number, -limit))
         return False if False in sides else None if None in sides else True
-
-    def unchanged(number: Measured) -> bool:
-        return above(number) is None or number.value == 0
 
     def taus() -> Measured:
         def of_seed(seed: int) -> float:
@@ -157,10 +174,7 @@ def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
         "O11": [above(difference(gain(truth), gain("SR"))), above(difference(gain(f1), gain(truth)))],
         "O12": [below(taus(), 0.5)],
     }
-    return {
-        name: "does not hold" if False in found else "open" if None in found else "holds"
-        for name, found in conditions.items()
-    }
+    return {name: verdict_of(found) for name, found in conditions.items()}
 
 
 TABLES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -11,7 +12,7 @@ from scipy import stats
 
 from hf_captionrl.utils.io import write_json
 from scripts import reproduce
-from scripts.reproduction import findings, hacking
+from scripts.reproduction import estimators, findings, hacking
 from scripts.reproduction.numbers import Measured, detectable, difference, look_up, measured, p_value, seed_interval
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import aggregate, to_markdown
@@ -307,3 +308,55 @@ def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
         for name, gained in AS_PREDICTED.items()
     }
     assert hacking.judged(observed(gains, noise=0.0))["O12"] == "does not hold"
+
+
+def estimated(gains, noise=0.01):
+    """Three seeds of the 18 estimators, from 4 words; `gains` are by temperature, and words also by reduction and baseline."""
+    curves, first = {}, {"length": 4.0, "bag_7_truth_recall_at_1": 0.1, "cider_d": 1.8, "rd100_recall_at_1": 0.6}
+    names = itertools.product(estimators.REDUCTIONS, estimators.BASELINES, estimators.TEMPERATURES)
+    for number, (reduction, baseline, temperature) in enumerate(names):
+        gained = {**gains.get(temperature, {}), **gains.get((reduction, baseline, temperature), {})}
+        ends = {
+            key: [start + gained.get(key, 0) + noise * np.sin(5 * number + 2 * math.pi * s / 3) for s in range(3)]
+            for key, start in first.items()
+        }
+        name = f"{reduction}, {baseline}, {temperature}"
+        start = {key: {"values": [value] * 3} for key, value in first.items()}
+        trained = {key: {"values": values} for key, values in ends.items()}
+        points = [{"step": 0, **start}, {"step": 50, **trained}, {"step": 200, **trained}]
+        curves["SR (random)" if number == 0 else f"{name} (baseline={baseline})"] = points
+    return {"learning_curves": curves, "seeds": [0, 1, 2], "command": "a command"}
+
+
+LONGER = {("mean", "greedy", "T 1"): {"length": 3}}
+ESTIMATED = {
+    "estimators_seeds": {"T 1": {"length": 2, "bag_7_truth_recall_at_1": 0.3}, "T 0.3": {"length": 1}, **LONGER},
+    "estimators_cider_seeds": {"T 1": {"length": 1}, "T 0.3": {"length": 1, "cider_d": 0.2}, **LONGER},
+}
+POSITIVE = {t: {b: {"of_mean": 0.1, "of_sum": 0.2} for b in estimators.BASELINES} for t in estimators.TEMPERATURES}
+
+
+@pytest.mark.parametrize(
+    ("run", "cell", "gain", "broken", "verdict"),
+    [
+        ("estimators_seeds", "T 1", {}, None, "holds"),
+        ("estimators_cider_seeds", "T 1", {"length": -1}, "E1", "does not hold"),
+        ("estimators_cider_seeds", ("mean", "greedy", "T 1"), {"length": 0.5}, "E2", "does not hold"),
+        ("estimators_cider_seeds", ("sum", "others", "T 0.3"), {"cider_d": 0.0}, "E3", "open"),
+        ("estimators_seeds", ("tokens", "others", "T 1"), {"bag_7_truth_recall_at_1": 0.5}, "E4", "does not hold"),
+        ("estimators_seeds", ("sum", "greedy", "T 1"), {"bag_7_truth_recall_at_1": -0.1}, "E5", "does not hold"),
+    ],
+)
+def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
+    gains = {**ESTIMATED, run: {**ESTIMATED[run], cell: {**ESTIMATED[run].get(cell, {}), **gain}}}
+    records = {name: estimated(found) for name, found in gains.items()}
+    expected = dict.fromkeys(("E1", "E2", "E3", "E4", "E5"), "holds")
+    found = estimators.judged(records, dict.fromkeys(estimators.RUNS, POSITIVE))
+    assert found == {**expected, **({broken: verdict} if broken else {})}
+
+
+def test_the_table_of_the_estimators():
+    text = estimators.table(estimated(ESTIMATED["estimators_seeds"], noise=0.0), POSITIVE)
+    assert "| 1 | mean | greedy | +0.100 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 |" in text
+    assert "| 0.3 | sum | others | +0.200 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 |" in text
+    assert "words 4.00, R@1 by truth, bags of 7 0.100" in text
