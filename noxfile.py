@@ -1,13 +1,18 @@
 """Tests with the lowest, a middle and the newest releases of the libraries: `make test-versions`.
 
-`lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt. The tests are those in which this package
-meets the libraries.
+`lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt; transformers and TRL are those of
+`hf_captionrl.utils.versions.TESTED`. The tests are those in which this package
+meets the libraries. What passed is recorded in docs/results/test_versions.json.
 """
 
+import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
+
+from hf_captionrl.utils.versions import TESTED
 
 nox.options.default_venv_backend = "uv"
 nox.options.envdir = "outputs/versions"
@@ -15,12 +20,13 @@ nox.options.reuse_venv = "yes"
 
 MIDDLE = """torch==2.10.0
 torchvision==0.25.0
-transformers==5.21.1
 peft==0.21.0
 accelerate==1.12.0
 datasets==5.0.0
 """
+RECORDED = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "evaluate", "huggingface_hub", "numpy")
 TESTS = (
+    "tests/captioners/test_any_chat.py",
     "tests/captioners/test_captioner.py",
     "tests/captioners/test_clipcap.py",
     "tests/captioners/test_families.py",
@@ -38,7 +44,8 @@ def constraints(libraries: str) -> str:
     bounds = re.findall(
         r"([\w-]+)>=([\d.]+)", "\n".join(nox.project.load_toml("pyproject.toml")["project"]["dependencies"])
     )
-    return MIDDLE if libraries == "middle" else "".join(f"{name}=={version}\n" for name, version in bounds)
+    middle = "".join(f"{name}=={tested[len(tested) // 2]}\n" for name, tested in TESTED.items())
+    return MIDDLE + middle if libraries == "middle" else "".join(f"{name}=={version}\n" for name, version in bounds)
 
 
 @nox.session
@@ -58,4 +65,14 @@ def versions(session: nox.Session, libraries: str) -> None:
         "pytest-timeout",
         "pytest-xdist",
     )
-    session.run("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", *TESTS, env={"PYTHONPATH": None})
+    report = fixed.with_name("report.xml")
+    command = ("pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "loadfile", f"--junitxml={report}", *TESTS)
+    session.run(*command, env={"PYTHONPATH": None})
+    suite = ElementTree.parse(report).getroot()[0].attrib
+    frozen = str(session.run("uv", "pip", "freeze", silent=True)).replace("huggingface-hub", "huggingface_hub")
+    recorded = {"revision": str(session.run("git", "rev-parse", "HEAD", external=True, silent=True)).strip()}
+    recorded |= {"passed": int(suite["tests"]) - int(suite["skipped"]), "skipped": int(suite["skipped"])}
+    recorded["versions"] = dict(re.findall(rf"^({'|'.join(RECORDED)})==([\d.]+)", frozen, re.M))
+    file = Path("docs/results/test_versions.json")
+    found = json.loads(file.read_text(encoding="utf-8")) | {libraries: recorded}
+    file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

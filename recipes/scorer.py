@@ -31,12 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
-    AutoImageProcessor,
-    AutoModel,
-    AutoTokenizer,
     Trainer,
     TrainingArguments,
-    VisionTextDualEncoderConfig,
     VisionTextDualEncoderModel,
     VisionTextDualEncoderProcessor,
     set_seed,
@@ -49,12 +45,12 @@ from hf_captionrl.data.features import cached_features, image_hashes
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.ranking import ranks
-from hf_captionrl.retrieval.scorer import tower_in_parts
+from hf_captionrl.retrieval.scorer import assemble_scorer, tower_in_parts
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer, has_checkpoint
 from hf_captionrl.trainers.policy import refuse_data_parallel
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
-from hf_captionrl.utils.model_files import check_width, load_pretrained, model_path
+from hf_captionrl.utils.model_files import load_pretrained, model_path, read_config
 from hf_captionrl.utils.options import Positive, Share, documented
 
 __all__ = ["main", "parse_args"]
@@ -69,6 +65,9 @@ KS = (1, 5, 10)
 class ScorerArguments:
     """The parts of the scorer."""
 
+    model_name_or_path: str | None = documented(
+        None, "Scorer of `captionrl assemble --scorer`, or a trained one, instead of vision_model and text_model."
+    )
     vision_model: str = documented("google/efficientnet-b0", "Vision tower with a pooled output, kept frozen.")
     text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text encoder, trained.")
     projection_dim: Positive = documented(384, "Dimensions of the shared space.")
@@ -80,24 +79,18 @@ class ScorerArguments:
 
     def load(self) -> tuple[VisionTextDualEncoderModel, VisionTextDualEncoderProcessor]:
         """The model, whose projections are untrained, and its processor."""
-        vision_name, text_name = model_path(self.vision_model), model_path(self.text_model)
-        vision, text = (load_pretrained(AutoModel, name, dtype=torch.float32)[0] for name in (vision_name, text_name))
-        vision, text = getattr(vision, "vision_model", vision), getattr(text, "text_model", text)
-        check_width(vision.config, vision_name)
-        check_width(text.config, text_name)
-        config = VisionTextDualEncoderConfig.from_vision_text_configs(
-            vision.config, text.config, projection_dim=self.projection_dim
-        )
-        model = VisionTextDualEncoderModel(config, vision_model=vision, text_model=text)
+        if self.model_name_or_path is None:
+            model, processor = assemble_scorer(self.vision_model, self.text_model, self.projection_dim)
+        else:
+            name = model_path(self.model_name_or_path)
+            if (kind := read_config(name).model_type) != "vision-text-dual-encoder":
+                raise ValueError(
+                    f"model_name_or_path is {name!r} of type {kind!r}. Use a folder of captionrl assemble --scorer, or a scorer that "
+                    "was trained from one."
+                )
+            model = load_pretrained(VisionTextDualEncoderModel, name, dtype=torch.float32)[0]
+            processor = VisionTextDualEncoderProcessor.from_pretrained(name, trust_remote_code=False)
         model.vision_model.requires_grad_(False)
-        with torch.no_grad():
-            if self.projection_dim == text.config.hidden_size:
-                model.text_projection.weight.copy_(torch.eye(self.projection_dim))
-            model.logit_scale.fill_(3.2)
-        processor = VisionTextDualEncoderProcessor(
-            AutoImageProcessor.from_pretrained(vision_name, trust_remote_code=False),
-            AutoTokenizer.from_pretrained(text_name, trust_remote_code=False),
-        )
         return model, processor
 
 
@@ -245,6 +238,8 @@ def card(arguments: tuple[Any, ...], results: dict[str, Any], description: str) 
     vision, text, name = (
         Path(n).name if Path(n).exists() else n for n in (parts.vision_model, parts.text_model, data.dataset_name)
     )
+    if parts.model_name_or_path is not None:
+        vision, text = f"the vision tower of {Path(parts.model_name_or_path).name}", "its text encoder"
     rows = "\n".join(
         f"| R@{k} | {results['recall'][str(k)]['value']:.3f} | [{results['recall'][str(k)]['low']:.3f}, {results['recall'][str(k)]['high']:.3f}] |"
         for k in KS
@@ -296,9 +291,12 @@ def train(arguments: tuple[Any, ...]) -> Path:
         return tower_in_parts(lambda part: vision(part).pooler_output.flatten(1), pixels.to(config.device)).cpu()
 
     pairs = {name: Pairs(cached_features(cache, rows, encode), rows["captions"]) for name, rows in splits.items()}
-    with torch.no_grad():  # logits of unit scale at the start, whatever the scale of the features
+    if getattr(
+        model.config, "untrained", False
+    ):  # logits of unit scale at the start, whatever the scale of the features
         scale = pairs["train"].features.tensor(slice(0, 1000)).float().square().mean().sqrt()
-        model.visual_projection.weight.normal_(0, 0.02 / max(float(scale), 1e-6))
+        torch.nn.init.normal_(model.visual_projection.weight, 0, 0.02 / max(float(scale), 1e-6))
+        model.config.untrained = False
     config.output_dir = str(output_dir / "model")
     trainer = ScorerTrainer(
         parts,

@@ -2,7 +2,8 @@
 
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
-  `<!-- findings PAPER -->`, `<!-- reward_hacking -->` and `<!-- large_bags -->` for others.
+  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->` and
+  `<!-- estimators_seeds -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -29,14 +30,14 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 
 _LOG = logging.getLogger("mkdocs.hooks.pages")
 _MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
 
 
 def on_config(config: Any) -> Any:
-    """Let mkdocs read formulas."""
+    """Let mkdocs read formulas, and this file the other scripts."""
+    sys.path.insert(0, str(ROOT))  # not at import: mkdocs restores the path after it loads this file
     config.markdown_extensions.append(MathExtension())
     return config
 
@@ -136,7 +137,7 @@ def metrics_table() -> str:
 
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
-    from scripts.reproduction import hacking
+    from scripts.reproduction import estimators, hacking
 
     if name == "table" and arguments:
         run, _, headings = arguments.partition(": ")
@@ -151,12 +152,15 @@ def _table(name: str, arguments: str | None) -> str | None:
         return found[0] + f"\n[Every comparison with its interval](findings_{arguments}.md)." if found else None
     elif name == "metrics":
         return metrics_table()
-    elif name in ("reward_hacking", "large_bags"):
-        results = campaign()[2]
-        if name == "large_bags":
-            return hacking.bags_section(results.get(hacking.BAGS))
-        return hacking.section([results.get(run) for run in hacking.RUNS])
-    return None
+    elif name == "metric_audit":
+        from scripts.metric_audit import tables
+
+        return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
+    elif name in hacking.TABLES:
+        run, section = hacking.TABLES[name]
+        record = campaign()[2].get(run)
+        return section(record) if record else f"Not finished: `python scripts/reproduce.py --only {run}`."
+    return estimators.section(name, campaign()[2])
 
 
 def mathml(latex: str, *, block: bool = False) -> str:

@@ -146,9 +146,11 @@ def _curves(result: str, curves: str, x: str, keys: Sequence[str]) -> dict[str, 
 Picture = tuple[Callable[[], Any], Callable[[Path, Any, dict[str, str]], Path]]
 
 
-def _curve_plot(result: str, panels: Sequence[tuple[str, str]] = tuple(CURVES)) -> Picture:
-    keys = [key for key, _ in panels]
-    numbers = partial(_curves, result, "learning_curves", "step", keys)
+def _curve_plot(result: str, panels: Sequence[tuple[str, str]] = tuple(CURVES), rows: Sequence[str] = ()) -> Picture:
+    def numbers() -> dict[str, list[dict[str, Any]]]:
+        found = _curves(result, "learning_curves", "step", [key for key, _ in panels])
+        return {name: found[name] for name in rows or found}
+
     return numbers, lambda path, found, text: write_curves(path, found, x="step", panels=panels, text=text)
 
 
@@ -170,9 +172,20 @@ PICTURES: dict[str, Picture] = {
     "smile_curves": _curve_plot("smile_blip_seeds"),
     "smile_subsets": _curve_plot("smile_subset_seeds", (("length", "Mean length (words)"), _RETRIEVAL)),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
+    "observatory_curves": _curve_plot(
+        "observatory",
+        (("fact_recall", "Fact recall ↑"), _HALLUCINATION, _RETRIEVAL),
+        (
+            "CIDEr",
+            "SR, bags of 5",
+            "log-probability",
+            "recall of claims",
+            "F1 of claims",
+            "questions, exact reader",
+            "random",
+        ),
+    ),
     "reward_hacking_curves": _curve_plot("reward_hacking_seeds"),
-    "reward_hacking_kinds_curves": _curve_plot("reward_hacking_kinds_seeds"),
-    "reward_hacking_diversity_curves": _curve_plot("reward_hacking_diversity_seeds"),
     "large_bags_curves": _curve_plot("large_bags_seeds"),
     "ndlb_curves": _curve_plot("ndlb_matched_seeds"),
     "sle_tradeoff": (

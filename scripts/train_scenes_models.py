@@ -8,6 +8,7 @@
     python scripts/train_scenes_models.py adapter --name blip-smile --seed 6
     python scripts/train_scenes_models.py adapter --name blip-sr --seed 7
     python scripts/train_scenes_models.py measure --name blip-mle
+    python scripts/train_scenes_models.py reward-scorer --seed 1 --fact_steps 1200 --facts 4 --name DIR   # "Who is listening?"
 
 A contrastive loss alone learns this world slowly. Every vision tower therefore first learns the facts with linear
 heads, which are discarded. Each stage appends to `training_log.json` beside the checkpoints.
@@ -60,7 +61,7 @@ from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
-from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, vocabulary
+from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, Words, annotate, vocabulary, write_sentence
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.world import (
     EMOJI_KINDS,
@@ -152,6 +153,19 @@ def random_caption(rng: np.random.Generator, facts: Facts, verbosity: tuple[floa
     how: dict[str, Any] = {"verbosity": float(rng.uniform(*verbosity))}  # drawn in this order
     how |= {"setting_first": bool(rng.random() < 0.3), "alt_text": bool(rng.random() < 0.2)}
     return annotate(rng, facts, Annotator(generic=0.1, **how))
+
+
+def stated(rng: np.random.Generator, facts: Facts, number: int) -> str:
+    """A true caption that states `number` facts of a scene, or all if it has fewer: its kind, and others at random."""
+    said = facts.to_dict()
+    order = list(rng.permutation([n for n, value in said.items() if value and value != "upright" and n != "kind"]))
+    # Nothing is said of the second object before it is named.
+    places = [place for place, name in enumerate(order) if name in ("second", "relation", "second_colour")]
+    for place, name in zip(places, sorted((order[p] for p in places), key="second".__ne__), strict=True):
+        order[place] = name
+    kept = {"kind", *order[: number - 1]}
+    said = {name: value if name in kept else "" for name, value in said.items()}
+    return write_sentence({**said, "several": not said["count"] and facts.count > 1}, Words(rng))
 
 
 def make_optimizers(
@@ -315,8 +329,8 @@ def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str,
     return text, {**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH}
 
 
-def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
-    """Train a CLIP on annotators' short captions: five facts first, then contrastive alignment."""
+def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int, facts: int | None = None) -> dict[str, Any]:
+    """Train a CLIP on annotators' short captions, or on [`stated`] ones: five facts first, then contrastive alignment."""
     torch.manual_seed(seed)
     tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
     text_config, vision_config = _towers(tokenizer, HIDDEN, MLP, HEADS)
@@ -332,7 +346,7 @@ def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int) -> di
         scenes, pixels = pool.draw(rng, 128)
         # Captions from the web are loose about what belongs to which object.
         loose = [swap_objects(s.facts) if s.facts.second and rng.random() < 0.2 else s.facts for s in scenes]
-        captions = [random_caption(rng, facts, (0.4, 1.2)) for facts in loose]
+        captions = [stated(rng, f, facts) if facts else random_caption(rng, f, (0.4, 1.2)) for f in loose]
         text = tokenizer(captions, padding=True, return_tensors="pt")
         out = model(pixel_values=pixels, input_ids=text["input_ids"], attention_mask=text["attention_mask"])
         # Identical captions share a target.
@@ -668,12 +682,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--facts", type=int, help="facts per training caption of a reward scorer in the folder --name")
     args = parser.parse_args()
     named = {"measure": [*MODELS], "adapter": [*ADAPTERS]}
     known = named.get(args.stage, [args.name])
+    if args.facts and (args.stage != "reward-scorer" or not args.name):
+        parser.error("--facts needs the stage reward-scorer and --name.")
     if args.name not in known:
         parser.error(f"--name is {args.name!r}; use one of {known}.")  # before training
     torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores
+    if args.facts:
+        folder = str(Path(args.name).resolve())
+        print(json.dumps(train_reward_scorer(folder, args.seed, args.fact_steps, args.steps or 1000, args.facts)))
+        return
     if args.stage == "measure":
         file = CHECKPOINTS / "training_log.json"
         log = next(entry for entry in json.loads(file.read_text()) if entry["name"] == args.name)

@@ -1,5 +1,7 @@
 """Workflows, hooks, citation and release check name only what exists, and agree with one another."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -147,3 +149,38 @@ def test_release_check_finds_what_is_missing_and_what_should_not_be_there(tmp_pa
         assert len(faults) == 2
         assert REQUIRED[0] in faults[0]
         assert "__pycache__" in faults[1]
+
+
+# --- Each program of scripts/ starts from any folder, although only its folder is on the path ---------------------------
+
+SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+PROGRAMS = [str(path) for path in SCRIPTS if '__name__ == "__main__"' in path.read_text()]
+# In one interpreter, because each of them would import the libraries again.
+START = """
+import json, runpy, sys
+before, failed = sys.path[1:], {}
+for program in json.loads(sys.argv[1]):
+    sys.path[:] = [program.rpartition("/")[0], *before]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
+        del sys.modules[name]
+    try:
+        runpy.run_path(program, run_name="not_started")
+    except Exception as error:
+        failed[program] = repr(error)
+print(json.dumps(failed))
+"""
+
+
+def test_programs_find_the_modules_they_import_and_one_that_does_not_is_noticed(tmp_path):
+    assert len(PROGRAMS) > 5
+    planted = tmp_path / "program.py"
+    planted.write_text("from scripts.reproduction.runs import processor_name\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", START, json.dumps([*PROGRAMS, str(planted)])]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    failed = json.loads(run.stdout.splitlines()[-1])
+    assert "No module named 'scripts'" in failed.pop(str(planted))
+    assert failed == {}

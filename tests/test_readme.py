@@ -11,6 +11,7 @@ from hf_captionrl.cli.main import main
 from hf_captionrl.cli.train import METHODS, _with_config
 from hf_captionrl.scenes import load_scenes
 from tests.test_docs import blocks
+from tests.tiny import write_photos
 from tests.tiny.chat import tiny_chat
 
 README = Path(__file__).parents[1] / "README.md"
@@ -33,17 +34,15 @@ def photos(tmp_path_factory):
     """Photographs with captions in metadata.jsonl, the same ones without, and a Karpathy-split JSON."""
     root = tmp_path_factory.mktemp("readme")
     scenes = load_scenes(num_train=0, num_validation=0, num_test=30)["test"]
-    karpathy, lines = [], []
+    karpathy = []
     for folder in ("captioned/photos", "bare/photos/sub", "karpathy/coco/images"):
-        (root / folder).mkdir(parents=True)
+        captions = write_photos(root / folder, scenes)
+        if folder != "captioned/photos":
+            captions.unlink()
     for index, row in enumerate(scenes):
-        for folder in ("captioned/photos", "bare/photos/sub", "karpathy/coco/images"):
-            row["image"].save(root / folder / f"{index}.png")
-        lines.append(json.dumps({"file_name": f"{index}.png", "captions": row["captions"]}))
         sentences = [{"raw": caption, "tokens": caption.split()} for caption in row["captions"]]
         split = "train" if index < 18 else "val" if index < 24 else "test"
         karpathy.append({"filename": f"{index}.png", "imgid": index, "split": split, "sentences": sentences})
-    (root / "captioned/photos/metadata.jsonl").write_text("\n".join(lines))
     (root / "karpathy/dataset_coco.json").write_text(json.dumps({"images": karpathy}))
     model, processor = tiny_chat("idefics3")
     model.save_pretrained(root / "smol")

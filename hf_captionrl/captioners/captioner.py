@@ -7,6 +7,7 @@ M image tokens, H x W the input size of the vision tower.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import importlib
 import json
@@ -33,9 +34,10 @@ from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
 from hf_captionrl.captioners.head_tap import (
     LogProbsObjective,
     bypass_vision_tower,
-    check_tap,
     evaluating,
+    first_rows,
     floating_dtype,
+    mean_cross_entropy,
     tap_head,
 )
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
@@ -43,11 +45,13 @@ from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.losses.smile import is_word_piece
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
+from hf_captionrl.utils.versions import warn_untested
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig
 
 logger = logging.getLogger(__name__)
+warn_untested("transformers")
 Result = TypeVar("Result")
 Tune = Literal["language", "vision", "both"]
 
@@ -291,6 +295,7 @@ class Captioner:
     native_frames: int = 0  # frames of the videos in `image_features`; 0 for images
     frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
+    own_loop: bool = True  # whether captions are decoded by the package's loop where it applies
     _prepared: PreparedPixels | None = None
 
     def __init__(self, model: nn.Module, processor: Any, *, prompt: str | None = None) -> None:
@@ -316,6 +321,9 @@ class Captioner:
     @classmethod
     def complete_processor(cls, model: Any, processor: Any) -> None:
         """Convert model and processor of an older release to the current form."""
+
+    def check_loaded(self) -> None:
+        """Raise if the loaded model does not compute what this interface needs: only for types that no test covers."""
 
     @classmethod
     def known_prompt(cls, name: str) -> str:
@@ -512,9 +520,8 @@ class Captioner:
         """The image processor in two parts; raises ValueError, with the reason, if it cannot be split."""
         if self._prepared is None or self._prepared.processor is not self.image_processor:
             self.fixed_side_inputs(1)  # raises if inputs besides the pixels depend on the image
-            self._prepared = PreparedPixels(
-                self.image_processor, lambda images: self.encode_images(images)["pixel_values"]
-            )
+            encode = lambda images: self.encode_images(images)["pixel_values"]  # noqa: E731
+            self._prepared = PreparedPixels(self.image_processor, encode)
         return self._prepared
 
     def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:
@@ -708,7 +715,33 @@ class Captioner:
         `batch` is the output of `collate` on the model's device; `atol`, in nats, is by default 1e-3 in fp32 and 0.05 in 16 bits.
         Returns the difference.
         """
-        return check_tap(self, batch, atol)
+        batch = first_rows(batch)
+        if atol is None:
+            weight = next(self.model.parameters())
+            half = torch.is_autocast_enabled(weight.device.type) or weight.element_size() < 4
+            atol = 0.05 if half else 1e-3
+        with evaluating(self.model), torch.no_grad():  # with dropout, two forwards would differ
+            own = float(self.own_loss(batch))
+            try:
+                tapped = float(self.model(**batch, head_objective=mean_cross_entropy).loss)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                logger.warning("The head tap failed: %s", error)
+                tapped = float("nan")
+            difference = abs(tapped - own)
+            if difference <= atol:
+                return difference
+            was_full, self.use_full_logits = self.use_full_logits, True
+            full = float(self.model(**batch, head_objective=mean_cross_entropy).loss)
+        failed = "" if abs(full - tapped) <= atol else " FAILED"
+        reason = (
+            "It changes the logits after the output projection. Full logits are used: correct, but slower and larger."
+        )
+        if not failed:
+            self.use_full_logits = was_full
+            reason = "Its loss smooths, weights or shifts differently. Training uses the cross-entropy."
+        told = "SELF-CHECK%s: cross-entropy is %.6f through the head tap, %.6f from full logits, and %.6f in %s itself. %s"
+        logger.warning(told, failed, tapped, full, own, type(self.base_model).__name__, reason)
+        return difference
 
     # Generation
 
@@ -752,13 +785,11 @@ class Captioner:
             )
         with evaluating(self.model), torch.no_grad():
             images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
-            named = {"pixel_values": pixel_values, "image_features": image_features}
-            images |= {name: value for name, value in named.items() if value is not None}
+            images |= {"image_features": image_features} if pixel_values is None else {"pixel_values": pixel_values}
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
-            ids = _with_gathered_weights(
-                self.model, lambda: self._write(images, settings, greedy_first, compile_decoding)
-            )
+            write = functools.partial(self._write, images, settings, greedy_first, compile_decoding)
+            ids = _with_gathered_weights(self.model, write)
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
@@ -783,13 +814,12 @@ class Captioner:
         sharded = is_sharded(self.model)
         if sharded:  # all processes must run until the last one has finished, because they gather the weights together
             settings.setdefault("synced_gpus", True)
-        do_sample, number, num_beams = (
-            self._known(settings, name) or 0 for name in ("do_sample", "num_return_sequences", "num_beams")
-        )
+        names = ("do_sample", "num_return_sequences", "num_beams")
+        do_sample, number, num_beams = (self._known(settings, name) or 0 for name in names)
         number = max(1, number)
         # With beams, `generate` would prepare (and in an encoder-decoder encode) the inputs before the loop could refuse.
         decodable = num_beams <= 1 and (do_sample or (number == 1 and not greedy_first))
-        if decodable and not sharded and settings.get("custom_generate") is None:
+        if decodable and self.own_loop and not sharded and settings.get("custom_generate") is None:
             with suppress(UndecodableError):
                 loop = DecodingLoop(
                     num_sampled=number if do_sample else 0,
@@ -828,13 +858,12 @@ class Captioner:
         """
         if tune not in ("language", "vision", "both"):
             raise ValueError(f"tune is {tune!r}. Use 'language', 'vision' or 'both'.")
-        language, vision = [self.language_lora][: tune != "vision"], [self.vision_lora][: tune != "language"]
-        for pattern in language + vision:
+        patterns = [self.language_lora][: tune != "vision"] + [self.vision_lora][: tune != "language"]
+        for pattern in patterns:
             if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
-                raise ValueError(
-                    f"No module of {type(self.base_model).__name__} matches {pattern!r}. Pass target_modules."
-                )
-        return "|".join(f"(?:{pattern})" for pattern in language + vision)
+                kind = type(self.base_model).__name__
+                raise ValueError(f"No module of {kind} matches {pattern!r}. Pass target_modules.")
+        return "|".join(f"(?:{pattern})" for pattern in patterns)
 
     def lora_config(
         self,
@@ -897,7 +926,9 @@ class Captioner:
         `task_type` is ignored: PEFT's wrappers of task types expect text-only inputs.
         """
         from peft import get_peft_model
+        from peft.tuners.lora.layer import LoraLayer
         from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN_TARGETS
+        from transformers.pytorch_utils import Conv1D
 
         if hasattr(self.model, "peft_config"):
             raise ValueError(
@@ -919,17 +950,10 @@ class Captioner:
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             before = set(self.model.modules())  # a part of the model, such as its language model, may have an adapter
             self.model = get_peft_model(self.model, config)
-        if getattr(config, "captionrl_standard_normal", False):
-            self._draw_standard_normal(before)
-
-    def _draw_standard_normal(self, before: set[nn.Module]) -> None:
-        """One factor of every new adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0."""
-        from peft.tuners.lora.layer import LoraLayer
-        from transformers.pytorch_utils import Conv1D
-
-        for layer in self.model.modules():
-            if not isinstance(layer, LoraLayer):
-                continue
+        if not getattr(config, "captionrl_standard_normal", False):
+            return
+        # One factor of every new adapter from N(0, 1), the other 0: `W + (B A) * alpha / rank` of the authors with B = 0.
+        for layer in (module for module in self.model.modules() if isinstance(module, LoraLayer)):
             # The authors multiply B and A in the order of the stored weight, and Conv1D stores (in, out) instead of (out, in).
             swapped = isinstance(layer.get_base_layer(), Conv1D)
             for first, second in zip(layer.lora_A.values(), layer.lora_B.values(), strict=True):

@@ -34,7 +34,7 @@ _POSITION_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 # Outputs of processors besides pixels and text that the models need as inputs.
 _PER_IMAGE = (*_POSITION_INPUTS, "image_sizes", "pixel_attention_mask")
 _TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")  # names that processors use for token types
-# Model types whose forward takes a list of `(M, D)`, one entry per image. Others take `(tiles, tokens, D)`.
+# Model types for which `lists_features` is true.
 _LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 # Widths and heights of test images. A processor whose outputs are equal for all of them has one output size.
 _PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
@@ -45,9 +45,17 @@ _FRAMES_PER_SECOND = 1.0  # of every video, so that the text before the caption 
 def _pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
     """Whether `prefix_ids` `(B, P)` contain video or image tokens, and the id of that token."""
     token = getattr(model.config, "video_token_id", None)
-    if token is not None and bool((prefix_ids == token).any()):
+    if token not in (None, model.config.image_token_id) and bool((prefix_ids == token).any()):
         return "video", int(token)
     return "image", int(model.config.image_token_id)
+
+
+def flat_features(output: Any) -> Tensor:
+    """`(sum of M, (1 + L) D)` from what `get_image_features` returned."""
+    layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
+    # Each layer is one tensor or a list of one per image.
+    parts = [[layer] if isinstance(layer, Tensor) else layer for layer in layers]
+    return torch.cat([torch.cat([p.flatten(0, -2) for p in layer]) for layer in parts], -1)
 
 
 @register
@@ -62,7 +70,8 @@ class ChatCaptioner(Captioner):
 
     family = "chat"
     model_types: ClassVar[tuple[str, ...]] = (*sorted(_LISTED), "idefics3", "smolvlm", "internvl", "gemma3")
-    side_inputs = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *_PER_IMAGE)
+    per_image: ClassVar[tuple[str, ...]] = _PER_IMAGE
+    side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *_PER_IMAGE)
     language_lora = r"model\.(language_model|text_model)\..*\.([qkvo]_proj|gate_proj|up_proj|down_proj)"
     vision_lora = r"model\.(vision_tower|vision_model|visual)\..*\.([qkv]_proj|qkv|fc1|fc2|linear_fc1|linear_fc2|gate_proj|down_proj)"
     default_prompt = "Briefly describe the content of the image."
@@ -75,7 +84,7 @@ class ChatCaptioner(Captioner):
 
     def check_fit(self) -> None:
         super().check_fit()
-        expected, own = self.image_token_id(self.base_model), type(self.processor).__name__
+        expected, own = self.base_model.config.image_token_id, type(self.processor).__name__
         token = getattr(self.processor, "image_token", None)  # a string, or an AddedToken
         known = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
         # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
@@ -116,11 +125,6 @@ class ChatCaptioner(Captioner):
     def softcap(cls, model: Any) -> float | None:
         # Gemma 3 with images does not apply the soft cap of its configuration.
         return None if model.config.model_type == "gemma3" else super().softcap(model)
-
-    @staticmethod
-    def image_token_id(model: Any) -> int:
-        """Id of the image token."""
-        return int(model.config.image_token_id)
 
     # Text
 
@@ -168,7 +172,9 @@ class ChatCaptioner(Captioner):
         content = [{"type": kind}, {"type": "text", "text": self.prompt}]
         asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
         answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
-        render = functools.partial(self.processor.apply_chat_template, tokenize=False)
+        # Templates of reasoning models then close the reasoning; for others, transformers warns of the setting.
+        thinks = {"enable_thinking": False} if "enable_thinking" in str(self.processor.chat_template) else {}
+        render = functools.partial(self.processor.apply_chat_template, tokenize=False, **thinks)
         return render(asked, add_generation_prompt=True), render(answered, add_generation_prompt=False)
 
     def plain_turn(self) -> str:
@@ -189,7 +195,7 @@ class ChatCaptioner(Captioner):
             found["pixel_values"] = found.pop("pixel_values_videos")
         ids = found["input_ids"][0].tolist()
         types = next((found[name][0].tolist() for name in _TOKEN_TYPES if name in found), [0] * len(ids))
-        tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *_PER_IMAGE) if name in found}
+        tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *self.per_image) if name in found}
         return {"input_ids": ids, "types": types, **tensors}
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
@@ -203,7 +209,7 @@ class ChatCaptioner(Captioner):
         batch = left_padded([row["input_ids"][:-1] for row in rows], self.pad_token_id)
         batch["prefix_types"] = left_padded([row["types"][:-1] for row in rows], 0)["prefix_ids"]
         batch["image_rows"] = torch.tensor([row["pixel_values"].size(0) for row in rows])
-        for name in _PER_IMAGE:
+        for name in self.per_image:
             if name in rows[0]:
                 batch[name] = stack_rows([row[name] for row in rows])
         return batch
@@ -212,13 +218,13 @@ class ChatCaptioner(Captioner):
         """The side inputs of any image, or any video with `native_frames`, as one row; None if they differ."""
         key = (self.prompt, self.native_frames)
         if self._fixed is None or self._fixed[0] != key:
-            blank = [Image.new("RGB", size) for size in _PROBE_SIZES]
-            if self.native_frames:
-                rows = [self._side_inputs([self._prefix_of_video([image] * self.native_frames)]) for image in blank]
-                for row in rows:
-                    row.pop("pixel_attention_mask", None)  # features replace it
-            else:
-                rows = [self._side_inputs([self._prefix_of(image)]) for image in blank]
+            rows = []
+            for image in (Image.new("RGB", size) for size in _PROBE_SIZES):
+                frames = [image] * self.native_frames
+                read = self._prefix_of_video(frames) if frames else self._prefix_of(image)
+                rows.append(self._side_inputs([read]))
+                if frames:
+                    rows[-1].pop("pixel_attention_mask", None)  # features replace it
             same = all(torch.equal(rows[0][name], row[name]) for row in rows[1:] for name in rows[0])
             self._fixed = (key, rows[0] if same else None)
         return self._fixed[1]
@@ -322,18 +328,22 @@ class ChatCaptioner(Captioner):
         named = {n: inputs[n].flatten(0, 1).to(device) for n in _PER_IMAGE if n in inputs and n in accepted}
         output = get_features(pixels.to(device, dtype), **named, return_dict=True)
         counts = (inputs["prefix_ids"] == token).sum(1).tolist()
-        layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or [])]
-        # Each layer is one tensor or a list of one per image.
-        parts = [[layer] if isinstance(layer, Tensor) else layer for layer in layers]
-        flat = torch.cat(
-            [torch.cat([p.flatten(0, -2) for p in layer]) for layer in parts], -1
-        )  # (sum of M, (1 + L) D)
+        return cls.padded_features(model, flat_features(output), counts, kind)
+
+    @staticmethod
+    def padded_features(model: Any, flat: Tensor, counts: list[int], kind: str = "image") -> Tensor:
+        """`(sum of M, D)` -> `(B, M, D)` for images with `counts` tokens."""
         if len(flat) != sum(counts):
             raise ValueError(
                 f"{type(model).__name__} returned {len(flat)} features for {sum(counts)} {kind} tokens, so processor and "
                 "model do not match. Load both from one checkpoint."
             )
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts)), batch_first=True)
+
+    @classmethod
+    def lists_features(cls, model: Any) -> bool:
+        """Whether the forward takes a list of `(M, D)`, one entry per image, instead of `(tiles, tokens, D)`."""
+        return model.config.model_type in _LISTED
 
     @classmethod
     @contextmanager
@@ -346,7 +356,7 @@ class ChatCaptioner(Captioner):
             [row[:count] for row, count in zip(layer, counts, strict=True)]
             for layer in features.split(model.get_input_embeddings().weight.shape[1], dim=-1)
         ]
-        if model.config.model_type not in _LISTED:
+        if not cls.lists_features(model):
             # Images may differ in their number of tiles, but all tiles have the same number of tokens.
             layers[0] = torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts)))
         elif kind == "video" and model.config.model_type == "llava_onevision":
@@ -361,7 +371,7 @@ class ChatCaptioner(Captioner):
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         # A generated image token would require another image.
-        tokens = {self.image_token_id(self.base_model), _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
+        tokens = {self.base_model.config.image_token_id, _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
         kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), *sorted(tokens)]
         return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 

@@ -20,6 +20,8 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from hf_captionrl.utils.versions import cache_name
+
 _ROWWISE = tuple(
     getattr(logits_process, name)
     for name in """ForcedBOSTokenLogitsProcessor ForcedEOSTokenLogitsProcessor MinLengthLogitsProcessor
@@ -145,7 +147,7 @@ class DecodingLoop:
             or config.prefill_chunk_size is not None
             or any(type(each) not in _ROWWISE for each in processors)
             or any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
-            or not _selectable(model_kwargs.get("past_key_values"))
+            or not _selectable(model_kwargs.get(cache_name()))
         ):
             raise UndecodableError
 
@@ -174,7 +176,7 @@ class _Batch:
 
     @property
     def cache(self) -> Any:
-        return self.model_kwargs["past_key_values"]
+        return self.model_kwargs[cache_name()]
 
     def take(self, outputs: Any) -> None:
         self.logits = outputs.logits[:, -1].to(torch.float32, copy=True)

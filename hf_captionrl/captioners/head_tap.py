@@ -259,15 +259,13 @@ def mean_cross_entropy(head: HeadInputs) -> dict[str, Tensor]:
 @contextmanager
 def replaced_forward(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     """Context in which a module has another forward. Its hooks still run: FSDP and ZeRO gather weights in them."""
-    previous = module.__dict__.get("forward")
+    previous = {"forward": module.__dict__["forward"]} if "forward" in module.__dict__ else {}
     module.__dict__["forward"] = function
     try:
         yield
     finally:
-        if previous is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = previous
+        del module.__dict__["forward"]
+        module.__dict__.update(previous)
 
 
 @contextmanager
@@ -306,9 +304,8 @@ def _image_inputs(
     model: Any, family: Any, features: Tensor | None, batch: dict[str, Any], inputs: dict[str, Any]
 ) -> Any:
     """Context that skips the vision tower if there are features, or if several captions share an image."""
-    tokens = inputs.get(family.token_argument)
+    tokens, pixels = inputs.get(family.token_argument), batch.get("pixel_values")
     rows = None if tokens is None else tokens.size(0)
-    pixels = batch.get("pixel_values")
     if features is None:
         if pixels is None or rows is None or family.is_native(model, batch):
             return nullcontext()
@@ -319,58 +316,6 @@ def _image_inputs(
         features = repeat_rows(features, rows)
     dtype = floating_dtype(family.find_vision_tower(model), features.dtype)
     return family.known_features(model, features.to(dtype), inputs)
-
-
-def _tapped_forward(
-    model: Any,
-    original: Callable[..., Any],
-    family: Any,
-    objective: HeadObjective | None,
-    image_features: Tensor | None,
-    batch: dict[str, Any],
-) -> Any:
-    inputs = family.native_inputs(model, batch)
-    with _image_inputs(model, family, image_features, batch, inputs):
-        labels = inputs.get("labels")
-        if objective is None:
-            ids = inputs.get(family.token_argument)
-            if labels is not None and ids is not None and labels.size(1) < ids.size(1):  # ids of prefix and text
-                inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
-            return original(model, **inputs)
-        if labels is None:
-            raise ValueError("A head objective needs labels. Create the batch with captioner.collate.")
-        del inputs["labels"]  # without labels the model does not compute a loss
-        inputs["use_cache"] = False
-        head, shift = family.output_head(model), not family.is_encoder_decoder
-        if not model.use_full_logits and not is_tappable(head):
-            model.use_full_logits = True
-            logger.warning(
-                "%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__
-            )
-        if model.use_full_logits:
-            logits, labels = align(original(model, **inputs).logits, labels, shift)
-            return HeadOutput(objective(HeadInputs(labels=labels, logits=logits)))
-        captured: list[Tensor] = []
-
-        def capture(hidden: Tensor) -> Tensor:
-            captured.append(hidden)
-            return hidden
-
-        with replaced_forward(head, capture):
-            original(model, **inputs)
-        if not captured:
-            raise RuntimeError(
-                f"{type(model).__name__} did not call its output projection. Set use_full_logits = True."
-            )
-
-        def compute(hidden: Tensor) -> dict[str, Tensor]:
-            hidden, weight, bias = head_projection(head, hidden)
-            hidden, aligned = align(hidden, labels, shift)
-            return objective(HeadInputs(aligned, hidden, weight, bias, family.softcap(model)))
-
-        # The objective runs as the forward of the head: if the head is sharded separately, its weight is gathered only there.
-        with replaced_forward(head, compute):
-            return HeadOutput(head(captured[-1]))
 
 
 # PEFT's wrappers of task types pass these even if the model does not take them.
@@ -413,8 +358,49 @@ def _tapped_class(cls: Any, family: Any) -> Any:
             if head_objective is not None or image_features is not None:
                 raise TypeError("With head_objective or image_features, pass all inputs by name.")
             return original(self, *args, **kwargs)
-        kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
-        return _tapped_forward(self, original, family, head_objective, image_features, kwargs)
+        batch = {name: value for name, value in kwargs.items() if value is not None or name not in _ADDED_BY_PEFT}
+        inputs = family.native_inputs(self, batch)
+        with _image_inputs(self, family, image_features, batch, inputs):
+            labels = inputs.get("labels")
+            if head_objective is None:
+                ids = inputs.get(family.token_argument)
+                if labels is not None and ids is not None and labels.size(1) < ids.size(1):  # ids of prefix and text
+                    inputs["labels"] = F.pad(labels, (ids.size(1) - labels.size(1), 0), value=IGNORE_INDEX)
+                return original(self, **inputs)
+            if labels is None:
+                raise ValueError("A head objective needs labels. Create the batch with captioner.collate.")
+            del inputs["labels"]  # without labels the model does not compute a loss
+            inputs["use_cache"] = False
+            head, shift = family.output_head(self), not family.is_encoder_decoder
+            if not self.use_full_logits and not is_tappable(head):
+                self.use_full_logits = True
+                logger.warning(
+                    "%s is not a single weight matrix. Using full logits, which is slower.", type(head).__name__
+                )
+            if self.use_full_logits:
+                logits, labels = align(original(self, **inputs).logits, labels, shift)
+                return HeadOutput(head_objective(HeadInputs(labels=labels, logits=logits)))
+            captured: list[Tensor] = []
+
+            def capture(hidden: Tensor) -> Tensor:
+                captured.append(hidden)
+                return hidden
+
+            with replaced_forward(head, capture):
+                original(self, **inputs)
+            if not captured:
+                raise RuntimeError(
+                    f"{type(self).__name__} did not call its output projection. Set use_full_logits = True."
+                )
+
+            def compute(hidden: Tensor) -> dict[str, Tensor]:
+                hidden, weight, bias = head_projection(head, hidden)
+                hidden, aligned = align(hidden, labels, shift)
+                return head_objective(HeadInputs(aligned, hidden, weight, bias, family.softcap(self)))
+
+            # The objective runs as the forward of the head: if the head is sharded separately, its weight is gathered only there.
+            with replaced_forward(head, compute):
+                return HeadOutput(head(captured[-1]))
 
     def enable_input_require_grads(self: Any) -> None:
         super(made, self).enable_input_require_grads()
@@ -423,15 +409,9 @@ def _tapped_class(cls: Any, family: Any) -> Any:
             self.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.clone())
         )
 
-    made = subclass_with(
-        cls,
-        (_tapped_class, cls, family),
-        forward=forward,
-        enable_input_require_grads=enable_input_require_grads,
-        use_full_logits=False,
-        folds_cross_attention=False,
-        captioner_family=family,
-    )
+    members = {"forward": forward, "enable_input_require_grads": enable_input_require_grads}
+    flags = {"use_full_logits": False, "folds_cross_attention": False, "captioner_family": family}
+    made = subclass_with(cls, (_tapped_class, cls, family), **members, **flags)
     return made
 
 
@@ -463,35 +443,3 @@ def first_rows(batch: dict[str, Any], number: int = 2) -> dict[str, Any]:
     if any(len(value) not in kept for value in tensors.values()):
         return batch
     return {**batch, **{name: value[: kept[len(value)]] for name, value in tensors.items()}}
-
-
-def check_tap(captioner: Any, batch: dict[str, Any], atol: float | None = None) -> float:
-    """See `Captioner.self_check`."""
-    model, batch = captioner.model, first_rows(batch)
-    if atol is None:
-        half = torch.is_autocast_enabled(captioner.device.type) or next(model.parameters()).element_size() < 4
-        atol = 0.05 if half else 1e-3
-    with evaluating(model), torch.no_grad():  # with dropout, two forwards would differ
-        own = float(captioner.own_loss(batch))
-        try:
-            tapped = float(model(**batch, head_objective=mean_cross_entropy).loss)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            logger.warning("The head tap failed: %s", error)
-            tapped = float("nan")
-        difference = abs(tapped - own)
-        if difference <= atol:
-            return difference
-        was_full, captioner.use_full_logits = captioner.use_full_logits, True
-        full = float(model(**batch, head_objective=mean_cross_entropy).loss)
-    told = "SELF-CHECK%s: cross-entropy is %.6f through the head tap, %.6f from full logits, and %.6f in %s itself. %s"
-    name = type(captioner.base_model).__name__
-    if abs(full - tapped) <= atol:
-        captioner.use_full_logits = was_full
-        reason = "Its loss smooths, weights or shifts differently. Training uses the cross-entropy."
-        logger.warning(told, "", tapped, full, own, name, reason)
-    else:
-        reason = (
-            "It changes the logits after the output projection. Full logits are used: correct, but slower and larger."
-        )
-        logger.warning(told, " FAILED", tapped, full, own, name, reason)
-    return difference

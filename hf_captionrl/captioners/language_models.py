@@ -4,88 +4,46 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import inspect
 import io
 import json
+import math
 import os
+import re
+import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from queue import SimpleQueue
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 
-from hf_captionrl.utils.io import json_digest
+from hf_captionrl.utils.io import say
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
+from hf_captionrl.utils.prompts import (
+    Answer,
+    AnswerScores,
+    BackendError,
+    Failure,
+    KeptAnswers,
+    Prompt,
+    Scored,
+    Scores,
+    Truncated,
+    score_of,
+)
 
 RETRY_TEMPERATURE = 0.7
 """Temperature of later attempts, because greedy decoding repeats a bad answer."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One question to a model."""
-
-    stage: str  # name of the task, part of the hash
-    image_id: str
-    user: str  # the question
-    system: str = ""  # the instruction before it
-    examples: tuple[tuple[str, str], ...] = ()  # question and answer
-    image: Any = field(default=None, compare=False, repr=False)  # a PIL image, for a vision model
-    attempt: int = 0  # backends sample at later attempts
-
-    @property
-    def hash(self) -> str:
-        """Hash of the text that the model reads, 16 hex digits; `image_id` represents the image."""
-        return json_digest([self.stage, self.image_id, self.system, self.examples, self.user])
-
-    def turns(self) -> list[dict[str, str]]:
-        """The question as a chat: system, examples, user, without the image."""
-        turns = [{"role": "system", "content": self.system}] if self.system else []
-        for user, assistant in self.examples:
-            turns += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-        return [*turns, {"role": "user", "content": self.user}]
-
-
-class BackendError(RuntimeError):
-    """A backend fails for every prompt: wrong key, model or address. The run stops, but no answer is lost."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A prompt without an answer."""
-
-    reason: str  # "backend_failed" after all attempts (the next run asks again), or "backend_rejected" (it does not)
-    detail: str  # the error in one sentence, never with a key
-
-
-@dataclass(frozen=True)
-class Truncated:
-    """An answer that reached the length limit; `text` is incomplete."""
-
-    text: str
-
-
-Answer: TypeAlias = str | Truncated | Failure
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """Answers prompts."""
-
-    model: str  # name for the provenance of each answer
-    revision: (
-        str  # commit or hash of the weights, and all settings that change answers; answers of others are not reused
-    )
-    is_multimodal: bool  # whether it answers prompts with images
-
-    def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
-        """Yield position and answer of each prompt as soon as the answer arrives, so that it can be stored."""
-        ...
 
 
 # --- Backends with a local model -------------------------------------------------------------------------------------
@@ -136,24 +94,34 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     return {**how, "num_beams": 1, "max_new_tokens": max_new_tokens}
 
 
-class LocalBackend(ABC):
+@dataclass(eq=False, repr=False)
+class LocalBackend(AnswerScores, ABC):
     """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch."""
 
-    is_multimodal = False
+    model: str
+    _: KW_ONLY
+    revision: Any = None  # of the Hub; then of the weights, with all settings that change answers
+    device: str | None = None
+    dtype: str = "auto"
+    batch_size: int | None = 8
+    max_new_tokens: int = 256
 
-    def __init__(
-        self, model: str, identity: str, *, max_new_tokens: int, batch_size: int | None = None, engine: str = ""
-    ) -> None:
-        self.model = model
-        settings = f"{engine} greedy max_new_tokens={max_new_tokens}".strip()
-        self.revision = "; ".join(filter(None, (identity, settings)))
-        self._batch_size, self._max_new_tokens = batch_size, max_new_tokens
+    is_multimodal = False
+    engine: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        settings = f"{self.engine} greedy max_new_tokens={self.max_new_tokens}".strip()
+        self.revision = "; ".join(filter(None, (self._load(), settings)))
+
+    @abstractmethod
+    def _load(self) -> str:
+        """Load the model; returns its revision."""
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         # The number of the attempt determines the decoding, so that it is the same in a batch.
         for attempt in sorted({prompt.attempt for prompt in prompts}):
             positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
-            size = self._batch_size or len(positions)
+            size = self.batch_size or len(positions)
             for start in range(0, len(positions), size):
                 batch = positions[start : start + size]
                 yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
@@ -220,68 +188,120 @@ class _RetryError(Exception):
 
 
 def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
-    """A prompt as the messages of a chat, with its image in the last one."""
+    """A prompt as the messages of a chat, with its images in the last one."""
     turns: list[dict[str, Any]] = list(prompt.turns())
     if prompt.image is not None and is_multimodal:
-        text = {"type": "text", "text": prompt.user}
-        image = {"type": "image_url", "image_url": {"url": image_url(prompt.image)}}
-        turns[-1] = {"role": "user", "content": [image, text] if image_first else [text, image]}
+        url = lambda image: {"type": "image_url", "image_url": {"url": image_url(image)}}  # noqa: E731
+        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=image_first)}
     return turns
 
 
-class HTTPBackend:
+def check_address(base_url: str) -> None:
+    """Refuse an invalid address of an endpoint, and one with a secret, which logs would show."""
+    try:
+        parts = urlsplit(base_url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of brackets or of the port
+        is_valid = False
+    if not is_valid or base_url.split() != [base_url]:
+        said = base_url.rpartition("@")[2]
+        raise ValueError(f"The endpoint (base_url) is {said!r}. Use an address such as http://127.0.0.1:8000/v1.")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError(
+            "The endpoint (base_url) contains a user, a password, a query or a fragment, which logs would show. Use api_key_env."
+        )
+
+
+_OFFERED = 20  # most probable tokens of each position, the most that endpoints return
+
+
+def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
+    """Log-probabilities of answers in the offered tokens of a reply, or which of them is not offered.
+
+    An answer is offered if it is one of the tokens of a position before which the reply agrees with it. Blanks before the first
+    token do not count, and tokens that differ only in them are added up.
+    """
+    if not (choice.get("logprobs") or {}).get("content"):
+        raise BackendError(
+            "The endpoint returns no top_logprobs. Use one that does, such as vLLM's, or a local model."
+        )
+    positions = choice["logprobs"]["content"]
+    found: list[float] = []
+    for answer in answers:
+        rest, before, total = answer, 0.0, -math.inf
+        for number, position in enumerate(positions):
+            strip = str.lstrip if number == 0 else str
+            offered = {(one["token"], float(one["logprob"])) for one in (*position["top_logprobs"], position)}
+            for token, value in sorted(offered):
+                if strip(token) == rest:
+                    total = float(np.logaddexp(total, before + value))
+            said = strip(position["token"])
+            if total > -math.inf or not said or not rest.startswith(said):
+                break
+            rest, before = rest[len(said) :], before + float(position["logprob"])
+        if total == -math.inf:
+            said = "".join(str(position["token"]) for position in positions)[:40]
+            return Failure(
+                "backend_rejected",
+                f"the endpoint does not offer the answer {answer!r} among its {_OFFERED} most probable tokens (it answers "
+                f"{said!r}); use a local model, or shorter answers",
+            )
+        found.append(total)
+    return found
+
+
+@dataclass(eq=False, repr=False)
+class HTTPBackend(AnswerScores):
     """Backend of an OpenAI-compatible endpoint (`base_url` up to `/chat/completions`) with `concurrency` requests at a time.
 
     Requests are repeated, at most `tries` times, after 429, 5xx, timeouts, dropped connections and answers that are not JSON.
     The wait is `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a
     [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits connecting, each wait, and
-    the whole answer. Later attempts use a temperature of at least 0.7, and the seed plus their number (None: no seed).
+    the whole answer. Later attempts use a temperature of at least `retry_temperature`, and the seed plus their number (None: no
+    seed), so they are also the way to several samples. With `scores`, log-probabilities are requested, and answers are
+    [`Scored`] where the endpoint offers them. `usage` counts requests, retries, tokens of prompts and of answers.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        revision: str = "",
-        api_key_env: str | None = None,
-        is_multimodal: bool = False,
-        max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        seed: int | None = 0,
-        concurrency: int = 4,
-        timeout_s: float = 120.0,
-        tries: int = 6,
-        backoff_s: float = 1.0,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"base_url is {base_url!r}. Use an address such as http://127.0.0.1:8000/v1.")
-        if parts.username or parts.password or parts.query:
+    base_url: str
+    model: str
+    _: KW_ONLY
+    revision: str = ""
+    api_key_env: str | None = None
+    is_multimodal: bool = False
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int | None = 0
+    concurrency: int = 4
+    timeout_s: float = 120.0
+    tries: int = 6
+    backoff_s: float = 1.0
+    sleep: Callable[[float], None] = time.sleep
+    retry_temperature: float = RETRY_TEMPERATURE
+    top_p: float = 1.0
+    scores: bool = False
+
+    def __post_init__(self) -> None:
+        check_address(self.base_url)
+        self._url = self.base_url.rstrip("/") + "/chat/completions"
+        self._key = "" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
+        if self.api_key_env is not None and not self._key:
             raise ValueError(
-                "base_url contains a user, a password or a query, which logs would show. Use api_key_env."
+                f"api_key_env: the environment variable {self.api_key_env} is empty. Put the endpoint's key into it."
             )
-        self._key = ""
-        if api_key_env is not None:
-            self._key = os.environ.get(api_key_env, "").strip()
-            if not self._key:
-                raise BackendError(f"The environment variable {api_key_env} is empty. Put the endpoint's key into it.")
-            if not all("!" <= letter <= "~" for letter in self._key):
-                raise BackendError(f"The environment variable {api_key_env} contains characters that no key has.")
-        self._url = base_url.rstrip("/") + "/chat/completions"
-        self.model, self.is_multimodal = model, is_multimodal
-        settings = f"temperature={temperature:g} seed={seed} max_new_tokens={max_new_tokens}"
-        self.revision = "; ".join(filter(None, (revision, settings)))
-        self._max_new_tokens, self._temperature, self._seed = max_new_tokens, temperature, seed
-        self._concurrency, self._timeout_s, self._tries = concurrency, timeout_s, tries
-        self._backoff_s, self._sleep = backoff_s, sleep
+        if not all("!" <= letter <= "~" for letter in self._key):
+            raise ValueError(f"api_key_env: {self.api_key_env} contains characters that no key has. Correct it.")
+        settings = f"temperature={self.temperature:g} seed={self.seed} max_new_tokens={self.max_new_tokens}"
+        settings += f" samples={self.retry_temperature:g}" if self.retry_temperature != RETRY_TEMPERATURE else ""
+        settings += f" top_p={self.top_p:g}" if self.top_p != 1 else ""
+        self.revision = "; ".join(filter(None, (self.revision, settings)))
+        self.usage: Counter[str] = Counter()
+        self._lock = threading.Lock()  # of the counts, which several threads change
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
         # Without connections that are kept open, which a server may close at any time.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.Client(headers=headers, timeout=timeout_s, follow_redirects=False, limits=limits)
+        self._client = httpx.Client(headers=headers, timeout=self.timeout_s, follow_redirects=False, limits=limits)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
@@ -290,9 +310,13 @@ class HTTPBackend:
         """Remove the key, which a server may repeat in its error."""
         return text.replace(self._key, "***") if self._key else text
 
-    def _send(self, body: dict[str, Any]) -> Answer:
-        """One request. Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt."""
-        deadline, data = time.monotonic() + self._timeout_s, bytearray()
+    def _send(self, body: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Any:
+        """One request, whose reply `read` understands.
+
+        Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt.
+        """
+        deadline, data = time.monotonic() + self.timeout_s, bytearray()
+        self._count(requests=1)
         try:
             with self._client.stream("POST", self._url, json=body) as response:
                 failed = not response.is_success
@@ -301,11 +325,11 @@ class HTTPBackend:
                     if len(data) > (2000 if failed else _LARGEST_ANSWER):
                         break
                     if time.monotonic() > deadline:  # the timeout of a socket restarts with every byte
-                        raise httpx.ReadTimeout(f"the answer was incomplete after {self._timeout_s:g} s")
+                        raise httpx.ReadTimeout(f"the answer was incomplete after {self.timeout_s:g} s")
         except httpx.HTTPError as error:  # timeouts, refused and dropped connections
             raise _RetryError(self._hide(f"{type(error).__name__}: {error}"), None) from None
+        said = self._hide(" ".join(data[:2000].decode("utf-8", "replace").split())[:200])
         if failed:
-            said = self._hide(" ".join(data.decode("utf-8", "replace").split())[:200])
             message = f"HTTP {response.status_code}: {said}"
             if response.status_code in _RETRIED or response.status_code >= 500:
                 after = response.headers.get("Retry-After", "")
@@ -316,57 +340,208 @@ class HTTPBackend:
         try:
             if len(data) > _LARGEST_ANSWER:
                 raise ValueError("longer than 4 MiB")
-            choice = json.loads(data)["choices"][0]
-            content = choice["message"]["content"]
-            truncated = choice.get("finish_reason") == "length"
-        except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-            raise _RetryError(f"not a chat completion: {type(error).__name__}: {error}", None) from None
+            found = json.loads(data)
+            usage = found.get("usage")
+            for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
+                self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
+            return read(found["choices"][0])
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise _RetryError(f"not a chat completion ({type(error).__name__}: {error}): {said}", None) from None
+
+    def _count(self, **numbers: int) -> None:
+        with self._lock:
+            self.usage.update(numbers)
+
+    def _read(self, choice: dict[str, Any]) -> Answer:
+        """The answer of a reply."""
+        content = choice["message"]["content"]
         if isinstance(content, list):  # some servers return parts
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         if not isinstance(content, str):  # null: a refusal or an empty answer
             return ""
-        return Truncated(content) if truncated else content
+        truncated = choice.get("finish_reason") == "length"
+        self._count(truncated=truncated)
+        score = _mean_log_prob(choice.get("logprobs")) if self.scores else None
+        return Truncated(content, score) if truncated else Scored(content, score)
 
-    def _ask(self, prompt: Prompt) -> Answer:
-        temperature = max(self._temperature, RETRY_TEMPERATURE) if prompt.attempt else self._temperature
-        body = {
+    def _ask(self, prompt: Prompt, read: Callable[[dict[str, Any]], Any] | None = None, **settings: Any) -> Any:
+        told: dict[str, Any] = {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
-            "temperature": temperature,
-            "max_tokens": self._max_new_tokens,
-            **({} if self._seed is None else {"seed": self._seed + prompt.attempt}),
+            "temperature": max(self.temperature, self.retry_temperature) if prompt.attempt else self.temperature,
+            "max_tokens": self.max_new_tokens,
+            "seed": None if self.seed is None else self.seed + prompt.attempt,
+            "top_p": None if self.top_p == 1 else self.top_p,
+            "logprobs": self.scores or None,
         }
+        body = {name: value for name, value in (told | settings).items() if value is not None}
         message = ""
-        for number in range(self._tries):
+        for number in range(self.tries):
             try:
-                return self._send(body)
+                answer = self._send(body, read or self._read)
+                if isinstance(answer, Failure) and read is None and body.pop("logprobs", None):
+                    # Some servers refuse the parameter, others the prompt: only a request without it tells.
+                    answer = self._send(body, self._read)
+                    self.scores &= isinstance(answer, Failure)
+                return answer
             except _RetryError as error:
                 message, wait_s = error.args
-                if number + 1 < self._tries:
-                    self._sleep(min(self._backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
-        return Failure("backend_failed", f"no answer in {self._tries} tries; the last error: {message}")
+                if number + 1 < self.tries:
+                    self._count(retries=1)
+                    self.sleep(min(self.backoff_s * 2**number if wait_s is None else wait_s, _LONGEST_WAIT_S))
+        return Failure("backend_failed", f"no answer in {self.tries} tries; the last error: {message}")
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time."""
-        fatal: BackendError | None = None
+        return self._each(prompts, self._ask)
+
+    def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
+        """Log-probabilities of the answers that the endpoint offers; a prompt one of whose answers it does not is a [`Failure`]."""
+        # An answer has at most as many tokens as letters.
+        settings: dict[str, Any] = {"logprobs": True, "top_logprobs": _OFFERED, "max_tokens": max(map(len, answers))}
+        return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
+
+    def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
+        answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+        def work(position: int, prompt: Prompt) -> None:
+            try:
+                answers.put((position, ask(prompt)))
+            except Exception as error:
+                answers.put((position, error))
+
+        fatal, running = None, 0
         left: Iterator[tuple[int, Prompt]] = iter(enumerate(prompts))
-        with ThreadPoolExecutor(self._concurrency) as pool:
+        while True:
             # The next request starts only after the caller has taken an answer, so a kill loses at most these requests.
-            asked = {pool.submit(self._ask, prompt): position for position, prompt in islice(left, self._concurrency)}
-            while asked:
-                for future in wait(asked, return_when=FIRST_COMPLETED).done:
-                    position = asked.pop(future)
-                    try:
-                        answer = future.result()
-                    except BackendError as error:
-                        fatal = error
-                        left = iter(())  # the answers of running requests are still returned
-                        continue
-                    yield position, answer
-                    for further, prompt in islice(left, 1):
-                        asked[pool.submit(self._ask, prompt)] = further
+            for asked in islice(left, self.concurrency - running):
+                # A daemon: the end of the process waits for no server.
+                threading.Thread(target=work, args=asked, daemon=True).start()
+                running += 1
+            if not running:
+                break
+            position, answer = answers.get()
+            running -= 1
+            if isinstance(answer, Exception):  # the answers of running requests are still returned
+                fatal, left = answer, iter(())
+            else:
+                yield position, answer
         if fatal is not None:
             raise fatal
+
+
+def _mean_log_prob(found: Any) -> float | None:
+    """The mean of a chat completion's `logprobs`; None if there are none."""
+    tokens = found.get("content") if isinstance(found, dict) else None
+    values = [token.get("logprob") for token in tokens or () if isinstance(token, dict)]
+    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
+    """Captions of a vision-language model behind an endpoint; answers are kept in a file, and none is asked for twice.
+
+    A context manager, which closes the file. `failed` has the reason for each image without an answer. A `BackendError` stops
+    the run after as many failures in a row as two rounds of requests.
+    """
+
+    family = "chat"  # what a captioner of this process would be
+
+    def __init__(
+        self, backend: HTTPBackend, prompt: str, answers: str | os.PathLike[str], *, overwrite: bool = False
+    ) -> None:
+        self.backend, self.prompt = backend, prompt
+        self.failed: dict[str, str] = {}
+        self._seconds, self._lacks_scores = 0.0, False
+        if overwrite:
+            Path(answers).unlink(missing_ok=True)
+        failures = 2 * backend.concurrency
+        self._answers = KeptAnswers(backend, answers, is_kept=lambda a: bool(caption_of(a)), max_failures=failures)
+
+    @classmethod
+    def from_options(
+        cls, options: Any, output: Path, temperature: float, *, samples: float | None = None
+    ) -> EndpointCaptioner:
+        """The captioner of a command's `EndpointOptions`; `samples` is the temperature of all captions but the first."""
+        from hf_captionrl.captioners.chat import ChatCaptioner
+
+        backend = HTTPBackend(
+            options.endpoint,
+            options.model,
+            is_multimodal=True,
+            max_new_tokens=options.max_new_tokens,
+            temperature=temperature,
+            retry_temperature=temperature if samples is None else samples,
+            top_p=getattr(options, "top_p", 1.0),
+            seed=options.seed,
+            scores=True,
+            **options.requests,
+        )
+        prompt = options.prompt or ChatCaptioner.default_prompt
+        return cls(backend, prompt, output.with_suffix(".answers.jsonl"), overwrite=options.overwrite)
+
+    def __exit__(self, *error: object) -> None:
+        """Close the file of answers."""
+        self._answers.close()
+
+    close = __exit__
+
+    def describe(
+        self, image_ids: Sequence[str], images: Sequence[Any], prompts: Sequence[str], samples: int
+    ) -> list[list[Scored]]:
+        """Captions per image, `samples` or, where the endpoint failed, fewer; sample k has the seed plus k."""
+        from hf_captionrl.retrieval import image_hash
+
+        asked = [
+            Prompt("caption", key, prompt, image=image, attempt=attempt)
+            for key, image, prompt in zip(map(image_hash, images), images, prompts, strict=True)
+            for attempt in range(samples)
+        ]
+        start = time.monotonic()
+        answers = dict(self._answers.complete(asked))
+        self._seconds += time.monotonic() - start
+        captions = [self._caption(image_ids[i // samples], answers[i]) for i in range(len(asked))]
+        return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
+
+    def _caption(self, image_id: str, answer: Answer) -> Scored:
+        """The caption in an answer; notes the reason if there is none, and says once that there are no log-probabilities."""
+        caption = Scored(caption_of(answer), score_of(answer))
+        if not caption:
+            self.failed[image_id] = answer.detail if isinstance(answer, Failure) else "the answer is empty"
+        elif caption.mean_log_prob is None and not self._lacks_scores:
+            self._lacks_scores = True
+            say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
+        return caption
+
+    def summary(self) -> dict[str, Any]:
+        """Cost and rate of this run."""
+        usage, seconds = self.backend.usage, self._seconds
+        counts = {name: usage[name] for name in "requests retries prompt_tokens completion_tokens truncated".split()}
+        rate = round(usage["completion_tokens"] / seconds if seconds else 0.0, 1)
+        facts = {
+            "answers_of_earlier_runs": self._answers.num_earlier,
+            "seconds": round(seconds, 1),
+            "tokens_per_second": rate,
+        }
+        return counts | facts
+
+
+def cost_sentence(facts: dict[str, Any]) -> str:
+    """The summary of an [`EndpointCaptioner`] in words."""
+    text = f"{facts['requests']:,} requests ({facts['retries']:,} repeated) in {facts['seconds']:,.0f} s"
+    text += f", {facts['prompt_tokens']:,} tokens of prompts and {facts['completion_tokens']:,} of answers"
+    text += f" ({facts['tokens_per_second']:,.0f} per second)" if facts["completion_tokens"] else ""
+    text += f"; {facts['truncated']:,} answers reached --max_new_tokens" if facts["truncated"] else ""
+    known = facts["answers_of_earlier_runs"]
+    return text + (f"; {known:,} answers of earlier runs were used" if known else "") + "."
+
+
+def caption_of(answer: Answer) -> str:
+    """The caption in an answer: one line, without the model's reasoning and without quotation marks around all of it."""
+    said = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
+    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", said, flags=re.DOTALL).split())
+    is_quoted = len(text) > 1 and text[0] + text[-1] in ('""', "“”") and not set(text[1:-1]) & set('"“”')
+    return text[1:-1].strip() if is_quoted else text
 
 
 # --- Backends of transformers: language models, vision-language models, and the captioners of this package -----------
@@ -374,11 +549,9 @@ class HTTPBackend:
 
 def _ids_of(*sources: Any) -> set[int]:
     """Ids of the special tokens in tokenizer and configurations."""
-    found: set[Any] = set()
-    for name in ("bos", "eos", "pad", "sep", "cls", "decoder_start"):
-        for value in (getattr(source, f"{name}_token_id", None) for source in sources):
-            found.update(value if isinstance(value, (list, tuple)) else [value])
-    return found - {None}
+    names = ("bos", "eos", "pad", "sep", "cls", "decoder_start")
+    known = [getattr(source, f"{name}_token_id", None) for name in names for source in sources]
+    return {i for value in known for i in (value if isinstance(value, (list, tuple)) else [value]) if i is not None}
 
 
 def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
@@ -405,19 +578,10 @@ class TransformersBackend(LocalBackend):
     model_class: ClassVar[str]  # name of the class in transformers that loads the model
     processor_class: ClassVar[str]  # name of the class that prepares its inputs
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "auto",
-        batch_size: int = 8,
-        max_new_tokens: int = 256,
-    ) -> None:
+    def _load(self) -> str:
         import transformers
 
-        path = model_path(model)
+        path, revision = model_path(self.model), self.revision
         check_text_files(path, revision)
         self._processor: Any = getattr(transformers, self.processor_class).from_pretrained(
             path, revision=revision, trust_remote_code=False
@@ -426,20 +590,76 @@ class TransformersBackend(LocalBackend):
         self._tokenizer.padding_side = "left"  # the answer continues the last token of the prompt
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        loaded, missing = load_pretrained(
-            getattr(transformers, self.model_class), path, revision=revision, dtype=dtype
-        )
+        model_class = getattr(transformers, self.model_class)
+        loaded, missing = load_pretrained(model_class, path, revision=revision, dtype=self.dtype)
         check_complete(path, loaded, missing)
-        self._device = default_device(device)
+        self._device = default_device(self.device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
-        text_config = self._model.config.get_text_config(decoder=True)
-        self._special = _ids_of(self._tokenizer, settings, self._model.config, text_config)
+        self._special = _ids_of(self._tokenizer, settings, loaded.config, loaded.config.get_text_config(decoder=True))
         self._template = str(getattr(self._processor, "chat_template", None) or "")
         identity = loaded_revision(loaded, self._template)
-        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
         if settings.pad_token_id is None:
             settings.pad_token_id = self._tokenizer.pad_token_id
+        return identity
+
+    @abstractmethod
+    def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
+        """Inputs of the model, padded on the left, and the texts of the prompts."""
+
+    def _answer_ids(self, text: str, last: int, answers: Sequence[str]) -> list[list[int]]:
+        """Tokens of each answer as the model writes them after a text that ends in token `last`: after a word, a blank is first."""
+        tokenizer, found = self._tokenizer, []
+        before = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ends_in_word = last not in tokenizer.all_special_ids and not tokenizer.decode([last])[-1:].isspace()
+        for answer in answers:
+            answer = " " + answer if ends_in_word else answer
+            ids = tokenizer(text + answer, add_special_tokens=False)["input_ids"]
+            if ids[: len(before)] == before:
+                found.append(ids[len(before) :])
+            else:  # the tokenizer joins the end of the prompt with the answer; models do not
+                found.append(tokenizer(answer, add_special_tokens=False)["input_ids"])
+        return found
+
+    def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
+        """Log-probabilities of the answers. The prompt is computed once, without padding, and its cache is shared by the answers."""
+        longest = getattr(self._model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        for position, prompt in enumerate(prompts):
+            inputs, (text,) = self._encoded([prompt])
+            ids = self._answer_ids(text, int(inputs["input_ids"][0, -1]), answers)
+            length = inputs["input_ids"].shape[1] + max(map(len, ids))
+            if longest is not None and length > longest:
+                said = f"the prompt with the answers has {length} tokens, but the model accepts {longest}"
+                yield position, Failure("backend_rejected", said)
+            else:
+                yield position, self._scores(inputs, ids)
+
+    def _scores(self, inputs: Any, ids: list[list[int]]) -> list[float]:
+        """Log-probabilities of the tokens of A answers after one prompt. Sums are in fp64, because bf16 has 8 bits."""
+        import torch
+
+        # PaliGemma's processor makes labels.
+        inputs = {name: value for name, value in inputs.items() if name != "labels"} | {"use_cache": True}
+        # Of the logits of the prompt only the last are needed; not every model can leave out the others.
+        if "logits_to_keep" in inspect.signature(self._model.forward).parameters:
+            inputs["logits_to_keep"] = 1
+        with torch.inference_mode():
+            before = self._model(**inputs)
+            if self._model.config.is_encoder_decoder or getattr(before, "past_key_values", None) is None:
+                self.refuse_scores()
+            first = before.logits[0, -1].double().log_softmax(0)  # (V,)
+            total = first[[row[0] for row in ids]]  # (A,)
+            if longer := [a for a, row in enumerate(ids) if len(row) > 1]:
+                rows = [torch.tensor(ids[a]) for a in longer]
+                tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1).to(self._device)
+                (cache := before.past_key_values).batch_repeat_interleave(len(longer))
+                # Padding is on the right, so that no token sees it; a mask would make models compute other positions.
+                after = self._model(input_ids=tokens[:, :-1].clamp(min=0), past_key_values=cache, use_cache=True)
+                log_probs = after.logits.double().log_softmax(2)  # (A, T - 1, V)
+                found = log_probs.gather(2, tokens[:, 1:, None].clamp(min=0))[..., 0]
+                total[longer] += found.masked_fill(tokens[:, 1:] < 0, 0).sum(1)
+        values: list[float] = total.tolist()
+        return values
 
     def _generate(self, inputs: Any, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Answer]:
         """Generate for a batch, and remove prompts and special tokens."""
@@ -464,19 +684,24 @@ class TransformersTextBackend(TransformersBackend):
     model_class = "AutoModelForCausalLM"
     processor_class = "AutoTokenizer"
 
-    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        longest = getattr(self._model.config, "max_position_embeddings", None)
+    def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         texts = [chat_text(self._tokenizer, prompt) for prompt in prompts]
         # Chat templates already add the first special token.
         ids = self._tokenizer(texts, add_special_tokens=not self._template)["input_ids"]
+        # Not all that the tokenizer returns: GPT-2 adds the embedding of a type 0 to every token.
+        return self._tokenizer.pad({"input_ids": ids}, return_tensors="pt").to(self._device), texts
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        longest = getattr(self._model.config, "max_position_embeddings", None) or math.inf
+        lengths = self._encoded(prompts)[0]["attention_mask"].sum(1).tolist()
         too_long = "the prompt has {} tokens, but the model accepts {}"
-        answers: list[Answer] = [Failure("backend_rejected", too_long.format(len(row), longest)) for row in ids]
-        fitting = [i for i, row in enumerate(ids) if longest is None or len(row) + 16 <= longest]
+        answers: list[Answer] = [Failure("backend_rejected", too_long.format(length, longest)) for length in lengths]
+        fitting = [i for i, length in enumerate(lengths) if length + 16 <= longest]
         if fitting:
-            batch = self._tokenizer.pad({"input_ids": [ids[i] for i in fitting]}, return_tensors="pt").to(self._device)
-            room = self._max_new_tokens if longest is None else longest - batch["input_ids"].shape[1]
-            found = self._generate(batch, [prompts[i] for i in fitting], min(self._max_new_tokens, room))
-            for i, answer in zip(fitting, found, strict=True):
+            asked = [prompts[i] for i in fitting]
+            batch, _ = self._encoded(asked)
+            room = min(self.max_new_tokens, longest - batch["input_ids"].shape[1])
+            for i, answer in zip(fitting, self._generate(batch, asked, int(room)), strict=True):
                 answers[i] = answer
         return answers
 
@@ -488,99 +713,85 @@ class TransformersVisionBackend(TransformersBackend):
     model_class = "AutoModelForImageTextToText"
     processor_class = "AutoProcessor"
 
-    def _text(self, prompt: Prompt) -> str:
-        if not self._template:
-            return prompt.user
-        turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt.user}]}]
-        return str(self._processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-
-    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+    def _encoded(self, prompts: Sequence[Prompt]) -> tuple[Any, list[str]]:
         import torch
 
         from hf_captionrl.captioners.captioner import start_token_settings
 
-        texts = [self._text(prompt) for prompt in prompts]
-        inputs = self._processor(
-            images=[prompt.image.convert("RGB") for prompt in prompts],
-            text=texts,
-            padding=True,
-            return_tensors="pt",
-            **start_token_settings(self._processor, texts[0]),
-        ).to(self._device)
+        texts = [prompt.user for prompt in prompts]
+        if self._template:
+            contents = [prompt.parts(lambda image: {"type": "image"}, image_first=True) for prompt in prompts]
+            chats = [[{"role": "user", "content": content}] for content in contents]
+            render = partial(self._processor.apply_chat_template, tokenize=False, add_generation_prompt=True)
+            texts = [str(render(chat)) for chat in chats]
+        images: list[Any] = [[image.convert("RGB") for image in prompt.images] for prompt in prompts]
+        if all(len(own) == 1 for own in images):
+            images = [own[0] for own in images]  # models of one image take a flat list
+        settings = {"padding": True, "return_tensors": "pt", **start_token_settings(self._processor, texts[0])}
+        inputs = self._processor(images=images if any(images) else None, text=texts, **settings).to(self._device)
         for name, value in inputs.items():
             if torch.is_tensor(value) and value.is_floating_point():
                 inputs[name] = value.to(self._model.dtype)
-        return self._generate(inputs, prompts, self._max_new_tokens)
+        return inputs, texts
+
+    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
+        return self._generate(self._encoded(prompts)[0], prompts, self.max_new_tokens)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CaptionerBackend(LocalBackend):
     """A captioner of this package as the vision model; it ignores the question and describes the image."""
 
     is_multimodal = True
+    dtype: str = "float32"
+    max_new_tokens: int = 100
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        device: str | None = None,
-        dtype: str = "float32",
-        batch_size: int = 8,
-        max_new_tokens: int = 100,
-    ) -> None:
+    def _load(self) -> str:
         import torch
 
         from hf_captionrl.captioners import load_captioner
 
         self._captioner = load_captioner(
-            model_path(model),
-            revision=revision,
-            dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype),
-            device=default_device(device),
+            model_path(self.model),
+            revision=self.revision,
+            dtype=torch.float32 if self.dtype == "auto" else getattr(torch, self.dtype),
+            device=default_device(self.device),
         )
-        identity = loaded_revision(self._captioner.model, self._captioner.prompt)
-        super().__init__(model, identity, max_new_tokens=max_new_tokens, batch_size=batch_size)
+        return loaded_revision(self._captioner.model, self._captioner.prompt)
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         inputs = self._captioner.encode_images([prompt.image for prompt in prompts])
         seed_draws(prompts)
-        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self._max_new_tokens))
-        return [
-            text if ended else Truncated(text)
-            for text, ended in zip(found.captions, found.ended.tolist(), strict=True)
-        ]
+        found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self.max_new_tokens))
+        both = zip(found.captions, found.ended.tolist(), strict=True)
+        return [text if ended else Truncated(text) for text, ended in both]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class VLLMBackend(LocalBackend):
     """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU."""
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        revision: str | None = None,
-        is_multimodal: bool = False,
-        max_new_tokens: int = 256,
-        dtype: str = "auto",
-        seed: int = 0,
-    ) -> None:
+    is_multimodal: bool = False
+    batch_size: int | None = None  # vLLM batches the prompts itself
+    seed: int = 0
+    engine: ClassVar[str] = "vllm"
+
+    def _load(self) -> str:
         try:
             import vllm
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("vLLM is not installed. Use `pip install vllm` (Linux with a GPU).") from error
-        self._vllm = vllm
+        self._vllm, how = vllm, {"revision": self.revision, "dtype": self.dtype, "seed": self.seed}
         # By default vLLM falls back to pickled weights.
-        self._engine = vllm.LLM(model=model, revision=revision, dtype=dtype, seed=seed, load_format="safetensors")
-        self._seed, self.is_multimodal = seed, is_multimodal
-        # Without a batch size, because vLLM batches the prompts itself.
-        super().__init__(model, folder_revision(model, revision), max_new_tokens=max_new_tokens, engine="vllm")
+        self._engine = vllm.LLM(model=self.model, load_format="safetensors", **how)
+        return folder_revision(self.model, self.revision)
 
     def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
         attempt = prompts[0].attempt
         settings = self._vllm.SamplingParams(
             temperature=RETRY_TEMPERATURE if attempt else 0.0,
-            max_tokens=self._max_new_tokens,
-            seed=self._seed + attempt,
+            max_tokens=self.max_new_tokens,
+            seed=self.seed + attempt,
         )
         chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
         answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]

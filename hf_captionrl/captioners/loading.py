@@ -16,6 +16,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTr
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
@@ -113,6 +114,8 @@ def load_captioner(
         captioner = family(model, _checked_processor(processor, what), prompt=prompt)
     if device is not None:
         captioner.model.to(device)
+    if captioner is not model:
+        captioner.check_loaded()
     return captioner
 
 
@@ -120,6 +123,10 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     kind = getattr(config, "model_type", None)
     if kind in FAMILIES:
         return FAMILIES[kind].for_config(config)
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # imports this module, through its base class
+
+        return AnyChatCaptioner.for_config(config)
     hint = "Load a vision-to-text model."
     if hasattr(config, "logit_scale_init_value") or str(kind).startswith(("clip", "siglip")):
         hint = "It ranks captions, but cannot generate them. Use load_scorer to load it."

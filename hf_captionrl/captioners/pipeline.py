@@ -5,14 +5,13 @@ Legend: N images or videos, F frames, M image tokens, D features.
 
 from __future__ import annotations
 
-import http.client
 import os
-import urllib.request
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Any, NamedTuple
 
 import datasets
+import httpx
 import numpy as np
 import torch
 from PIL import Image
@@ -22,7 +21,7 @@ from tqdm import tqdm
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.loading import load_captioner
-from hf_captionrl.data import CachedPixels, cached_features, frames_of, is_video, open_image, sample_frames
+from hf_captionrl.data import cached_features, frames_of, is_video, open_image, sample_frames
 from hf_captionrl.data.features import pool_frames
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.retrieval.scorer import tower_in_parts
@@ -38,7 +37,7 @@ class GeneratedCaptions(NamedTuple):
 class ChosenImages(Sequence[Any]):
     """Some rows of a sequence of images, each read when it is accessed, because a test split does not fit into memory."""
 
-    def __init__(self, images: Sequence[Any], rows: Sequence[int]) -> None:
+    def __init__(self, images: Any, rows: Sequence[int]) -> None:
         self.images, self.rows = images, rows
 
     def __len__(self) -> int:
@@ -50,9 +49,6 @@ class ChosenImages(Sequence[Any]):
 
 class LazyImages(ChosenImages):
     """The images of some rows of a data set, or prepared pixels."""
-
-    def __init__(self, dataset: datasets.Dataset | CachedPixels, rows: Sequence[int]) -> None:
-        super().__init__(cast(Sequence[Any], dataset), rows)
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
@@ -171,7 +167,7 @@ def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str
 # --- Captions images, paths, lists, data sets and videos in one call -------------------------------------------------
 
 MAX_DOWNLOAD_BYTES = 256 * 2**20  # of an image or video that is fetched from a URL
-_TIMEOUT_S = 30.0
+_TIMEOUT_S, _LONGEST_DOWNLOAD_S = 30.0, 600.0  # of each read, and of the whole
 
 
 def pipeline(
@@ -193,8 +189,8 @@ def pipeline(
         dtype: Dtype of the weights; by default the checkpoint's.
         device: By default a GPU if there is one. A captioner object stays on its device.
         model_kwargs: More arguments of `load_captioner`, such as `{"attn_implementation": "sdpa"}`.
-        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`, and
-            defaults for `generate`.
+        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`,
+            `return_dicts`, and defaults for `generate`.
 
     Returns:
         [`CaptionPipeline`]: Call it with images or videos.
@@ -222,6 +218,8 @@ class CaptionPipeline:
         frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
             uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
+        return_dicts (`bool`): Return `[{"generated_text": caption}]` for each input, as `pipeline("image-to-text")` of
+            transformers 4 did.
         generation: Default arguments of the captioner's `generate`, such as `num_beams`.
 
     Example:
@@ -240,6 +238,7 @@ class CaptionPipeline:
         num_frames: int | None = None,
         frame_pooling: str | None = None,
         batch_size: int = 16,
+        return_dicts: bool = False,
         **generation: Any,
     ) -> None:
         num_frames = (captioner.num_frames or 8) if num_frames is None else num_frames
@@ -251,6 +250,7 @@ class CaptionPipeline:
         self.num_frames = num_frames
         self.frame_pooling = frame_pooling
         self.batch_size = batch_size
+        self.return_dicts = return_dicts
         self.generation = generation
 
     def __call__(
@@ -259,15 +259,19 @@ class CaptionPipeline:
         *,
         batch_size: int | None = None,
         progress: bool | Callable[[int], Any] = False,
+        return_dicts: bool | None = None,
         **generation: Any,
     ) -> Any:
         """Caption one input (`str`) or several (`list[str]`, or lists of captions with `num_return_sequences` above 1).
+
+        With `return_dicts`, the result is a list of dicts for each input, with one dict per caption.
 
         Args:
             inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
                 URL with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
             batch_size: Images per batch; by default the pipeline's.
             progress: True shows a progress bar; a function is called with the number of finished inputs.
+            return_dicts: Whether captions are dicts; by default the pipeline's.
             generation: Arguments of `generate`, which override the pipeline's defaults.
         """
         settings = {**self.generation, **generation}
@@ -283,23 +287,23 @@ class CaptionPipeline:
         each = int(settings.get("num_return_sequences") or 1)
         found: dict[int, list[str]] = {}
         with tqdm(total=len(images), unit=" images", desc="Captioning", disable=progress is not True) as bar:
-            for rows, kind in ((stills, None), (videos, frames or self.num_frames)):
-                if not rows:
-                    continue
-                before, chosen = len(found), ChosenImages(images, rows)
 
-                def report(number: int, before: int = before) -> None:
-                    bar.update(before + number - bar.n)
-                    if callable(progress):
-                        progress(before + number)
+            def report(number: int) -> None:
+                bar.update(len(found) + number - bar.n)
+                if callable(progress):
+                    progress(len(found) + number)
 
-                videos_of = None if kind is None else VideoFeatures(self.captioner, chosen, kind, self.frame_pooling)
-                captions = generate_captions(
-                    self.captioner, chosen, image_features=videos_of, batch_size=size, progress=report, **settings
+            for rows, number in ((stills, 0), (videos, frames or self.num_frames)):
+                chosen = ChosenImages(images, rows)
+                features = (
+                    VideoFeatures(self.captioner, chosen, number, self.frame_pooling) if rows and number else None
                 )
-                for at, row in enumerate(rows):
-                    found[row] = captions[at * each : (at + 1) * each]
-        result = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
+                given = {"image_features": features, "batch_size": size, "progress": report, **settings}
+                captions = generate_captions(self.captioner, chosen, **given)
+                found |= {row: captions[at * each : (at + 1) * each] for at, row in enumerate(rows)}
+        result: list[Any] = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
+        if self.return_dicts if return_dicts is None else return_dicts:
+            result = [[{"generated_text": caption} for caption in found[i]] for i in range(len(images))]
         return result[0] if single else result
 
     def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:
@@ -314,18 +318,20 @@ class CaptionPipeline:
 
 
 def _is_address(item: Any) -> bool:
-    return isinstance(item, str) and urlsplit(item).scheme.lower() in ("http", "https")
+    return isinstance(item, str) and item.lower().startswith(("http://", "https://"))
 
 
 def fetch(address: str) -> bytes:
     """Download an image or a video; returns the content."""
+    data, end = bytearray(), time.monotonic() + _LONGEST_DOWNLOAD_S
     try:
-        with urllib.request.urlopen(address, timeout=_TIMEOUT_S) as answer:  # http(s), see _is_address # nosec B310
-            if not _is_address(answer.geturl()):
-                raise ValueError(f"{address!r} leads to {answer.geturl()!r}, which is not an http(s) URL.")
-            data = answer.read(MAX_DOWNLOAD_BYTES + 1)
-    except (OSError, http.client.HTTPException) as error:
+        with httpx.stream("GET", address, timeout=_TIMEOUT_S, follow_redirects=True) as answer:
+            answer.raise_for_status()
+            for part in answer.iter_bytes():
+                data += part
+                if len(data) > MAX_DOWNLOAD_BYTES or time.monotonic() > end:
+                    limits = f"{MAX_DOWNLOAD_BYTES} bytes or takes more than {_LONGEST_DOWNLOAD_S:g} s"
+                    raise ValueError(f"{address!r} leads to more than {limits}. Download the file yourself.")
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"{address!r} cannot be fetched ({error}). Download it yourself.") from error
-    if len(data) > MAX_DOWNLOAD_BYTES:
-        raise ValueError(f"{address!r} leads to more than {MAX_DOWNLOAD_BYTES} bytes. Download the file yourself.")
-    return data
+    return bytes(data)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -14,13 +15,16 @@ from hf_captionrl.cli.features import ImageStage, run_on_images, stop_if_unreada
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
+    EndpointOptions,
     LoadedSplit,
     LoadingArguments,
+    PerImageOptions,
     TrainingImagesOptions,
+    WordingOptions,
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
@@ -31,7 +35,7 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import refuse_other_settings, seed_of_batch
+from hf_captionrl.utils.parts import read_shards, refuse_other_settings, seed_of_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DecodingOptions(SeedOptions, WritingOptions, CommandOptions):
+class DecodingOptions(SeedOptions, WritingOptions, WordingOptions, CommandOptions):
     """How captions are written."""
 
     heading: ClassVar[str] = "decoding"
@@ -73,7 +77,14 @@ class DecodingOptions(SeedOptions, WritingOptions, CommandOptions):
 
 @dataclass
 class CaptionOptions(
-    DecodingOptions, EngineOptions, LoadingArguments, CaptionerOptions, TrainingImagesOptions, DatasetOptions
+    DecodingOptions,
+    EngineOptions,
+    LoadingArguments,
+    CaptionerOptions,
+    EndpointOptions,
+    PerImageOptions,
+    TrainingImagesOptions,
+    DatasetOptions,
 ):
     """Caption every image of a folder or data set that the captioner was not trained on. The data need no captions.
 
@@ -84,6 +95,10 @@ class CaptionOptions(
     is never resumed with other settings or changed images.
 
     With --processes or --engine the output is a folder of Parquet shards, which the other commands read like a file.
+
+    With --endpoint, a model behind an OpenAI-compatible address is asked. NAME.answers.jsonl keeps each answer when it arrives,
+    so that none is asked for twice, and lines have the mean log-probability of the tokens ("mean_log_prob") if the endpoint
+    offers it.
     """
 
     examples: ClassVar[str] = """
@@ -99,10 +114,17 @@ class CaptionOptions(
         on all GPUs of this machine, and on a Ray cluster:
           captionrl caption MODEL --dataset OWNER/NAME --split train --output captions --processes 8
           captionrl caption MODEL --dataset OWNER/NAME --split train --output /shared/captions --engine ray --address auto
+
+        a model of Ollama, vLLM, LM Studio or llama.cpp, and alternative texts that do not mention a word:
+          captionrl caption --dataset photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --max_new_tokens 100
+          captionrl caption MODEL --dataset photos --do_not_mention logo watermark --decorative 'icons/*' --decorative_size 32
     """
 
     model: str = option(
-        positional=True, metavar="MODEL", help="captioner: a folder, a name on the Hub, or scenes:blip-mle"
+        positional=True,
+        aliases=("--model",),
+        metavar="MODEL",
+        help="captioner: a folder, a name on the Hub, or scenes:blip-mle; with --endpoint the name of the model there",
     )
     output: Path | None = option(
         None,
@@ -113,6 +135,11 @@ class CaptionOptions(
     overwrite: bool = option(False, help="start again even if the file exists")
 
     @property
+    def has_decorative(self) -> bool:
+        """Whether there is a rule for images without content."""
+        return bool(self.decorative or self.decorative_size)
+
+    @property
     def loading(self) -> dict[str, Any]:
         """Arguments of `load_captioner` that were set."""
         names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
@@ -121,23 +148,20 @@ class CaptionOptions(
     @property
     def decoding(self) -> dict[str, Any]:
         """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
-        beams, number = self.num_beams or (1 if self.do_sample else 3), self.num_return_sequences
+        is_asked = self.endpoint is not None
+        beams, number = self.num_beams or (1 if self.do_sample or is_asked else 3), self.num_return_sequences
+        given = f"--num_return_sequences {number} with --num_beams {beams}"
+        if is_asked and (beams > 1 or (number > 1 and not self.do_sample)):
+            raise ValueError(f"{given}: an endpoint has no beams. Use --do_sample for several captions.")
         if not self.do_sample and number > beams:
-            raise ValueError(
-                f"--num_return_sequences {number} needs at least as many beams, but --num_beams is {beams}. Use --num_beams "
-                f"{number}, or --do_sample for random samples."
-            )
+            raise ValueError(f"{given}. Use --num_beams {number} or more, or --do_sample for random samples.")
+        self.check_wording()
         if self.compile_decoding and beams > 1:
-            raise ValueError(
-                f"--compile_decoding is for greedy and sampled captions, but --num_beams is {beams}. Use --num_beams 1, or leave "
-                "it out."
-            )
+            raise ValueError(f"--compile_decoding with --num_beams {beams}. Use --num_beams 1, or leave it out.")
         if self.rerank is not None and number < 2:
-            raise ValueError(
-                f"--rerank chooses among captions, but --num_return_sequences is {number}. Use --num_return_sequences 5, for example."
-            )
+            raise ValueError(f"--rerank with {given} has no choice. Use --num_return_sequences 5, for example.")
         names = ["num_return_sequences", "max_new_tokens", "repetition_penalty"]
-        names += [name for name in ("compile_decoding", "cache_implementation") if getattr(self, name)]
+        names += [n for n in ("compile_decoding", "cache_implementation", "min_new_tokens") if getattr(self, n)]
         names += ["length_penalty"] if beams > 1 else []
         names += ["temperature", "top_p", "top_k"] if self.do_sample else []
         more = {name: getattr(self, name) for name in names}
@@ -147,7 +171,10 @@ class CaptionOptions(
     def settings(self) -> dict[str, Any]:
         """Settings of the captions; an output is resumed only with equal settings."""
         settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
-        settings |= {name: value for name in ("rerank", "include_training_images") if (value := getattr(self, name))}
+        names = "rerank include_training_images endpoint do_not_mention decorative decorative_size".split()
+        settings |= {name: value for name in names if (value := getattr(self, name))}
+        if self.prompts is not None:
+            settings |= {"prompts": json_digest(self.prompts.read_text()), "max_context": self.max_context}
         if self.do_sample:
             settings |= {"seed": self.seed, "batch_size": self.batch_size}
         return settings
@@ -157,12 +184,17 @@ class CaptionOptions(
 
 
 class BatchCaptioner:
-    """Captions the images of a split batch by batch, with the captioner and the scorer of `--rerank`."""
+    """Captions the images of a split batch by batch, with the captioner and the scorer of `--rerank`.
+
+    `decorative` are the rows of images without content, whose only caption is empty.
+    """
 
     def __init__(self, options: CaptionOptions, split: LoadedSplit, quarantine_path: Path | None = None) -> None:
         import torch
 
         from hf_captionrl.captioners.loading import load_captioner
+        from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens
+        from hf_captionrl.data.images import decorative_rows
         from hf_captionrl.data.quarantine import ImageReader
         from hf_captionrl.data.video import VIDEO_FRAMES
 
@@ -175,6 +207,19 @@ class BatchCaptioner:
             if self.has_videos:
                 raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
             self.scorer = optional_scorer(options.rerank)
+        self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
+        wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
+        self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, **wording)
+        self.decorative = set(decorative_rows(self.reader.ids, (), options.decorative))
+        if self.has_videos and (options.endpoint or self.prompts.rows):
+            raise ValueError("--endpoint and --prompts are for images, but the data are videos. Leave them out.")
+        self.captioner: Any
+        if options.endpoint is not None:
+            from hf_captionrl.captioners.language_models import EndpointCaptioner
+
+            temperature = options.temperature if options.do_sample else 0.0
+            self.captioner = EndpointCaptioner.from_options(options, _output(options), temperature)
+            return
         self.captioner = load_captioner(
             options.model,
             revision=options.revision,
@@ -183,35 +228,42 @@ class BatchCaptioner:
             device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
             **options.loading,
         )
-        self.reader = ImageReader(
-            split.dataset,
-            split=split.split,
-            quarantine_path=quarantine_path,
-        )
+        self.prompts.check(self.captioner)
+        if words := forbidden_tokens(self.captioner.tokenizer, options.do_not_mention):
+            self.decoding["bad_words_ids"] = words
 
     def made_by(self) -> dict[str, Any]:
         """What else affects the captions."""
         from hf_captionrl.retrieval.feature_cache import model_fingerprint
 
+        if self.options.endpoint is not None:
+            return {"weights": self.captioner.backend.revision, "prompt": self.captioner.prompt}
         return {"weights": model_fingerprint(self.captioner.base_model), "prompt": self.captioner.prompt}
 
     def __call__(self, rows: Sequence[int]) -> dict[int, list[str]]:
-        """Captions of the rows of one batch, without those that cannot be read."""
+        """Captions of the rows of one batch, without those that cannot be read, or that the endpoint did not answer."""
         import torch
 
-        images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
-        good = list(images)
+        asked = [row for row in rows if row not in self.decorative]
+        images: dict[int, Any] = dict.fromkeys(asked)
+        if asked and not self.has_videos:
+            images = self.reader.open_all(asked)
+            smallest = (self.options.decorative_size or 0) + 1
+            self.decorative |= {row for row, image in images.items() if max(image.size) < smallest}
+        done = {row: [""] for row in rows if row in self.decorative}
+        good = [row for row in images if row not in done]
         if not good:
-            return {}
+            return done
         if self.options.do_sample:
             torch.manual_seed(seed_of_batch(self.options.seed, self.reader.ids[rows[0]]))
         # No variable holds the list, so the images are freed before the next batch is opened.
-        if self.scorer is None:
-            texts = self._generate([images.pop(row) for row in good], good)
-        else:
-            texts = self._generate([images[row] for row in good], good)
-            texts = self._reranked([images.pop(row) for row in good], texts)
-        return dict(zip(good, texts, strict=True))
+        open_image = images.pop if self.scorer is None else images.__getitem__
+        groups = zip(good, self._generate([open_image(row) for row in good], good), strict=True)
+        texts = {row: mine for row, mine in groups if len(mine) == self.decoding["num_return_sequences"]}
+        if self.scorer is not None and texts:
+            best = self._reranked([images.pop(row) for row in texts], list(texts.values()))
+            texts = dict(zip(texts, best, strict=True))
+        return done | texts
 
     def _generate(self, images: list[Any], rows: list[int]) -> list[list[str]]:
         number = self.decoding["num_return_sequences"]
@@ -222,9 +274,18 @@ class BatchCaptioner:
             found = pipeline(self.dataset.select(rows), batch_size=len(rows), **self.decoding)
             return found if number > 1 else [[text] for text in found]
         from hf_captionrl.captioners.head_tap import evaluating
+        from hf_captionrl.captioners.prompts import encode_with_prompts
 
+        ids = [self.reader.ids[row] for row in rows]
+        prompts = [self.prompts.of(image_id, self.captioner.prompt) for image_id in ids]
+        if self.options.endpoint is not None:
+            return self.captioner.describe(ids, images, prompts, number)  # type: ignore[no-any-return]
         with evaluating(self.captioner.model):
-            texts = self.captioner.generate(**self.captioner.encode_images(images), **self.decoding).captions
+            if self.prompts and self.captioner.family == "chat":
+                inputs = encode_with_prompts(self.captioner, images, prompts)
+            else:
+                inputs = self.captioner.encode_images(images)
+            texts = self.captioner.generate(**inputs, **self.decoding).captions
         return [texts[start : start + number] for start in range(0, len(texts), number)]
 
     def _reranked(self, images: list[Any], texts: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -251,10 +312,15 @@ class CaptionStage(ImageStage):
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
 
-        return {"captions": pa.list_(pa.string())}
+        decorative = {"decorative": pa.bool_()} if self.options.has_decorative else {}
+        return {"captions": pa.list_(pa.string()), **decorative}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        found: dict[int, dict[str, Any]] = {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        if self.options.has_decorative:
+            for row, one in found.items():
+                one["decorative"] = row in self._captioner.decorative
+        return found
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -264,23 +330,44 @@ def write_captions(arguments: CaptionOptions) -> None:
     """Write the captions."""
     _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
     arguments.check_engine()
+    arguments.check_endpoint(_OF_LOCAL_MODELS)
+    output = _output(arguments)
+    trained: list[str]
     if arguments.uses_shards:
-        output = arguments.output or Path("captions")
         listed = output / "quarantine.jsonl"
         summary, report = run_on_images(
             arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
         )
+        trained = summary.pop("trained_on", [])
+        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
+        rows: Iterable[dict[str, Any]] = read_shards(output) if summary["finished"] else ()
     else:
-        output = arguments.output or Path("captions.jsonl")
         listed = output.with_suffix(".quarantine.jsonl")
         summary, report = _write_lines(arguments, output, listed)
-    trained = summary.pop("trained_on", [])
-    if arguments.uses_shards:
-        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
+        trained = summary.pop("trained_on")
+        rows = (row for _, row in read_jsonl(output))
+    if arguments.has_decorative or arguments.do_not_mention:
+        from hf_captionrl.captioners.prompts import mentions
+
+        counts = {"decorative": 0, "mentions": 0}
+        for row in rows:
+            texts = row.get("captions") or [row.get("caption") or ""]
+            counts["decorative"] += bool(row.get("decorative"))
+            counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in texts)
+        summary |= counts
     print(
         json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
     )
     stop_if_unreadable(arguments, report)
+    if failed := summary.get("failed"):
+        from hf_captionrl.captioners.language_models import BackendError
+
+        named = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
+        raise BackendError(f"{len(failed):,} images have no caption: {named}. The same command asks again.")
+
+
+def _output(arguments: CaptionOptions) -> Path:
+    return arguments.output or Path("captions" if arguments.uses_shards else "captions.jsonl")
 
 
 def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) -> str:
@@ -293,8 +380,19 @@ def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) 
         named = ", ".join(f"{entry['image_id']!r} ({entry['reason']})" for entry in bad[:5])
         more = ", ..." if len(bad) > 5 else ""
         text += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
+    if number := summary.get("decorative"):
+        text += f"; {number:,} are decorative by the rules of the command and have the empty caption"
+    if number := summary.get("mentions"):
+        text += f"; {number:,} captions mention what they should not, and are kept"
+    if cost := summary.get("endpoint"):
+        from hf_captionrl.captioners.language_models import cost_sentence
+
+        return f"{text}. {cost_sentence(cost)}"
     return text + "."
 
+
+_OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit load_in_8bit engine processes address rows_per_shard
+    compile_decoding cache_implementation min_new_tokens length_penalty repetition_penalty top_k"""
 
 _BEGIN = b'{"image_id": '
 
@@ -343,13 +441,22 @@ class CaptionWriter(LineFile):
         if self._lacks_end:
             self.append_bytes(b"\n")
 
-    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
+    def append(
+        self, image_ids: Sequence[str], captions: Sequence[Sequence[str]], decorative: Collection[str] = ()
+    ) -> None:
         """Append images; they are on disk when this returns."""
         lines = []
         for image_id, group in zip(image_ids, captions, strict=True):
             row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}
             if len(group) > 1:
                 row["captions"] = list(group)
+            if image_id in decorative:
+                row["decorative"] = True
+            scores = [getattr(text, "mean_log_prob", None) for text in group]
+            if scores[0] is not None:
+                row["mean_log_prob"] = scores[0]
+            if len(group) > 1 and any(score is not None for score in scores):
+                row["mean_log_probs"] = scores
             lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
         # A lone surrogate has no UTF-8 form, but its escape is JSON.
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
@@ -372,10 +479,12 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     from hf_captionrl.utils.io import installed_versions
 
     record = output.with_suffix(".run.json")
-    with CaptionWriter(output, overwrite=arguments.overwrite) as writer:
+    with CaptionWriter(output, overwrite=arguments.overwrite) as writer, ExitStack() as stack:
         # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
         captioner = BatchCaptioner(arguments, split, listed)
+        if arguments.endpoint is not None:
+            stack.enter_context(captioner.captioner)
         settings = arguments.settings | captioner.made_by()
         if unknown := sorted(split.all_ids.missing(list(writer.done))):
             raise ValueError(
@@ -395,11 +504,9 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         if writer.done:
             earlier = json.loads(record.read_text(encoding="utf-8"))
             refuse_other_settings(earlier.get("settings", {}), settings)
-            known = earlier.get("images", {})
+            known, done = earlier.get("images", {}), [i for i in ids if i in writer.done]
             # An image that an earlier run captioned keeps its caption even if it is unreadable now.
-            same = {i for i in ids if contents[i] in (known.get(i, contents[i]), UNREADABLE)}
-            changed = [i for i in ids if i in writer.done and i not in same]
-            if changed:
+            if changed := [i for i in done if contents[i] not in (known.get(i, contents[i]), UNREADABLE)]:
                 raise ValueError(
                     f"{len(changed)} images are not those that {output} has captions of, such as {changed[0]!r}. Remove their "
                     "lines to caption them again, or use --overwrite to start again."
@@ -410,7 +517,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
             print(f"{output}: removed an incomplete last line: {text}", file=sys.stderr)
         writer.start()
         write_json(record, made)
-        before = sum(image_id in writer.done for image_id in ids)
+        before = sum(map(writer.done.__contains__, ids))
         # A progress bar only on a terminal. Only one batch of images is in memory, and each image is opened once.
         with tqdm(total=len(ids), initial=before, unit=" images", disable=None) as progress:
             for start in range(0, len(ids), size):
@@ -419,17 +526,20 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 wanted = [row for row, image_id in id_of.items() if image_id not in writer.done]
                 # Batches start at fixed rows, and samples depend on the whole batch: an incomplete batch is sampled again as a
                 # whole, so that a resumed output equals that of an uninterrupted run.
-                texts = captioner(batch if arguments.do_sample else wanted) if wanted else {}
+                is_whole = arguments.do_sample and arguments.endpoint is None
+                texts = captioner(batch if is_whole else wanted) if wanted else {}
                 if good := [row for row in wanted if row in texts]:
-                    writer.append([id_of[row] for row in good], [texts[row] for row in good])
+                    decorative = {id_of[row] for row in captioner.decorative.intersection(good)}
+                    writer.append([id_of[row] for row in good], [texts[row] for row in good], decorative)
                 progress.update(len(wanted))
         report = captioner.reader.report()
         if report.entries:
             report.write()
         else:
             listed.unlink(missing_ok=True)
-        captioned = len(ids) - sum(entry.image_id not in writer.done for entry in report.entries)
-    summary = {
+        failed = {} if arguments.endpoint is None else captioner.captioner.failed
+        captioned = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
+    summary: dict[str, Any] = {
         "output": str(output),
         "split": arguments.split,
         "images": captioned,
@@ -439,4 +549,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
         "trained_on": split.trained,
     }
+    if arguments.endpoint is not None:
+        summary["endpoint"] = captioner.captioner.summary()
+        summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]
     return summary, report

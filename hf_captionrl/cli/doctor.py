@@ -44,6 +44,9 @@ def _packages() -> list[Finding]:
     from importlib.metadata import PackageNotFoundError, requires, version
 
     from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    from hf_captionrl.utils.versions import TESTED
 
     found = [Finding("python", "ok", sys.version.split()[0])]
     for line in requires("hf-captionrl") or []:
@@ -57,6 +60,8 @@ def _packages() -> list[Finding]:
             continue
         fits = requirement.specifier.contains(here, prereleases=True)
         what = here if fits else f"{here}, but needed: {requirement.specifier}"
+        if fits and (tested := TESTED.get(requirement.name)) and Version(here) > Version(tested[-1]):
+            what += f", newer than the newest tested release, {tested[-1]}"
         found.append(Finding(requirement.name, "ok" if fits else "broken", what))
     return found
 

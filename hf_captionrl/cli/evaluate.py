@@ -229,7 +229,7 @@ def _without_images(arguments: EvaluateOptions) -> bool:
     arguments.suite = arguments.suite or ("text" if is_text else "smile")
     if not is_text:
         return False
-    of_images = ("scorer", "pool", "bags", "entropy_of")
+    of_images = ("scorer", "pool", "bags", "entropy_of", "pac_s")
     for name in (
         *of_images,
         "split",
@@ -327,8 +327,18 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
-    learned = learned_table(arguments.bleurt, arguments.nli, arguments.entropy_of)  # before anything slow
-    folder = arguments.output_dir
+    of_images = [name for name in arguments.judge_metrics if name != "clair"] if arguments.judge is not None else []
+    if is_text and of_images:
+        raise ValueError(f"--judge_metrics {of_images[0]} needs images. Use --dataset, or --judge_metrics clair.")
+    with arguments.loaded_judge(with_images=bool(of_images)) as judge:  # before anything slow
+        names = (arguments.bleurt, arguments.nli, arguments.entropy_of, arguments.pac_s, arguments.capture)
+        _write_tables(arguments, files, references, learned_table(*names, judge, arguments.judge_metrics))
+
+
+def _write_tables(
+    arguments: EvaluateOptions, files: list[CaptionFile], references: CaptionFile | None, learned: Table | None
+) -> None:
+    is_text, folder = arguments.dataset == "none", arguments.output_dir
     asked = arguments.split
     if is_text:
         split = _captioned_images(arguments, files, references)

@@ -77,6 +77,8 @@ COMMANDS: tuple[Command, ...] = (
             "cli.evaluate:evaluate_captions"),
     Command("agreement", "compare metrics with human ratings of captions", "cli.agreement:AgreementOptions",
             "measure_agreement"),
+    Command("audit-metric", "show which errors of captions a metric sees, and which it does not",
+            "cli.audit_metric:AuditMetricOptions", "audit_metric"),
     Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
             "cli.benchmark:BenchmarkOptions", "benchmark"),
     Command("explain", "show a caption token by token, under MLE, SMILE and self-retrieval",
@@ -103,7 +105,13 @@ COMMANDS: tuple[Command, ...] = (
                 Command("leaderboard", "combine results into one table, best first",
                         "apps.truematch.options:LeaderboardOptions", "apps.truematch.evaluate:leaderboard",
                         is_resumable=True),
+                Command("lmms-eval", "write a task folder for lmms-eval", "apps.truematch.options:LmmsEvalOptions",
+                        "apps.truematch.lmms_eval:write_tasks"),
             )),
+    Command("serve-rewards", "serve rewards over HTTP, for trainers in any process",
+            "apps.serving.options:ServeOptions", "apps.serving.server:serve"),
+    Command("pairs", "write preference pairs for DPO, by any reward or metric", "apps.serving.options:PairsOptions",
+            "apps.serving.pairs:write_pairs"),
     Command("study", "build a human study and score its answers",
             description="Human studies without a server. `build` writes one HTML page per participant, which opens "
                         "from disk and exports the answers as a file, and the key, which stays with you. `score` "
@@ -243,7 +251,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subcommands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     add_commands(subcommands, COMMANDS, chosen)
     return parser
 
@@ -281,7 +289,7 @@ def _run(argv: Sequence[str] | None) -> int:
             traceback.print_exc()
         kind = "" if is_input else f"{type(error).__name__}: "
         hint = "" if is_input or arguments.traceback else " (--traceback shows where)"
-        print(f"captionrl {arguments.command}: error: {kind}{one_line(error)}{hint}", file=sys.stderr)
+        print(f"captionrl {arguments.subcommand}: error: {kind}{one_line(error)}{hint}", file=sys.stderr)
         return 2 if is_input else 1
     return 0
 

@@ -2,16 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, TrainingImagesOptions
-from hf_captionrl.utils.options import EngineOptions, SeedOptions, option
+from hf_captionrl.utils.options import EngineOptions, Positive, SeedOptions, option
+from hf_captionrl.utils.prompts import KeptAnswers
 
 
 @dataclass
-class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
+class JudgeOptions:
+    """A language or vision-language model that rates captions."""
+
+    heading: ClassVar[str] = "judge"
+
+    judge: str | None = option(
+        None,
+        metavar="KIND:NAME",
+        help="model that rates captions: transformers:NAME (a chat model, a folder or a name on the Hub) or openai:NAME (with "
+        "--judge_url)",
+    )
+    judge_url: str | None = option(
+        None, metavar="URL", help="address of the endpoint, such as http://127.0.0.1:8000/v1"
+    )
+    judge_key_env: str | None = option(None, metavar="NAME", help="environment variable with the endpoint's key")
+    judge_answers: Path | None = option(
+        None,
+        metavar="FILE",
+        help="JSON Lines to which each answer is appended when it arrives; what is in it is not asked again",
+    )
+    max_requests: Positive | None = option(
+        None, metavar="N", help="questions after which the command stops, with the answers kept"
+    )
+
+    @contextlib.contextmanager
+    def loaded_judge(self, *, with_images: bool) -> Iterator[Any]:
+        """Load it, None if none is named, and close its file of answers afterwards."""
+        kind, _, name = (self.judge or "").partition(":")
+        if self.judge is not None and (kind not in ("transformers", "openai") or not name):
+            raise ValueError(f"--judge is {self.judge!r}. Use transformers:NAME, or openai:NAME with --judge_url.")
+        if (kind == "openai") != (self.judge_url is not None):
+            raise ValueError(
+                f"--judge is {self.judge!r}, --judge_url {self.judge_url!r}. openai:NAME needs its address."
+            )
+        if self.max_requests is not None and self.judge_answers is None:
+            raise ValueError(f"--max_requests is {self.max_requests}. Use it with --judge_answers FILE.")
+        if self.judge is None:
+            yield None
+            return
+        from hf_captionrl.captioners import language_models as models
+
+        judge: Any
+        if kind == "openai":
+            judge = models.HTTPBackend(
+                str(self.judge_url), name, api_key_env=self.judge_key_env, is_multimodal=with_images
+            )
+        else:
+            load = models.TransformersVisionBackend if with_images else models.TransformersTextBackend
+            judge = load(name, device=getattr(self, "device", None))
+        # Also without a file to keep, equal questions are asked once, and a judge that always fails ends the command.
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.judge_answers or Path(folder) / "answers.jsonl"
+            with KeptAnswers(judge, path, self.max_requests) as kept:
+                yield kept
+
+
+@dataclass
+class EvaluateOptions(
+    JudgeOptions, SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions
+):
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
@@ -34,8 +97,8 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
           sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions per image
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
-        Where the facts of an image are known, the tables also show hallucination and fact recall. --bleurt, --nli and --entropy_of
-        add a table of metrics that need further models.
+        Where the facts of an image are known, the tables also show hallucination and fact recall. --bleurt, --nli, --entropy_of,
+        --pac_s, --capture and --judge add a table of metrics that need further models.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json
@@ -116,5 +179,22 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         group="evaluation",
         metavar="CAPTIONER",
         help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
+    )
+    pac_s: str | None = option(
+        None,
+        group="evaluation",
+        metavar="SCORER",
+        help="also compute PAC-S with this scorer, converted by captionrl convert clip_ViT-B-32.pth",
+    )
+    capture: bool = option(
+        False,
+        group="evaluation",
+        help="also compute CAPTURE: objects, attributes and relations of references, by spaCy",
+    )
+    judge_metrics: list[Literal["vqa_score", "fleur", "clair", "listener"]] = option(
+        ["vqa_score"],
+        group="judge",
+        nargs="+",
+        help="what the judge computes: vqa_score, fleur and listener (in the smallest bags) see the image, clair the references",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")

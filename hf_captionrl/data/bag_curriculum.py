@@ -101,9 +101,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         if num_images is None:
             raise ValueError("num_images is not given, and without neighbours it is unknown. Pass it.")
         if not 0 <= process_index < num_processes:
-            raise ValueError(
-                f"process_index is {process_index}. Use a number in [0, {num_processes}) (num_processes)."
-            )
+            raise ValueError(f"process_index is {process_index}. Use one in [0, {num_processes}) (num_processes).")
         if seed < 0:
             raise ValueError(f"seed is {seed}. Use 0 or more.")
         if adaptive is not None and not 0 <= adaptive <= 1:
@@ -118,26 +116,20 @@ class BagCurriculumSampler(Sampler[list[int]]):
         self._features = features
         self._epoch = 0
         self._raised: list[int] = []  # epochs from which on `adaptive` uses the next size
+        self._sizes = list(self.schedule.values())
         for size in self._sizes:
-            self._check_size(size)
-
-    @property
-    def _sizes(self) -> list[int]:
-        return list(self.schedule.values())
-
-    def _check_size(self, size: int) -> None:
-        if self.batch_size // size < self.num_processes:
-            raise ValueError(
-                f"A bag of {size} is larger than the batch of {self.batch_size} shared by {self.num_processes} "
-                f"process(es). Raise batch_size to {size * self.num_processes}, or use a schedule with smaller bags."
-            )
-        # Only the nearest are used, however many are ranked.
-        width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
-        if self.distractors == "nearest" and size - 1 > min(width, TOP_NEIGHBOURS):
-            raise ValueError(
-                f"A bag of {size} needs {size - 1} ranked neighbours per image, and there are {width}, of which at most "
-                f"{TOP_NEIGHBOURS} are used. Pass more, or choose a schedule with smaller bags."
-            )
+            if batch_size // size < num_processes:
+                raise ValueError(
+                    f"A bag of {size} is larger than the batch of {batch_size} shared by {num_processes} "
+                    f"process(es). Raise batch_size to {size * num_processes}, or use a schedule with smaller bags."
+                )
+            # Only the nearest are used, however many are ranked.
+            width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
+            if distractors == "nearest" and size - 1 > min(width, TOP_NEIGHBOURS):
+                raise ValueError(
+                    f"A bag of {size} needs {size - 1} ranked neighbours per image, and there are {width}, of which at "
+                    f"most {TOP_NEIGHBOURS} are used. Pass more, or choose a schedule with smaller bags."
+                )
 
     def bag_size_at(self, epoch: int) -> int:
         """K in an epoch from 0; with an adaptive schedule as far as it is known."""
@@ -192,14 +184,8 @@ class BagCurriculumSampler(Sampler[list[int]]):
         return {"epoch": self._epoch, "raised": list(self._raised), **self._settings()}
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "num_images": self.num_images,
-            "batch_size": self.batch_size,
-            "distractors": self.distractors,
-            "adaptive": self.adaptive,
-            "schedule": [[end, size] for end, size in self.schedule.items()],
-        }
+        names = ("seed", "num_images", "batch_size", "distractors", "adaptive")
+        return {name: getattr(self, name) for name in names} | {"schedule": [*map(list, self.schedule.items())]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the [`state_dict`] of another sampler, which must make the same batches."""
@@ -212,7 +198,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         self.set_epoch(int(state["epoch"]))
 
     def _bags(self) -> np.ndarray:
-        """Bags of the current epoch in random order, of shape `(N // K, K)`."""
+        """Bags of the current epoch in random order, `(N // K, K)`."""
         generator = np.random.default_rng([self.seed, self._epoch])
         order = generator.permutation(self.num_images)
         size = self.bag_size
@@ -241,8 +227,6 @@ def _check_schedule(schedule: Mapping[int, int] | int) -> dict[int, int]:
     if not schedule:
         raise ValueError("schedule is empty. Pass {last epoch: bag size}, or one size.")
     for end, size in schedule.items():
-        if not (isinstance(end, int) and isinstance(size, int) and end >= 1 and size >= 1):
-            raise ValueError(
-                f"schedule has {end!r}: {size!r}. Use {{last epoch, counted from 1: bag size of at least 1}}."
-            )
+        if isinstance(size, bool) or not (isinstance(end, int) and isinstance(size, int) and end >= 1 and size >= 1):
+            raise ValueError(f"schedule has {end!r}: {size!r}. Use {{last epoch, from 1: bag size of at least 1}}.")
     return dict(sorted(schedule.items()))

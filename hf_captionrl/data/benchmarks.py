@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 import numpy as np
@@ -102,13 +102,12 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
     root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
     splits: dict[str, Any] = {}
     if name == "nocaps":
-        domain: Any
         for domain in NOCAPS_DOMAINS:
             rows = load_nocaps(folder / "nocaps_val_4500_captions.json", root, domain=domain)
             splits[domain.replace("-", "_")] = rows
     elif name == "concadia":
         column = arguments.caption_column
-        text: Any = "caption" if column == "captions" else column
+        text = "caption" if column == "captions" else column
         for split in ("train", "validation", "test"):
             rows = load_concadia(folder / "wiki_split.json", root, split=split, text=text)
             splits[split] = rows if column == "captions" else rows.rename_column("captions", column)
@@ -141,8 +140,7 @@ def coco_id(name: Any) -> str:
 def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) -> dict[int, list[list[str]]]:
     """The bags of TrueMatch's release, as COCO ids, by size.
 
-    The release (NDLB-TrueMatch-Benchmark of the paper's authors) describes its layout as a folder `benchmark/` with one
-    file per bag size, each a list of bags and each bag a list of COCO ids; the paper's counts are 254, 104 and 93. Its
+    The release (NDLB-TrueMatch-Benchmark) has a folder `benchmark/` with one file per bag size, a list of lists of COCO ids. Its
     description does not say whether ids are numbers or text, so both are accepted, and not what its file of size 1 is for.
     """
     folder = Path(folder)
@@ -189,9 +187,7 @@ def load_hard_pool(path: str | Path) -> list[str]:
     """COCO ids of a retrieval pool, such as CapEnrich's 30,000 images (SMILE, section 4), in the order of the file.
 
     The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its names as JSON
-    (a list), as text (one per line) or as `.npy` without objects. They look like `COCO_val2014_000000003310` or
-    `val2014/COCO_val2014_000000003310.jpg`; only their form is checked. With these images as the pool,
-    `metrics.self_retrieval(..., targets=...)` ranks captions in it.
+    (a list), as text (one per line) or as `.npy` without objects; see [`coco_id`] for their form.
     """
     what = "a list of names of COCO images"
     path = _existing(path, what)
@@ -232,15 +228,12 @@ class RetrievalSets:
     is_video: list[bool]  # whether the candidates are frames of one video
 
 
-def load_imagecode(
-    path: str | Path, image_root: str | Path | None = None, *, kind: Literal["all", "static", "video"] = "all"
-) -> RetrievalSets:
-    """Sets of ten similar images with descriptions of some of them; all sets, photographs, or frames of videos.
+def load_imagecode(path: str | Path, image_root: str | Path | None = None, *, kind: str = "all") -> RetrievalSets:
+    """Sets of ten similar images with descriptions of some of them: all sets, `"static"` (photographs), or `"video"` (frames).
 
-    The annotation file (`valid_data.json`: 2,302 descriptions) maps the name of each set to its descriptions by the target's
-    position, `{"open-images-12_ab": {"5": "..."}}`. The images of a set are in a folder of the same name, `img0.jpg` to
-    `img9.jpg`; archives may use other numbers, so the images are sorted by number, as in the authors' loader. To evaluate
-    a captioner, caption image `targets[i]` and rank it in `sets[i]`.
+    The annotation file maps the name of each set to its descriptions by the target's position, `{"open-images-12_ab": {"5":
+    "..."}}`. The images of a set are in a folder of the same name, `img0.jpg` to `img9.jpg`; archives may use other numbers, so
+    the images are sorted by number, as in the authors' loader.
     """
     _require("kind", kind, ("all", "static", "video"))
     what = "ImageCoDe's valid_data.json, with labels"
@@ -300,16 +293,11 @@ def _dataset(rows: list[dict[str, Any]], split: str, image_root: str | Path, whe
     return datasets.Dataset.from_list(rows, features=features, split=datasets.NamedSplit(split))
 
 
-def load_nocaps(
-    path: str | Path,
-    image_root: str | Path,
-    *,
-    domain: Literal["all", "in-domain", "near-domain", "out-domain"] = "all",
-) -> datasets.Dataset:
+def load_nocaps(path: str | Path, image_root: str | Path, *, domain: str = "all") -> datasets.Dataset:
     """nocaps' validation images with their ten captions each, by domain: `image`, `image_id`, `captions`, `domain`.
 
     The annotation file is COCO's layout: `images` with `id`, `file_name` and `domain`, and `annotations` with `image_id`
-    and `caption`. DiscriTune reports near- and out-domain. The test file has no captions.
+    and `caption`.
     """
     _require("domain", domain, ("all", *NOCAPS_DOMAINS))
     what = "nocaps_val_4500_captions.json"
@@ -337,17 +325,12 @@ def load_nocaps(
 
 
 def load_concadia(
-    path: str | Path,
-    image_root: str | Path,
-    *,
-    split: str = "test",
-    text: Literal["caption", "description"] = "caption",
+    path: str | Path, image_root: str | Path, *, split: str = "test", text: str = "caption"
 ) -> datasets.Dataset:
     """Images of Wikipedia with one text each: `image`, `image_id` (the file's name), `captions`, `context`.
 
-    The annotation file holds `images` with `filename`, `split` (train, val, test), and `caption`, `description` and
-    `context`, each with the text in `raw`. DiscriTune evaluates on the captions; descriptions replace the image for blind
-    readers.
+    The annotation file holds `images` with `filename`, `split` (train, val, test), and `caption`, `description` (for blind
+    readers) and `context`, each with the text in `raw`.
     """
     _require("text", text, ("caption", "description"))
     what = "Concadia's wiki_split.json"
@@ -385,10 +368,7 @@ class ImagePair:
 
 
 def load_winoground(folder: str | Path) -> list[ImagePair]:
-    """Winoground's 400 pairs: `examples.jsonl` and `images/`, also in a folder `data`.
-
-    The `category` of a pair is `collapsed_tag`: Object, Relation or Both.
-    """
+    """Winoground's 400 pairs: `examples.jsonl`, whose `collapsed_tag` is the category, and `images/`, also in a folder `data`."""
     root = Path(folder)
     root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
     path = _existing(root / "examples.jsonl", "the folder with Winoground's examples.jsonl")
@@ -408,11 +388,7 @@ def load_winoground(folder: str | Path) -> list[ImagePair]:
 
 
 def load_mmvp(folder: str | Path) -> list[ImagePair]:
-    """MMVP-VLM's 135 pairs: `Questions.csv` (id, type, statement) and a folder of images per type.
-
-    Consecutive rows form a pair, whose `category` is the type of the statement. The images are `<type>/<id>.jpg` in
-    `images` or `MLLM_VLM Images`.
-    """
+    """MMVP-VLM's 135 pairs: consecutive rows of `Questions.csv` (id, type, statement), and images `<type>/<id>.jpg`."""
     path = _existing(Path(folder) / "Questions.csv", "the folder with MMVP-VLM's Questions.csv")
     places = [Path(folder) / name for name in ("images", "MLLM_VLM Images") if (Path(folder) / name).is_dir()]
     if not places:
@@ -519,11 +495,7 @@ def _read_tgif(paths: list[Path], root: Path) -> Iterable[Video]:
 
 
 def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
-    """MSR-VTT: `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`.
-
-    The film of `video7` is `video7.mp4` (or another kind of film), in the folder of videos or in a folder of it
-    (`TrainValVideo/`, `TestVideo/`).
-    """
+    """MSR-VTT: `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; films are in `root` or below."""
     captions: dict[str, list[Any]] = {}
     split_of: dict[str, str] = {}
     file_of: dict[str, Path] = {}

@@ -53,11 +53,7 @@ class CaptionItem(TypedDict):
 
 
 def draw_caption(num_captions: int, *, seed: int, epoch: int, image_id: str) -> int:
-    """Number of the training caption of an image in an epoch, in `range(num_captions)`.
-
-    The choice is a hash, uniform over seeds, epochs and images, so processes, workers and resumed runs need no shared
-    random state, and the caption of an image does not depend on the other images of the data set.
-    """
+    """Number of the training caption of an image in an epoch, by a hash: processes, workers and resumed runs share no state."""
     if num_captions < 1:
         raise ValueError(f"Image {image_id!r} has {num_captions} captions. Run check_captions first.")
     # The key is unambiguous, because seed and epoch contain no "/".
@@ -208,10 +204,9 @@ class CaptionDataset(CaptionDraw, torch.utils.data.Dataset):
 
 
 class StreamedCaptions(CaptionDraw, torch.utils.data.IterableDataset):
-    """Images of an iterable data set with one caption each, as items of a `CaptionDataset`.
+    """Images of an iterable data set with one caption each, as items of a `CaptionDataset`; ids are `image_id` or row numbers.
 
     Images are opened by the collator, because with several processes each reads the whole stream and keeps its rows.
-    The workers of a DataLoader share the shards of the stream. Ids come from `image_id`, else they are the row numbers.
     """
 
     def __init__(self, rows: datasets.IterableDataset, *, seed: int = 0, name: str = "train_dataset") -> None:
@@ -303,13 +298,9 @@ _checked: set[str] = set()
 def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None = None) -> Any:
     """Training data in the columns that trainers read; every row is checked for captions before training.
 
-    `dataset` is what `load_captions` accepts: a `datasets.Dataset`, also with other usual column names and without ids;
-    a `DatasetDict`, of which `train` is used; a name or path. It is returned as it is if it has our columns. A
-    `datasets.IterableDataset` becomes [`StreamedCaptions`]; the `TrainingArguments` then need `max_steps`, and their
-    `accelerator_config.dispatch_batches` becomes False, because batches of captions differ in length. None stays None.
-
-    `whole_set_for` says why a trainer with rewards needs the whole data set; iterable data are then refused, and captions
-    may be missing.
+    `dataset` is what `load_captions` accepts (of a `DatasetDict`, `train`), or a `datasets.IterableDataset`, which becomes
+    [`StreamedCaptions`] and needs `max_steps`. `whole_set_for` says why a trainer with rewards needs the whole data set; iterable
+    data are then refused, and captions may be missing.
     """
     if dataset is None or isinstance(dataset, StreamedCaptions):
         return dataset
@@ -341,11 +332,7 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
 
 
 def evaluation_rows(dataset: Any) -> Any:
-    """Evaluation data in the columns that trainers read; captions may be missing.
-
-    `dataset` is as for `training_rows`; of a `DatasetDict`, `validation` is used. In a dict of several data sets, each is
-    converted.
-    """
+    """As [`training_rows`], for evaluation: `validation` of a `DatasetDict`, each of several in a dict; captions may be missing."""
     if dataset is None or (isinstance(dataset, str) and not Path(dataset).exists()):
         return dataset  # transformers' `eval_dataset` may also be the name of one of several
     if isinstance(dataset, Mapping) and not isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):

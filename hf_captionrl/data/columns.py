@@ -35,13 +35,12 @@ T = TypeVar("T")
 CAPTIONS = datasets.List(datasets.Value("string"))
 TEXTS = pa.list_(pa.string())
 
-# Usual names of columns, in the order of the search if the default name is missing.
+# Usual names of columns, in the order of the search if the default name, the first one, is missing.
 CAPTION_COLUMNS = ("captions", "caption", "text", "sentences", "sentence", "raw")
 USUAL_NAMES = {
     "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png", "video"),
     "caption_column": CAPTION_COLUMNS,
 }
-_DEFAULTS = {"image_column": "image", "caption_column": "captions"}
 
 # --- Rows of JSON lines, CSV and Parquet -----------------------------------------------------------------------------
 # Not by the builders of `datasets`: pandas fills the missing fields of a row, renames a second column `caption` and reads
@@ -243,10 +242,7 @@ def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
 def replace_column(
     ds: datasets.Dataset, name: str, values: Sequence[Any] | pa.ChunkedArray, feature: Any
 ) -> datasets.Dataset:
-    """Set one column without copying the others, which `Dataset.map` and `add_column` after `select` would do.
-
-    Only selections that repeat rows are copied.
-    """
+    """Set one column without copying the others, which `Dataset.map` and `add_column` after `select` would do."""
     if len(values) != len(ds):
         raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Pass one per row.")
     table, indices = ds.data, ds._indices
@@ -459,8 +455,8 @@ def pick_column(names: Sequence[str], wanted: str, argument: str, where: str) ->
     """The column that an argument names; if its default is missing, the only column with a usual name."""
     if wanted in names:
         return wanted
-    usual = USUAL_NAMES[argument] if wanted == _DEFAULTS.get(argument) else ()
-    found = [name for name in usual if name in names]
+    usual = USUAL_NAMES.get(argument, ("",))
+    found = [name for name in usual if name in names and wanted == usual[0]]
     if len(found) == 1:
         logger.info("%s: no column %r, taking %r (%s).", where, wanted, found[0], argument)
         return found[0]
@@ -473,9 +469,8 @@ def to_caption_columns(
 ) -> datasets.Dataset:
     """Convert one split to the columns `image`, `image_id` and `captions`, and keep its other columns.
 
-    Captions are cleaned (`clean_caption`). Ids are taken from `image_id_column`, else from a column `image_id`, else
-    from the path as written in the source, else they are `"<split>-<row>"`. Rows with the same id and image (one
-    caption per row) are joined; the same id for two images is an error.
+    Captions are cleaned (`clean_caption`). Rows with the same id (see `SourceArguments.image_id_column`) and image, one caption per
+    row, are joined; the same id for two images is an error.
     """
     where = f"{where}, split {split!r}"
     names = list(dict.fromkeys(chain.from_iterable(rows))) if isinstance(rows, list) else rows.column_names

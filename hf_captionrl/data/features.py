@@ -53,11 +53,10 @@ def source_keys(
     progress: str | bool = False,
     skip_unreadable: bool = False,
 ) -> Sequence[str]:
-    """One key per row, kept in Arrow: the hash of its image's bytes.
+    """One key per row, kept in Arrow: the hash of its image's bytes; `directory` is the root of the feature caches.
 
-    A file that was hashed before is known by its path, size and modification time, and is not read again. `directory` is
-    the root of the feature caches. With `skip_unreadable`, rows without a readable file have one key in common instead of
-    raising an `ImageError`.
+    A file that was hashed before is known by its path, size and modification time. With `skip_unreadable`, rows without a
+    readable file have one key in common instead of raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
     known = file_hashes(directory)
@@ -280,10 +279,7 @@ _QUALITIES = (95, 92, 90, 87, 84, 80, 75, 70, 60, 50, 40, 30, 20, 10)
 
 
 class DecodedPixels(Sequence[Tensor]):
-    """Prepared pixels of images that are decoded when they are indexed; they equal those of [`CachedPixels`].
-
-    Compared with images, they take less CPU time, and the workers of a `DataLoader` transfer less data.
-    """
+    """Prepared pixels of images that are decoded when they are indexed; they equal those of [`CachedPixels`]."""
 
     def __init__(self, dataset: datasets.Dataset, processor: Any) -> None:
         self.images = undecoded(dataset).select_columns("image").with_format(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import functools
 import importlib
 import io
@@ -19,11 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from PIL import Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, JpegImagePlugin, UnidentifiedImageError
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg
 
 from hf_captionrl.retrieval import FeatureCache
+from hf_captionrl.utils.io import say
 
 T = TypeVar("T")
 
@@ -105,7 +107,7 @@ HEIC_SUFFIXES = frozenset({".heic", ".heics", ".heif", ".heifs", ".hif"})
 HEIC_REMEDY = "Run `pip install 'hf-captionrl[heic]'` to read HEIC files"
 _TRUNCATED = ("truncated", "broken data stream", "unrecognized data stream", "incomplete", "unexpected end", "eof")
 # JPEG's decoder can skip fine detail; it still reads the whole stream, so truncated files are still found.
-_DRAFT_SIDE = 32
+_DRAFT_SIZE = (32, 32)
 
 
 class ImageError(ValueError):
@@ -271,21 +273,15 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `open_image` would accept an image, faster than opening it.
-
-    `"header"` reads only format and size; `"full"` also decodes the pixels, which detects truncated files.
-    """
+    """Check, faster than `open_image`, that it would accept the format and size of an image, and with `"full"` its pixels."""
     if mode not in ("header", "full"):
         raise ValueError(f"mode is {mode!r}. Use 'header' or 'full'.")
     with opened_image(value, max_pixels) as image:
         if mode == "full":
             # An image object belongs to the caller, and draft() would shrink it.
             if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
-                image.draft(None, (_DRAFT_SIDE, _DRAFT_SIDE))
+                image.draft(None, _DRAFT_SIZE)
             image.load()
-
-
-_ORIENTATION = 0x0112
 
 
 def decode_image(value: Any) -> Tensor:
@@ -294,10 +290,8 @@ def decode_image(value: Any) -> Tensor:
     if not isinstance(source, Image.Image):
         data = source.getvalue() if isinstance(source, io.BytesIO) else Path(source).read_bytes()
         if _is_plain_jpeg(data, name):
-            try:
+            with contextlib.suppress(RuntimeError):  # damaged: `open_image` names the fault
                 return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-            except RuntimeError:  # damaged: `open_image` names the fault
-                pass
     return torch.from_numpy(np.array(open_image(value))).permute(2, 0, 1)
 
 
@@ -308,7 +302,7 @@ def _is_plain_jpeg(data: bytes, name: str) -> bool:
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
             check_size(image.size, name, MAX_PIXELS)
-            return image.mode == "RGB" and image.getexif().get(_ORIENTATION, 1) == 1
+            return image.mode == "RGB" and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
     except Exception:  # a damaged header: `open_image` names the fault
         return False
 
@@ -321,10 +315,7 @@ def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = M
 
 @contextlib.contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads of this process, as many as its share of the processor's cores.
-
-    Threads, because hashing, decoding and resizing release the interpreter lock and nothing is copied between processes.
-    """
+    """Threads, as many as this process's share of the cores: hashing, decoding and resizing release the interpreter lock."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     with ThreadPoolExecutor(max(1, cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))) as pool:
@@ -335,20 +326,43 @@ def workers() -> Iterator[ThreadPoolExecutor]:
             raise
 
 
+def or_error(function: Callable[[Any], T], value: Any) -> T | ImageError:
+    """The result of a function of an undecoded image, or its `ImageError`."""
+    try:
+        return function(value)
+    except ImageError as error:
+        return error
+
+
 def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
-    """A function that applies `function` to each of several undecoded images in [`workers`].
-
-    An image that cannot be read has its `ImageError` as result.
-    """
-
-    def attempt(value: Any) -> T | ImageError:
-        try:
-            return function(value)
-        except ImageError as error:
-            return error
+    """[`or_error`] of several undecoded images, in [`workers`]."""
 
     def apply(values: Sequence[Any]) -> list[T | ImageError]:
         with workers() as pool:
-            return list(pool.map(attempt, values))
+            return list(pool.map(functools.partial(or_error, function), values))
 
     return apply
+
+
+# --- Decorative images: by a rule of the user, never by a guess ------------------------------------------------------
+
+
+def decorative_rows(
+    image_ids: Sequence[str], images: Sequence[Any], patterns: Sequence[str], size: int | None = None
+) -> dict[int, str]:
+    """Rows of images that a person declared to be without content, and the rule that each fits.
+
+    `patterns` are names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters. `size` is the largest width and
+    height in pixels of a decorative image.
+    """
+    found: dict[int, str] = {}
+    for pattern in patterns:
+        mine = [row for row, name in enumerate(image_ids) if name == pattern or fnmatch.fnmatchcase(name, pattern)]
+        if not mine:
+            say(f"captionrl: --decorative {pattern!r} fits no image; they are called {image_ids[0]!r}, for instance.")
+        found |= {row: pattern for row in mine if row not in found}
+    for row in range(len(image_ids)) if size is not None else ():
+        with contextlib.suppress(ImageError), opened_image(images[row], MAX_PIXELS) as image:
+            if row not in found and max(image.size) <= (size or 0):
+                found[row] = f"{image.width} x {image.height} pixels"
+    return found

@@ -95,10 +95,7 @@ class FolderListing:
 
 
 def list_images(folder: Path) -> FolderListing:
-    """List the files of a folder and its subfolders, without hidden ones and those of systems.
-
-    Links to files are listed; the code that opens them checks their targets. Links to folders are not followed.
-    """
+    """List the files of a folder and its subfolders, without hidden ones and those of systems; links to folders are not followed."""
     found = FolderListing()
     left_out: defaultdict[str, list[str]] = defaultdict(list)
     waiting = [""]
@@ -261,12 +258,20 @@ def _read_row_file(path: Path, root: Path | None) -> Source:
 
 
 def is_json_lines(text: str) -> bool:
-    """Many files called .json hold one object per line."""
+    """Many files called .json hold one object per line; a single line is one if it names an image and its caption."""
     first, _, rest = text.strip().partition("\n")
     try:
-        return bool(rest.strip()) and isinstance(json.loads(first), dict)
+        row = json.loads(first)
+        named = {"image", "image_id", "file_name"}, {"caption", "captions", "text"}
+        return isinstance(row, dict) and (bool(rest.strip()) or all(row.keys() & names for names in named))
     except (json.JSONDecodeError, RecursionError):
         return False
+
+
+def karpathy_id(image: Row) -> Any:
+    """The id of an image of a Karpathy split, or None."""
+    # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
+    return next((image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None), None)
 
 
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
@@ -285,13 +290,11 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     rows = []
     for image in images:
         parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-        # cocoid first: imgid is a position in the file, and other files use the same numbers for other images.
-        ids = [image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None]
-        sentences = image.get("sentences")
+        image_id, sentences = karpathy_id(image), image.get("sentences")
         rows.append(
             {
                 "image": "/".join(parts) if isinstance(image.get("filename"), str) else None,
-                "image_id": str(ids[0]) if ids else None,
+                "image_id": None if image_id is None else str(image_id),
                 "captions": sentences if isinstance(sentences, list) else [],
                 "split": image.get("split", "train"),
             }
@@ -413,9 +416,8 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
 def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int = 0) -> dict[str, datasets.Dataset]:
     """Divide a data set by the hash of its image ids into the parts that are not empty.
 
-    Images are ranked by hash and divided at the fractions, which add up to 1: sizes are exact, the order of the rows does
-    not matter, and adding images moves only those near the boundaries. A fraction above 0 gets at least one image, if
-    there are enough; the first above 0 gets the remainder.
+    Sizes are exact, the order of the rows does not matter, and adding images moves only those near the boundaries. A
+    fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
     """
     _check_fractions(fractions)
     ranks: np.ndarray = np.empty((len(ds), 2), ">u8")  # (N, 2): the higher and the lower number of the hash
@@ -638,10 +640,7 @@ def choose_split(
     seed: int = 0,
     **source: Any,
 ) -> ChosenSplit:
-    """Load images to caption, evaluate, mine or show; unlike in training, data are only divided on request.
-
-    Without `split`, `"test"` of data with several splits, else `"all"`. The other arguments are those of `load_captions`.
-    """
+    """As `load_captions`, for commands: data are only divided on request; without `split`, `"test"` of several splits, else all."""
     embedded = isinstance(dataset_name, str) and dataset_name in _EMBEDDED
     names = ("test",) if split is None and embedded else parse_split(split or ALL)
     found = _read_splits(dataset_name, SourceArguments(**source), names)

@@ -8,11 +8,21 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
-from hf_captionrl.utils.options import CacheOptions, CommandOptions, DeviceOptions, Fraction, Positive, Share, option
+from hf_captionrl.utils.options import (
+    CacheOptions,
+    CommandOptions,
+    DeviceOptions,
+    Fraction,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    option,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -21,9 +31,7 @@ if TYPE_CHECKING:
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
 
-def _shown(metavar: str, text: str) -> dict[str, str]:
-    """What a field of commands and training shows; every other key would reach argparse when training parses it."""
-    return {"help": text, "metavar": metavar}
+# The options of training have no other metadata than these two, because all of it reaches argparse when training parses them.
 
 
 @dataclass
@@ -32,52 +40,41 @@ class SplitArguments:
 
     heading: ClassVar[str] = "data set"
 
-    dataset_config: str | None = field(
-        default=None, metadata=_shown("NAME", "Configuration of a data set on the Hub; of scenes: alt_text or shapes.")
+    dataset_config: str | None = option(
+        None, metavar="NAME", help="Configuration of a data set on the Hub; of scenes: alt_text or shapes."
     )
-    dataset_revision: str | None = field(
-        default=None, metadata=_shown("REV", "Branch, tag or commit of a data set on the Hub.")
+    dataset_revision: str | None = option(None, metavar="REV", help="Branch, tag or commit of a data set on the Hub.")
+    data_dir: str | None = option(
+        None,
+        metavar="DIR",
+        help="Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl.",
     )
-    data_dir: str | None = field(
-        default=None,
-        metadata=_shown(
-            "DIR", "Folder of a local data set, such as the images of 'imagefolder' with their metadata.jsonl."
-        ),
+    image_root: str | None = option(None, metavar="DIR", help="Folder that image paths are relative to.")
+    image_column: str = option("image", metavar="NAME", help="Column with the images.")
+    caption_column: str = option(
+        "captions", metavar="NAME", help="Column with the captions, a string or a list of strings."
     )
-    image_root: str | None = field(default=None, metadata=_shown("DIR", "Folder that image paths are relative to."))
-    image_column: str = field(default="image", metadata=_shown("NAME", "Column with the images."))
-    caption_column: str = field(
-        default="captions", metadata=_shown("NAME", "Column with the captions, a string or a list of strings.")
+    validation_share: Share = option(
+        0.1,
+        metavar="X",
+        help="Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
+        "image ids (commands: only if --split names a missing split).",
     )
-    validation_share: Share = field(
-        default=0.1,
-        metadata=_shown(
-            "X",
-            "Share of the images, in [0, 1), that becomes the validation split of data without one, by a hash of the "
-            "image ids (commands: only if --split names a missing split).",
-        ),
+    test_share: Share = option(
+        0.1,
+        metavar="X",
+        help="Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
+        "ids (commands: only if --split names a missing split).",
     )
-    test_share: Share = field(
-        default=0.1,
-        metadata=_shown(
-            "X",
-            "Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
-            "ids (commands: only if --split names a missing split).",
-        ),
+    split_seed: int = option(
+        0,
+        metavar="N",
+        help="Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
     )
-    split_seed: int = field(
-        default=0,
-        metadata=_shown(
-            "N",
-            "Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",
-        ),
-    )
-    max_bad_fraction: Fraction = field(
-        default=0.05,
-        metadata=_shown(
-            "X",
-            "Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
-        ),
+    max_bad_fraction: Fraction = option(
+        0.05,
+        metavar="X",
+        help="Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
     )
 
 
@@ -87,20 +84,16 @@ class LoadingArguments:
 
     heading: ClassVar[str] = "captioner"
 
-    attn_implementation: str | None = field(
-        default=None,
-        metadata=_shown(
-            "NAME",
-            "Implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... None: transformers' choice.",
-        ),
+    attn_implementation: str | None = option(
+        None,
+        metavar="NAME",
+        help="Implementation of attention: 'sdpa', 'eager', 'flash_attention_2', ... None: transformers' choice.",
     )
-    load_in_4bit: bool = field(
-        default=False,
-        metadata={"help": "Quantize the weights to 4 bits. Needs bitsandbytes and a GPU, in training also --tune."},
+    load_in_4bit: bool = option(
+        False, help="Quantize the weights to 4 bits. Needs bitsandbytes and a GPU, in training also --tune."
     )
-    load_in_8bit: bool = field(
-        default=False,
-        metadata={"help": "Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."},
+    load_in_8bit: bool = option(
+        False, help="Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."
     )
 
 
@@ -137,6 +130,104 @@ class CaptionerOptions(DeviceOptions, CommandOptions):
         None, metavar="TEXT", help="text that every caption continues (default: the model's prompt)"
     )
     dtype: Literal["float32", "bfloat16", "float16"] = option("float32", help="dtype of the weights")
+
+
+@dataclass
+class RequestOptions:
+    """How endpoints are asked."""
+
+    heading: ClassVar[str] = "endpoint"
+
+    api_key_env: str | None = option(
+        None, metavar="NAME", help="environment variable with the key of the endpoint; a key is never an argument"
+    )
+    concurrency: Positive = option(4, metavar="N", help="number of concurrent requests")
+    timeout_s: Annotated[float, Range(above=0, at_most=86_400)] = option(
+        120.0, metavar="S", help="time limit of a request, in seconds"
+    )
+    tries: Positive = option(6, metavar="N", help="largest number of requests per answer")
+    backoff_s: Annotated[float, Range(at_least=0)] = option(
+        1.0, metavar="S", help="seconds before the second request; doubled before each further one"
+    )
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        """Arguments of `HTTPBackend`."""
+        names = ("api_key_env", "concurrency", "timeout_s", "tries", "backoff_s")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass
+class EndpointOptions(RequestOptions):
+    """A vision-language model behind an endpoint, instead of a captioner in this process."""
+
+    heading: ClassVar[str] = RequestOptions.heading
+
+    endpoint: str | None = option(
+        None,
+        metavar="URL",
+        help="ask the model of this name at an OpenAI-compatible endpoint (Ollama, vLLM, LM Studio, llama.cpp), such as "
+        "http://127.0.0.1:11434/v1",
+    )
+
+    def check_endpoint(self, without_effect: str) -> None:
+        """Refuse options, named in one string, that an endpoint does not support."""
+        fields: Any = type(self).__dataclass_fields__
+        for name in without_effect.split() if self.endpoint is not None else ():
+            value = getattr(self, name)
+            if value not in (fields[name].default, None, 0, False):
+                raise ValueError(f"--{name} {value} has no effect with --endpoint. Leave one of them out.")
+        if self.endpoint is None and self.api_key_env is not None:
+            raise ValueError(f"--api_key_env {self.api_key_env} has an effect only with --endpoint. Use both.")
+
+
+@dataclass
+class WordingOptions:
+    """What captions must not say, and their least length."""
+
+    heading: ClassVar[str] = "wording"
+
+    do_not_mention: list[str] = option(
+        [],
+        nargs="+",
+        metavar="WORD",
+        help="words or phrases that captions should not contain: chat models and endpoints are told, and models in this "
+        "process are kept from the tokens of each word in every casing",
+    )
+    min_new_tokens: NotNegative = option(0, metavar="N", help="shortest caption in tokens")
+
+    def check_wording(self) -> None:
+        """Refuse lengths that no caption has, and blank words."""
+        if any(not word.strip() for word in self.do_not_mention):
+            raise ValueError(f"--do_not_mention {self.do_not_mention} has a blank word. Leave it out.")
+        if self.min_new_tokens > (longest := getattr(self, "max_new_tokens", self.min_new_tokens)):
+            raise ValueError(
+                f"--min_new_tokens {self.min_new_tokens} is above --max_new_tokens {longest}. Raise the latter."
+            )
+
+
+@dataclass
+class PerImageOptions:
+    """What the captioner is told about single images, and images that get no caption."""
+
+    heading: ClassVar[str] = "images"
+
+    prompts: Path | None = option(
+        None,
+        metavar="FILE",
+        help="JSON Lines or CSV with the columns image, and prompt, context (the text around the image), or both; for chat "
+        "models and endpoints",
+    )
+    max_context: Positive = option(1000, metavar="N", help="longest context in characters; longer ones are cut")
+    decorative: list[str] = option(
+        [],
+        nargs="+",
+        metavar="PATTERN",
+        help="images without content, by name or pattern ('icons/*'): they get the empty caption, as alt=\"\"",
+    )
+    decorative_size: Positive | None = option(
+        None, metavar="N", help="images of at most N pixels on both sides are decorative, too"
+    )
 
 
 @dataclass
@@ -244,10 +335,9 @@ def load_split(
     expected_ids: str | None = None,
     only: np.ndarray | None = None,
 ) -> LoadedSplit:
-    """Load the images that the options name, and describe them on stderr. Bad rows are listed in a file.
+    """Load the images that the options name, describe them on stderr, and list bad rows in a file; `only` selects rows of `all_ids`.
 
-    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images. `only`
-    selects rows of `all_ids`, in this order.
+    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
     from hf_captionrl.data.columns import id_column, select_rows
     from hf_captionrl.data.loading import choose_split
@@ -324,11 +414,8 @@ def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
     """The images that the options name, as settings of an output."""
     # Two folders may hold files of the same names.
     places = (arguments.data_dir, arguments.image_root)
-    return {
-        "dataset": arguments.dataset,
-        "source": [None if place is None else os.path.realpath(place) for place in places],
-        "split": arguments.split,
-    }
+    source = [None if place is None else os.path.realpath(place) for place in places]
+    return {"dataset": arguments.dataset, "source": source, "split": arguments.split}
 
 
 def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:

@@ -39,6 +39,7 @@ from hf_captionrl.data.images import (
     checked_images,
     in_threads,
     open_image,
+    or_error,
     verify_image,
     workers,
 )
@@ -142,15 +143,8 @@ def _image_faults(
     ds: datasets.Dataset, mode: Any, max_pixels: int, num_workers: int, cache_dir: str | os.PathLike[str] | None
 ) -> Iterator[ImageError | None]:
     is_video = VIDEO_FRAMES in ds.column_names
-    verify = verify_video if is_video else verify_image
-
-    def fault(value: Any) -> ImageError | None:
-        try:
-            verify(value, mode=mode, max_pixels=max_pixels)
-        except ImageError as error:
-            return error
-        return None
-
+    verify = functools.partial(verify_video if is_video else verify_image, mode=mode, max_pixels=max_pixels)
+    fault: Callable[[Any], ImageError | None] = functools.partial(or_error, verify)
     images = undecoded(ds).select_columns("image")
     if cache_dir is None or mode != "full" or is_video or not len(ds):
         # Threads: Pillow's decoders release the interpreter lock, and nothing has to be copied to other processes.
@@ -325,13 +319,7 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
 class ImageReader:
     """Opens each image of a data set once, and records the images that cannot be read."""
 
-    def __init__(
-        self,
-        ds: datasets.Dataset,
-        *,
-        split: str,
-        quarantine_path: str | Path | None = None,
-    ) -> None:
+    def __init__(self, ds: datasets.Dataset, *, split: str, quarantine_path: str | Path | None = None) -> None:
         self.ids = id_column(ds)
         self._images = undecoded(ds.with_format(None)).select_columns("image")
         self._split = split
@@ -339,22 +327,18 @@ class ImageReader:
         self._entries: dict[int, QuarantineEntry] = {}
 
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
-        """The readable images of several rows as RGB, decoded in threads; see `read_all`."""
+        """The readable images of several rows as RGB, decoded in threads."""
         return self.read_all(rows, in_threads(open_image))
 
     def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
-        """The results of a function of the undecoded images of several rows, by row in the order of `rows`.
-
-        The function gives an `ImageError` for an image that cannot be read; its row is left out (see `report`).
-        """
+        """The results of a function of the undecoded images of several rows, by row; an `ImageError` is recorded and left out."""
         found = {}
         for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):
-            if not isinstance(result, ImageError):
+            if isinstance(result, ImageError):
+                place = row, self.ids[row], self._split
+                self._entries[row] = quarantine_entry(*place, "image", result.reason, result.detail, "row")
+            else:
                 found[row] = result
-                continue
-            self._entries[row] = quarantine_entry(
-                row, self.ids[row], self._split, "image", result.reason, result.detail, "row"
-            )
         return found
 
     def report(self) -> QuarantineReport:

@@ -119,11 +119,7 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
 
 
 def scene_simplifier(level: Level) -> Simplifier:
-    """The same for captions of the embedded world, by its grammar; a relation takes the place of the verb.
-
-    "two large pigs left of a mushroom on blue" becomes "some pigs" (simplest) or "some pigs left of a mushroom"
-    (simpler).
-    """
+    """The same by the grammar of the embedded world: "some pigs" (simplest) or "some pigs left of a mushroom" (simpler)."""
     _check_level(level)
     from hf_captionrl.scenes.scene_claims import SceneClaims, read_claims, write_claims
 

@@ -308,14 +308,14 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
 def _sample_animation(
     value: Any, gif: bytes | None, name: str, num_frames: int, how: str, max_pixels: int
 ) -> list[Image.Image]:
-    delays = None if gif is None else _gif_delays(gif, name)
-    if delays == []:
+    delays = [] if gif is None else _gif_delays(gif, name)
+    if gif is not None and not delays:
         raise VideoError("video_no_frames", f"{name} is a GIF without a frame")
     with opened_image(value, max_pixels, "video") as image:
-        if delays is None:
-            delays = []
-            _refuse_many_pixels(image.size, getattr(image, "n_frames", 1), name, MAX_ANIMATION_PIXELS)
-            for k in range(getattr(image, "n_frames", 1)):
+        if gif is None:
+            count = getattr(image, "n_frames", 1)
+            _refuse_many_pixels(image.size, count, name, MAX_ANIMATION_PIXELS)
+            for k in range(count):
                 image.seek(k)
                 image.load()  # WebP knows the time of a frame only then
                 delays.append(int(image.info.get("duration") or _BROWSER_MS))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_captionrl.data.columns import CAPTION_COLUMNS, TEXTS, in_arrow, parse_json, read_csv, read_text
-from hf_captionrl.data.loading import is_json_lines
+from hf_captionrl.data.loading import is_json_lines, karpathy_id
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.io import FORMULA
 from hf_captionrl.utils.parts import MANIFEST, read_shards
@@ -64,14 +64,10 @@ _Rows = Iterator[tuple[str, Any]]
 """Objects with an id and captions, and where each stands."""
 
 
-def _texts(value: Any) -> list[Any]:
-    """The captions of one image: a text, an object with a text as in Karpathy's splits, or a list of these."""
-
-    def text_of(value: Any) -> Any:
-        known = [key for key in ("raw", *CAPTION_COLUMNS) if isinstance(value, Mapping) and key in value]
-        return value[known[0]] if known else value
-
-    return list(map(text_of, value if isinstance(value, list) else [value]))
+def _text(value: Any) -> Any:
+    """One caption: a text, or an object with a text as in Karpathy's splits."""
+    known = [key for key in ("raw", *CAPTION_COLUMNS) if isinstance(value, Mapping) and key in value]
+    return value[known[0]] if known else value
 
 
 def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
@@ -91,7 +87,8 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
         if isinstance(image_id, bool) or not isinstance(image_id, str | int) or image_id == "":
             columns = f" (of {', '.join(map(str, list(row)[:8]))})"
             raise ValueError(f"{where}: {name} is {image_id!r}{columns}; it must be text or a whole number. {_SHAPE}")
-        captions = _texts(None if column is None else row[column])
+        value = None if column is None else row[column]
+        captions = [_text(each) for each in (value if isinstance(value, list) else [value])]
         if not captions or not all(isinstance(c, str) for c in captions):
             raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
         image_id = str(image_id)
@@ -124,19 +121,12 @@ def _json(path: Path) -> _Rows:
         return ((f"{path}, annotation {n}", row) for n, row in enumerate(value["annotations"], start=1))
     images = value.get("images") if isinstance(value, Mapping) else None
     if isinstance(images, list) and all(isinstance(image, Mapping) and "sentences" in image for image in images):
-        # cocoid first, as in the data set: imgid is a position in the file.
-        keys = ("cocoid", "imgid", "filename")
-        ids = (next((image[key] for key in keys if image.get(key) is not None), None) for image in images)
-        rows = ({"image_id": i, "captions": image["sentences"]} for i, image in zip(ids, images, strict=True))
+        rows = ({"image_id": karpathy_id(image), "captions": image["sentences"]} for image in images)
         return ((f"{path}, image {n}", row) for n, row in enumerate(rows, start=1))
     if isinstance(value, Mapping) and not ("image_id" in value and set(CAPTION_COLUMNS) & set(value)):
         for key, captions in value.items():
-            if (
-                isinstance(captions, list)
-                and captions
-                and isinstance(captions[0], Mapping)
-                and "image_id" in captions[0]
-            ):
+            head = captions[0] if isinstance(captions, list) and captions else None
+            if isinstance(head, Mapping) and "image_id" in head:
                 raise ValueError(f"{path} has its rows under {key!r}. Use a file with the list alone.")
         rows = ({"image_id": key, "captions": captions} for key, captions in value.items())
         return ((f"{path}, image {row['image_id']!r}", row) for row in rows)
@@ -182,9 +172,9 @@ def parse_captions(data: bytes, path: Path, *, is_repeatable: bool = False) -> d
 def read_caption_file(
     path: str | os.PathLike[str], *, name: str | None = None, is_repeatable: bool = False
 ) -> CaptionFile:
-    """Read a complete file, or a finished folder of shards, of any layout above. An empty caption is a result.
+    """Read a complete file or folder of shards of any layout above, in which, if `is_repeatable`, rows may name the same image.
 
-    With `is_repeatable`, rows may name the same image, as those of references do.
+    An empty caption is a result.
     """
     path = Path(path)
     if (path / MANIFEST).is_file():
@@ -223,10 +213,8 @@ def training_of(path: Path) -> tuple[str, set[str]]:
 
 def _refuse_torn(data: bytes, path: Path) -> None:
     torn = data.rpartition(b"\n")[2]
-    if not torn.strip():
-        return
     try:
-        json.loads(torn)
+        json.loads(torn if torn.strip() else b"0")
     except ValueError:
         number = data.count(b"\n") + 1
         raise ValueError(
@@ -245,10 +233,7 @@ def read_references(path: Path) -> CaptionFile:
 
 
 def measured_images(files: Sequence[CaptionFile], references: CaptionFile | None) -> list[str]:
-    """Ids of the images that all files caption; other images of the references are left out.
-
-    Captioners are compared on the same images, and every caption needs references if there are any.
-    """
+    """Ids of the images that all files caption: captioners are compared on the same images, and all need references if any has."""
     first = files[0]
     for file in files[1:]:
         alone = first.captions.keys() ^ file.captions.keys()
@@ -269,11 +254,9 @@ def measured_images(files: Sequence[CaptionFile], references: CaptionFile | None
 
 
 def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> list[str]:
-    """Names of the sources: `--names`, or the names of files and models."""
+    """Names of the sources: `--names`, or the stem of a file, the last part of a captioner's folder, or the name on the Hub."""
     if names and len(names) != len(sources):
-        raise ValueError(
-            f"There are {len(sources)} sources of captions and {len(names)} --names. Use one name per source."
-        )
+        raise ValueError(f"There are {len(sources)} sources of captions and {len(names)} --names. Use one per source.")
     found = list(names or map(_own_name, sources))
     if not names:
         # runs/a/captions.jsonl and runs/b/captions.jsonl
@@ -290,7 +273,6 @@ def source_names(sources: Sequence[str | Path], names: Sequence[str] | None) -> 
 
 
 def _own_name(source: str | Path) -> str:
-    """Stem of a file, last part of a captioner's folder, or the whole name on the Hub."""
     from hf_captionrl.hub import public_values
 
     path = Path(source)

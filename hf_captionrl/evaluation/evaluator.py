@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,8 +25,20 @@ from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
-from hf_captionrl.metrics import caption_perplexity, paired_test, self_retrieval
+from hf_captionrl.metrics import (
+    caption_perplexity,
+    capture,
+    clair,
+    clip_score,
+    fleur,
+    listener,
+    paired_test,
+    self_retrieval,
+    vqa_score,
+)
 from hf_captionrl.metrics.bootstrap import proportion_interval, signature
+from hf_captionrl.metrics.caption_units import spacy_extractor
+from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
@@ -41,7 +54,7 @@ from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite, spoken
-from hf_captionrl.retrieval import Scorer
+from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.scenes import BAG_SIZES, bags, check
@@ -79,10 +92,7 @@ def pool_images(path: Path, test: datasets.Dataset, others: datasets.Dataset) ->
 def bags_and_images(
     path: Path, test: datasets.Dataset, others: datasets.Dataset | None
 ) -> tuple[dict[int, list[list[int]]], datasets.Dataset | None]:
-    """Bags as rows of the test split followed by other images, and these images.
-
-    `others` may be the validation split; TrueMatch's bags are of both.
-    """
+    """Bags as rows of the test split followed by other images, and these images; TrueMatch's are of both Karpathy splits."""
     parts = [rows.select_columns("image_id") for rows in (test, others) if rows is not None]
     number = len(test)
     bags = read_bags(path, id_column(datasets.concatenate_datasets(parts)))
@@ -145,8 +155,7 @@ def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references
 class Evaluator:
     """Evaluates captions of the test split `dataset`, for the table and the gallery.
 
-    `language_model` is `(model, tokenizer)` for perplexity. The retrieval of `reward_scorer`, the reward in training, is shown
-    beside that of the held-out scorer. With `learning_curves` a run is also measured at each of its evaluations.
+    `language_model` is `(model, tokenizer)` for perplexity; `reward_scorer` the reward in training, whose retrieval is also shown.
     """
 
     def __init__(
@@ -168,7 +177,6 @@ class Evaluator:
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
         self.facts = list(dataset["facts"]) if "facts" in columns else None
-        self.check = None if self.facts is None else check
         self.parts: dict[str, list[bool]] = {}
         if "against_preferences" in columns:
             # The embedded world, where some images go against what their kind prefers.
@@ -192,9 +200,7 @@ class Evaluator:
         """Images of bags that are not in the test split, whose captions follow those of the test split."""
         self.arguments = EvaluationArguments(clip_prefix="")
         self.more_references = list(dataset[MORE_REFERENCES]) if MORE_REFERENCES in columns else None
-        self.reward_image_features = (
-            None if reward_scorer is None else scorer_features(reward_scorer, dataset, cache_dir=cache_dir)
-        )
+        self.reward_image_features = None if reward_scorer is None else self.features_of(dataset, reward_scorer)
 
     @classmethod
     def from_arguments(
@@ -207,10 +213,7 @@ class Evaluator:
         reward_scorer: Scorer | None = None,
         splits: Mapping[str, datasets.Dataset] | None = None,
     ) -> Evaluator:
-        """Load the models that evaluate, and compute the features of the test images.
-
-        `arguments` are resolved; the images of `arguments.pool` and `arguments.bags` are found in `splits`.
-        """
+        """Load the models of resolved `arguments`, whose pool and bags are found in `splits`, and the features of test images."""
         name = arguments.perplexity_name_or_path
         evaluator = cls(
             dataset,
@@ -231,10 +234,11 @@ class Evaluator:
             evaluator.bags, evaluator.bag_images = found
         return evaluator
 
-    def features_of(self, dataset: datasets.Dataset) -> Any:
-        """Features of M images by the held-out scorer, `(M, D)` of unit length."""
-        assert self.held_out_scorer is not None  # nosec B101
-        return scorer_features(self.held_out_scorer, dataset, cache_dir=self._cache_dir)
+    def features_of(self, dataset: datasets.Dataset, scorer: Scorer | None = None) -> Any:
+        """Features of M images by a scorer, by default the held-out one, `(M, D)` of unit length."""
+        scorer = scorer or self.held_out_scorer
+        assert scorer is not None  # nosec B101
+        return scorer_features(scorer, dataset, cache_dir=self._cache_dir)
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -249,10 +253,7 @@ class Evaluator:
         *,
         more_captions: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """One row of the table, from one caption per test image, and one per image of `bag_images`.
-
-        `references` replace those of the test split.
-        """
+        """One row of the table, from one caption per test image and one per image of `bag_images`; `references` replace the split's."""
         text = clip_text = None
         prefix = clip_prefix(self.arguments.clip_prefix, "", self.arguments.held_out_scorer_name_or_path)
         if self.held_out_scorer is not None:
@@ -272,7 +273,7 @@ class Evaluator:
             clip_prefix=prefix,
             perplexity=self.perplexity,
             facts=self.facts,
-            check=self.check,
+            check=check,
             bags=self.bags if self.bag_images is None else {},
             parts=self.parts,
             **inputs,
@@ -307,7 +308,7 @@ class Evaluator:
             return dict.fromkeys(keys.values()) | {f"{key}_reason": "no scorer" for key in keys.values()}
         if self.bag_images is not None:
             text = torch.cat([text, _text_features(scorer, more_captions)])
-            images = torch.cat([images, scorer_features(scorer, self.bag_images, cache_dir=self._cache_dir)])
+            images = torch.cat([images, self.features_of(self.bag_images, scorer)])
         numbers: dict[str, Any] = {}
         for size, key in keys.items():
             if not self.bags.get(size):
@@ -339,11 +340,10 @@ class Evaluator:
         captions, more = _first(drawn), list[str]()
         if self.bag_images is not None:
             more = _first(draw_references(caption_column(self.bag_images), self.seed))
-        if all(len(group) > 1 for group in drawn):
-            return self.row("references", captions, _others(drawn), more_captions=more), captions
-        row = self.row("references", captions, more_captions=more)
+        others = _others(drawn) if all(len(group) > 1 for group in drawn) else None
+        row = self.row("references", captions, others, more_captions=more)
         for key in ("cider_d", "emscore_references"):
-            if row.get(key) is not None:
+            if others is None and row.get(key) is not None:
                 row |= {key: None, f"{key}_reason": "an image has only one reference"}
                 row.pop(f"{key}_ci", None)
         return row, captions
@@ -358,13 +358,12 @@ def _numbers(row: SuiteRow, *keys: str) -> dict[str, Any]:
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
     """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
-    sizes = map(len, references)
-    chosen = np.fromiter((rng.randrange(size) if size else 0 for size in sizes), np.int64, len(references))
 
-    def moved_first(group: list[str], place: int) -> list[str]:
+    def moved_first(group: list[str]) -> list[str]:
+        place = rng.randrange(len(group)) if group else 0
         return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-    return in_arrow(map(moved_first, references, chosen.tolist()), TEXTS)
+    return in_arrow(map(moved_first, references), TEXTS)
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -437,7 +436,7 @@ class ScoredCaptions:
             "meteor": functools.partial(self._once, meteor),
             "spice": functools.partial(self._once, spice),
             "facts": evaluator.facts,
-            "check": evaluator.check,
+            "check": check,
             "scorer": self.scorer,
             "seed": evaluator.seed,
         }
@@ -461,7 +460,7 @@ class Table:
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    if min(len(group) for group in scored.captions) < 2:
+    if min(map(len, scored.captions)) < 2:
         empty = SuiteRow(captions=scored.first)
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return empty.result()
@@ -558,9 +557,31 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
 
 
-def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name: str | None) -> Table | None:
-    """BLEURT, entailment, and the entropy of a captioner on the captions, by models that are loaded immediately; None if none
-    is named."""
+def _judged(name: str, judge: Any, scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+    """The result of a judge; a reason alone if it lacks bags."""
+    captions = spoken(scored.first)
+    if name == "clair":
+        return clair(captions, scored.references, judge)
+    images = LazyImages(evaluator.dataset, range(len(captions)))
+    if name == "listener":
+        size = min((size for size, group in evaluator.bags.items() if group), default=0)
+        if not size:
+            return {"listener_reason": "no bags (use --bags)"}
+        return listener(captions, images, judge, bags=evaluator.bags[size])
+    return (vqa_score if name == "vqa_score" else fleur)(captions, images, judge)
+
+
+def learned_table(
+    bleurt_name: str | None,
+    nli_name: str | None,
+    captioner_name: str | None,
+    pac_s_name: str | None = None,
+    with_capture: bool = False,
+    judge: Any = None,
+    judge_metrics: Sequence[str] = (),
+) -> Table | None:
+    """BLEURT, entailment, the entropy of a captioner on the captions, PAC-S, CAPTURE, and metrics of a judge, by models that are
+    loaded immediately; None if none is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
     named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
     for key, (metric, name, option) in named.items():
@@ -581,16 +602,51 @@ def learned_table(bleurt_name: str | None, nli_name: str | None, captioner_name:
             return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
         numbers["caption_entropy"] = entropy
+    if pac_s_name is not None:
+        weights = load_scorer(model_path(pac_s_name))
+
+        def pac_s(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
+            text = _text_features(weights, scored.first, score_prefix("pac_s"))
+            images = evaluator.features_of(evaluator.dataset, weights)
+            return clip_score(text, images, preset="pac_s", scorer=weights.signature)
+
+        numbers["pac_s"] = pac_s
+    if with_capture:
+        extractor = spacy_extractor()
+
+        def units(scored: ScoredCaptions, _: Evaluator) -> dict[str, Any]:
+            found = capture(spoken(scored.first), scored.references, extractor=extractor)
+            return {"per_sample": found["per_sample"]["capture"], "signature": found["signature"]}
+
+        numbers["capture"] = units
+    for key in dict.fromkeys(judge_metrics if judge is not None else ()):
+        numbers[key] = functools.partial(_judged, key, judge)
     columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
-            if column.key != "caption_entropy" and scored.given_references is None:
+            if column.key in ("bleurt", "entailment", "capture", "clair") and scored.given_references is None:
                 row.missing("an image has no reference", column.key)
                 continue
             found = number(scored, evaluator)
-            row.mean(column.key, found["per_sample"], signature=found["signature"], is_share=column.is_fraction)
+            values = np.asarray(found.get("per_sample", ()), dtype=np.float64)
+            rated = ~np.isnan(values)  # judges fail on some captions
+            if not rated.any():
+                row.missing(found.get(f"{column.key}_reason", "defined for no caption"), column.key)
+                continue
+            if found.get("num_failed"):
+                row.numbers[f"{column.key}_failed"] = found["num_failed"]
+                said = f"{column.key} of {scored.name}: {found['num_failed']} captions without a rating"
+                print(f"captionrl evaluate: {said}; {found['failures'][0]}", file=sys.stderr)
+            row.mean(
+                column.key,
+                np.where(rated, values, 0),
+                weights=None if rated.all() else rated,
+                groups=found.get("groups"),
+                signature=found["signature"],
+                is_share=column.is_fraction,
+            )
         return row.result()
 
     return Table("Learned metrics", columns, compute) if numbers else None

@@ -6,12 +6,15 @@ numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` ta
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import json
 import math
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,53 +22,102 @@ from typing import Any
 MetricFunction = Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[Any]], Sequence[float]]
 """From N captions, the references of each, and the image of each (a path or an image) to N numbers."""
 
-TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice")
-SCORER_METRICS = ("clip_score", "ref_clip_score")
+TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice", "capture")
+SCORER_METRICS = ("clip_score", "ref_clip_score", "pac_s")
+JUDGE_METRICS = ("vqa_score", "fleur", "clair")
 
 
-def metric_function(name: str, *, scorer: Any = None) -> MetricFunction:
+def metric_function(
+    metric: Any, *, scorer: Any = None, judge: Any = None, prefix: str | None = None
+) -> MetricFunction:
     """The function of a metric.
 
-    Args:
-        name: A name of `TEXT_METRICS` or `SCORER_METRICS`; `"package.module:function"` for a function of your own with
-            these three arguments.
-        scorer ([`Scorer`], *optional*): Dual encoder of the metrics of `SCORER_METRICS`.
-    Raises:
-        ValueError: If there is no such metric, or its scorer is missing.
+    `metric` is a name of `TEXT_METRICS`, of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
+    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; a module of `evaluate`,
+    loaded or as `"evaluate:NAME"` or `"evaluate:PATH.py"`, with `":KEY"` if it returns several numbers per caption; or a function.
     """
-    if name in TEXT_METRICS:
-        return lambda candidates, references, images: _text_scores(name, candidates, references)
-    if name in SCORER_METRICS:
+    if not isinstance(metric, str):
+        if hasattr(metric, "compute"):
+            return _module_metric(metric, type(metric).__name__, "")
+        try:
+            takes_images = _takes_images(metric)
+            inspect.signature(metric).bind(*[None] * (3 if takes_images else 2))
+        except TypeError as error:
+            how = "Use a function of captions and references, or of captions, references and images."
+            raise ValueError(f"{metric!r} cannot be a metric: {error}. {how}") from error
+        return metric if takes_images else lambda candidates, references, _: metric(candidates, references)
+    if metric in TEXT_METRICS:
+        return functools.partial(_text_scores, metric)
+    if metric in SCORER_METRICS:
         if scorer is None:
-            raise ValueError(f"{name} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-        return lambda candidates, references, images: _scorer_scores(name, scorer, candidates, references, images)
-    module, colon, function = name.partition(":")
+            raise ValueError(f"{metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+        return functools.partial(_scorer_scores, metric, scorer, prefix)
+    if metric in JUDGE_METRICS:
+        if judge is None:
+            raise ValueError(f"{metric} needs a judge. Use --judge transformers:NAME.")
+        return functools.partial(_judge_scores, metric, judge)
+    module, colon, function = metric.partition(":")
     if not colon:
-        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
-        raise ValueError(f"There is no metric {name!r}. Use one of {known}, or package.module:function.")
-    found: MetricFunction = getattr(importlib.import_module(module), function)
-    return found
+        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))
+        raise ValueError(
+            f"There is no metric {metric!r}. Use one of {known}, package.module:function or evaluate:NAME."
+        )
+    if module == "evaluate":
+        import evaluate
+
+        name, _, key = function.partition(":")
+        return _module_metric(evaluate.load(name), metric, key)
+    sys.path.insert(0, os.getcwd())  # a console script does not look into the working folder
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"The metric {metric!r} cannot be imported: {error}. Use package.module:function.") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    return metric_function(found)
+
+
+def _takes_images(function: Callable[..., Any]) -> bool:
+    """Whether the third argument is needed, or is called images; an option of the function is neither."""
+    arguments = [each for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
+    return len(arguments) > 2 and (arguments[2].default is inspect.Parameter.empty or arguments[2].name == "images")
+
+
+def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
+    """A module of `evaluate`; the numbers of the N captions are a list in the `dict` that it returns, or in its `per_sample`."""
+
+    def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Any) -> Any:
+        found = module.compute(predictions=list(candidates), references=[list(each) for each in references])
+        inner = found.get("per_sample")
+        per_caption = {
+            part: values
+            for part, values in (found | (inner if isinstance(inner, dict) else {})).items()
+            if not isinstance(values, (str, dict)) and hasattr(values, "__len__") and len(values) == len(candidates)
+        }
+        if key in per_caption or (not key and len(per_caption) == 1):
+            return per_caption[key or next(iter(per_caption))]
+        has = f"it has {', '.join(per_caption)}" if per_caption else "it has none"
+        raise ValueError(
+            f"{name} must return a list of {len(candidates)} numbers{f', {key}' if key else ''}; {has}. Use evaluate:NAME:KEY."
+        )
+
+    return scores
 
 
 def program_metric(command: str) -> MetricFunction:
     """A program as a metric: it reads JSON lines with `candidate`, `references` and `image`, and writes a number per line."""
 
     def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]) -> list[float]:
-        rows = zip(candidates, references, images, strict=True)
-        lines = "".join(
-            json.dumps(
-                {"candidate": c, "references": list(r), "image": str(i) if isinstance(i, (str, Path)) else None}
-            )
-            + "\n"
-            for c, r, i in rows
-        )
-        done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            raise ValueError(f"--command {command!r} ended with exit code {done.returncode}.")
+        rows = [
+            {"candidate": c, "references": list(r), "image": str(i) if isinstance(i, (str, Path)) else None}
+            for c, r, i in zip(candidates, references, images, strict=True)
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
         try:
+            done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=True)
             return [float(word) for word in done.stdout.split()]
-        except ValueError as error:
-            raise ValueError(f"--command {command!r} must write a number per line: {error}.") from error
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise ValueError(f"--command {command!r} must write a number per line: {error}") from error
 
     return scores
 
@@ -87,7 +139,7 @@ def call_metric(
     return found
 
 
-def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequence[str]]) -> Sequence[float]:
+def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Any) -> Any:
     from hf_captionrl import metrics
 
     function: Any = metrics.bleu if name.startswith("bleu") else getattr(metrics, name)
@@ -95,17 +147,32 @@ def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequ
     return found[name] if isinstance(found, dict) else found
 
 
+def _judge_scores(name: str, judge: Any, candidates: Sequence[str], references: Any, images: Sequence[Any]) -> Any:
+    """A rating of every caption; one that the judge does not rate is an error, because every number is compared."""
+    from hf_captionrl import metrics
+
+    found = getattr(metrics, name)(candidates, references if name == "clair" else images, judge)
+    if found["num_failed"]:
+        raise ValueError(f"{name}: {found['num_failed']} captions without a rating; {found['failures'][0]}.")
+    return found["per_sample"]
+
+
 def _scorer_scores(
-    name: str, scorer: Any, candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]
-) -> Sequence[float]:
-    """CLIPScore and RefCLIPScore; captions and files of images that occur several times are encoded once."""
+    name: str,
+    scorer: Any,
+    prefix: str | None,
+    candidates: Sequence[str],
+    references: Sequence[Sequence[str]],
+    images: Sequence[Any],
+) -> Any:
+    """CLIPScore, PAC-S and RefCLIPScore; captions and files of images that occur several times are encoded once."""
     import torch
 
     from hf_captionrl.data.images import open_image
     from hf_captionrl.metrics import clip_score, ref_clip_score
     from hf_captionrl.metrics.clip_scores import score_prefix
 
-    prefix = score_prefix("hessel")
+    prefix = score_prefix("hessel", prefix)
     keys = [os.fspath(image) if isinstance(image, (str, Path)) else id(image) for image in images]
     distinct = dict(zip(keys, images, strict=True))
     parts = [list(distinct.values())[i : i + scorer.batch_size] for i in range(0, len(distinct), scorer.batch_size)]
@@ -118,10 +185,8 @@ def _scorer_scores(
 
     texts, row_of = encoded(candidates)
     features = texts[[row_of[text] for text in candidates]]
-    if name == "clip_score":
-        scores: Sequence[float] = clip_score(features, own)["per_sample"]
-        return scores
+    if name != "ref_clip_score":
+        return clip_score(features, own, preset="pac_s" if name == "pac_s" else "hessel")["per_sample"]
     texts, row_of = encoded([text for each in references for text in each])
     of_references = [texts[[row_of[text] for text in each]] for each in references]
-    scores = ref_clip_score(features, own, of_references)["per_sample"]
-    return scores
+    return ref_clip_score(features, own, of_references)["per_sample"]

@@ -19,7 +19,6 @@ EMBEDDED = ("scenes", "moving_scenes")
 """Data sets of the embedded world."""
 
 _CLIP = "openai/clip-vit-base-patch32"  # the scorer that evaluates in the papers
-_GPT2 = "openai-community/gpt2"  # the language model of the papers
 
 
 @dataclass
@@ -72,10 +71,7 @@ class EvaluationArguments:
             )
 
     def resolve(self, dataset_name: str, *, is_training: bool = True) -> None:
-        """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere.
-
-        Warns if one scorer both selects checkpoints of a training and evaluates them.
-        """
+        """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere."""
         embedded = dataset_name in EMBEDDED
         selects, evaluates = ("scenes:clip-reward", "scenes:siglip-held-out") if embedded else (_CLIP, _CLIP)
         if dataset_name == "moving_scenes":  # EMScore needs features of tokens, which a SigLIP does not have
@@ -88,9 +84,8 @@ class EvaluationArguments:
                 "--held_out_scorer_name_or_path.",
                 self.held_out_scorer_name_or_path,
             )
-        self.perplexity_name_or_path = self.perplexity_name_or_path or (
-            "scenes:gpt2-perplexity" if embedded else _GPT2
-        )
+        language_model = "scenes:gpt2-perplexity" if embedded else "openai-community/gpt2"  # the one of the papers
+        self.perplexity_name_or_path = self.perplexity_name_or_path or language_model
 
 
 def optional_scorer(name: str | None) -> Scorer | None:
@@ -121,9 +116,9 @@ def _resolved(dataset: str, scorer_name: str | None, language_model_name: str | 
 def load_evaluators(
     dataset: str, scorer_name: str | None, language_model_name: str | None
 ) -> tuple[Any, Any, dict[str, str]]:
-    """Load scorer and language model; None stands for the default of the data set.
+    """Scorer and `(model, tokenizer)`, or None for `"none"`, and the reasons for the tables why one could not be loaded.
 
-    Returns the scorer or None, `(model, tokenizer)` or None, and the reasons why one could not be loaded, for the tables.
+    None as a name stands for the default of the data set.
     """
     wanted = _resolved(dataset, scorer_name, language_model_name)
     reasons: dict[str, str] = {}

@@ -34,11 +34,7 @@ def html_templates(folder: Path = TEMPLATES) -> Environment:
 
 
 def render_html(folder: Path, name: str, *, styles: Sequence[str] = (), sort_keys: bool = True, **values: Any) -> str:
-    """Render `name.html.j2` with `style`, `script` and the hashes that its policy allows.
-
-    These are the files `name.css` and `name.js`, if they exist, after the style sheets `styles`. `sort_keys` is for JSON in the
-    page.
-    """
+    """Render `name.html.j2` with `style` (`styles` and `name.css`), `script` (`name.js`) and the hashes that its policy allows."""
     environment = html_templates(folder)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": sort_keys}
     for kind, files in (("style", [*(f"{style}.css" for style in styles), f"{name}.css"]), ("script", [f"{name}.js"])):
@@ -119,13 +115,12 @@ class Piece(NamedTuple):
 def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> list[Mark]:
     """Find claims in a caption.
 
-    A claim is found if its words occur in the caption in order, with at most one other word between two of them
-    ("on blue background" in "on a blue background"). Each claim marks its first free position; wrong claims come first,
-    so that a longer true claim hides no error.
+    Its words must occur in order, with at most one other word between two of them ("on blue background" in "on a blue
+    background"). Each claim marks its first free position; wrong claims come first, so that a longer true claim hides no error.
     """
     marks: list[Mark] = []
-    verdicts: tuple[tuple[Literal["wrong", "right"], Sequence[str]], ...] = (("wrong", wrong), ("right", right))
-    for verdict, claims in verdicts:
+    verdicts: dict[Verdict, Sequence[str]] = {"wrong": wrong, "right": right}
+    for verdict, claims in verdicts.items():
         # Longer claims first, so that "small" does not take the word that "two small pigs" needs; `sorted` is stable.
         for claim in sorted((claim for claim in claims if claim.strip()), key=len, reverse=True):
             pattern = r"\W+(?:\w+\W+)?".join(re.escape(word) for word in claim.split())
@@ -143,10 +138,8 @@ def _is_free(marks: Sequence[Mark], start: int, end: int) -> bool:
 
 
 def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
-    """A caption in pieces, whose joined texts are `text`, and the claims that do not occur in it literally.
-
-    If two claims overlap, the wrong one is marked, so that no error is hidden.
-    """
+    """A caption in pieces, whose joined texts are `text`, and the claims that are not marked, because they do not occur in it
+    literally or overlap with another claim; of these the wrong one is marked, so that no error is hidden."""
     taken: list[Mark] = []
     absent: list[Piece] = []
     for mark in sorted(marks, key=lambda mark: mark.verdict == "right"):
@@ -171,10 +164,7 @@ def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[
 
 
 def write_gallery(path: str | os.PathLike[str], items: Sequence[GalleryItem], title: str, *, note: str = "") -> Path:
-    """Write a self-contained HTML gallery of at least one image, atomically.
-
-    `note` is a sentence below the heading: data set, split, scorer.
-    """
+    """Write a self-contained HTML gallery of at least one image, atomically; `note` stands below the heading."""
     captions = [caption for item in items for caption in item.captions]
     methods = {name: number for number, name in enumerate(dict.fromkeys(caption.method for caption in captions))}
     html = render_html(
@@ -201,9 +191,7 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
         marks = caption.marks or ()
         found = mark_claims(caption.text, caption.right, caption.wrong) if caption.marks is None else marks
         pieces, absent = split_at_marks(caption.text, found)
-        rank_class = (
-            "" if caption.rank is None else "first" if caption.rank == 1 else "near" if caption.rank <= 5 else "far"
-        )
+        rank = caption.rank
         captions.append(
             vars(caption)
             | {
@@ -214,7 +202,7 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
                 # The marks in words, for screen readers.
                 "wrong_claims": [mark for mark in marks if mark.verdict == "wrong"],
                 "misbound_claims": [mark for mark in marks if mark.verdict == "misbound"],
-                "rank_class": rank_class,
+                "rank_class": "" if rank is None else "first" if rank == 1 else "near" if rank <= 5 else "far",
             }
         )
     return {
@@ -255,10 +243,9 @@ class PanelItem:
 
 
 def write_panel(path: str | os.PathLike[str], items: Sequence[PanelItem], title: str, *, note: str = "") -> Path:
-    """Write a self-contained page with all captions of each captioner, atomically.
+    """Write a self-contained page with all captions of each captioner and the number of distinct ones, repeated ones pale, atomically.
 
-    Reference: Chen and Jin 2020, Figures 1, 2 and 4. A caption that repeats an earlier one of its captioner is pale.
-    Each captioner is shown with its number of distinct captions.
+    Reference: Chen and Jin 2020, Figures 1, 2 and 4.
     """
     cards = [_card(item) for item in items]
     html = render_html(TEMPLATES, "panel", styles=("gallery",), title=title, note=note, cards=cards)

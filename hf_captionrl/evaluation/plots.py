@@ -107,10 +107,8 @@ def write_curves(
 ) -> Path:
     """Draw numbers over training, one panel per number and one line per method, and write the PNG atomically.
 
-    Reference: Yue et al. 2023, "Learning Descriptive Image Captioning via Semipermeable MLE", Figure 3.
-
     `histories` has the evaluations of each method: mappings with `x`, `epoch` or `step`, and the keys of the panels, None where
-    not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band. `text` is metadata of the file.
+    not measured. Optional `<key>_ci`, `[low, high]`, is drawn as a band. Reference: Yue et al. 2023 (SMILE), Figure 3.
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
@@ -144,10 +142,7 @@ def write_curves(
 
 # --- Quality of several captions per image against their diversity ---------------------------------------------------
 
-_TRADEOFF_PANELS = (
-    ("div_2", "Div-2 of the captions of an image", True),
-    ("mbleu_4_per_image", "mBLEU-4, axis reversed", False),
-)
+_TRADEOFF_PANELS = (("div_2", "Div-2 of the captions of an image"), ("mbleu_4_per_image", "mBLEU-4, axis reversed"))
 
 
 def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -174,14 +169,13 @@ def write_diversity_tradeoff(
     A line connects the temperatures of a captioner that no other of its temperatures exceeds in both numbers; the others are
     pale marks. Error bars show `<key>_ci` of points that have it. Up and to the right is better in both panels.
 
-    `text` is stored in the PNG.
-
     Reference: Chen and Jin 2020, Section 5.4 and Table 4, which report one temperature. A comparison at one temperature
     cannot distinguish a better captioner from one that samples from a narrower distribution.
     """
     y = "cider_d"
     figure, axes = new_figure(10.0, 4.5, columns=2)
-    for axis, (key, label, rises) in zip(axes, _TRADEOFF_PANELS, strict=True):
+    for axis, (key, label) in zip(axes, _TRADEOFF_PANELS, strict=True):
+        rises = key == "div_2"
         for index, (name, points) in enumerate(curves.items()):
             style = _style(index)
             bars = {"color": style["color"], "linewidth": 1, "alpha": 0.45, "zorder": 2}
@@ -226,13 +220,11 @@ def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, S
     edges = np.arange(0, longest + 1 + step, step) - 0.5
     figure, axis = new_figure(7.0, 4.0)
     for index, (name, array) in enumerate(counted.items()):
-        colour = COLOURS[index % len(COLOURS)]
-        shares, _ = np.histogram(array, bins=edges)
-        style = {"color": colour, "linestyle": LINES[index % len(LINES)]}
-        label = f"{plain_label(name)} (mean {array.mean():.1f})"
-        axis.stairs(shares / len(array), edges, linewidth=1.8, label=label, zorder=3 + index, **style)
-        axis.stairs(shares / len(array), edges, fill=True, color=colour, alpha=0.12)
-        axis.axvline(array.mean(), color=colour, linestyle=":", linewidth=1.2)
+        style = {key: value for key, value in _style(index).items() if key != "marker"}
+        shares = np.histogram(array, bins=edges)[0] / len(array)
+        axis.stairs(shares, edges, linewidth=1.8, label=f"{plain_label(name)} (mean {array.mean():.1f})", **style)
+        axis.stairs(shares, edges, fill=True, color=style["color"], alpha=0.12)
+        axis.axvline(array.mean(), color=style["color"], linestyle=":", linewidth=1.2)
     axis.set_xlabel("Words of a caption")
     axis.set_ylabel("Share of captions")
     axis.set_ylim(bottom=0)
@@ -265,11 +257,9 @@ def write_trade_off(
             row[y[0]],
             xerr=errors[0],
             yerr=errors[1],
-            fmt=MARKERS[index % len(MARKERS)],
-            color=COLOURS[index % len(COLOURS)],
+            **_style(index) | {"linestyle": "none"},
             label=plain_label(row["name"]),
             markersize=8 + 6 * int(near[index, index + 1 :].sum()),
-            zorder=3 + index,
             elinewidth=1.2,
             capsize=2,
         )

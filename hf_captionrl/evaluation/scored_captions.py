@@ -132,10 +132,7 @@ def score_sources(
     *,
     folder: Path | None = None,
 ) -> None:
-    """Add the columns of a scoring to the first captions of each source.
-
-    `parts` are columns of all sources, one after the other, that other processes computed; None: they are computed here.
-    """
+    """Add the columns of a scoring to the first captions of each source, computed here or by other processes as `parts`."""
     scorer = scoring.scorer
     if not scoring.columns():
         return
@@ -178,10 +175,7 @@ class ScoreStage(Stage):
     """Columns of [`CaptionScoring`] for the captions of several sources, one source after the other.
 
     Each source begins with a new shard: row `s * rows_per_source + i` of the stage is caption i of source s, and rows after
-    the last caption of a source have no result.
-
-    `rows_per_source` is a multiple of the rows per shard, at least the number of captions; `models` are the data set, and the
-    names of scorer and language model, of `load_evaluators`.
+    the last caption of a source have no result. `models` are the arguments of `load_evaluators`.
     """
 
     def __init__(

@@ -20,12 +20,10 @@ from hf_captionrl.utils.model_files import model_path
 def similarity_features(
     dataset: datasets.Dataset, scorer: Scorer, kind: str, *, cache_dir: str | None = None, batch_size: int = 64
 ) -> Tensor:
-    """One vector per image, of the image alone (`"image"`) or of image and captions (`"multimodal"`, `"concatenated"`).
+    """Features of the images alone (`"image"`), `(N, D)` fp32, or with their captions (`"multimodal"`, `"concatenated"`), `(N, 2 D)`.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), section 3: the feature of an image beside the mean feature of its
     captions.
-
-    Returns `(N, D)`, with captions `(N, 2 D)`: fp32.
     """
     cache = FeatureCache.for_scorer(scorer, cache_dir)
     images = cached_features(

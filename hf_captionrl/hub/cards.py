@@ -83,64 +83,36 @@ Objective = Literal["smile", "mle", "self_retrieval", "sle"]
 
 @dataclass(frozen=True)
 class ModelCardFacts:
-    """Contents of a model card other than the numbers.
+    """Contents of a model card other than the numbers."""
 
-    Args:
-        model_id: Name of the model: `organisation/name` on the Hub, or any `name`; the code examples then load the folder of the
-            card, `"."`, until it is pushed.
-        base_model: The captioner that was finetuned.
-        family: Captioner family: `blip`, `git`, `encoder_decoder`, or another family that `load_captioner` supports.
-        dataset: Name of the training and test data.
-        dataset_description: Size, origin and splits of the data, in one or more sentences.
-        objective: `smile`, `self_retrieval`, `sle`, or `mle` for plain maximum likelihood.
-        scorer: Signature of the scorer that ranks: model, revision, dtype.
-        scorer_max_text_tokens: Number of tokens after which the scorer truncates a caption.
-        generation: Arguments of `generate` for all captions of the table.
-        row: Name of this model's row in the results.
-        license: Licence identifier of the Hub; a finetuned model must respect the licence of its base model.
-        baseline_row: Row of the model that it is compared with in the limitations; None for none.
-        mle_weight: lambda, the weight of plain maximum likelihood in [0, 1].
-        reward: Description of the reward in one sentence, if there was a reward.
-        first_token: Distribution at the first token, `mle` (whole vocabulary) or `smile` (subset).
-        prompt: Text before every caption; empty for none. For a chat model, the question.
-        truncated_fraction: Share of captions that the scorer truncated, in [0, 1]; None if not counted.
-        test_split: Split of the results.
-        language: Language code of the captions.
-        revision: Branch, tag or commit in the code examples; a push replaces `main` by the commit of the weights.
-        tags: More tags on the Hub.
-        is_adapter: Whether only a LoRA is published, without the base model.
-        base_revision: Revision of the base model in the code examples of an adapter.
-        dataset_id: Name of the data set on the Hub, `owner/name`, if it has one; its leaderboard gets the results.
-        dataset_revision: Commit of the data set that was used.
-        selection: Sentences on the selected checkpoint and on what the guard of the training refused; empty for none.
-    """
-
-    model_id: str
-    base_model: str
-    family: str
-    dataset: str
-    dataset_description: str
-    objective: Objective
-    scorer: str
-    scorer_max_text_tokens: int
-    generation: Mapping[str, Any]
-    row: str
-    license: str
-    baseline_row: str | None = "MLE"
-    mle_weight: Fraction = 0.0
-    first_token: Literal["mle", "smile"] = "mle"
-    reward: str = ""
-    prompt: str = ""
-    truncated_fraction: float | None = None
-    test_split: str = "test"
-    language: str = "en"
-    revision: str = "main"
-    tags: Sequence[str] = ()
-    is_adapter: bool = False
-    base_revision: str = "main"
-    dataset_id: str | None = None
-    dataset_revision: str | None = None
-    selection: str = ""
+    model_id: (
+        str  # `organisation/name` on the Hub, or a name, with which the code examples load the folder of the card
+    )
+    base_model: str  # the captioner that was finetuned
+    family: str  # that `load_captioner` supports: `blip`, `git`, `encoder_decoder`, ...
+    dataset: str  # name of the training and test data
+    dataset_description: str  # size, origin and splits of the data, in one or more sentences
+    objective: Objective  # `mle`: plain maximum likelihood
+    scorer: str  # signature of the scorer that ranks: model, revision, dtype
+    scorer_max_text_tokens: int  # after which the scorer truncates a caption
+    generation: Mapping[str, Any]  # arguments of `generate` for all captions of the table
+    row: str  # of this model in the results
+    license: str  # identifier of the Hub; a finetuned model must respect the licence of its base model
+    baseline_row: str | None = "MLE"  # the model that it is compared with in the limitations; None for none
+    mle_weight: Fraction = 0.0  # lambda, the weight of plain maximum likelihood
+    first_token: Literal["mle", "smile"] = "mle"  # distribution there: the whole vocabulary, or the subset
+    reward: str = ""  # description of the reward in one sentence, if there was one
+    prompt: str = ""  # text before every caption; for a chat model, the question
+    truncated_fraction: float | None = None  # of the captions, by the scorer, in [0, 1]; None if not counted
+    test_split: str = "test"  # of the results
+    language: str = "en"  # code of the language of the captions
+    revision: str = "main"  # in the code examples; a push replaces `main` by the commit of the weights
+    tags: Sequence[str] = ()  # more tags on the Hub
+    is_adapter: bool = False  # only a LoRA is published, without the base model
+    base_revision: str = "main"  # of the base model in the code examples of an adapter
+    dataset_id: str | None = None  # `owner/name` of the data set on the Hub, whose leaderboard gets the results
+    dataset_revision: str | None = None  # commit of the data set that was used
+    selection: str = ""  # sentences on the selected checkpoint and on what the guard of the training refused
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -198,16 +170,15 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
 def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     """Render a model card as Markdown with a `model-index`, from the output of `write_results`."""
     rows, row = _measured(results, facts)
-    others = {entry["name"]: entry for entry in rows}
     columns = {column.key: column for column in COLUMNS}
     card = render_template(
         "model.md",
         metadata=_metadata(row, facts),
         facts=facts,
-        source=_source(facts.model_id),
+        source=facts.model_id if "/" in facts.model_id else ".",  # the folder of the card, until a push names it
         generation=dict(facts.generation),
         row=row,
-        baseline=others[facts.baseline_row] if facts.baseline_row not in (None, facts.row) else None,
+        baseline=next((r for r in rows if r["name"] == facts.baseline_row and r is not row), None),
         cell=lambda entry, key: format_cell(entry, columns[key]),
         retrieval_key="rd100_recall_at_1" if row["rd100_recall_at_1"] is not None else "pool_recall_at_1",
         table=results_markdown(rows, columns=COLUMNS, title=""),
@@ -216,11 +187,6 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     )
     check_card(card)
     return card
-
-
-def _source(model_id: str) -> str:
-    """What the code examples load: a name on the Hub, else the folder of the card, until a push names it."""
-    return model_id if "/" in model_id else "."
 
 
 def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[Column, float, Sequence[float] | None]]:
@@ -326,39 +292,22 @@ Kind = Literal["truematch", "boosted captions"]
 
 @dataclass(frozen=True)
 class DatasetCardFacts:
-    """Contents of the card of a data set.
+    """Contents of the card of a data set."""
 
-    Args:
-        dataset_id: Name on the Hub, `owner/name`.
-        kind: `truematch` for bags of similar images, `boosted captions` for detailed references.
-        file: Data file, relative to the repository.
-        source: Name of the data set of the images.
-        source_license: Licence of the data set of the images, which are not part of this data set.
-        description: What the data set contains, and for which images, in one or more sentences.
-        made_with: How it was created: scorer or language model, settings, seed, versions, by name.
-        columns: From column names to descriptions.
-        sizes: Number of rows per split, or number of bags per size.
-        license: Licence of the data set.
-        checked: How it was checked, and its known errors.
-        language: Language code of the captions.
-        has_images: Whether the data set contains the images too.
-        revision: Branch, tag or commit in the code example.
-    """
-
-    dataset_id: str
-    kind: Kind
-    file: str
-    source: str
-    source_license: str
-    description: str
-    made_with: Mapping[str, Any]
-    columns: Mapping[str, str]
-    sizes: Mapping[str, int]
-    license: str
-    checked: str
-    language: str = "en"
+    dataset_id: str  # `owner/name` on the Hub
+    kind: Kind  # `truematch`: bags of similar images; `boosted captions`: detailed references
+    file: str  # data file, relative to the repository
+    source: str  # name of the data set of the images
+    source_license: str  # of the images, which are not part of this data set
+    description: str  # what the data set contains, and for which images, in one or more sentences
+    made_with: Mapping[str, Any]  # by name: scorer or language model, settings, seed, versions
+    columns: Mapping[str, str]  # from names to descriptions
+    sizes: Mapping[str, int]  # number of rows per split, or number of bags per size
+    license: str  # of this data set
+    checked: str  # how it was checked, and its known errors
+    language: str = "en"  # code of the language of the captions
     has_images: bool = False
-    revision: str = "main"
+    revision: str = "main"  # branch, tag or commit in the code example
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -414,11 +363,7 @@ _GENERATED = ("[More Information Needed]", "generated automatically according to
 
 
 def write_unmeasured_card(folder: str | os.PathLike[str], **facts: str | None) -> Path:
-    """Write the card of a saved captioner without results, and a missing manifest. The card says that nothing was measured.
-
-    `facts` are `model_id` (by default the name of the folder), `base_model` (by default that of the adapter), `license` (by
-    default `other`), `dataset`, `dataset_id`, `dataset_description` and `language`.
-    """
+    """Write the card of a saved captioner without results, and a missing manifest; `facts` are those of `_write_card`."""
     folder = Path(folder)
     if _captioner_settings(folder) is None:
         raise FileNotFoundError(
@@ -460,8 +405,8 @@ def _write_card(
     folder: Path,
     *,
     model_id: str | None,
-    base_model: str | None = None,
-    license: str | None = None,
+    base_model: str | None = None,  # None: that of the adapter
+    license: str | None = None,  # None: `other`
     dataset: str | None = None,
     dataset_id: str | None = None,
     dataset_description: str | None = None,
@@ -480,12 +425,12 @@ def _write_card(
     else:
         has_images = any((folder / name).is_file() for name in PROCESSORS)
         task = "image-text-to-text" if has_images else "text-generation"
+    license = license or "other"
     texts = {"model_id": model_id, "base_model": base_model, "license": license, "dataset": dataset}
     texts |= {"language": language, "dataset_description": dataset_description, "dataset_id": dataset_id}
     for name, value in texts.items():
         if value is not None:
             check_text(name, value)
-    license = license or "other"
     metadata = _model_data(
         base_model,
         dataset_id,
@@ -497,9 +442,10 @@ def _write_card(
     )
     card = render_template(
         "model_unmeasured.md",
-        **{**texts, "base_model": base_model, "license": license, "description": dataset_description},
+        **texts,
+        description=dataset_description,
         metadata=metadata,
-        source=_source(str(model_id)),
+        source=model_id if "/" in str(model_id) else ".",
         is_adapter=is_adapter,
         task=task,
         family=family,
@@ -626,7 +572,6 @@ def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         facts = DatasetCardFacts(**manifest["card"])
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a manifest of boosted captions ({error}). Write it again with the same `captionrl boost` command."
-        ) from None
+        remedy = "Write it again with the same `captionrl boost` command."
+        raise ValueError(f"{path} is not a manifest of boosted captions ({error}). {remedy}") from None
     return _write(folder, replace(facts, **changes), {name: manifest.get(name) for name in ("rows", "quarantined")})

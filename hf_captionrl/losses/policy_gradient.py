@@ -84,15 +84,16 @@ def policy_gradient_loss(
     r"""Surrogate loss whose gradient is the policy gradient.
 
     Reference: Williams 1992 (REINFORCE); Dessi et al. 2023, Eq. 1; Schulman et al. 2017, Eq. 7, for the clipped ratio.
-    With `w` the weight of a token (see `LossType`), `A` the advantage of its caption and `Z` the normaliser:
-    `loss = -1/Z sum_nt w_nt [A_n log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
+    With `w` the weight of a token (see `LossType`), `A` its advantage, in the papers that of its caption, and `Z` the normaliser:
+    `loss = -1/Z sum_nt w_nt [A_nt log p_nt - beta k_nt + entropy_weight H_nt]`. With `old_log_probs`,
     `A log p` becomes `min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)`, where `r = p / p_old`. `k = exp(d) - d - 1` with
     `d = log p_ref - log p` is an unbiased, non-negative estimate of KL(p, p_ref) from the sampled token. The sampling
     itself is not differentiated, so that the gradient of `k` is that of KL(p_ref, p), as in GRPO.
 
     Args:
         log_probs (`torch.Tensor` of shape `(N, T)`): Log-probability of each token under the policy, with gradient.
-        advantages (`torch.Tensor` of shape `(N,)`): Reward minus baseline of each caption; not differentiated.
+        advantages (`torch.Tensor` of shape `(N,)` or `(N, T)`): Reward minus baseline of each caption, or an advantage of each
+            token; not differentiated.
         mask (`torch.Tensor` of shape `(N, T)`): True at the tokens of the caption, including the end token.
         loss_type: Way of adding up the tokens, see `LossType`.
         old_log_probs (`torch.Tensor` of shape `(N, T)`, *optional*): Log-probabilities under the sampling policy.
@@ -111,8 +112,9 @@ def policy_gradient_loss(
         captions of token means.
     """
     _check(log_probs, mask, loss_type)
-    if advantages.shape != log_probs.shape[:1]:
-        raise ValueError(f"advantages must be ({len(log_probs)},), one per caption. Got {tuple(advantages.shape)}.")
+    if advantages.shape not in (log_probs.shape[:1], log_probs.shape):
+        shapes = f"({len(log_probs)},), one per caption, or {tuple(log_probs.shape)}, one per token"
+        raise ValueError(f"advantages must be {shapes}. Got {tuple(advantages.shape)}.")
     for name, value, weight in (
         ("old_log_probs", old_log_probs, 0.0),
         ("ref_log_probs", ref_log_probs, beta),
@@ -129,7 +131,10 @@ def policy_gradient_loss(
         normalizer = loss_normalizer(mask, loss_type, max_completion_length)
     # Half precision would round the advantages and overflow at e^11.
     dtype = torch.promote_types(log_probs.dtype, torch.float32)
-    advantage = advantages.detach().to(dtype).unsqueeze(1)  # (N, 1)
+    advantage = advantages.detach().to(dtype)
+    advantage = (
+        advantage.unsqueeze(1) if advantage.ndim == 1 else torch.where(mask, advantage, 0.0)
+    )  # (N, 1) or (N, T)
     named: dict[str, Tensor] = {}
 
     # Clear padding first: after an exponential, NaN and -inf give NaN gradients even if the result is not used.

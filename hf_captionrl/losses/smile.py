@@ -660,7 +660,8 @@ def fused_smile_loss(
     For a weighted token mean over several batches (gradient accumulation, several processes), use `reduction="sum"`
     and divide by the number of tokens. If every label is ignored, the result is a 0 that is connected to the graph
     (zero gradients), and not an error as in `smile_loss`: the check would synchronise the GPU, and a process whose
-    micro-batch is empty must still take part in the backward pass.
+    micro-batch is empty must still take part in the backward pass. The other arguments are those of `smile_loss`;
+    `subset="reverse"` and `mle_weight > 0` need a pass over the whole vocabulary.
 
     Args:
         hidden (`torch.Tensor` of shape `(B, T, D)`): Input of the output projection, aligned: position t predicts
@@ -671,8 +672,6 @@ def fused_smile_loss(
         bias (`torch.Tensor` of shape `(V,)`, *optional*): Bias of the output projection.
         token_weights (`torch.Tensor` of shape `(B, T)`, *optional*): Weight of the loss of each token; the mean still
             divides by the number of supervised tokens. May require a gradient.
-        first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, random_ids, pad_token_id: See
-            `smile_loss`. `subset="reverse"` and `mle_weight > 0` need a pass over the whole vocabulary.
         softcap (`float`, *optional*): Logits become `softcap * tanh(logits / softcap)`, as in Gemma.
         generator (`torch.Generator`, *optional*): Source of the random ids, on the labels' device. Not supported by
             `torch.compile`: pass `random_ids` instead.

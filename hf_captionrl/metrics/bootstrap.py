@@ -5,7 +5,7 @@ Legend: N samples (captions), R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from numbers import Integral
 from typing import Any
@@ -15,14 +15,11 @@ import numpy as np
 
 def signature(**parts: Any) -> str:
     """Everything that a result depends on, on one line as in sacrebleu: `"pool:5000|ties:against|hf_captionrl:0.1.0"`."""
-    written = []
-    for name, value in parts.items():
-        if value is None or value == "":
-            continue
-        text = (str(value).lower() if isinstance(value, bool) else str(value)).replace("|", ",")
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parts.items()}
+    for name, text in texts.items():
         if "\n" in text:
             raise ValueError(f"{name}={text!r} contains a line break, but a signature is one line. Rename it.")
-        written.append(f"{name}:{text}")
+    written = [f"{name}:{text.replace('|', ',')}" for name, text in texts.items() if parts[name] not in (None, "")]
     try:
         version = metadata.version("hf-captionrl")
     except metadata.PackageNotFoundError:  # run from a checkout that was not installed
@@ -35,7 +32,6 @@ _DRAWS = 2**22
 # With at least this many samples per distinct value, the number of times that each value is drawn is sampled directly:
 # the same distribution (multinomial), 100 times faster for recalls, whose values are 0 and 1.
 _SAMPLES_PER_VALUE = 16
-_LARGEST = (np.finfo(np.float64).min, np.finfo(np.float64).max)
 # Largest rounding difference of two sums of the same numbers in another order, relative to the sum of their magnitudes.
 _ROUNDING = 64 * np.finfo(np.float64).eps
 
@@ -92,9 +88,13 @@ def _by_group(values: np.ndarray, groups: Sequence[Any] | None) -> np.ndarray:
     labels = groups.tolist() if hasattr(groups, "tolist") else groups
     if all(issubclass(kind, int | np.integer) for kind in set(map(type, labels))):
         return np.bincount(np.unique(np.asarray(labels), return_inverse=True)[1], values)
-    # Other labels are not converted to an array, which would split tuples and make 1 and "1" equal.
+    return np.bincount(numbered(labels), values)
+
+
+def numbered(labels: Iterable[Any]) -> list[int]:
+    """A number from 0 for each label; not by an array, which would split tuples and make 1 and "1" equal."""
     numbers: dict[Any, int] = {}
-    return np.bincount([numbers.setdefault(label, len(numbers)) for label in labels], values)
+    return [numbers.setdefault(label, len(numbers)) for label in labels]
 
 
 def _blocks(num_resamples: int, width: int) -> Iterator[int]:
@@ -103,7 +103,8 @@ def _blocks(num_resamples: int, width: int) -> Iterator[int]:
     return (min(rows, num_resamples - start) for start in range(0, num_resamples, rows))
 
 
-def _check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float) -> None:
+    """Refuse a coverage that is not between 0 and 1."""
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}. Use a number between 0 and 1.")
 
@@ -133,7 +134,7 @@ def bootstrap_interval(
     numbers, sizes = _values_and_weights(values, weights)
     if (sizes < 0).any() or sizes.sum() == 0:
         raise ValueError("weights must not be negative, and not all 0. Leave out samples without weight.")
-    _check_confidence(confidence)
+    check_confidence(confidence)
     if num_resamples < 1:
         raise ValueError(f"num_resamples is {num_resamples}. Use at least 1.")
     (above_exponent, (numbers,)), (below_exponent, (sizes,)) = _scaled(numbers), _scaled(sizes)
@@ -158,7 +159,8 @@ def bootstrap_interval(
         raise ValueError(f"None of {num_resamples} resamples contains a sample with a weight. Raise num_resamples.")
     tail = (1 - confidence) / 2
     # Quantiles cannot be interpolated between infinities.
-    low, high = np.quantile(np.clip(ratios, *_LARGEST), [tail, 1 - tail])
+    largest = np.finfo(np.float64).max
+    low, high = np.quantile(np.clip(ratios, -largest, largest), [tail, 1 - tail])
     exponent = above_exponent - below_exponent
     return _unscaled(low, exponent), _unscaled(high, exponent)
 
@@ -191,7 +193,7 @@ def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> 
     is_whole = isinstance(successes, Integral) and isinstance(trials, Integral)
     if not is_whole or not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes of {trials} trials. Use integers, 0 <= successes <= trials >= 1.")
-    _check_confidence(confidence)
+    check_confidence(confidence)
     tail = (1 - confidence) / 2
     failures = trials - successes
     lower = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
@@ -238,8 +240,9 @@ def proportion_interval(
     samples = int((below > 0).sum())
     if samples and (not above.any() or (numbers == sizes).all()):
         return exact_interval(samples if above.any() else 0, samples, confidence=confidence)
-    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-    return bootstrap_interval(numbers, weights=weights, groups=groups, **options)
+    return bootstrap_interval(
+        numbers, weights=weights, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
+    )
 
 
 def paired_test(
@@ -272,8 +275,9 @@ def paired_test(
         raise ValueError(f"a has {len(first)} scores and b {len(second)}. Pass scores of the same images in both.")
     exponent, (first, second) = _scaled(first, second)
     difference = first - second
-    options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_resamples, "seed": seed}
-    low, high = bootstrap_interval(difference, groups=groups, **options)
+    low, high = bootstrap_interval(
+        difference, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
+    )
     sums = _by_group(difference, groups)
     observed = abs(sums.sum())
     # Sums of the same numbers in another order differ by rounding, which must not count as a larger difference.

@@ -57,9 +57,12 @@ def checked_groups(groups: Any, name: str, minimum: int = 1) -> Iterator[list[st
         yield found
 
 
-def check_groups(groups: Any, name: str, minimum: int = 1) -> list[list[str]]:
-    """A list of captions per image."""
-    return list(checked_groups(groups, name, minimum))
+def check_groups(groups: Any, name: str, number: int | None = None) -> list[list[str]]:
+    """A list of captions per image; of `number` images, if it is given."""
+    found = list(checked_groups(groups, name))
+    if number not in (None, len(found)):
+        raise ValueError(f"{number} captions and {len(found)} lists of {name}. Pass one list per caption.")
+    return found
 
 
 def checked_pairs(candidates: Any, references: Any) -> tuple[Iterable[list[str]], Iterable[list[str]]]:

@@ -5,13 +5,16 @@ Every retrieval number is shown with one of these, because captions that retriev
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions, listed_texts
-from hf_captionrl.metrics.coco_objects import COCO_OBJECTS
+from hf_captionrl.metrics.coco_objects import COCO_COMPOUNDS, COCO_OBJECTS
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 
@@ -68,8 +71,8 @@ def chair(
         captions: One caption per image.
         objects: Names of the objects in each image (annotated objects, or objects of its references).
         synonyms: Other names of each object, of one word or several ("hot dog"); `"coco"`: those of COCO's 80 objects,
-            [`hf_captionrl.metrics.coco_objects.COCO_OBJECTS`]; `None`: only the names in `objects`. Only objects that are a key
-            or occur in `objects` are searched for.
+            [`hf_captionrl.metrics.coco_objects.COCO_OBJECTS`], without compounds of other things such as "train track"; `None`:
+            only the names in `objects`. Only objects that are a key or occur in `objects` are searched for.
     Returns:
         `dict`: `chair_i`, mentions of absent objects divided by all mentions; `chair_s`, share of captions with such a mention;
         lower is better; `object_recall`, share of the images' objects that are mentioned; `num_mentions`, `num_wrong`,
@@ -103,18 +106,10 @@ def chair(
             if not isinstance(name, str) or not name.strip():
                 raise ValueError(f"objects[{i}][{j}] is {name!r}; it must be the name of an object.")
         there.append({meaning.setdefault(_lemmas(name), name) for name in names})
-    longest = max(map(len, meaning), default=0)
-    mentioned: list[list[str]] = []
-    for text in texts:
-        words, found, at = _lemmas(text), [], 0
-        while at < len(words):
-            # The longest name first: a hot dog is not a dog.
-            sizes = range(min(longest, len(words) - at), 0, -1)
-            size = next((n for n in sizes if words[at : at + n] in meaning), 0)
-            if size:
-                found.append(meaning[words[at : at + size]])
-            at += max(size, 1)
-        mentioned.append(found)
+    known = {"objects": len(set(meaning.values())), "names": len(meaning)}
+    for phrase in COCO_COMPOUNDS if synonyms is COCO_OBJECTS else ():
+        meaning.setdefault(_lemmas(phrase), "")
+    mentioned = [list(filter(None, found)) for found in _mentions(texts, meaning)]
     wrong = [[name for name in names if name not in present] for names, present in zip(mentioned, there, strict=True)]
     told = sum(len(present & set(names)) for names, present in zip(mentioned, there, strict=True))
     mentions, absent, present_objects = (sum(map(len, lists)) for lists in (mentioned, wrong, there))
@@ -127,12 +122,87 @@ def chair(
         "num_objects": present_objects,
         "num_captions": len(texts),
         "per_sample": {"wrong": wrong, "mentioned": mentioned},
-        "signature": signature(metric="chair", objects=len(set(meaning.values())), names=len(meaning)),
+        "signature": signature(metric="chair", **known, compounds=synonyms is COCO_OBJECTS or None),
     }
     if not mentions:
         reason = f"not defined: no object was recognised in {len(texts)} captions"
         result |= {"chair_i_reason": reason, "chair_s_reason": reason}
     return result
+
+
+def _mentions(texts: Iterable[str], meaning: Mapping[tuple[str, ...], str]) -> list[list[str]]:
+    """What the names in each text mean, in their order."""
+    longest = max(map(len, meaning), default=0)
+    mentioned = []
+    for text in texts:
+        words, found, at = _lemmas(text), [], 0
+        while at < len(words):
+            # The longest name first: a hot dog is not a dog.
+            sizes = range(min(longest, len(words) - at), 0, -1)
+            size = next((n for n in sizes if words[at : at + n] in meaning), 0)
+            if size:
+                found.append(meaning[words[at : at + size]])
+            at += max(size, 1)
+        mentioned.append(found)
+    return mentioned
+
+
+def amber(responses: Mapping[int, str], data_root: str | os.PathLike[str]) -> dict[str, Any]:
+    """AMBER's generative measures: wrong objects, covered objects, and objects that models tend to invent.
+
+    Reference: Wang et al. 2023, "An LLM-free Multi-dimensional Benchmark for MLLMs Hallucination Evaluation", as the
+    authors' code computes them: over all responses together, `cog` as a share of the listed hallucinations.
+    Differs from it by: every word of AMBER's vocabulary counts, with the plurals of [`chair`], where the authors tag nouns; near
+    synonyms by word vectors do not count; an image without listed hallucinations adds nothing to `cog`.
+
+    Args:
+        responses (`Mapping[int, str]`): Description of each image by AMBER's id, for all or some generative ids.
+        data_root: Folder with the published `annotations.json`, `relation.json` and `safe_words.txt`.
+    Returns:
+        `dict`: `amber_chair`, wrong mentions divided by all mentions; `amber_hal`, share of responses with one; `amber_cog`,
+        share of the listed hallucinations that are mentioned; lower is better. `amber_cover`, share of the annotated objects
+        that are mentioned, higher is better. None where the denominator is 0; `per_sample`, counts; `signature`.
+    """
+    root = Path(data_root)
+    names = ("annotations.json", "relation.json", "safe_words.txt")
+    if missing := [name for name in names if not (root / name).is_file()]:
+        raise FileNotFoundError(f"{str(data_root)!r} lacks {missing[0]}. Use the folder `data` of AMBER's repository.")
+    rows, related, safe_words = ((root / name).read_text(encoding="utf-8") for name in names)
+    annotated = {row["id"]: row for row in json.loads(rows) if row["type"] == "generative"}
+    if unknown := [key for key in responses if key not in annotated]:
+        raise ValueError(
+            f"responses has the id {unknown[0]!r}. Use ids of AMBER's {len(annotated)} generative images."
+        )
+    texts = check_captions(list(responses.values()), "responses")
+    associated: dict[str, list[str]] = json.loads(related)
+    words = {*associated, *(word for others in associated.values() for word in others)}
+    meaning = {_lemmas(word): " ".join(_lemmas(word)) for word in words}
+    safe = {" ".join(_lemmas(line)) for line in safe_words.splitlines()}
+
+    def named(objects: Iterable[str]) -> dict[str, set[int]]:
+        """Places of the objects that each word names: their own names and the associated ones."""
+        found: dict[str, set[int]] = {}
+        for place, name in enumerate(objects):
+            for other in (name, *associated.get(name, ())):
+                found.setdefault(" ".join(_lemmas(other)), set()).add(place)
+        return found
+
+    counts: dict[str, list[int]] = {k: [] for k in ("wrong", "mentions", "covered", "objects", "cog", "listed")}
+    for key, mentions in zip(responses, _mentions(texts, meaning), strict=True):
+        truth, invented = named(annotated[key]["truth"]), named(annotated[key]["hallu"])
+        checked = [word for word in mentions if word not in safe]
+        wrong = [word for word in checked if word not in truth]
+        covered = {min(truth[word]) for word in checked if word in truth}
+        cog = {min(invented[word]) for word in wrong if word in invented}
+        listed = (len(annotated[key][name]) for name in ("truth", "hallu"))
+        row = (len(wrong), len(mentions), len(covered), next(listed), len(cog), next(listed))
+        for name, number in zip(counts, row, strict=True):
+            counts[name].append(number)
+    total = {name: sum(numbers) for name, numbers in counts.items()}
+    shares = (("chair", "wrong", "mentions"), ("cover", "covered", "objects"), ("cog", "cog", "listed"))
+    result: dict[str, Any] = {f"amber_{k}": total[a] / total[b] if total[b] else None for k, a, b in shares}
+    result["amber_hal"] = sum(number > 0 for number in counts["wrong"]) / len(texts)
+    return result | {"per_sample": counts, "signature": signature(metric="amber", images=len(texts))}
 
 
 # Words for which the rules of `_singular` are wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and exceptions.

@@ -33,8 +33,10 @@ CLIP_SCORE_PRESETS = {
     "hessel": ClipScorePreset(2.5, True, "A photo depicts "),
     "smile": ClipScorePreset(250.0, True, "A photo depicts "),
     "ndlb": ClipScorePreset(100.0, False, ""),
+    "pac_s": ClipScorePreset(2.0, True, "A photo depicts "),
 }
-"""The conventions of Hessel et al. 2021, SMILE (100 times as large) and No Detail Left Behind."""
+"""The conventions of Hessel et al. 2021, SMILE (100 times as large), No Detail Left Behind, and PAC-S (Sarto et al. 2023), which
+is CLIPScore with other weights, see `captionrl convert`."""
 
 
 def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
@@ -77,7 +79,7 @@ def clip_score(
     text_features: Any,
     image_features: Any,
     *,
-    preset: Literal["hessel", "smile", "ndlb"] = "hessel",
+    preset: Literal["hessel", "smile", "ndlb", "pac_s"] = "hessel",
     scale: float | None = None,
     clamp: bool | None = None,
     prefix: str | None = None,
@@ -86,7 +88,8 @@ def clip_score(
     r"""CLIPScore, `scale * max(cos(text, image), 0)`, of each caption with its image.
 
     Reference: Hessel et al. 2021, "CLIPScore". Presets: `hessel` 2.5, `smile` 100 * 2.5 (both for features
-    computed with the prefix "A photo depicts "), `ndlb` 100 without clamping and without a prefix; see `CLIP_SCORE_PRESETS`.
+    computed with the prefix "A photo depicts "), `ndlb` 100 without clamping and without a prefix, `pac_s` 2 with this prefix and
+    features of the weights of PAC-S (Sarto et al. 2023); see `CLIP_SCORE_PRESETS`.
 
     Args:
         text_features (array or tensor of shape `(N, D)`): Features of the captions with the preset's prefix; they need not
@@ -127,7 +130,7 @@ def ref_clip_score(
         text_features (array or tensor of shape `(N, D)`): Features of the captions.
         image_features (array or tensor of shape `(N, D)`): Features of the image of each caption.
         reference_features: N arrays of shape `(R, D)`, features of the references of each caption.
-        scale: Factor of CLIPScore.
+        scale: Factor of CLIPScore; 2 with the weights of PAC-S is RefPAC-S.
         prefix: The prefix with which the features of captions and references were computed, for the signature.
         scorer: Scorer and revision, for the signature.
     Returns:

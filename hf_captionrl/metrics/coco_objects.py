@@ -108,3 +108,14 @@ def _parsed() -> dict[str, tuple[str, ...]]:
 COCO_OBJECTS = _parsed()
 """Names of COCO's 80 objects, in COCO's order, with other names of each. Ambiguous words are left out ("glass", "crane",
 "coach"), except for those that captions mostly use of the object ("orange", "bat", "plant", "pitcher")."""
+
+_COMPOUNDS = """
+train track, train station, train platform, train bridge, bus stop, bus station, boat house, boat dock,
+bird house, bird feeder, bird cage, dog house, dog food, dog leash, cat food, horse stable, cow boy, car park,
+car seat, car wash, truck stop, bike lane, bike path, bike rack, bicycle rack, kite string, toilet paper,
+toilet brush, book shelf, book case, bed room, bed spread, cake stand, cake pan, pizza box, pizza cutter,
+apple tree, apple juice, banana leaf, orange tree, orange juice, chair lift, ski lift, ski resort, ski slope,
+ski pole, ski lodge, ski jump, umbrella stand, knife block, cup holder
+"""
+COCO_COMPOUNDS = tuple(" ".join(name.split()) for name in _COMPOUNDS.split(","))
+"""Compounds that begin like an object of COCO and are another thing; CHAIR does not count them."""

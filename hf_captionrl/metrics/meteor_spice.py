@@ -304,18 +304,15 @@ def spice(
         if code != 0 or not result.is_file():
             raise JavaError(f"SPICE ended with code {code}: {_said(errors)}. Is the heap ({heap}) large enough?")
         scores = {int(item["image_id"]): item["scores"] for item in json.loads(result.read_text())}
-    each = np.array([_f(scores[i]["All"]) for i in range(len(captions))])
+    # SPICE writes "NaN" as a string or null if neither side has a tuple of that kind.
+    scores = {
+        i: {name: float("nan" if part["f"] is None else part["f"]) for name, part in row.items()}
+        for i, row in scores.items()
+    }
+    each = np.array([scores[i]["All"] for i in range(len(captions))])
     subsets: dict[str, float | None] = {}
     for name in sorted({name for row in scores.values() for name in row} - {"All"}):
-        values = np.array([_f(row[name]) for row in scores.values() if name in row])
+        values = np.array([row[name] for row in scores.values() if name in row])
         subsets[name.lower()] = float(np.nanmean(values)) if np.isfinite(values).any() else None
     named = signature(metric="spice", spice="1.0", tok="ptb", corenlp="3.6.0")
     return {"spice": float(np.mean(each)), "per_sample": each, "subsets": subsets, "signature": named}
-
-
-def _f(score: dict[str, Any]) -> float:
-    # SPICE writes "NaN" as a string or null if neither side has a tuple of that kind.
-    try:
-        return float(score["f"])
-    except (TypeError, ValueError):
-        return float("nan")

@@ -23,14 +23,12 @@ from hf_captionrl.text.tokenize import encode_captions, ptb_tokenize
 from hf_captionrl.utils.io import check_unicode
 from hf_captionrl.utils.model_files import check_text_files
 
-_MAX_BETA = 1e6  # from here on only recall counts
-
 
 def _cider(
     candidates: Any, references: Any, frequencies: DocumentFrequencies | None, eos: bool, sigma: float, variant: Any
 ) -> dict[str, Any]:
     ours, theirs = checked_pairs(candidates, references)
-    source = "corpus" if frequencies is None else "given"
+    counted: dict[str, Any] = {"df": "corpus" if frequencies is None else "given"}
     if frequencies is None:
         words: dict[str, int] = {}
         others, of = encode_captions(theirs, words, eos=eos)
@@ -47,9 +45,8 @@ def _cider(
         others, of = encode_captions(theirs, unknown, known=frequencies.words, eos=eos)
     scorer = CiderScorer(frequencies, variant=variant, sigma=sigma)
     scores = scorer.score_tokens(own.followed_by(others), images, of)
-    counted = {"df": source, "documents": frequencies.num_documents}
-    penalty = sigma if variant == "cider_d" else None
-    named = signature(metric=variant, tok="ptb", **counted, n=4, sigma=penalty, eos=eos)
+    counted |= {"documents": frequencies.num_documents, "n": 4, "sigma": sigma if variant == "cider_d" else None}
+    named = signature(metric=variant, tok="ptb", **counted, eos=eos)
     return {variant: float(scores.mean()), "per_sample": scores.numpy(), "signature": named}
 
 
@@ -98,7 +95,7 @@ def cider(
 
 def reference_matches(
     candidates: Iterable[Sequence[str]], references: Iterable[Sequence[str]], max_order: int = 4
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[`hf_captionrl.text.bleu.bleu_matches`] of texts that are checked or valid."""
     words: dict[str, int] = {}
     ours, images = encode_captions(candidates, words)
@@ -139,8 +136,8 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     Returns:
         `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
     """
-    if not 0 <= beta <= _MAX_BETA:
-        raise ValueError(f"beta must be 0 or more, got {beta}. Use at most {_MAX_BETA:g}.")
+    if not 0 <= beta <= 1e6:  # from there on only recall counts
+        raise ValueError(f"beta must be 0 or more, got {beta}. Use at most 1e+06.")
     scores = []
     for group, texts in zip(*checked_pairs(candidates, references), strict=True):
         others = [ptb_tokenize(text) for text in texts]
@@ -150,8 +147,8 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
             common = [(_common(words, other or [""]), len(other or [""])) for other in others]
             precision = max(c for c, _ in common) / len(words)
             recall = max(c / size for c, size in common)
-            both = bool(precision and recall)
-            scores.append((1 + beta**2) * precision * recall / (recall + beta**2 * precision) if both else 0.0)
+            below = recall + beta**2 * precision
+            scores.append((1 + beta**2) * precision * recall / below if precision and recall else 0.0)
     named = signature(metric="rouge_l", tok="ptb", beta=beta)
     return {"rouge_l": float(np.mean(scores)), "per_sample": np.array(scores), "signature": named}
 
@@ -161,8 +158,7 @@ def _common(a: list[str], b: list[str]) -> int:
     where: dict[str, int] = {}
     for i, word in enumerate(a):
         where[word] = where.get(word, 0) | 1 << i
-    everything = (1 << len(a)) - 1
-    state = everything
+    everything = state = (1 << len(a)) - 1
     for word in b:
         hit = state & where.get(word, 0)
         state = (state + hit | state - hit) & everything
@@ -196,31 +192,35 @@ def load_pair_model(name: str) -> PairModel:
 
 
 def _best(
-    candidates: Any, references: Any, named: str | PairModel, key: str, score_of: Any, swap: bool
+    candidates: Any,
+    references: Any,
+    named: str | PairModel,
+    key: str,
+    swap: bool,
+    score: Callable[[Any, Tensor], Tensor],
 ) -> dict[str, Any]:
     """The best score over the references of each caption, and its mean; 16 pairs at once."""
-    texts, groups = check_captions(candidates, "candidates"), check_groups(references, "references", 1)
-    if len(texts) != len(groups):
-        raise ValueError(f"{len(texts)} captions and {len(groups)} groups of references. Pass one group per caption.")
+    texts = check_captions(candidates, "candidates")
+    groups = check_groups(references, "references", len(texts))
     model, tokenizer = load_pair_model(named) if isinstance(named, str) else named
     name = named if isinstance(named, str) else Path(model.name_or_path).name
     for text in [*texts, *itertools.chain.from_iterable(groups)]:
         check_unicode(text, f"The caption {text!a}")
     pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
-    score, found = score_of(model), []
+    found = []
     with torch.no_grad():
         for start in range(0, len(pairs), 16):
             first, second = map(list, zip(*pairs[start : start + 16], strict=True))
             both = (second, first) if swap else (first, second)
             batch = tokenizer(*both, padding=True, truncation=True, return_tensors="pt")
-            found.append(score(model(**batch.to(model.device)).logits).double().cpu())
+            found.append(score(model, model(**batch.to(model.device)).logits).double().cpu())
     values = np.array([float(scores.max()) for scores in torch.cat(found).split(list(map(len, groups)))])
     return {key: float(values.mean()), "per_sample": values, "signature": signature(metric=key, model=name)}
 
 
 def bleurt(candidates: Any, references: Any, *, model: str | PairModel = BLEURT) -> dict[str, Any]:
     """BLEURT (Sellam et al. 2020) of each caption with its best reference: `bleurt`, the mean; `per_sample`; `signature`."""
-    return _best(candidates, references, model, "bleurt", lambda _: lambda logits: logits[:, 0], False)
+    return _best(candidates, references, model, "bleurt", False, lambda _, logits: logits[:, 0])
 
 
 def entailment(
@@ -232,11 +232,11 @@ def entailment(
     column is the label that is called entailment. Returns `entailment`, the mean, in [0, 1]; `per_sample`; `signature`.
     """
 
-    def column(loaded: Any) -> Callable[[Tensor], Tensor]:
+    def probability(loaded: Any, logits: Tensor) -> Tensor:
         labels = {str(label).lower(): int(i) for i, label in loaded.config.id2label.items()}
         if "entailment" not in labels:
             name = loaded.name_or_path
             raise ValueError(f"{name!r} has the labels {sorted(labels)}. Use a model with the label entailment.")
-        return lambda logits: logits.softmax(1)[:, labels["entailment"]]
+        return logits.softmax(1)[:, labels["entailment"]]
 
-    return _best(candidates, references, model, "entailment", column, reverse)
+    return _best(candidates, references, model, "entailment", reverse, probability)

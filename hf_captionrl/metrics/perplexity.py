@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions
@@ -81,40 +83,36 @@ def caption_losses(
     if start == [None]:
         raise ValueError("bos='prepend' needs a tokenizer with bos_token. Set it, or use bos='tokenizer'.")
     ids = []
+    num_truncated = 0
     for i, text in enumerate(texts):
         check_unicode(text, f"captions[{i}]")
         own = list(tokenizer(text)["input_ids"])
-        ids.append(own if own[:1] == start else start + own)
-    truncated = sum(limit is not None and len(row) > limit for row in ids)
-    ids = [row[:limit] for row in ids]
+        whole = own if own[:1] == start else start + own
+        ids.append(whole[:limit])
+        num_truncated += len(whole) > len(ids[-1])
     device = next(model.parameters()).device
     nats = torch.zeros(len(ids), dtype=torch.float64)
     scored = torch.tensor([max(len(row) - 1, 0) for row in ids])
-    order = sorted((i for i in range(len(ids)) if len(ids[i]) > 1), key=lambda i: len(ids[i]))
+    order = sorted(scored.nonzero().flatten().tolist(), key=lambda i: len(ids[i]))
     was_training = model.training
     model.eval()
     try:
         with torch.inference_mode():
             for at in range(0, len(order), batch_size):
                 rows = order[at : at + batch_size]
-                longest = len(ids[rows[-1]])
                 # Attention is causal, so padding on the right does not change the tokens before it.
-                batch = torch.zeros(len(rows), longest, dtype=torch.long)
-                mask = torch.zeros_like(batch)
-                for i, row in enumerate(rows):
-                    batch[i, : len(ids[row])] = torch.tensor(ids[row])
-                    mask[i, : len(ids[row])] = 1
-                batch, mask = batch.to(device), mask.to(device)
+                words = [torch.tensor(ids[row], device=device) for row in rows]
+                batch = pad_sequence(words, batch_first=True)
+                mask = pad_sequence(list(map(torch.ones_like, words)), batch_first=True)
                 logits = model(input_ids=batch, attention_mask=mask).logits[:, :-1].float()  # (B, T-1, V)
-                losses = torch.nn.functional.cross_entropy(
-                    logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none"
-                ).view(len(rows), -1)
+                following = batch[:, 1:]
+                losses = cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="none").view_as(following)
                 nats[rows] = (losses.double() * mask[:, 1:]).sum(dim=1).cpu()
     finally:
         model.train(was_training)
     if len(bad := torch.nonzero(~torch.isfinite(nats))):
         raise ValueError(f"The loss of caption {int(bad[0])} is not finite. Check the weights, or load them in fp32.")
-    return CaptionLosses(nats, scored, truncated)
+    return CaptionLosses(nats, scored, num_truncated)
 
 
 def perplexity_of(losses: CaptionLosses, model: Any, *, bos: str = "tokenizer") -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Agreement of metrics with human ratings of captions: Kendall's tau with a bootstrap over images.
+"""Agreement of metrics with people, with a bootstrap over images: Kendall's tau with ratings, accuracy on pairs of captions.
 
-Legend: N rated captions, J ratings of each, K different ratings, G images, R resamples.
+Legend: N rated captions, J ratings of each, K different ratings, P pairs, C categories, G images, R resamples.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hf_captionrl.metrics.bootstrap import check_values, signature
+from hf_captionrl.metrics.bootstrap import check_confidence, check_values, numbered, signature
 
 _LARGEST = 10_000  # images, whose pairs are held in memory
-_BLOCK = 2**23
 
 
 def agreement(
@@ -46,66 +45,140 @@ def agreement(
         `dict` by name, and `differences`, one `dict` per pair: `first`, `second`, `difference`, `interval`, `p_value` (two-sided),
         `adjusted_p_value` (Benjamini and Hochberg, over all pairs).
     """
-    several = isinstance(scores, Mapping)
-    named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()} if several else {}
-    named = named if several else {"": check_values(scores, "scores")}
-    if not named:
-        raise ValueError("scores is empty. Pass the scores of at least one metric.")
     if variant not in ("b", "c"):
         raise ValueError(f"variant is {variant!r}. Use 'b' or 'c'.")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence is {confidence}. Use a number between 0 and 1.")
-    given = np.asarray(ratings, dtype=np.float64)
-    given = given[:, None] if given.ndim == 1 else given
-    for name, of in named.items():
-        if given.ndim != 2 or len(of) != len(given):
-            raise ValueError(
-                f"{len(of)} scores {name!r} for ratings of shape {given.shape}. Pass one row per caption."
-            )
+    named, given, images = _checked(scores, ratings, groups, confidence)
     known = ~np.isnan(given)
     if not known.any(1).all():
         raise ValueError(f"ratings[{int((~known.any(1)).argmax())}] has no rating. Leave the caption out.")
     levels = np.unique(given[known])
     if len(levels) < 2:
         raise ValueError("All ratings are equal, so no metric can agree with them.")
-    labels = range(len(given)) if groups is None else list(groups)
-    if len(labels) != len(given):
-        raise ValueError(f"groups has {len(labels)} labels for {len(given)} captions. Pass one per caption.")
-    numbers: dict[Any, int] = {}
-    images = np.asarray([numbers.setdefault(label, len(numbers)) for label in labels])
-    if len(numbers) > _LARGEST:
-        raise ValueError(f"{len(numbers)} groups are more than {_LARGEST}. Pass the image of each caption as groups.")
+    G = int(images.max()) + 1
+    if G > _LARGEST:
+        raise ValueError(f"{G} groups are more than {_LARGEST}. Pass the image of each caption as groups.")
     order = np.argsort(images, kind="stable")
     counts = (given[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
-    starts: np.ndarray = np.searchsorted(images[order], np.arange(len(numbers)))  # type: ignore[assignment]
+    starts: np.ndarray = np.searchsorted(images[order], np.arange(G))  # type: ignore[assignment]
     generator = np.random.default_rng(seed)
-    G = len(numbers)
     draws = generator.multinomial(G, np.full(G, 1 / G), size=num_bootstrap).astype(np.float64)  # (R, G)
     weights = np.concatenate([np.ones((1, G)), draws])
     found = {name: _taus(of[order], counts, starts, weights, variant) for name, of in named.items()}
-    ends = [50 * (1 - confidence), 100 - 50 * (1 - confidence)]
-    results: dict[str, dict[str, Any]] = {}
-    for name, taus in found.items():
-        results[name] = {"tau": float(taus[0])}
-        if num_bootstrap:
-            results[name]["tau_ci"] = tuple(np.percentile(taus[1:], ends).tolist())
-        results[name] |= {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G}
-        results[name]["signature"] = signature(
-            metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed
-        )
-    if not several:
-        return results[""]
+    parts = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
+    counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G, "signature": parts}
+    results = {name: _estimate("tau", taus, confidence) | counted for name, taus in found.items()}
+    return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
+
+
+def pairwise_accuracy(
+    scores: Mapping[str, Any] | Any,
+    ratings: Any,
+    *,
+    groups: Sequence[Any] | None = None,
+    categories: Sequence[str] | None = None,
+    confidence: float = 0.95,
+    num_bootstrap: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Share of pairs of captions in which a metric prefers the caption that people prefer.
+
+    Captions 2k and 2k + 1 are a pair. If the scores or the ratings of a pair are equal, it counts one half: the expectation of
+    breaking ties at random, as Hessel et al. 2021 do on Pascal-50S.
+
+    Args:
+        scores (sequence of `N` numbers, or `dict` of such): Scores of one metric, or of several by name.
+        ratings (`(N,)` numbers): Votes for each caption, or any number that is larger for the better caption of a pair.
+        groups (sequence of `N` labels): Image of each caption; `None`: each pair has an image of its own.
+        categories (sequence of `N` names, *optional*): Kind of the pair of each caption.
+        confidence: Share of resamples inside the intervals.
+        num_bootstrap: Number of resamples of whole images; 0 for no intervals.
+        seed: Seed of the resamples.
+    Returns:
+        As [`agreement`], with `accuracy` and `accuracy_ci` instead of the tau, `num_pairs`, and `categories` by name.
+    Raises:
+        ValueError: If the number of captions is odd, or lengths differ.
+    """
+    groups = [row // 2 for row in range(len(ratings))] if groups is None else groups
+    named, given, images = _checked(scores, ratings, groups, confidence)
+    if len(given) % 2 or given.shape[1] != 1 or np.isnan(given).any():
+        shape = f"ratings have shape {given.shape}"
+        raise ValueError(f"{shape}. Pass one number, not NaN, for each of two captions per pair.")
+    preferred = np.sign(given[::2, 0] - given[1::2, 0])  # (P,)
+    kinds = list(dict.fromkeys(categories or ()))
+    members = np.ones((len(preferred), 1 + len(kinds)))  # (P, 1 + C), the first column is every pair
+    for column, kind in enumerate(kinds, start=1):
+        members[:, column] = [label == kind for label in (categories or ())[::2]]
+    right = [(1 + np.sign(of[::2] - of[1::2]) * preferred) / 2 for of in named.values()]
+    per_pair = np.concatenate([members, *(members * each[:, None] for each in right)], axis=1)
+    G = int(images.max()) + 1
+    per_image = np.zeros((G, per_pair.shape[1]))
+    np.add.at(per_image, images[::2], per_pair)
+    generator = np.random.default_rng(seed)
+    draws = (generator.multinomial(G, np.full(G, 1 / G)) for _ in range(num_bootstrap))
+    sums = np.stack([per_image.sum(0), *(draw @ per_image for draw in draws)])
+    sums = sums.reshape(1 + num_bootstrap, -1, len(kinds) + 1)
+    with np.errstate(invalid="ignore"):  # a small category may be in no image of a resample
+        shares = sums[:, 1:] / sums[:, :1]  # (1 + R, metrics, 1 + C)
+    parts = signature(metric="pairwise_accuracy", ties="half", unit="image", resamples=num_bootstrap, seed=seed)
+    counted = {"num_captions": len(given), "num_pairs": len(preferred), "num_images": G, "signature": parts}
+    found = {name: shares[:, row, 0] for row, name in enumerate(named)}
+    results = {name: _estimate("accuracy", values, confidence) | counted for name, values in found.items()}
+    for row, result in enumerate(results.values() if kinds else ()):
+        of_kind = zip(kinds, shares[:, row, 1:].T, strict=True)
+        result["categories"] = {kind: _estimate("accuracy", values, confidence) for kind, values in of_kind}
+    return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
+
+
+def _checked(
+    scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None, confidence: float
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Scores by name, ratings `(N, J)`, and the number of the image of each caption `(N,)`."""
+    if isinstance(scores, Mapping):
+        named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()}
+    else:
+        named = {"": check_values(scores, "scores")}
+    if not named:
+        raise ValueError("scores is empty. Pass the scores of at least one metric.")
+    check_confidence(confidence)
+    given = np.asarray(ratings, dtype=np.float64)
+    given = given[:, None] if given.ndim == 1 else given
+    for name, of in named.items():
+        if given.ndim != 2 or len(of) != len(given):
+            shape = f"ratings of shape {given.shape}"
+            raise ValueError(f"{len(of)} scores {name!r} for {shape}. Pass one row per caption.")
+    labels = range(len(given)) if groups is None else list(groups)
+    if len(labels) != len(given):
+        raise ValueError(f"groups has {len(labels)} labels for {len(given)} captions. Pass one per caption.")
+    return named, given, np.asarray(numbered(labels))
+
+
+def _ends(confidence: float) -> list[float]:
+    return [50 * (1 - confidence), 100 - 50 * (1 - confidence)]
+
+
+def _estimate(key: str, values: np.ndarray, confidence: float) -> dict[str, Any]:
+    """The first of `(1 + R,)` values, and the interval of the others."""
+    found: dict[str, Any] = {key: float(values[0])}
+    if len(values) > 1:
+        found[f"{key}_ci"] = tuple(np.nanpercentile(values[1:], _ends(confidence)).tolist())
+    return found
+
+
+def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray], confidence: float) -> dict[str, Any]:
+    """Results by metric, and the paired differences of all metrics."""
     differences: list[dict[str, Any]] = []
-    for (first, a), (second, b) in itertools.combinations(found.items(), 2) if num_bootstrap else ():
+    for (first, a), (second, b) in itertools.combinations(found.items(), 2):
         drawn = a[1:] - b[1:]
+        if not len(drawn):
+            break
         tail = min((drawn <= 0).sum(), (drawn >= 0).sum())
         differences.append(
             {
                 "first": first,
                 "second": second,
                 "difference": float(a[0] - b[0]),
-                "interval": tuple(np.percentile(drawn, ends).tolist()),
-                "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + num_bootstrap)),
+                "interval": tuple(np.percentile(drawn, _ends(confidence)).tolist()),
+                "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + len(drawn))),
             }
         )
     for row, adjusted in zip(differences, benjamini_hochberg([r["p_value"] for r in differences]), strict=True):
@@ -120,7 +193,7 @@ def _taus(scores: np.ndarray, counts: np.ndarray, starts: np.ndarray, weights: n
     concordant = np.zeros((len(starts), len(starts)))  # P - Q of the pairs of two images
     untied = np.zeros_like(concordant)  # pairs with different scores
     above = counts @ signs  # (N, K)
-    size = max(1, _BLOCK // len(scores))
+    size = max(1, 2**23 // len(scores))
     for begin in range(0, len(scores), size):
         rows = slice(begin, begin + size)
         difference = np.sign(scores[rows, None] - scores)  # (rows, N)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -31,9 +32,6 @@ from hf_captionrl.utils.io import atomic_write_text, csv_cell, installed_version
 
 Row = Mapping[str, Any]
 """Numbers of one captioner, or of the references."""
-
-_Notes = dict[str, dict[str, list[str]]]
-"""Why numbers are missing: the rows by reason and column."""
 
 REFERENCES = "references"
 """Row name of the human captions, which are separated from the captioners."""
@@ -100,73 +98,72 @@ def print_table(
     rows: Sequence[Row], *, columns: Sequence[Column], title: str | None = None, file: IO[str] | None = None
 ) -> None:
     """Print the rows as one table, or as several tables if the terminal is too narrow."""
-    check_rows(rows, columns)
+    _print(_rich_table, rows, columns, _notes(rows, columns), file, title)
+
+
+def _print(
+    build: Callable[..., Table],
+    given: Sequence[Any],
+    parts: Sequence[Any],
+    notes: Iterable[str],
+    file: IO[str] | None,
+    title: str | None = None,
+) -> None:
+    """Print as few tables of some parts (columns) as the width allows, and notes below them."""
     console = Console(file=file, highlight=False)
-    notes: _Notes = {}
-    tables = _fit(rows, columns, console, notes)
+
+    def width(chosen: Sequence[Any]) -> int:
+        # Measured with a wide limit: on a narrow console rich would report the limited width.
+        return Measurement.get(
+            console, console.options.update(max_width=10_000), build(given, chosen, console)
+        ).maximum
+
+    divided: list[list[Any]] = [[*parts[:1]]]
+    for part in parts[1:]:
+        if console.is_terminal and width([*divided[-1], part]) > console.width:
+            divided.append([])
+        divided[-1].append(part)
     # Piped output has no width: use the table's width instead of wrapping at 80 characters.
     if not console.is_terminal:
-        console.width = max(console.width, *(_width(table, console) for table in tables))
+        console.width = max(console.width, width(parts))
     if title:
         console.print(Text(title, style="bold"))
-    for table in tables:
-        console.print(table)
-    for note in (*_row_notes(rows), *_grouped(notes, len(rows)), _legend(rows, columns)):
+    for chosen in divided:
+        console.print(build(given, chosen, console))
+    for note in notes:
         console.print(Text(encodable(note, console), style="dim"))
 
 
-def _row_notes(rows: Sequence[Row]) -> list[str]:
-    return [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
-
-
-def _grouped(notes: Mapping[str, Mapping[str, Sequence[str]]], number: int) -> list[str]:
-    """One line per reason, with the columns, and the rows if it is not all of them."""
-    lines = []
-    for reason, columns in notes.items():
-        where: dict[str, list[str]] = {}
-        for column, names in columns.items():
-            where.setdefault("" if len(names) == number else f" ({', '.join(names)})", []).append(column)
-        places = "; ".join(f"{', '.join(titles)}{rows}" for rows, titles in where.items())
-        lines.append(f"not run: {reason.rstrip('.')}: {places}")
-    return lines
-
-
-def _fit(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: _Notes) -> list[Table]:
-    """As few tables as the width allows, columns in order; each repeats the names."""
-    whole = _rich_table(rows, columns, console, notes)
-    if not console.is_terminal or _width(whole, console) <= console.width:
-        return [whole]
-    tables: list[Table] = []
-    part: list[Column] = []
-    for column in columns:
-        if part and _width(_rich_table(rows, [*part, column], console, {}), console) > console.width:
-            tables.append(_rich_table(rows, part, console, {}))
-            part = []
-        part.append(column)
-    return [*tables, _rich_table(rows, part, console, {})]
-
-
-def _width(table: Table, console: Console) -> int:
-    # Measured with a wide limit: on a narrow console rich would report the limited width.
-    return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-
-
-def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console, notes: _Notes) -> Table:
+def _table(vertical: Literal["top", "bottom"], headings: Iterable[Text]) -> Table:
+    """An empty table with a column of names; Text and not str, so that [brackets] in names and reasons are not markup."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True, vertical="top")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True, vertical=vertical)
+    return table
+
+
+def _notes(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Notes on rows, why numbers are missing, and the legend."""
+    of_rows = [f"{row['name']}: {row['note']}" for row in rows if row.get("note")]
+    has_intervals = any(row.get(f"{column.key}_ci") is not None for row in rows for column in columns)
+    legend = _LEGEND + (" ± or [low, high]: 95 % interval." if has_intervals else "")
+    return [*of_rows, *_reasons([Section("", columns, rows)]), legend]
+
+
+def _rich_table(rows: Sequence[Row], columns: Sequence[Column], console: Console) -> Table:
+    headings = []
     for column in columns:
         heading = Text(encodable(column.header, console), justify="right")
         if column.arrow:
             space = "" if column.header.endswith("\n") else " "
             heading.append(encodable(space + column.arrow, console), style="cyan")
-        table.add_column(heading, justify="right", no_wrap=True, vertical="top")
+        headings.append(heading)
+    table = _table("top", headings)
     for index, row in enumerate(rows):
-        # Text and not str, so that [brackets] in names and reasons are not markup.
         cells = []
         for column in columns:
-            reason = row.get(f"{column.key}_reason")
-            if row[column.key] is None and reason:
-                notes.setdefault(str(reason), {}).setdefault(column.title, []).append(row["name"])
+            if row[column.key] is None and row.get(f"{column.key}_reason"):
                 cells.append(Text("not run", style="dim"))
                 continue
             value, _, interval = format_cell(row, column, separator="\n").partition("\n")
@@ -188,22 +185,14 @@ def encodable(text: str, console: Console) -> str:
     return text.encode(console.encoding, errors="backslashreplace").decode(console.encoding)
 
 
-def _legend(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    has_intervals = any(row.get(f"{column.key}_ci") is not None for row in rows for column in columns)
-    return _LEGEND + (" ± or [low, high]: 95 % interval." if has_intervals else "")
-
-
 def results_markdown(
     rows: Sequence[Row], *, columns: Sequence[Column], title: str = "Results", seed: int | None = None
 ) -> str:
     """The rows as a Markdown table with its legend; an empty title is left out."""
     check_rows(rows, columns)
     lines = [(row["name"], [_cell(row, column) for column in columns]) for row in rows]
-    notes = [
-        *map(escape_markdown, (*_row_notes(rows), *_reasons([Section(title, columns, rows)]))),
-        _legend(rows, columns),
-    ]
-    notes += [] if seed is None else [f"Seed {seed}."]
+    *notes, legend = _notes(rows, columns)
+    notes = [*map(escape_markdown, notes), legend, *([] if seed is None else [f"Seed {seed}."])]
     heading = f"# {escape_markdown(title)}\n\n" if title else ""
     return heading + _markdown_table([column.title for column in columns], lines) + "".join(f"\n{n}\n" for n in notes)
 
@@ -247,7 +236,6 @@ def write_results(
     """
     if not name or Path(name).name != name:
         raise ValueError(f"name is {name!r}; it must be a file name without folders. Put the folder into output_dir.")
-    check_rows(rows, columns)
     value = {
         "rows": [dict(row) for row in rows],
         "seed": int(seed),
@@ -312,8 +300,8 @@ def _cell(row: Row, column: Column) -> str:
 
 
 def _reasons(sections: Sequence[Section]) -> list[str]:
-    """Why numbers are missing, each reason once, with the columns."""
-    notes: _Notes = {}
+    """Why numbers are missing: a line per reason, with the columns, and the rows if it is not all of them."""
+    notes: dict[str, dict[str, list[str]]] = {}  # rows by reason and column
     for section in sections:
         for column in section.columns:
             for row in section.rows:
@@ -321,7 +309,14 @@ def _reasons(sections: Sequence[Section]) -> list[str]:
                 if row[column.key] is None and reason:
                     names = notes.setdefault(reason, {}).setdefault(column.title, [])
                     names += [] if row["name"] in names else [row["name"]]
-    return _grouped(notes, len(sections[0].rows))
+    lines = []
+    for reason, columns in notes.items():
+        where: dict[str, list[str]] = {}
+        for title, names in columns.items():
+            where.setdefault("" if len(names) == len(sections[0].rows) else f" ({', '.join(names)})", []).append(title)
+        places = "; ".join(f"{', '.join(titles)}{names}" for names, titles in where.items())
+        lines.append(f"not run: {reason.rstrip('.')}: {places}")
+    return lines
 
 
 def _comparison(sections: Sequence[Section], names: Sequence[str], console: Console) -> Table:
@@ -335,12 +330,8 @@ def _comparison(sections: Sequence[Section], names: Sequence[str], console: Cons
         [[shown(_cell(row, column)) for row in section.rows if row["name"] in names] for column in section.columns]
         for section in sections
     ]
-    # Text and not str, so that [brackets] in names and reasons are not markup.
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("", vertical="top", no_wrap=True)
-    for place, name in enumerate(names):
-        width = max(_NAME_WIDTH, *(len(line[place]) for lines in cells for line in lines))
-        table.add_column(Text(_folded(shown(name), width)), justify="right", vertical="bottom", no_wrap=True)
+    widths = [max(_NAME_WIDTH, *map(len, column)) for column in zip(*itertools.chain(*cells), strict=True)]
+    table = _table("bottom", [Text(_folded(shown(n), width)) for n, width in zip(names, widths, strict=True)])
     for section, lines in zip(sections, cells, strict=True):
         title = "\n".join(textwrap.wrap(shown(section.title), label_width, break_long_words=False))
         table.add_row(Text(title, style="bold"), *([""] * len(names)))
@@ -362,23 +353,7 @@ def _folded(name: str, width: int) -> str:
 
 def print_comparison(sections: Sequence[Section], *, file: IO[str] | None = None) -> None:
     """Print the sections below each other, with aligned columns; as several tables if the terminal is too narrow."""
-    names = _check(sections)
-    console = Console(file=file, highlight=False)
-    parts = [names[:1]]
-    for name in names[1:]:
-        longer = [*parts[-1], name]
-        if console.is_terminal and _width(_comparison(sections, longer, console), console) > console.width:
-            parts.append([name])
-        else:
-            parts[-1] = longer
-    tables = [_comparison(sections, part, console) for part in parts]
-    # Piped output has no width: use the table's width instead of wrapping at 80 characters.
-    if not console.is_terminal:
-        console.width = max(console.width, _width(tables[0], console))
-    for table in tables:
-        console.print(table)
-    for note in (*_reasons(sections), _COMPARISON_LEGEND):
-        console.print(Text(encodable(note, console), style="dim"))
+    _print(_comparison, sections, _check(sections), (*_reasons(sections), _COMPARISON_LEGEND), file)
 
 
 def comparison_markdown(sections: Sequence[Section], *, title: str = "Comparison") -> str:

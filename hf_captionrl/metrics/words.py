@@ -7,14 +7,14 @@ import string
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_captionrl.metrics.bootstrap import leave_one_out, signature
+from hf_captionrl.metrics.bootstrap import leave_one_out, numbered, signature
 from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_captions, checked_groups
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import count_ngrams, distinct_share, group_blocks
@@ -25,8 +25,6 @@ Tagger = Callable[[Sequence[str]], Iterable[Sequence[tuple[str, str]]]]
 
 PARTS_OF_SPEECH = ("NOUN", "ADJ")
 """The parts of speech in DiscriTune's tables, the most visually descriptive ones."""
-
-_AT_ONCE = 4096
 
 
 def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
@@ -142,7 +140,7 @@ def length_statistics(
         `words` and `tokens`, the numbers of each caption; `signature`.
     """
     texts, parts = checked_captions(captions), []
-    while block := list(islice(texts, _AT_ONCE)):
+    while block := list(islice(texts, 4096)):
         counts = {"words": np.array([len(text.split()) for text in block])}
         if count_tokens is not None:
             counts["tokens"] = tokens = np.asarray(count_tokens(block))
@@ -181,9 +179,9 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
 
     number, without = vocabulary_size(words(), 1)
     named = signature(metric="caption_statistics", words="whitespace", case="kept", punctuation="removed")
-    result: dict[str, Any] = {"length": sum(lengths) / len(lengths), "lexical_diversity": number / 1000}
-    shares = leave_one_out(number / 1000, without / 1000)
-    return result | {"per_sample": {"length": lengths, "lexical_diversity": shares}, "signature": named}
+    each = {"length": lengths, "lexical_diversity": leave_one_out(number / 1000, without / 1000)}
+    means = {"length": sum(lengths) / len(lengths), "lexical_diversity": number / 1000}
+    return {**means, "per_sample": each, "signature": named}
 
 
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> tuple[int, np.ndarray]:
@@ -267,14 +265,9 @@ def caption_diversity(
     result: dict[str, Any] = {name: float(share.mean()) for name, share in div.items()}
     result |= {f"mbleu_{n}": float(score) for n, score in enumerate(corpus, start=1)}
     result |= {f"mbleu_{n}_per_image": float(score) for n, score in enumerate(per_image.mean(0), start=1)}
-    starts = torch.cumsum(batch.lengths, 0) - batch.lengths
-    numbers: dict[bytes, int] = {}
-    number: np.ndarray = np.empty(len(batch), np.int64)  # of each caption, equal for equal ones
-    for length in batch.lengths.unique().tolist():  # captions of one length after the other
-        at = np.flatnonzero((batch.lengths == length).numpy())
-        rows = batch.tokens[starts[at][:, None] + torch.arange(length)].numpy()
-        number[at] = [numbers.setdefault(row.tobytes(), len(numbers)) for row in rows]
-    distinct, distinct_without = count_distinct(number, images.numpy())
+    tokens, ends = batch.tokens.numpy(), [0, *torch.cumsum(batch.lengths, 0).tolist()]
+    equal = numbered(tokens[start:end].tobytes() for start, end in pairwise(ends))
+    distinct, distinct_without = count_distinct(np.array(equal), images.numpy())
     result["unique_captions"] = distinct / len(batch)
     basic = caption_statistics(caption for group in groups for caption in group)
     result |= {"length": basic["length"], "lexical_diversity": basic["lexical_diversity"]}
@@ -290,12 +283,6 @@ def caption_diversity(
         f"mbleu_{max_order}": leave_one_out(float(corpus[-1]), without[0] / without[1].clamp(min=1)),
         "unique_captions": leave_one_out(result["unique_captions"], distinct_without / others),
     }
-    result["signature"] = signature(
-        metric="caption_diversity",
-        tok="ptb",
-        div="distinct/words",
-        mbleu="corpus",
-        captions="-".join(map(str, sizes.unique().tolist())),
-        vocabulary=f">={min_frequency}",
-    )
-    return result
+    counted = {"captions": "-".join(map(str, sizes.unique().tolist())), "vocabulary": f">={min_frequency}"}
+    named = signature(metric="caption_diversity", tok="ptb", div="distinct/words", mbleu="corpus", **counted)
+    return result | {"signature": named}

@@ -56,14 +56,9 @@ def _stable(value: Any) -> Any:
 
 
 def model_fingerprint(model: torch.nn.Module, *parts: str) -> str:
-    """Hash of a model's config and weights, 32 hex digits, used as its revision if there is no commit hash.
+    """Hash of a model's config and weights, and of `parts`; 32 hex digits, used as its revision if there is no commit hash.
 
-    A local folder and the model loaded from it have the same fingerprint; changing one weight changes it. Hashing runs at
-    about 0.7 GB/s on one core.
-
-    Args:
-        model: Any module; `model.config` is hashed too, if it exists.
-        *parts: More texts that affect the features, such as the JSON of the image processor.
+    A local folder and the model loaded from it have the same. Hashing runs at about 0.7 GB/s on one core.
     """
     import torch
 

@@ -34,14 +34,8 @@ def multimodal_features(image_features: Any, text_features: Any, *, equal_weight
     they are concatenated, so that both have equal weight for every scorer; not with `equal_weights=False`, where `t` keeps its
     length: the less the captions of an image agree, the less they count.
 
-    Args:
-        image_features (array or tensor of shape `(N, D)`): Features of the images.
-        text_features: Features of the captions: means of shape `(N, D)`, all captions of shape `(N, M, D)`, or a list
-            of N matrices `(M_i, D)` if images have different numbers of captions.
-        equal_weights (`bool`): Normalise the mean of the captions before the concatenation.
-    Returns:
-        `torch.Tensor` of shape `(N, 2 D)`: float32, each row of norm 1. The product of two rows is the mean of the
-        cosine similarities of images and captions.
+    `text_features` are means `(N, D)`, all captions `(N, M, D)`, or N matrices `(M_i, D)`. Returns float32 rows `(N, 2 D)` of
+    norm 1, whose products are the mean of the cosine similarities of images and captions.
     """
     images = normalised(image_features, "image_features")
     if isinstance(text_features, Sequence):
@@ -150,26 +144,15 @@ def approximate_neighbours(
     features: Any,
     k: int,
     *,
-    num_clusters: int | None = None,
-    num_probes: int = 32,
+    num_clusters: int | None = None,  # lists; None: 4 sqrt(N), and at most N / 39, the limit recommended by faiss
+    num_probes: int = 32,  # lists searched per image
     recall_rows: int = 256,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, float]:
     """Approximate neighbours from faiss' inverted lists, for millions of images, and their measured recall.
 
-    Up to 118,000 images, [`nearest_neighbours`] is exact and not slower. Images whose lists have fewer than k other
-    images are searched exactly.
-
-    Args:
-        features (array or tensor of shape `(N, D)`): Features, not necessarily normalised.
-        k: Neighbours per image, from 1 to N - 1.
-        num_clusters: Number of lists; by default 4 sqrt(N), and at most N / 39, the limit recommended by faiss.
-        num_probes: Lists searched per image; more lists give a higher recall and take longer.
-        recall_rows: Number of random images whose neighbours are also searched exactly, to measure the recall.
-        seed: Seed of the clustering and of these images.
-    Returns:
-        `tuple`: Indices and similarities as from [`nearest_neighbours`], and the recall in [0, 1]: the measured share of
-        true neighbours that were found.
+    Up to 118,000 images, [`nearest_neighbours`] is exact and not slower. Images whose lists have fewer than k other images are
+    searched exactly, and `recall_rows` random ones for the recall: the share of true neighbours that were found.
     """
     faiss = _faiss()
     unit = normalised(features).cpu()

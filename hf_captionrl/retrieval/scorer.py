@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from PIL import Image
@@ -27,6 +27,7 @@ from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
     check_complete,
     check_json_files,
+    check_width,
     convert_command,
     find_file,
     hub_name,
@@ -105,7 +106,7 @@ class DualEncoder(TokenScorer, abc.ABC):
         *,
         model_id: str,
         fingerprint: str,  # hash of weights, config and image processor
-        revision: str,  # short, in the signature: a commit, or the beginning of the fingerprint
+        commit: str | None = None,  # else the fingerprint is the revision
         logit_scale: float,
         max_text_tokens: int,
         dtype: str | torch.dtype = "float32",
@@ -116,13 +117,13 @@ class DualEncoder(TokenScorer, abc.ABC):
         if str(dtype) not in _DTYPES:
             raise ValueError(f"dtype is {dtype!r}. Use 'float32', 'float16' or 'bfloat16'.")
         self.dtype = _DTYPES[str(dtype)]
-        self.device = torch.device(device) if device is not None else _default_device()
+        if device is None:  # `current_device` is this process's GPU in a multi-process run
+            device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
         self.model: Any = model.requires_grad_(False).eval().to(device=self.device, dtype=self.dtype)
-        self.model_id, self.fingerprint, self.revision = model_id, fingerprint, revision
-        self.logit_scale = logit_scale
-        self.max_text_tokens = max_text_tokens
-        self.batch_size = batch_size
-        self.extra = tuple(extra)
+        self.model_id, self.fingerprint, self.revision = model_id, fingerprint, (commit or fingerprint)[:12]
+        self.logit_scale, self.max_text_tokens = logit_scale, max_text_tokens
+        self.batch_size, self.extra = batch_size, tuple(extra)
 
     @property
     def signature(self) -> str:
@@ -172,8 +173,7 @@ class DualEncoder(TokenScorer, abc.ABC):
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]["input_ids"]))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             parts = [self._encode_text([rows[i] for i in part]) for part in _batches(order, self.batch_size)]
-        place = torch.empty(len(order), dtype=torch.long)
-        place[torch.tensor(order)] = torch.arange(len(order))
+        place = torch.tensor(order).argsort()  # of each caption in the batches
         index = place[torch.tensor([unique[caption] for caption in captions], dtype=torch.long)]  # (N,)
         features = torch.cat(parts)[index.to(self.device)]  # (N, D)
         return _unit(features, "caption", self.dtype)
@@ -223,22 +223,14 @@ _PIXELS_AT_ONCE = 2**18
 
 def tower_in_parts(tower: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
     """The output of a vision tower for `pixels` `(B, 3, H, W)`; on a CPU a few images at a time, which is faster."""
-    at_once = (
-        max(1, _PIXELS_AT_ONCE // pixels[0, 0].numel()) if pixels.ndim == 4 and pixels.device.type == "cpu" else 0
-    )
-    return torch.cat([tower(part) for part in pixels.split(at_once)]) if 0 < at_once < len(pixels) else tower(pixels)
+    if pixels.ndim != 4 or pixels.device.type != "cpu":
+        return tower(pixels)
+    at_once = max(1, _PIXELS_AT_ONCE // pixels[0, 0].numel())
+    return torch.cat([tower(part) for part in pixels.split(at_once)]) if at_once < len(pixels) else tower(pixels)
 
 
-_Item = TypeVar("_Item")
-
-
-def _batches(items: Sequence[_Item], size: int) -> list[list[_Item]]:
-    return [list(items[i : i + size]) for i in range(0, len(items), size)]
-
-
-def _default_device() -> torch.device:
-    # `current_device` is this process's GPU in a multi-process run.
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+def _batches(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def _check_captions(captions: Sequence[str]) -> list[str]:
@@ -270,26 +262,15 @@ def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
 
 
 class OpenClipScorer(DualEncoder):
-    """Scorer from an open_clip model.
-
-    Args:
-        name_or_model: An architecture of open_clip (`"ViT-B-32"`, with `pretrained`), `"hf-hub:org/repo"`, a folder
-            with `open_clip_config.json` and weights, or a model in memory (frozen, cast and moved in place).
-        pretrained: Tag of released weights (`"openai"`, `"laion2b_s34b_b79k"`) or a file of weights in safetensors.
-        tokenizer: By default the tokenizer of the model (CLIP's BPE for a model in memory).
-        preprocess: Function from a PIL image to a tensor; by default from the preprocessing settings of the model.
-        dtype: Data type of the weights; results are always fp32.
-        device: By default the GPU if there is one, or the device of a model in memory.
-        batch_size: Captions or images per forward pass.
-    """
+    """Scorer from an open_clip model; the other arguments are those of `HFScorer`."""
 
     def __init__(
         self,
-        name_or_model: Any,
-        pretrained: str | None = None,
+        name_or_model: Any,  # an architecture, "hf-hub:org/repo", a folder with open_clip_config.json, or a model in memory
+        pretrained: str | None = None,  # tag of released weights ("openai"), or a file of weights in safetensors
         *,
-        tokenizer: Any = None,
-        preprocess: Any = None,
+        tokenizer: Any = None,  # None: that of the model; CLIP's BPE for a model in memory
+        preprocess: Any = None,  # from a PIL image to a tensor; None: by the settings of the model
         dtype: str | torch.dtype = "float32",
         device: str | torch.device | None = None,
         batch_size: int = 64,
@@ -326,7 +307,6 @@ class OpenClipScorer(DualEncoder):
             model,
             model_id=model_id,
             fingerprint=fingerprint,
-            revision=fingerprint[:12],
             logit_scale=float(model.logit_scale.detach().double().exp()),
             max_text_tokens=self.context_length,
             dtype=dtype,
@@ -472,6 +452,35 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
     raise ValueError(f"{name_or_path!r} is not a scorer. Pass a model, its name or folder, or 'open_clip:NAME@TAG'.")
 
 
+def assemble_scorer(vision_model: str, text_model: str, projection_dim: int | None = None) -> tuple[Any, Any]:
+    """A `VisionTextDualEncoder` of two pretrained encoders with untrained projections, and its processor.
+
+    `projection_dim` is by default the width of the text encoder, whose projection then begins as the identity.
+    """
+    import transformers
+
+    names = model_path(vision_model), model_path(text_model)
+    vision, text = (load_pretrained(transformers.AutoModel, name, dtype=torch.float32)[0] for name in names)
+    vision, text = getattr(vision, "vision_model", vision), getattr(text, "text_model", text)
+    for part, name in zip((vision, text), names, strict=True):
+        check_width(part.config, name)
+    size = projection_dim or text.config.hidden_size
+    config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+        vision.config, text.config, projection_dim=size
+    )
+    config.untrained = True  # for `captionrl train scorer`, which scales the projection of the images to the data
+    model = transformers.VisionTextDualEncoderModel(config, vision_model=vision, text_model=text)
+    with torch.no_grad():
+        if size == text.config.hidden_size:
+            model.text_projection.weight.copy_(torch.eye(size))
+        model.logit_scale.fill_(3.2)
+    processor = transformers.VisionTextDualEncoderProcessor(
+        transformers.AutoImageProcessor.from_pretrained(names[0], trust_remote_code=False),
+        transformers.AutoTokenizer.from_pretrained(names[1], trust_remote_code=False),
+    )
+    return model.eval(), processor
+
+
 class HFScorer(DualEncoder):
     """Scorer from any transformers model with `get_text_features` and `get_image_features`.
 
@@ -479,32 +488,22 @@ class HFScorer(DualEncoder):
     with an attention mask. SigLIP is neither: it was trained with a fixed length and without a mask, and pools at the
     last position. Its captions are therefore always padded to the full length, and the mask is not passed.
 
-    Args:
-        name_or_path_or_model: Hub name, folder, or a model (which is frozen, cast and moved in place).
-        processor: Processor with `tokenizer` and `image_processor`; required for a model in memory.
-        revision: Branch, tag or commit on the Hub.
-        dtype: Data type of the weights; results are always fp32.
-        device: By default the GPU if there is one, or the device of a model in memory.
-        batch_size: Captions or images per forward pass.
-        padding: `"longest"`, `"max_length"`, or `"auto"` as described above.
-        max_text_tokens: Lower limit for truncation than that of the model.
-        logit_scale: Factor on the cosine similarity, if the model has none.
-        allow_legacy_pooling: Accept a CLIP with `eos_token_id == 2` in its config although EOS is not the highest id.
-            transformers pools such a model at the highest token id, so the words after that token are ignored.
+    `allow_legacy_pooling` accepts a CLIP with `eos_token_id == 2` in its config although EOS is not the highest id. transformers
+    pools such a model at the highest token id, so the words after that token are ignored.
     """
 
     def __init__(
         self,
-        name_or_path_or_model: Any,
-        processor: Any = None,
+        name_or_path_or_model: Any,  # a model is frozen, cast and moved in place
+        processor: Any = None,  # with `tokenizer` and `image_processor`; required for a model in memory
         *,
-        revision: str | None = None,
-        dtype: str | torch.dtype = "float32",
-        device: str | torch.device | None = None,
-        batch_size: int = 64,
-        padding: Literal["auto", "longest", "max_length"] = "auto",
-        max_text_tokens: int | None = None,
-        logit_scale: float | None = None,
+        revision: str | None = None,  # branch, tag or commit on the Hub
+        dtype: str | torch.dtype = "float32",  # of the weights; results are always fp32
+        device: str | torch.device | None = None,  # None: that of a model in memory, or the GPU if there is one
+        batch_size: int = 64,  # captions or images per forward pass
+        padding: Literal["auto", "longest", "max_length"] = "auto",  # "auto": as described above
+        max_text_tokens: int | None = None,  # lower limit for truncation than that of the model
+        logit_scale: float | None = None,  # factor on the cosine similarity, if the model has none
         allow_legacy_pooling: bool = False,
     ):
         import transformers
@@ -545,7 +544,7 @@ class HFScorer(DualEncoder):
             model,
             model_id=model_id,
             fingerprint=fingerprint,
-            revision=(commit or fingerprint)[:12],
+            commit=commit,
             # Before the cast: in bf16, ln(100) is rounded, and the scale would be 99.5 or 102.
             logit_scale=_own_logit_scale(model) if logit_scale is None else float(logit_scale),
             max_text_tokens=limit,
@@ -594,21 +593,23 @@ class HFScorer(DualEncoder):
     def _padded(self, rows: list[dict[str, list[int]]], length: int, left: bool) -> dict[str, Tensor]:
         pad = self.tokenizer.pad_token_id
         fill = {"input_ids": pad if pad is not None else self.tokenizer.eos_token_id or 0}
-        batch = {}
-        for name in rows[0]:
-            padded = []
-            for row in rows:
-                blank = [fill.get(name, 0)] * (length - len(row[name]))  # 0: not attended, or token type 0
-                padded.append(blank + row[name] if left else row[name] + blank)
-            batch[name] = torch.tensor(padded, device=self.device)  # (N, T)
-        return batch
+
+        def padded(name: str, row: list[int]) -> list[int]:
+            blank = [fill.get(name, 0)] * (length - len(row))  # 0: not attended, or token type 0
+            return blank + row if left else row + blank
+
+        return {
+            name: torch.tensor([padded(name, row[name]) for row in rows], device=self.device)  # (N, T)
+            for name in rows[0]
+        }
 
     def _encode_images(self, images: list[Image.Image]) -> Tensor:
         batch = self.image_processor(images=images, return_tensors="pt")
-        inputs = {}
-        for name, value in batch.items():
-            if name in self._image_arguments:
-                inputs[name] = value.to(self.device, self.dtype if value.is_floating_point() else None)
+        inputs = {
+            name: value.to(self.device, self.dtype if value.is_floating_point() else None)
+            for name, value in batch.items()
+            if name in self._image_arguments
+        }
         if inputs.keys() == {"pixel_values"}:
             return tower_in_parts(
                 lambda pixels: _pooled(self.model.get_image_features(pixels), "get_image_features"),

@@ -12,6 +12,9 @@ from hf_captionrl.rewards.base import (
     register_reward,
     resolve_rewards,
 )
+from hf_captionrl.rewards.claim_rewards import ClaimReward
+from hf_captionrl.rewards.listener import ListenerReward
+from hf_captionrl.rewards.question_rewards import QuestionReward
 from hf_captionrl.rewards.self_retrieval import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
 from hf_captionrl.rewards.text_rewards import (
     CiderReward,
@@ -30,10 +33,13 @@ __all__ = [
     "BankRewardFunction",
     "Baseline",
     "CiderReward",
+    "ClaimReward",
     "CompletionReward",
     "ImageBank",
     "LengthPenalty",
+    "ListenerReward",
     "PairwiseDiversity",
+    "QuestionReward",
     "RepetitionPenalty",
     "Reward",
     "RewardContext",

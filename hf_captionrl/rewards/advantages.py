@@ -119,19 +119,13 @@ class GroupMeanBaseline(Baseline):
 
 
 class GroupFloorBaseline(Baseline):
-    """Mean reward of all captions of the same image, at least a floor (SLE's code of 2018).
-
-    `floor` is in units of the reward before its weight.
-    """
+    """Mean reward of all captions of the same image, at least -0.5, before the reward's weight (SLE's code of 2018)."""
 
     per_reward = True
     min_group_size = 2
 
-    def __init__(self, floor: float = -0.5) -> None:
-        self.floor = floor
-
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        return rewards - rewards.mean(1, keepdim=True).clamp(min=self.floor)
+        return rewards - rewards.mean(1, keepdim=True).clamp(min=-0.5)
 
 
 BASELINES: dict[str, Callable[[], Baseline]] = {

@@ -43,6 +43,8 @@ class RewardData:
         max_completion_length (`int`, *optional*): Longest caption in the policy's tokens, the end token included.
         has_bags (`bool`): Whether batches consist of bags.
         columns (`Sequence[str]`): Names of the columns of the training data.
+        decode (`Callable`, *optional*): From ids and mask, both `(N, T)`, to captions; None in a trainer whose loss has one
+            advantage per caption.
     """
 
     image_ids: Sequence[str]
@@ -55,6 +57,7 @@ class RewardData:
     max_completion_length: int | None = None
     has_bags: bool = False
     columns: Sequence[str] = ()
+    decode: Callable[[Tensor, Tensor], list[str]] | None = None
 
 
 @dataclass
@@ -71,6 +74,7 @@ class RewardContext:
         references (`list[list[str]]`): Human captions of the B images.
         candidates (`torch.Tensor` of shape `(C,)`): Rows of all images of the rollout on all processes: targets and distractors.
         positions (`torch.Tensor` of shape `(B,)`): Positions of the targets among the candidates.
+        candidate_images (`Sequence`, *optional*): The C images themselves, if they are not of the training data.
         bag_size (`int`): Every `bag_size` consecutive candidates form a bag of similar images; 0 without bags.
         step (`int`): Optimizer step.
         statistics (`dict[str, float]`): Numbers that rewards log, e.g. counts of captions without a reward.
@@ -105,6 +109,7 @@ class RewardContext:
     trainer_state: Any | None = None
     metrics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     extra: dict[str, list[Any]] = field(default_factory=dict)
+    candidate_images: Sequence[Any] | None = None
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number with the rewards: its mean over calls, processes and the steps between two logs."""
@@ -139,12 +144,17 @@ class Reward(ABC):
         baseline: Name of the baseline that is subtracted; None for the trainer's. See `BASELINES`.
         summary: What is rewarded, as a noun phrase, for help texts and model cards.
         is_standalone: Whether it may be the only reward. False for penalties, which alone would teach empty captions.
+        reads_only_text: Whether captions and columns of the data suffice, without tokens, siblings and distractors, so that
+            `as_function` works.
+        gives_token_credit: Whether `token_credit` gives the tokens of a caption different advantages.
     """
 
     name: str = "reward"
     baseline: str | None = None
     summary: str = ""
     is_standalone: bool = True
+    reads_only_text: bool = False
+    gives_token_credit: bool = False
 
     def describe(self) -> str:
         """A noun phrase for the model card."""
@@ -160,6 +170,14 @@ class Reward(ABC):
     def undefined(self, context: RewardContext) -> float:
         """Substitute for rewards that are NaN or infinite, which are counted."""
         return 0.0
+
+    def token_credit(self, context: RewardContext) -> Tensor:
+        """Credit `(N, T)` that is added to the advantage of the caption at each token, where `gives_token_credit`."""
+        raise NotImplementedError
+
+    def as_function(self) -> RewardFunction:
+        """The reward as a function with TRL's signature, for the `reward_funcs` of TRL's own trainers."""
+        return RewardFunction(self)
 
 
 class WeightedRewards:
@@ -202,10 +220,21 @@ class WeightedRewards:
         for reward in self.rewards:
             reward.prepare(data)
 
+    def token_credit(self, context: RewardContext) -> Tensor | None:
+        """The weighted sum of the credits of tokens `(N, T)`; None if every token has the advantage of its caption."""
+        pairs = zip(self.rewards, self.weights, strict=True)
+        found = [weight * reward.token_credit(context) for reward, weight in pairs if reward.gives_token_credit]
+        return torch.stack(found).sum(0) if found else None
+
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
         """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, finite; `only` some of them, the other columns are 0."""
         columns, missing, number = [], [], len(context.captions)
-        found = self._values(context, range(len(self.rewards)) if only is None else only)
+        wanted = range(len(self.rewards)) if only is None else only
+        # Asynchronous functions run concurrently, after the other rewards.
+        later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
+        found = {i: self.rewards[i](context) for i in wanted if i not in later}
+        answers = _run_together([function.call(context) for function in later.values()])
+        found |= {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
         for index, reward in enumerate(self.rewards):
             if index not in found:
                 columns.append(torch.zeros(number, dtype=torch.float64))
@@ -226,13 +255,6 @@ class WeightedRewards:
         if only is None and not has_floor:
             self._warn_of_unrewarded(context, torch.stack(missing, dim=1).all(1))
         return torch.stack(columns, dim=1)
-
-    def _values(self, context: RewardContext, wanted: Sequence[int]) -> dict[int, Tensor]:
-        """What the rewards return, by index; asynchronous functions run concurrently, after the others."""
-        later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
-        found = {i: self.rewards[i](context) for i in wanted if i not in later}
-        answers = _run_together([function.call(context) for function in later.values()])
-        return found | {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
 
     def _warn_of_unrewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
         """Warn about captions without a number from any reward, `(N,)`; only once if that is every caption of a rollout."""
@@ -363,7 +385,6 @@ class CompletionReward(Reward):
         self._takes_messages = bool(re.match(r"[\w.]*(list|sequence)\[\s*[\w.]*(list|sequence)\b", written, re.I))
 
     def prepare(self, data: RewardData) -> None:
-        """Compare the parameters with the columns of the data."""
         columns = {name for name in data.columns if name not in _NO_COLUMNS}
         if clash := sorted(columns & set(_ARGUMENTS)):
             raise ValueError(
@@ -388,23 +409,20 @@ class CompletionReward(Reward):
                 column = context.columns[name]
                 is_list = isinstance(column, list)
                 arguments[name] = [v for v in column for _ in range(times)] if is_list else Repeated(column, times)
+        completions, wanted = context.completions, self._conversational
+        if completions is None or wanted is False:
+            completions = list(context.captions)
+            if wanted or (wanted is None and self._takes_messages):
+                completions = [[{"role": "assistant", "content": caption}] for caption in completions]
         arguments |= {
             "prompts": context.prompts if context.prompts is not None else [""] * len(context.captions),
-            "completions": self._completions(context),
+            "completions": completions,
             "completion_ids": ids,
             "trainer_state": context.trainer_state,
             "log_extra": context.log_extra,
             "log_metric": context.log_metric,
         }
         return self.function(**{n: value for n, value in arguments.items() if names is None or n in names})
-
-    def _completions(self, context: RewardContext) -> list[Any]:
-        wanted = self._conversational
-        if context.completions is not None and wanted is not False:
-            return context.completions
-        if wanted or (wanted is None and self._takes_messages):
-            return [[{"role": "assistant", "content": caption}] for caption in context.captions]
-        return list(context.captions)
 
     def __call__(self, context: RewardContext) -> Tensor:
         return self.read(self.call(context))
@@ -424,6 +442,59 @@ class CompletionReward(Reward):
             raise ValueError(
                 f"{self.name!r} returned {repr(values)[:200]}. Return a list with one number, or None, per caption."
             ) from None
+
+
+def function_context(
+    completions: Sequence[Any], rows: Tensor, image_ids: Sequence[Any], columns: Mapping[str, Any]
+) -> RewardContext:
+    """What a reward sees of the N completions of a function's call, each of them a group; there are no tokens."""
+    nothing = torch.empty(len(rows), 0)
+    candidates, positions = rows.unique(return_inverse=True)
+    return RewardContext(
+        captions=[completion_text(completion).strip() for completion in completions],
+        ids=nothing.long(),
+        mask=nothing.bool(),
+        ended=torch.ones(len(rows), dtype=torch.bool),
+        rows=rows,
+        image_ids=[str(one) for one in image_ids],
+        references=columns.get("captions") or [[] for _ in rows],
+        candidates=candidates,
+        positions=positions,
+        columns={name: column for name, column in columns.items() if name not in _ARGUMENTS},
+    )
+
+
+class RewardFunction:
+    """A reward as a function with TRL's signature. It can be pickled if the reward can."""
+
+    def __init__(self, reward: Reward) -> None:
+        if not reward.reads_only_text:
+            raise ValueError(
+                f"The reward {reward.name!r} reads more than captions and columns, and a function of TRL gets no more. Use it in "
+                "SelfRetrievalGRPOTrainer."
+            )
+        refuse_token_credit([reward])
+        self.reward = reward
+        self.__name__ = reward.name  # under which TRL logs it
+
+    def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Rewards of N texts or lists of chat messages; `columns` are those of the data and TRL's other arguments."""
+        rows = torch.arange(len(completions))
+        context = function_context(completions, rows, columns.get("image_id", rows.tolist()), columns)
+        values = WeightedRewards([self.reward])(context)[:, 0].tolist()
+        if log_metric := columns.get("log_metric"):
+            for name, value in context.statistics.items():
+                log_metric(name, value)
+        return values
+
+
+def refuse_token_credit(rewards: Sequence[Reward]) -> None:
+    """Refuse rewards that give credit to tokens, for a loss that has one advantage per caption."""
+    if given := [reward.name for reward in rewards if reward.gives_token_credit]:
+        raise ValueError(
+            f"The reward(s) {given} have credit='claim', and TRL's loss has one advantage per caption. Use credit='caption', or "
+            "CaptionRLTrainer, SelfRetrievalTrainer or SLETrainer."
+        )
 
 
 # --- Rewards by name, and rewards from what a user passes ------------------------------------------------------------

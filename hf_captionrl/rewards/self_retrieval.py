@@ -24,7 +24,7 @@ from hf_captionrl.rewards.base import (
     RewardContext,
     RewardData,
     WeightedRewards,
-    completion_text,
+    function_context,
     register_reward,
 )
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
@@ -32,7 +32,6 @@ from hf_captionrl.utils.options import Positive, Range, check_values, documented
 # --- A bank of image features: distractors that do not depend on the batch -------------------------------------------
 
 _SEED = 0  # of random images: the same on every process and in a resumed run
-_NEAR = 0.999  # cosine that copies exceed even after rounding
 _COPY = 1e-5  # largest difference between the features of copies: rounding, in units of a vector of length 1
 
 
@@ -140,7 +139,11 @@ class ImageBank:
         if self._nearest is None:
             cosines = text @ self.features.T  # (N, M)
             columns = torch.arange(len(self), device=itself.device)[None]  # (1, M)
-            far = self._far(targets)
+            # All D features are compared only if the cosine is near 1, which that of copies exceeds even after rounding.
+            near = targets @ self.features.T > 0.999
+            at, near_columns = near.nonzero(as_tuple=True)
+            near[at, near_columns] = (self.features[near_columns] - targets[at]).abs().amax(1) <= _COPY
+            far = ~near  # (B, M)
         else:
             columns = self._nearest[torch.from_numpy(self._rows.rows(image_ids))]  # (B, K)
             if self.num_random:
@@ -170,13 +173,6 @@ class ImageBank:
             candidates = rng.choice(len(self), min(len(self), self.num_random + len(known)), replace=False)
             drawn.append(candidates[~np.isin(candidates, known)][: self.num_random])
         return torch.from_numpy(np.stack(drawn)).to(nearest.device)
-
-    def _far(self, targets: Tensor) -> Tensor:
-        """`(B, M)`: False where an image is a copy of the target. All D features are compared only if the cosine is near 1."""
-        near = targets @ self.features.T > _NEAR
-        rows, columns = near.nonzero(as_tuple=True)
-        near[rows, columns] = (self.features[columns] - targets[rows]).abs().amax(1) <= _COPY
-        return ~near
 
 
 def training_bank(
@@ -389,7 +385,6 @@ class SelfRetrieval(RetrievalOptions, Reward):
         }[self.reward_kind]
 
     def prepare(self, data: RewardData) -> None:
-        """Load the scorers and encode every training image once."""
         if not self.scorers and data.scorer is None:
             raise ValueError("Self-retrieval needs a scorer. Pass SelfRetrieval(scorer) or the trainer's scorer.")
         if self.distractor_scope == "bag" and not data.has_bags:
@@ -447,7 +442,10 @@ class SelfRetrieval(RetrievalOptions, Reward):
         """Rewards `(N,)` by one scorer."""
         scorer, features = self.scorers[member], self._features[member]
         scale = scorer.logit_scale if self.scale is None else self.scale
-        images = features[context.candidates.to(features.device)].float()  # (C, D)
+        if context.candidate_images is None:
+            images = features[context.candidates.to(features.device)].float()  # (C, D)
+        else:
+            images = scorer.image_features(context.candidate_images).to(features.device, torch.float32)
         positions = context.positions.to(features.device)  # (B,)
         # fp32: at scale 100, bf16 is 0.2 nats off.
         text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)
@@ -557,17 +555,5 @@ class BankRewardFunction:
         rows = torch.from_numpy(self._rows.rows(ids))  # (N,): each caption counts as a group
         if unknown := self._rows.missing(ids):
             raise ValueError(f"The targets lack the image {unknown[0]!r}. Pass targets with all training images.")
-        candidates, positions = rows.unique(return_inverse=True)
-        nothing = torch.empty(len(ids), 0)
-        context = RewardContext(
-            captions=[completion_text(completion).strip() for completion in completions],
-            ids=nothing.long(),
-            mask=nothing.bool(),
-            ended=torch.ones(len(ids), dtype=torch.bool),
-            rows=rows,
-            image_ids=ids,
-            references=[[] for _ in ids],
-            candidates=candidates,
-            positions=positions,
-        )
+        context = function_context(completions, rows, ids, {})
         return self._total(context)[:, 0].tolist()

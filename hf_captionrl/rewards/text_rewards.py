@@ -142,7 +142,6 @@ class PairwiseDiversity(DiversityOptions, Reward):
         return f"the diversity of the captions of an image ({distance} distance)"
 
     def prepare(self, data: RewardData) -> None:
-        """Store the end token, and find the text encoder if one is needed."""
         self._eos = data.eos_token_id
         if self.distance == "embedding" and self.text_encoder is None:
             if data.scorer is None:
@@ -153,11 +152,10 @@ class PairwiseDiversity(DiversityOptions, Reward):
 
     def distances(self, context: RewardContext) -> Tensor:
         """Distances `(B, G, G)` between the captions of each image."""
-        group_size, mask = context.group_size, self._counted(context)
-        if self.distance == "bleu34":
-            return bleu34_distance(context.ids, mask, group_size)
-        if self.distance == "edit":
-            return edit_distance(context.ids, mask, group_size)
+        group_size = context.group_size
+        if self.distance in ("bleu34", "edit"):
+            measure = bleu34_distance if self.distance == "bleu34" else edit_distance
+            return measure(context.ids, self._counted(context), group_size)
         if self.distance == "embedding":
             assert self.text_encoder is not None
             features = torch.nn.functional.normalize(self.text_encoder(context.captions).double(), dim=1)  # (N, D)
@@ -235,7 +233,6 @@ class CiderReward(CiderOptions, Reward):
         return f"{name} {'with' if self.cider_eos else 'without'} the end token{counts}"
 
     def prepare(self, data: RewardData) -> None:
-        """Encode and count the references of all training images."""
         counts = np.fromiter(map(len, data.references), np.int64, len(data.references))
         number = torch.from_numpy(counts)  # (num_images,)
         without = (number == 0).nonzero().flatten()

@@ -41,20 +41,18 @@ BAG_SIZES: tuple[int, ...] = (3, 5, 7)
 WORLD_VERSION = "2"
 """Part of the name of the files on disk: each version has other scenes."""
 
-_SHARE_AGAINST = 0.25
-_DRAWS_PER_SCENE = 100
-
 
 def facts_features(kind: type[Facts], *, decode: bool = True) -> datasets.Features:
     """Columns of a split."""
-    fields = kind.__dataclass_fields__
     return datasets.Features(
         {
             "image": datasets.Image(decode=decode),
             "image_id": datasets.Value("string"),
             "captions": datasets.List(datasets.Value("string")),
             "full_caption": datasets.Value("string"),
-            "facts": {name: datasets.Value("int32" if name == "count" else "string") for name in fields},
+            "facts": {
+                name: datasets.Value("int32" if name == "count" else "string") for name in kind.__dataclass_fields__
+            },
             "bag_id": datasets.Value("string"),
             "against_preferences": datasets.Value("bool"),
         }
@@ -87,11 +85,7 @@ def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Sc
 
 
 def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]:
-    """Scenes that were not seen before.
-
-    Raises after 100 n successive draws without a new scene, where n scenes were seen. If the only missing scene is drawn a
-    third as often as the average scene, the probability of a wrong error is exp(-100 / 3).
-    """
+    """Scenes that were not seen before."""
     scenes: list[Any] = []
     in_vain = 0
     while len(scenes) < number:
@@ -100,7 +94,8 @@ def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]
             seen.add(scene.facts)
             scenes.append(scene)
             in_vain = 0
-        elif (in_vain := in_vain + 1) > _DRAWS_PER_SCENE * len(seen):
+        # If the only missing scene is drawn a third as often as the average one, this errs with probability exp(-100 / 3).
+        elif (in_vain := in_vain + 1) > 100 * len(seen):
             raise ValueError(
                 f"This world has {len(seen)} different scenes, and more are asked for. Lower num_train, num_validation or "
                 "num_test."
@@ -138,19 +133,18 @@ def compose_splits(
     bag_ids: list[str] = []
     size = max(BAG_SIZES)
     for number in range(num_test // size):
-        against_preferences = (number + 1) % round(1 / _SHARE_AGAINST) == 0
+        against_preferences = (number + 1) % 4 == 0
         bag = draw_bag(size, against_preferences)
         while any(scene.facts in seen for scene in bag):
             bag = draw_bag(size, against_preferences)
         seen.update(scene.facts for scene in bag)
         test += bag
         bag_ids += [f"{number:03d}"] * size
-    single = _unique(draw, seen, num_test - len(test))
+    test += _unique(draw, seen, num_test - len(test))
     validation = _unique(draw, seen, num_validation)
     train = _unique(draw, seen, num_train)
-    parts = {"train": train, "validation": validation, "test": test + single}
     splits = datasets.DatasetDict()
-    for split, (name, scenes) in enumerate(parts.items()):
+    for split, (name, scenes) in enumerate({"train": train, "validation": validation, "test": test}.items()):
         columns: dict[str, list[Any]] = {column: [] for column in features}
         for row, scene in enumerate(scenes):
             # One generator per scene, so that a larger split begins with the captions of a smaller one.
@@ -229,7 +223,10 @@ def _kept(kind: str, domain: str, seed: int, *sizes: int) -> datasets.DatasetDic
     )
     with contextlib.suppress(OSError):  # a read-only or full disk: the data are made again in the next process
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, _no_progress_bars():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, contextlib.ExitStack() as stack:
+            if not datasets.are_progress_bars_disabled():
+                datasets.disable_progress_bars()
+                stack.callback(datasets.enable_progress_bars)
             whole = Path(temporary) / "made"
             whole.mkdir()
             for split, rows in made.items():
@@ -248,17 +245,6 @@ def _rules_digest() -> str:
     for file in sorted([*folder.glob("*.py"), *SPRITES_DIR.glob("*.png")]):
         digest.update(file.name.encode() + file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    shown = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not shown:
-            datasets.enable_progress_bars()
 
 
 def bags(bag_ids: list[str], size: int) -> list[list[int]]:

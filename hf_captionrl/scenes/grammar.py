@@ -67,6 +67,12 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Words for a value, the most frequent first. All other values are named by their own name."""
 
+
+def values_by_phrase(values: tuple[str, ...]) -> dict[str, str]:
+    """Values by the phrases that people use for them."""
+    return {phrase: value for value in filter(None, values) for phrase in WORDS.get(value, (value,))}
+
+
 OPINIONS: tuple[str, ...] = ("nice", "cute", "pretty", "lovely", "beautiful")
 """Adjectives that make no claim that can be checked."""
 
@@ -144,13 +150,6 @@ def _noun_phrase(said: Mapping[str, Any], words: Words, opinion: str = "") -> st
     return " ".join([_NUMBER[count] if count else "some", *parts])
 
 
-def _second_phrase(said: Mapping[str, Any], words: Words) -> str:
-    noun = [words.value(said["second_colour"])] if said["second_colour"] else []
-    noun.append(words.noun(said["second"]))
-    relation = words.value(said["relation"]) if said["relation"] else "with"
-    return " ".join([relation, article(noun[0]), *noun])
-
-
 def _setting(said: Mapping[str, Any], words: Words) -> list[str]:
     parts = []
     if said["background"] or said["pattern"]:
@@ -177,7 +176,10 @@ def write_sentence(
     words = words or Words()
     parts = [_noun_phrase(said, words, opinion), _motion(said)]
     if said["second"]:
-        parts.append(_second_phrase(said, words))
+        noun = [words.value(said["second_colour"])] if said["second_colour"] else []
+        noun.append(words.noun(said["second"]))
+        relation = words.value(said["relation"]) if said["relation"] else "with"
+        parts.append(" ".join([relation, article(noun[0]), *noun]))
     if said["position"]:
         parts.append(words.value(said["position"]))
     setting = _setting(said, words)
@@ -229,10 +231,8 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
         said[name] = value if mentions and value and value != "upright" else ""
         if said[name] and name in _CAN_BE_MISTAKEN and rng.random() < _P_MISTAKE:
             said[name] = _mistaken(rng, facts, name)
-    if said.get("relation") and not said["second"]:
-        said["relation"] = ""  # a relation needs the second object
     if not said["second"]:
-        said["second_colour"] = ""
+        said["relation"] = said["second_colour"] = ""
     if rng.random() < annotator.generic and said["kind"] not in CATEGORIES:
         said["kind"] = category_of(said["kind"])
     said["several"] = not said["count"] and facts.count > 1

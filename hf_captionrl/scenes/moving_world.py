@@ -16,7 +16,7 @@ from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     COLOURS,
     EMOJI_KINDS,
-    NATURAL_COLOURS,
+    FACT_VALUES,
     ORIENTATIONS,
     PATTERNS,
     POSITIONS,
@@ -24,6 +24,7 @@ from hf_captionrl.scenes.world import (
     Facts,
     choose,
     draw_kind,
+    has_possible_colours,
     marked,
     preferences,
     sample_look_alikes_of,
@@ -90,16 +91,8 @@ def _starts(facts: MovingFacts) -> list[tuple[int, int]]:
     return [(r, c) for r in rows for c in range(3) if 0 <= r + down <= 2 and 0 <= c + right <= 2]
 
 
-def _consistent(rng: np.random.Generator, facts: MovingFacts) -> MovingFacts:
-    """The same facts, with a speed and a position that fit the motion."""
-    speed = "" if facts.motion == STILL else facts.speed or choose(rng, SPEEDS)
-    position = "" if facts.motion in ("up", "down") else facts.position or choose(rng, POSITIONS)
-    return replace(facts, speed=speed, position=position)
-
-
 def _is_possible(facts: MovingFacts) -> bool:
-    natural = facts.colour and NATURAL_COLOURS.get(facts.kind) == facts.colour
-    return not natural and facts.colour != facts.background and bool(_starts(facts))
+    return has_possible_colours(facts) and bool(_starts(facts))
 
 
 def _place(rng: np.random.Generator, facts: MovingFacts) -> Clip:
@@ -130,8 +123,8 @@ def sample_clip(
             colour=marked(rng, "colour", COLOURS),
             pattern=marked(rng, "pattern", PATTERNS),
             motion=motion,
+            speed="" if motion == STILL else choose(rng, SPEEDS),
         )
-        facts = _consistent(rng, facts)
         if _is_possible(facts):
             return _place(rng, facts)
 
@@ -146,15 +139,8 @@ def sample_clips_alike(
 
     def draw() -> tuple[MovingFacts, dict[str, tuple[Any, ...]]]:
         facts = sample_clip(rng, kinds, against_preferences=against_preferences).facts
-        values: dict[str, tuple[Any, ...]] = {
-            "size": SIZES,
-            "orientation": ORIENTATIONS,
-            "background": BACKGROUNDS,
-            "colour": COLOURS,
-            "pattern": PATTERNS,
-            "motion": (*DIRECTIONS, STILL),
-        }
-        return facts, values | ({"position": POSITIONS} if facts.position else {})
+        values = FACT_VALUES | {"motion": (*DIRECTIONS, STILL)}
+        return facts, values if facts.position else {n: known for n, known in values.items() if n != "position"}
 
     def change(facts: MovingFacts, changes: dict[str, Any]) -> MovingFacts | None:
         changed = replace(facts, **changes)

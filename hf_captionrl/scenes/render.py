@@ -58,37 +58,21 @@ CLUTTER = 0.6
 _NIGHT = np.array([0.5, 0.53, 0.72], dtype=np.float32)
 
 
-def _draw_shape(kind: str, side: int) -> Image.Image:
-    """A shape on transparent ground, drawn at four times its size and reduced, for smooth edges."""
-    fill = (*_UNPAINTED, 255)
-    big = Image.new("RGBA", (96, 96))
-    draw = ImageDraw.Draw(big)
-    if kind == "triangle":
-        draw.polygon([(48, 6), (90, 90), (6, 90)], fill=fill)
-    elif kind == "arrow":
-        draw.polygon([(48, 4), (88, 46), (62, 46), (62, 92), (34, 92), (34, 46), (8, 46)], fill=fill)
-    elif kind == "heart":
-        draw.ellipse((6, 10, 52, 56), fill=fill)
-        draw.ellipse((44, 10, 90, 56), fill=fill)
-        draw.polygon([(9, 44), (87, 44), (48, 92)], fill=fill)
-    elif kind == "crescent":
-        draw.ellipse((6, 6, 90, 90), fill=fill)
-        draw.ellipse((20, -14, 96, 62), fill=(0, 0, 0, 0))
-    elif kind == "flag":
-        draw.rectangle((10, 4, 20, 92), fill=fill)
-        draw.polygon([(20, 6), (90, 28), (20, 50)], fill=fill)
-    elif kind == "bolt":
-        draw.polygon([(58, 4), (20, 54), (44, 54), (34, 92), (78, 38), (52, 38)], fill=fill)
-    elif kind == "drop":
-        draw.ellipse((18, 36, 78, 94), fill=fill)
-        draw.polygon([(48, 2), (74, 52), (22, 52)], fill=fill)
-    elif kind == "pin":
-        draw.ellipse((20, 4, 76, 60), fill=fill)
-        draw.polygon([(24, 44), (72, 44), (48, 94)], fill=fill)
-        draw.ellipse((38, 22, 58, 42), fill=(0, 0, 0, 0))
-    else:
-        raise ValueError(f"{kind!r} is neither a sprite nor a drawn shape. Use a kind of EMOJI_KINDS or SHAPE_KINDS.")
-    return big.resize((side, side), Image.Resampling.LANCZOS)
+# Polygons by their corners, and "ellipse", "rectangle" and "hole", an ellipse that is cut out, by their box.
+_SHAPES: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {
+    "triangle": (("polygon", (48, 6, 90, 90, 6, 90)),),
+    "arrow": (("polygon", (48, 4, 88, 46, 62, 46, 62, 92, 34, 92, 34, 46, 8, 46)),),
+    "heart": (
+        ("ellipse", (6, 10, 52, 56)),
+        ("ellipse", (44, 10, 90, 56)),
+        ("polygon", (9, 44, 87, 44, 48, 92)),
+    ),
+    "crescent": (("ellipse", (6, 6, 90, 90)), ("hole", (20, -14, 96, 62))),
+    "flag": (("rectangle", (10, 4, 20, 92)), ("polygon", (20, 6, 90, 28, 20, 50))),
+    "bolt": (("polygon", (58, 4, 20, 54, 44, 54, 34, 92, 78, 38, 52, 38)),),
+    "drop": (("ellipse", (18, 36, 78, 94)), ("polygon", (48, 2, 74, 52, 22, 52))),
+    "pin": (("ellipse", (20, 4, 76, 60)), ("polygon", (24, 44, 72, 44, 48, 94)), ("hole", (38, 22, 58, 42))),
+}
 
 
 @functools.cache
@@ -97,8 +81,14 @@ def _sprite(kind: str, colour: str) -> Image.Image:
     if kind in EMOJI_KINDS:
         with Image.open(SPRITES_DIR / f"{kind}.png") as file:
             sprite = file.convert("RGBA").reduce(2)
+    elif kind in _SHAPES:
+        sprite = Image.new("RGBA", (96, 96))  # four times as large and reduced, for smooth edges
+        for what, places in _SHAPES[kind]:
+            draw = getattr(ImageDraw.Draw(sprite), what.replace("hole", "ellipse"))
+            draw(places, fill=(0, 0, 0, 0) if what == "hole" else (*_UNPAINTED, 255))
+        sprite = sprite.resize((32, 32), Image.Resampling.LANCZOS)
     else:
-        sprite = _draw_shape(kind, 32)
+        raise ValueError(f"{kind!r} is neither a sprite nor a drawn shape. Use a kind of EMOJI_KINDS or SHAPE_KINDS.")
     if not colour:
         return sprite
     pixels = np.asarray(sprite).astype(np.float32)

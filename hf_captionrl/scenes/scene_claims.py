@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from hf_captionrl.scenes.grammar import OPINIONS, WORDS, write_sentence
+from hf_captionrl.scenes.grammar import OPINIONS, values_by_phrase, write_sentence
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     CATEGORIES,
@@ -59,25 +59,19 @@ def _nouns() -> dict[str, str]:
 
 
 @functools.cache
-def _values(values: tuple[str, ...]) -> dict[str, str]:
-    """Values by the phrases that people use for them."""
-    return {phrase: value for value in values for phrase in WORDS.get(value, (value,))}
-
-
-@functools.cache
 def _grammar() -> re.Pattern[str]:
     def group(name: str, words: Iterable[str]) -> str:
         return f"(?P<{name}>{'|'.join(sorted(map(re.escape, words), key=len, reverse=True))})"
 
-    adjectives = "".join(f"(?:{group(name, _values(values))} )?" for name, values in _ADJECTIVES.items())
+    adjectives = "".join(f"(?:{group(name, values_by_phrase(values))} )?" for name, values in _ADJECTIVES.items())
     return re.compile(
         f"{group('number', _NUMBERS)} (?:(?:{'|'.join(OPINIONS)}) )?{adjectives}{group('noun', _nouns())}"
-        f"(?: (?:with|{group('relation', _values(RELATIONS))}) an? "
-        f"(?:{group('second_colour', _values(COLOURS[1:]))} )?{group('second', _nouns())})?"
-        f"(?: {group('position', _values(POSITIONS))})?"
-        f"(?: on an?(?: {group('pattern', _values(PATTERNS[1:]))})?"
-        f"(?: {group('background', _values(BACKGROUNDS))})? background)?"
-        f"(?: {group('weather', _values(WEATHERS[1:]))})?(?: {group('time', _values(TIMES[1:]))})?"
+        f"(?: (?:with|{group('relation', values_by_phrase(RELATIONS))}) an? "
+        f"(?:{group('second_colour', values_by_phrase(COLOURS[1:]))} )?{group('second', _nouns())})?"
+        f"(?: {group('position', values_by_phrase(POSITIONS))})?"
+        f"(?: on an?(?: {group('pattern', values_by_phrase(PATTERNS[1:]))})?"
+        f"(?: {group('background', values_by_phrase(BACKGROUNDS))})? background)?"
+        f"(?: {group('weather', values_by_phrase(WEATHERS[1:]))})?(?: {group('time', values_by_phrase(TIMES[1:]))})?"
     )
 
 
@@ -105,7 +99,7 @@ def read_claims(caption: str) -> SceneClaims | None:
         count=number,
         several=number == 0,
         second=nouns.get(found["second"] or "", ""),
-        **{name: _values(known).get(found[name] or "", "") for name, known in values.items()},
+        **{name: values_by_phrase(known).get(found[name] or "", "") for name, known in values.items()},
     )
 
 

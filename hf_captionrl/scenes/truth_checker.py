@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from hf_captionrl.scenes.grammar import OPINIONS
+from hf_captionrl.scenes.grammar import OPINIONS, values_by_phrase
 from hf_captionrl.scenes.moving_world import MOTION_PHRASES, MotionReader, MovingFacts
 from hf_captionrl.scenes.world import (
     BACKGROUNDS,
     CATEGORIES,
     COLOURS,
     EMOJI_KINDS,
+    FACT_VALUES,
     NATURAL_COLOURS,
     OPPOSITES,
     POSITIONS,
@@ -55,6 +56,8 @@ class CheckResult:
         missed (`tuple[str, ...]`): Names of the facts that no true claim states. Values of `UNMARKED` have no word and
             are never missed.
         unknown_words (`tuple[str, ...]`): Words without any meaning in this world.
+        undecided (`tuple[Claim, ...]`): Claims that the facts cannot decide, such as opinions, moods and actions. Only
+            `vocabulary="open"` reads them.
     """
 
     right: tuple[Claim, ...]
@@ -62,6 +65,7 @@ class CheckResult:
     recalled: tuple[str, ...]
     missed: tuple[str, ...]
     unknown_words: tuple[str, ...]
+    undecided: tuple[Claim, ...] = ()
 
 
 # --- The truth checker: right and wrong claims of a caption, and the facts that it recalls ---------------------------
@@ -76,34 +80,31 @@ _FILLER = frozenset(
     ).split()
 ) | frozenset(OPINIONS)
 
-# Lexicon: phrase -> (type of token, value in the world's words). Longer phrases win.
+# Lexicon: phrase -> (type of token, value in the world's words), beside the words of `grammar`. Longer phrases win.
 _SYNONYMS: dict[tuple[str, str], tuple[str, ...]] = {
     ("count", "1"): ("a", "an", "one", "1", "single"),
     ("count", "2"): ("two", "2", "a pair of", "a couple of", "pair of", "couple of", "both"),
     ("count", "3"): ("three", "3"),
     ("vague", ""): ("some", "several", "many", "the"),
-    ("size", "small"): ("small", "little", "tiny"),
-    ("size", "large"): ("large", "big", "huge"),
-    ("orientation", "upright"): ("upright", "standing upright"),
-    ("orientation", "sideways"): ("sideways", "on its side", "on their sides", "lying down", "lying", "rotated"),
-    ("orientation", "upside down"): ("upside down", "inverted", "flipped", "on its head", "on their heads"),
-    ("position", "top"): ("at the top", "in the top row", "on the top row", "in the upper part"),
-    ("position", "middle"): ("in the middle", "in the middle row", "in the center", "in the centre", "at the center"),
-    ("position", "bottom"): ("at the bottom", "in the bottom row", "on the bottom row", "in the lower part"),
-    ("pattern", "striped"): ("striped", "lined", "with stripes"),
-    ("pattern", "dotted"): ("dotted", "spotted", "with dots"),
-    ("weather", "rain"): ("in the rain", "on a rainy day", "in rain", "rainy", "raining"),
-    ("weather", "snow"): ("in the snow", "on a snowy day", "in snow", "snowy", "snowing"),
-    ("time", "night"): ("at night", "in the dark", "by night", "during the night"),
-    ("relation", "left of"): ("left of", "to the left of", "on the left of"),
-    ("relation", "right of"): ("right of", "to the right of", "on the right of"),
-    ("relation", "above"): ("above", "over", "on top of"),
-    ("relation", "below"): ("below", "under", "beneath", "underneath"),
+    ("orientation", "upright"): ("standing upright",),
+    ("orientation", "sideways"): ("on its side", "on their sides", "lying", "rotated"),
+    ("orientation", "upside down"): ("flipped", "on its head", "on their heads"),
+    ("position", "top"): ("in the top row", "on the top row"),
+    ("position", "middle"): ("in the middle row", "in the centre", "at the center"),
+    ("position", "bottom"): ("in the bottom row", "on the bottom row"),
+    ("pattern", "striped"): ("with stripes",),
+    ("pattern", "dotted"): ("with dots",),
+    ("weather", "rain"): ("in rain", "rainy", "raining"),
+    ("weather", "snow"): ("in snow", "snowy", "snowing"),
+    ("time", "night"): ("by night", "during the night"),
+    ("relation", "left of"): ("on the left of",),
+    ("relation", "right of"): ("on the right of",),
+    ("relation", "above"): ("on top of",),
+    ("relation", "below"): ("beneath", "underneath"),
     ("with", ""): ("with", "and", "next to", "near", "beside", "together with"),
     ("alone", ""): ("alone", "on its own", "on their own", "by itself", "by themselves"),
 }
 _POSTPOSED = frozenset({"on its side", "on their sides", "on its head", "on their heads", "lying down"})
-_COLOUR_SYNONYMS = {"grey": "gray", "violet": "purple", "gold": "golden", "crimson": "red", "rose colored": "pink"}
 _OTHER_COLOURS = ("orange", "brown", "teal")
 
 
@@ -113,10 +114,10 @@ def _lexicon(moving: bool = False) -> tuple[dict[tuple[str, ...], tuple[str, str
     for token, phrases in {**_SYNONYMS, **(MOTION_PHRASES if moving else {})}.items():
         for phrase in phrases:
             lexicon[tuple(phrase.split())] = token
-    for colour in (*BACKGROUNDS, *filter(None, COLOURS), *_OTHER_COLOURS):
-        lexicon[(colour,)] = ("colour", colour)
-    for other, colour in _COLOUR_SYNONYMS.items():
-        lexicon[tuple(other.split())] = ("colour", colour)
+    worded = {fact: FACT_VALUES[fact] for fact in "size orientation position pattern weather time relation".split()}
+    for fact, values in {**worded, "colour": (*BACKGROUNDS, *COLOURS, *_OTHER_COLOURS)}.items():
+        for phrase, value in values_by_phrase(values).items():
+            lexicon[tuple(phrase.split())] = (fact, value)
     for kind in (*EMOJI_KINDS, *SHAPE_KINDS):
         for name in names_of(kind):
             lexicon[(name,)] = ("kind", kind)
@@ -211,7 +212,14 @@ class _Reader:
             self._close_colour()
             self.on = True
         elif token in ("kind", "kinds"):
-            self._noun(token, value, text)
+            if self.pattern is not None:
+                self.modifiers.append(("pattern", *self.pattern))
+            if self.colour is not None and self.on:
+                self._close_colour()
+            elif self.colour is not None:
+                self.modifiers.append(("colour", *self.colour))
+            self._noun_phrase(value, text, token == "kinds")
+            self.modifiers, self.pattern, self.colour, self.on = [], None, None, False
         elif token in ("count", "size", "orientation"):
             self._modifier(token, value, text)
         elif token == "pattern":
@@ -256,17 +264,6 @@ class _Reader:
             value, text = self.pattern
             self.claim("pattern", value, f"{text}{noun}", value == self.facts.pattern)
         self.pattern = None
-
-    def _noun(self, token: str, value: str, text: str) -> None:
-        if self.pattern is not None:
-            self.modifiers.append(("pattern", *self.pattern))
-            self.pattern = None
-        if self.colour is not None and self.on:
-            self._close_colour()
-        elif self.colour is not None:
-            self.modifiers.append(("colour", *self.colour))
-        self._noun_phrase(value, text, token == "kinds")
-        self.modifiers, self.colour, self.on = [], None, False
 
     def _modifier(self, token: str, value: str, text: str) -> None:
         if self.colour is not None:
@@ -346,7 +343,16 @@ class _Reader:
         self.claim("position", value, text, value == truth)
 
 
-def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
+def _as_facts(facts: Facts | Mapping[str, Any]) -> Facts:
+    if isinstance(facts, Facts):
+        return facts
+    kind = MovingFacts if "motion" in facts else Facts
+    return kind(**{f.name: facts[f.name] for f in fields(kind) if f.default is MISSING or f.name in facts})
+
+
+def check(
+    caption: str, facts: Facts | Mapping[str, Any], vocabulary: Literal["grammar", "open"] = "grammar"
+) -> CheckResult:
     """Judge a caption against the truth.
 
     Args:
@@ -354,6 +360,10 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column; with those of a clip
             ([`MovingFacts`]) claims of motion are judged too, elsewhere they are ignored. A mapping may omit
             what is absent from a scene, such as `second` or `weather`.
+        vocabulary (`"grammar"` or `"open"`): `"grammar"` is exact for captions of the world's grammar and skips words
+            that it does not know. `"open"` reads free text, with mistakes: every noun of a thing is a claim, an
+            adjective belongs to the noun that it stands with, negations are read, and what the facts cannot decide is
+            `undecided`. docs/scenes.md has its precision and recall.
 
     Returns:
         [`CheckResult`]: Claims right and wrong, facts recalled and missed. A caption without claims has neither right
@@ -361,6 +371,7 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
 
     Raises:
         TypeError: If `caption` is not a string.
+        ValueError: If `vocabulary` is unknown, or `"open"` for a clip.
 
     Example:
         >>> facts = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
@@ -369,20 +380,31 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         (['pigs', 'two', 'on blue background'], ['large'])
         >>> result.recalled
         ('kind', 'count', 'background')
+        >>> result = check("a dinosaur wearing a top hat, and no mushroom", facts, vocabulary="open")
+        >>> [c.text for c in result.right], [c.text for c in result.wrong]
+        ([], ['dinosaur', 'top hat', 'no mushroom'])
     """
     if not isinstance(caption, str):
         raise TypeError(f"caption is {type(caption).__name__}, not a string. Check one caption at a time.")
-    if not isinstance(facts, Facts):
-        known = MovingFacts if "motion" in facts else Facts
-        wanted = (f.name for f in fields(known) if f.default is MISSING or f.name in facts)
-        facts = known(**{name: facts[name] for name in wanted})
-    tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
-    reader = _Reader(facts, _begins_with_second(tokens, facts))
-    for token in tokens:
-        reader.take(*token)
-    reader.close()
-    unknown += reader.motion.unknown if reader.motion is not None else []
-    right, wrong = reader.right, reader.wrong
+    facts = _as_facts(facts)
+    undecided: dict[tuple[str, str], Claim] = {}
+    if vocabulary == "open":
+        from hf_captionrl.scenes.free_claims import FreeReader  # it imports this module
+
+        if isinstance(facts, MovingFacts):
+            raise ValueError('vocabulary is "open", which reads no motion. Use "grammar" for clips.')
+        free = FreeReader(caption, facts)
+        right, wrong, undecided, unknown = free.right, free.wrong, free.undecided, free.unknown
+    elif vocabulary == "grammar":
+        tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
+        reader = _Reader(facts, _begins_with_second(tokens, facts))
+        for token in tokens:
+            reader.take(*token)
+        reader.close()
+        unknown += reader.motion.unknown if reader.motion is not None else []
+        right, wrong = reader.right, reader.wrong
+    else:
+        raise ValueError(f'vocabulary is {vocabulary!r}. Use "grammar" or "open".')
     # The facts that a caption can recall or miss; every clip shows one thing.
     names = [name for name in facts.__dataclass_fields__ if getattr(facts, name) not in ("", UNMARKED.get(name))]
     if isinstance(facts, MovingFacts):
@@ -394,6 +416,7 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
         recalled=tuple(n for n in names if n in stated),
         missed=tuple(n for n in names if n not in stated),
         unknown_words=tuple(unknown),
+        undecided=tuple(undecided.values()),
     )
 
 
@@ -416,7 +439,7 @@ class ClaimMark:
     owner: str = ""  # what a misbound claim is true of; else empty
 
 
-def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
+def binding_owner(claim: Claim, facts: Facts) -> str:
     """What a wrong claim is true of, if it is true of something else in the scene: an attribute-binding error.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 9, where the caption gives the red of the crane to the
@@ -424,40 +447,27 @@ def binding_owner(claim: Claim, facts: Facts | Mapping[str, Any]) -> str:
     picture; the side on which the other object is; a colour or pattern of another thing or of the background. A wrong size
     never counts, because both objects have the same size. "a" never counts, because every second object is single.
     """
-    known = {n: facts[n] if isinstance(facts, Mapping) else getattr(facts, n) for n in Facts.__dataclass_fields__}
-    kind, second = str(known["kind"]), str(known["second"])
-    attribute, value = claim.attribute, claim.value
+    kind, second, (attribute, value, _) = facts.kind, facts.second, claim
     if attribute == "pattern of a thing":
-        return "background" if value.partition(" ")[0] == known["pattern"] else ""
+        return "background" if value.partition(" ")[0] == facts.pattern else ""
     if attribute in ("colour", "second_colour", "background"):
         owners = {"colour": kind, "second_colour": second, "background": "background"}
-        return next((owner for name, owner in owners.items() if name != attribute and known[name] == value), "")
-    if not second:
-        return ""
-    if attribute == "second count":
-        return kind if value == str(known["count"]) != "1" else ""
-    if attribute == "second orientation":
-        return kind if value == known["orientation"] else ""
-    if attribute == "orientation":
-        return second if value == "upright" else ""  # every second object is upright
-    if attribute == "relation":
+        return next((owner for n, owner in owners.items() if n != attribute and getattr(facts, n) == value), "")
+    owners = {}
+    if attribute == "second count" and facts.count > 1:
+        owners = {str(facts.count): kind}
+    elif attribute == "second orientation":
+        owners = {facts.orientation: kind}
+    elif attribute == "orientation":
+        owners = {"upright": second}  # every second object is upright
+    elif attribute == "relation":
         # The relation of the group is wrong only if the caption claims it of the other object.
-        return {OPPOSITES.get(str(known["relation"])): second, known["relation"]: kind}.get(value, "")
-    if attribute == "position" and known["position"]:
-        row = POSITIONS.index(str(known["position"]))
-        other = row + ROWS_TO_SECOND.get(str(known["relation"]), 0)
+        owners = {OPPOSITES.get(facts.relation, ""): second, facts.relation: kind}
+    elif attribute == "position" and facts.position and second:
+        row = POSITIONS.index(facts.position)
         # The claim is wrong about its own object, so it is true of the other one.
-        places = {POSITIONS[row]: kind, POSITIONS[other]: second}
-        return places.get(value, "")
-    return ""
-
-
-def _placed_words(caption: str) -> list[tuple[str, int, int]]:
-    """The words as `check` reads them, in lower case, with start and end in the caption."""
-    # The lower case of one letter may have two letters, so each of them keeps the position of the original.
-    letters = [(small, place) for place, letter in enumerate(caption) for small in letter.lower()]
-    found = re.finditer(r"[a-z0-9]+", "".join(small for small, _ in letters))
-    return [(word.group(), letters[word.start()][1], letters[word.end() - 1][1] + 1) for word in found]
+        owners = {POSITIONS[row]: kind, POSITIONS[row + ROWS_TO_SECOND.get(facts.relation, 0)]: second}
+    return owners.get(value, "") if second else ""
 
 
 def _places(words: list[str], wanted: list[str]) -> list[tuple[int, int]]:
@@ -483,11 +493,15 @@ def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMa
     The same words can make two claims ("two pigs left of two ducks"). A claim is therefore searched only up to the word
     that completes it: the first word from which on every longer beginning of the caption makes the claim.
     """
+    facts = _as_facts(facts)
     result = check(caption, facts)
-    placed = _placed_words(caption)
-    words = [word for word, _, _ in placed]
+    # The lower case of one letter may have two letters, so each of them keeps the position of the original.
+    letters = [(small, place) for place, letter in enumerate(caption) for small in letter.lower()]
+    found = list(re.finditer(r"[a-z0-9]+", "".join(small for small, _ in letters)))
+    words = [word.group() for word in found]
+    placed = [(letters[word.start()][1], letters[word.end() - 1][1] + 1) for word in found]
     # Claims of the caption up to and including each word.
-    prefixes: list[CheckResult] = [check(caption[:end], facts) for _, _, end in placed]
+    prefixes = [check(caption[:end], facts) for _, end in placed]
     marks = []
     for verdict, claims in (("right", result.right), ("wrong", result.wrong)):
         for claim in claims:
@@ -502,9 +516,9 @@ def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMa
             marks.append(
                 ClaimMark(
                     claim,
-                    "misbound" if owner else "wrong" if verdict == "wrong" else "right",
-                    None if place is None else placed[place[0]][1],
-                    None if place is None else placed[place[1]][2],
+                    "misbound" if owner else verdict,  # type: ignore[arg-type]
+                    None if place is None else placed[place[0]][0],
+                    None if place is None else placed[place[1]][1],
                     owner,
                 )
             )

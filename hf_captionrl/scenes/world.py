@@ -331,13 +331,14 @@ def _columns(facts: Facts) -> list[int]:
     return list(range(first, last + 1))
 
 
+def has_possible_colours(facts: Facts) -> bool:
+    """Whether nothing is painted in its natural colour, or in that of the background, where it would be invisible."""
+    painted = ((facts.kind, facts.colour), (facts.second, facts.second_colour))
+    return all(not c or c not in (NATURAL_COLOURS.get(kind), facts.background) for kind, c in painted)
+
+
 def _is_possible(facts: Facts) -> bool:
-    """Whether a scene can show the facts."""
-    natural = facts.colour and NATURAL_COLOURS.get(facts.kind) == facts.colour
-    second_natural = facts.second_colour and NATURAL_COLOURS.get(facts.second) == facts.second_colour
-    # A thing in the colour of the background is invisible.
-    hidden = facts.background in (facts.colour, facts.second_colour)
-    return not (natural or second_natural or hidden or facts.kind == facts.second) and bool(_columns(facts))
+    return has_possible_colours(facts) and facts.kind != facts.second and bool(_columns(facts))
 
 
 def _place(rng: np.random.Generator, facts: Facts) -> Scene:
@@ -407,15 +408,7 @@ def vary_scene(rng: np.random.Generator, scene: Scene, kinds: tuple[str, ...] = 
 
 # Weights of the facts in which the images of a clique differ; the largest are those of facts that people rarely mention.
 # Orientation has a small one, because it is hard to see for many kinds.
-_CLIQUE_WEIGHTS = {
-    "orientation": 1,
-    "position": 3,
-    "size": 3,
-    "pattern": 3,
-    "weather": 3,
-    "colour": 3,
-    "second_colour": 3,
-}
+_CLIQUE_WEIGHTS = {"orientation": 1} | dict.fromkeys("position size pattern weather colour second_colour".split(), 3)
 _CLIQUE_WEIGHTS |= {"time": 2, "relation": 2, "background": 1, "count": 1}
 
 

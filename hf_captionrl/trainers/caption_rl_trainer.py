@@ -404,6 +404,12 @@ class RolloutEngine:
             raise ValueError(
                 f"'normalize_then_sum' needs rewards with the baseline 'group_mean', not {names}. Leave the others out."
             )
+        credited = [reward.name for reward in self.rewards.rewards if reward.gives_token_credit]
+        if credited and (args.scale_rewards, args.multi_objective_aggregation) != ("none", "sum_then_normalize"):
+            raise ValueError(
+                f"The reward(s) {credited} give credit to tokens in units of the reward, but scale_rewards is {args.scale_rewards!r} "
+                f"and multi_objective_aggregation {args.multi_objective_aggregation!r}. Use 'none' and 'sum_then_normalize'."
+            )
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
         self.micro_batches: list[dict[str, Any]] = []  # kept between two iterations over a rollout
         self.normalizer: Tensor | float = 1.0
@@ -444,7 +450,8 @@ class RolloutEngine:
             scale_rewards=args.scale_rewards,
             multi_objective_aggregation=args.multi_objective_aggregation,
         )
-        self._fill(micro_batches, completions, advantages)
+        credit = self.rewards.token_credit(context)  # (N, T)
+        self._fill(micro_batches, completions, advantages if credit is None else advantages[:, None] + credit)
         return context, rewards, advantages
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
@@ -491,14 +498,19 @@ class RolloutEngine:
         return means_over_processes(self.accelerator, [value])[0]
 
     def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
-        """Replace the captions of the data by the completions."""
+        """Replace the captions of the data by the completions; `advantages` `(N,)` of captions or `(N, T)` of tokens."""
         args, start = self.args, 0
         for index, inputs in enumerate(micro_batches):
             here = slice(start, start + len(inputs["rows"]) * args.num_generations)
             start = here.stop
             inputs.update(self.policy.encode_completions(completions.ids[here], completions.mask[here]))
             inputs["micro_batch"] = index
-            inputs["advantages"] = advantages[here].to(args.device, torch.float32)
+            mine = advantages[here].to(args.device, torch.float32)
+            if mine.ndim == 2:  # of the tokens, which stand behind the prompt in the labels
+                supervised = self.policy.align_labels(inputs["labels"]) != IGNORE_INDEX
+                rows = torch.zeros(supervised.shape, device=mine.device)
+                mine = rows.masked_scatter(supervised.to(mine.device), mine[completions.mask[here].to(mine.device)])
+            inputs["advantages"] = mine
             if self.reference is not None:
                 with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
@@ -683,6 +695,7 @@ class CaptionRLTrainer(CaptionTrainer):
             max_completion_length=self.args.max_completion_length,
             has_bags=min(self.batch_sampler.schedule.values()) > 1,
             columns=self.rollouts.images.column_names,
+            decode=captioner.decode,
         )
 
     def _make_monitor(self, thresholds: GuardThresholds | None) -> RolloutMonitor:

@@ -424,18 +424,18 @@ class GuardCallback(TrainerCallback):
         if not captions:
             return {}
         ended = None if ended is None else torch.as_tensor(ended)
-        if (reason := self.reason_against(captions, ended)) is not None:
-            self._against.append(reason)
-        found = describe_completions(captions, ended)[0]
+        found, reason = self._described(captions, ended)
+        self._against += [] if reason is None else [reason]
         return {name: found[name] for name in ("degenerate", "clipped_ratio") if name in found}
 
     def reason_against(self, captions: Sequence[str], ended: Tensor | None = None) -> str | None:
         """The limit that captions of an evaluation break, with value and example; None if they break none."""
-        if not captions:
-            return None
+        return self._described(captions, ended)[1] if captions else None
+
+    def _described(self, captions: Sequence[str], ended: Tensor | None) -> tuple[dict[str, float], str | None]:
         found, examples = describe_completions(captions, ended)
         texts = {name: captions[index] for name, index in examples.items()}
-        return self._reason(f"In {len(captions)} evaluated captions", [found], texts)
+        return found, self._reason(f"In {len(captions)} evaluated captions", [found], texts)
 
     def accepts(self, state: TrainerState) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""

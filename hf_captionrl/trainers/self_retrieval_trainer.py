@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import datasets
 
@@ -13,8 +13,10 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import (
     CiderReward,
+    ClaimReward,
     LengthPenalty,
     PairwiseDiversity,
+    QuestionReward,
     RepetitionPenalty,
     Reward,
     RewardLike,
@@ -48,6 +50,16 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
     diversity_weight: NotNegativeWeight = documented(
         0.0, "Weight of the diversity of the captions of an image; 0 leaves it out."
     )
+    claim_f1_weight: NotNegativeWeight = documented(
+        0.0, "Weight of the exact F1 of claims, of data with the column 'facts' (scenes); 0 leaves it out."
+    )
+    claim_credit: Literal["caption", "claim"] = documented(
+        "caption",
+        "Credit of claim_f1_weight: the tokens of a caption share its advantage, or each has that of its 'claim'.",
+    )
+    question_oracle_weight: NotNegativeWeight = documented(
+        0.0, "Weight of the share of exact questions that a caption answers, of data with 'facts'; 0 leaves it out."
+    )
     repetition_weight: NotNegativeWeight = documented(0.0, "Weight of the penalty on repetition; 0 leaves it out.")
     length_weight: NotNegativeWeight = documented(
         0.0, "Weight of the penalty on tokens beyond max_tokens; 0 leaves it out."
@@ -62,23 +74,22 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
             SelfRetrieval: self.retrieval_weight,
             CiderReward: self.cider_weight,
             PairwiseDiversity: self.diversity_weight,
+            ClaimReward: self.claim_f1_weight,
+            QuestionReward: self.question_oracle_weight,
             RepetitionPenalty: self.repetition_weight,
             LengthPenalty: self.length_weight,
             TruncationPenalty: self.truncation_weight,
         }
-        made = [
-            (make_reward(kind, self, **(given if kind is SelfRetrieval else {})), weight)
-            for kind, weight in kinds.items()
-        ]
+        more = {SelfRetrieval: given, ClaimReward: {"credit": self.claim_credit}}
+        made = [(make_reward(kind, self, **more.get(kind, {})), weight) for kind, weight in kinds.items()]
         return [(reward, weight) for reward, weight in made if weight]
 
     def check_rewards(self) -> None:
         """Refuse values that a reward does not accept, and weights that reward nothing."""
         self.make_rewards()
-        if not self.retrieval_weight and not self.cider_weight:  # penalties alone would teach empty captions
-            raise ValueError(
-                "retrieval_weight and cider_weight are all 0, so that nothing is rewarded. Set one of them above 0."
-            )
+        names = ("retrieval_weight", "cider_weight", "claim_f1_weight", "question_oracle_weight")
+        if not any(getattr(self, name) for name in names):  # penalties alone would teach empty captions
+            raise ValueError(f"{', '.join(names)} are all 0, so that nothing is rewarded. Set one of them above 0.")
 
 
 @dataclass

@@ -26,12 +26,15 @@ from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
-from hf_captionrl.rewards.base import completion_text
+from hf_captionrl.rewards.base import completion_text, refuse_token_credit
 from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_bag_sampler
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.options import NotNegative, check_values, documented
+from hf_captionrl.utils.versions import warn_untested
+
+warn_untested("trl")
 
 
 @dataclass
@@ -154,6 +157,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
             args.reward_weights,
         )
+        refuse_token_credit(self.rewards.rewards)
         self.caption_data = train_dataset
         self._scorer = scorers[0]
         images = args.generation_batch_size // args.num_generations

@@ -22,14 +22,7 @@ RESULT_FILE = "CAPTIONRL_RESULT_FILE"
 ERROR_FOLDER = "CAPTIONRL_ERROR_FOLDER"
 """Variable with the folder where the processes of one run write their errors; the launcher prints each once."""
 
-_INPUT_ERRORS = (
-    ValueError,
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-)
+_USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "TimeoutError"})
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -57,7 +50,7 @@ def is_input_error(error: BaseException) -> bool:
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     is_training = any(code.co_name in ("_inner_training_loop", "training_step") for code in frames)
     is_foreign = is_training and not frames[-1].co_filename.startswith(_PACKAGE + os.sep)
-    return (isinstance(error, _INPUT_ERRORS) or is_message) and not is_foreign
+    return (isinstance(error, _USER_ERRORS) or is_message) and not is_foreign
 
 
 def one_line(error: BaseException) -> str:
@@ -80,8 +73,8 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     try:
         with contextlib.redirect_stdout(output):
             result = main()
-        if (said := os.environ.get(RESULT_FILE)) and os.environ.get("RANK", "0") == "0":
-            Path(said).write_text("" if result is None else str(result), encoding="utf-8")
+        if (file := os.environ.get(RESULT_FILE)) and os.environ.get("RANK", "0") == "0":
+            Path(file).write_text("" if result is None else str(result), encoding="utf-8")
     except SystemExit as stop:  # argparse has printed its help, or training has stopped on a signal
         if isinstance(stop.code, str):
             say(stop.code)
@@ -93,18 +86,14 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
             raise
         if shows_traceback:
             traceback.print_exc()
-        _report(program, f"error: {one_line(error)}")
-        code = 2
+        said, code = f"error: {one_line(error)}", 2
+        # Once for all processes of a run: through the launcher, or with the number of the process.
+        folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
+        if folder and Path(folder).is_dir():
+            Path(folder, rank).write_text(f"{program}: {said}", encoding="utf-8")
+        else:
+            say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
     sys.exit(output.finish(program, code))
-
-
-def _report(program: str, message: str) -> None:
-    """Print an error once for all processes of a run: through the launcher, or with the number of the process."""
-    folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
-    if folder and Path(folder).is_dir():
-        Path(folder, rank).write_text(f"{program}: {message}", encoding="utf-8")
-    else:
-        say(f"{program}: {message}" if rank == "0" else f"{program}: process {rank}: {message}")
 
 
 class _OfflineAtOnce(logging.Filter):

@@ -44,7 +44,12 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    with contextlib.suppress(OSError):  # Windows and some network folders do not flush the entry of a folder
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -211,7 +216,7 @@ class LineFile:
 class FolderLock(LineFile):
     """Reserves a folder, created if missing, for one process and checks that it is writable; a context manager.
 
-    The lock ends with the process, also if the process is killed. Several processes may have it if all of them share it.
+    The lock ends with the process. Several processes may have it if all of them share it.
     """
 
     keeps_empty = False
@@ -222,12 +227,10 @@ class FolderLock(LineFile):
             self.folder.mkdir(parents=True, exist_ok=True)
             super().__init__(self.folder / ".run.lock")
             _LOCKS.add(self)
-            try:
-                atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(2**16)).unlink()
-            except OSError:
-                self.close()
-                raise
+            atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(2**16)).unlink()
         except OSError as error:
+            if self in _LOCKS:
+                self.close()
             raise type(error)(
                 f"Nothing can be written to {str(folder)!r} ({error.strerror}). Make room there, or use another output folder."
             ) from None
@@ -265,7 +268,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class CheckedOutput:
-    """Replaces stdout. If stdout cannot be written (a full disk), the work continues, and the error is reported at the end."""
+    """Replaces stdout. If it cannot be written (a full disk), the work continues, and the error is reported at the end."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -275,15 +278,14 @@ class CheckedOutput:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write, or remember the error."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or remember the error."""
         self._try(self._stream.flush)
 
     def _try(self, action: Callable[[], object]) -> None:
+        """Do it, or remember the error."""
         if self._error is not None:
             return
         try:
@@ -374,8 +376,7 @@ def installed_versions() -> dict[str, str]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    revision = _git_revision(Path(__file__).resolve().parents[1])
-    if revision:
+    if revision := _git_revision(Path(__file__).resolve().parents[1]):
         versions["git_revision"] = revision
     return versions
 
@@ -419,22 +420,12 @@ def json_digest(value: Any, *, size: int = 8) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=size).hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Flush the folder entry, if the system allows it (Windows and some network folders do not)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def shipped_path(*parts: str) -> Path:
     """A file of a checkout, or where a wheel installs it."""
     folders = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share/hf_captionrl"))
-    for folder in folders:
-        if folder.joinpath(*parts).is_file():
-            return folder.joinpath(*parts)
+    for path in (folder.joinpath(*parts) for folder in folders):
+        if path.is_file():
+            return path
     raise FileNotFoundError(
         f"{'/'.join(parts)} is neither in {folders[0]} nor in {folders[1]}. Check the name, or install from a checkout: "
         "pip install -e ."

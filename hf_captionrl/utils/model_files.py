@@ -40,9 +40,9 @@ MODELS: dict[str, str] = {
 
 def model_path(name: str) -> str:
     """Resolve `scenes:NAME` to the folder of a shipped model; other names are returned unchanged."""
-    if not name.startswith(PREFIX):
-        return name
     model = name.removeprefix(PREFIX)
+    if model == name:
+        return name
     if model not in MODELS:
         raise ValueError(f"There is no shipped model {name!r}. Use one of {[PREFIX + m for m in MODELS]}.")
     return str(Path(__file__).parents[1] / "scenes" / "checkpoints" / model)
@@ -194,10 +194,8 @@ def check_text_files(name: str, revision: str | None = None) -> None:
     for path in filter(None, (find_file(name, file, revision) for file in _TEMPLATE_FILES)):
         plain = path.endswith(".jinja")
         found = Path(path).read_text(encoding="utf-8") if plain else read_object(path).get("chat_template")
-        named = (
-            [part.get("template") for part in found if isinstance(part, dict)] if isinstance(found, list) else [found]
-        )
-        for template in named:
+        for named in found if isinstance(found, list) else [{"template": found}]:
+            template = named.get("template") if isinstance(named, dict) else None
             if isinstance(template, str) and template and not _renders(template):
                 raise ValueError(
                     f"The chat template in {shown(path)} needs more than 10 s, 1 GiB or 1 MiB of text for four messages. Use an "
@@ -220,11 +218,9 @@ def _growth(part: Any) -> float:
 @functools.lru_cache(maxsize=64)
 def _renders(template: str) -> bool:
     """Whether a conversation is rendered within limits, in a process of its own."""
+    given, command = template.encode(errors="replace"), [sys.executable, "-I", "-c", _RENDER]
     try:
-        command = [sys.executable, "-I", "-c", _RENDER]
-        done = subprocess.run(
-            command, input=template.encode(errors="replace"), capture_output=True, timeout=20, check=False
-        )
+        done = subprocess.run(command, input=given, capture_output=True, timeout=20, check=False)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode != 3 and done.returncode >= 0  # negative: ended by a signal of the limits
@@ -270,22 +266,23 @@ def find_weights(name: str, revision: str | None = None, files: Sequence[str] = 
     """Find the weights of a checkpoint in safetensors, and check that they are complete."""
     found, converted = _find(name, revision, files), None
     if found is None and hub_name(name) is not None:
-        candidates = (_find(name, pr, files) for pr in [*_open_pull_requests(name), *_cached_pull_requests(name)])
-        converted = next((weights for weights in candidates if weights is not None), None)
+        requests = [*_open_pull_requests(name), *_cached_pull_requests(name)]
+        converted = next(filter(None, (_find(name, request, files) for request in requests)), None)
         if revision in (None, "main"):
             found = converted
     if found is None:
         raise FileNotFoundError(_missing(name, revision, files, converted))
     if found.revision != revision:
         _warn_once(name, str(found.revision))
-    shards = check_index(found.path) if found.path.endswith(".index.json") else []
-    for shard in shards:
-        if find_file(name, shard, found.revision) is None:
+    shards = check_index(found.path) if found.path.endswith(".index.json") else [os.path.basename(found.path)]
+    paths = [find_file(name, shard, found.revision) for shard in shards]
+    for shard, path in zip(shards, paths, strict=True):
+        if path is None:
             raise FileNotFoundError(
                 f"{shown(found.path)} lists {shard}, which is missing. Use an intact copy of the checkpoint."
             )
-    for file in shards or [os.path.basename(found.path)]:
-        check_safetensors(str(find_file(name, file, found.revision)))
+    for path in paths:
+        check_safetensors(str(path))
     return found
 
 
@@ -405,7 +402,7 @@ def check_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
                 "names, and custom code of a checkpoint is never executed. Omit it; `captionrl convert` converts pickles."
             )
     asked = [name for name in _BITS if kwargs.get(name)]
-    names = [*asked, *(["quantization_config"] if kwargs.get("quantization_config") is not None else [])]
+    names = asked + ["quantization_config"] * (kwargs.get("quantization_config") is not None)
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} are given together. Use one of them.")
     kwargs = {name: value for name, value in kwargs.items() if name not in (*_FIXED, *_BITS)}
@@ -433,8 +430,7 @@ def _without_kernels(config: Any) -> Any:
     `flash_attention_2` is replaced by such a repository if the library is missing. `transformers_weights` may be the
     name of a pickle.
     """
-    config._attn_implementation_internal = None
-    config._experts_implementation_internal = None
+    config._attn_implementation_internal = config._experts_implementation_internal = None
     if getattr(config, "transformers_weights", None) is not None:
         config.transformers_weights = None
     for part in getattr(config, "sub_configs", {}):
@@ -444,11 +440,22 @@ def _without_kernels(config: Any) -> Any:
     return config
 
 
+# What loading raises if weights and configuration do not fit.
+_MISFITS = (RuntimeError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError, ImportError)
+# Model types with code in their checkpoints, and what to load instead.
+_INSTEAD = {
+    "moondream1": "Use a model of similar size, such as HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+    "internvl_chat": "Use the repository with -HF at the end of its name, such as OpenGVLab/InternVL3_5-2B-HF",
+    "minicpmv": "Use openbmb/MiniCPM-V-4.6",
+    "molmo": "Use allenai/Molmo2-8B",
+}
+
+
 def read_config(name: str, revision: str | None = None, *, hint: str = "") -> Any:
     """Read the configuration of a checkpoint."""
     import transformers
 
-    if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
+    if os.path.isdir(name) and not Path(name, "config.json").is_file():
         raise FileNotFoundError(f"The folder {name!r} has no config.json. Pass a folder written by save_pretrained.")
     path = find_file(name, "config.json", revision)
     kind = None if path is None else read_object(path).get("model_type")
@@ -465,10 +472,8 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
         if not isinstance(kind, str) or kind in transformers.CONFIG_MAPPING:
             reason = f"has a config.json with values of a wrong type ({said}). Use an intact copy of the checkpoint"
         elif brings_code(name, ("config.json",), revision):
-            reason = (
-                "needs custom code (auto_map in config.json), which is never executed here. Load a checkpoint of the same model that "
-                "uses a class of transformers (its name often ends in -hf), or convert it"
-            )
+            instead = "Load a checkpoint of the same model that uses a class of transformers (its name often ends in -hf), or convert it"
+            reason = f"needs custom code (auto_map in config.json), which is never executed here. {_INSTEAD.get(kind, instead)}"
         else:
             reason = (
                 f"has a model type that transformers {transformers.__version__} does not support. Update transformers, or check "
@@ -541,15 +546,7 @@ def load_pretrained(
             f"{name!r} has model type {checked['config'].model_type!r}, which {loader.__name__} does not support. Use a model of "
             "another type."
         ) from error
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        ArithmeticError,
-        AssertionError,
-        ImportError,
-    ) as error:
+    except _MISFITS as error:
         said = " ".join(str(error).split())[:300]
         if "out of memory" in said:
             raise
@@ -568,12 +565,9 @@ def load_pretrained(
 def check_width(config: Any, name: str) -> None:
     """Set `hidden_size` of a vision or text model's configuration to the width of its pooled output, if it has none."""
     if not isinstance(getattr(config, "hidden_size", None), int):
-        sizes = [
-            *(getattr(config, "hidden_sizes", None) or []),
-            getattr(config, "hidden_dim", None),
-        ]  # ResNet, EfficientNet
-        widths = [size for size in sizes if isinstance(size, int)]
-        if not widths:
+        # ResNet, EfficientNet
+        sizes = [*(getattr(config, "hidden_sizes", None) or []), getattr(config, "hidden_dim", None)]
+        if not (widths := [size for size in sizes if isinstance(size, int)]):
             raise ValueError(
                 f"{name!r} ({config.model_type}) does not say its width (hidden_size). Use another model."
             )

@@ -92,7 +92,7 @@ def option(default: Any = dataclasses.MISSING, *, help: str, **shown: Any) -> An
 
     `shown` are `metavar`, `nargs`, `aliases`, `choices` (if the type is not a `Literal`), `group` (a heading), `positional`,
     `repeated` (a list is given one value at a time: `--model A --model B`), and `shown_default`, which replaces the default at
-    the end of the help.
+    the end of the help. A positional option with `aliases` may be given by name, too.
     """
     metadata = {"help": help, **shown}
     if isinstance(default, list):
@@ -228,6 +228,10 @@ def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> N
     if given.get("positional"):
         if nargs is None and not required:
             nargs = "?"
+        if aliases := given.get("aliases"):  # also by name
+            either = group.add_mutually_exclusive_group(required=required)
+            either.add_argument(*aliases, dest=field.name, **settings, nargs=nargs if is_list else None)
+            group, nargs, settings = either, nargs or "?", settings | {"default": argparse.SUPPRESS}
         group.add_argument(field.name, nargs=nargs, **settings)
         return
     names = (f"--{field.name}", *given.get("aliases", ()))

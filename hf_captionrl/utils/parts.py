@@ -70,13 +70,6 @@ def read_shard(path: str | os.PathLike[str], columns: Sequence[str] | None = Non
     return _read_parquet(Path(path), read)
 
 
-def _read_footer(path: Path, place: Sequence[Any]) -> tuple[int, dict[str, Any]]:
-    """Number of rows of a part, and the [`Stage.made_by`] that it contains."""
-    schema, rows = _read_parquet(path, lambda file: (file.schema_arrow, file.metadata.num_rows))
-    _check_place(path, schema, place)
-    return rows, json.loads(schema.metadata[_MADE_BY])
-
-
 def _check_place(path: Path, schema: pa.Schema, place: Sequence[Any]) -> None:
     """Refuse the part of another run, or of another place: `place` is the digest of the settings and the number of the part."""
     if json.loads((schema.metadata or {}).get(_PLACE, b"null")) != list(place):
@@ -106,8 +99,8 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], rem
 class ShardFolder:
     """The parts of one result: `rows_per_shard` of `num_rows` rows of the source each.
 
-    The manifest is written or compared when the object is made: a folder with parts of other `settings` is refused. `overwrite`
-    discards existing parts. As a context manager, which may be nested, it keeps other commands out of the folder.
+    A folder with parts of other `settings` is refused. `overwrite` discards existing parts. As a context manager, which may be
+    nested, it keeps other commands out of the folder.
     """
 
     def __init__(
@@ -146,10 +139,10 @@ class ShardFolder:
     def _prepare(self) -> None:
         """Write the manifest, or refuse parts with other settings."""
         has_manifest = (self.folder / MANIFEST).is_file()
-        settings = read_manifest(self.folder)["settings"] if has_manifest else {}  # refuses a file of something else
+        settings = read_manifest(self.folder)["settings"] if has_manifest else None  # refuses a file of something else
         if not self._found():  # nothing, or a run that ended before its first part
             self._write_manifest()
-        elif not has_manifest:
+        elif settings is None:
             raise ValueError(
                 f"{str(self.folder)!r} has shards, but {MANIFEST} with their settings is missing. {_REMEDY}"
             )
@@ -184,7 +177,11 @@ class ShardFolder:
         return {path.name for path in self.folder.glob("part-*.parquet") if _PART.fullmatch(path.name)}
 
     def _footer(self, shard: int) -> tuple[int, dict[str, Any]]:
-        return _read_footer(self.folder / self.names[shard], (self._digest, shard))
+        """Number of rows of a part, and the [`Stage.made_by`] that it contains."""
+        path = self.folder / self.names[shard]
+        schema, rows = _read_parquet(path, lambda file: (file.schema_arrow, file.metadata.num_rows))
+        _check_place(path, schema, (self._digest, shard))
+        return rows, json.loads(schema.metadata[_MADE_BY])
 
     def rows(self, shard: int) -> range:
         """Rows of the source that a part covers."""
@@ -258,8 +255,7 @@ def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = 
     if "shards" not in manifest:
         raise ValueError(f"{str(folder)!r} is unfinished. Use the same command again to resume.")
     for number, shard in enumerate(manifest["shards"]):
-        path = folder / shard["file"]
-        table = read_shard(path, columns)
+        table = read_shard(path := folder / shard["file"], columns)
         _check_place(path, table.schema, (manifest["digest"], number))
         yield table
 
@@ -289,10 +285,8 @@ def seed_of_batch(seed: int, image_id: str) -> int:
 class Stage(ABC):
     """A function of a part, with models and data that are loaded once per process.
 
-    A stage is pickled and sent to every process before `load`, so `__init__` holds only settings. Every process reads its
-    rows from the source itself: on several machines, paths must name the same data on each.
-
-    The result of a part must not depend on the process or on earlier parts. Seeds come from the rows.
+    A stage is pickled and sent to every process before `load`, so `__init__` holds only settings; paths must name the same data on
+    every machine. The result of a part must not depend on the process or on earlier parts. Seeds come from the rows.
     """
 
     needs_gpu: bool = True
@@ -301,7 +295,7 @@ class Stage(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """Load models and data. Called once per process, before the first part."""
+        """Load models and data, before the first part."""
 
     def made_by(self) -> dict[str, Any]:
         """Facts that are known after `load` and affect the result, such as a fingerprint of the weights; equal in all parts."""
@@ -324,30 +318,27 @@ class Actor:
         self._made_by: dict[str, Any] | None = None
 
     def attempt(self, shard: int) -> str:
-        """Write one part; return the packed error, or an empty text. Packed errors are the same in all kinds of workers."""
+        """Write one part; return the packed error, or an empty text. Packed errors are the same in all kinds of workers.
+
+        An error is text, with the traceback of this process; its class may be unknown, or not picklable, elsewhere.
+        """
         try:
             self.work(shard)
         except Exception as error:
-            return _pack_error(error)
+            # Only Unicode errors cannot be constructed from a message.
+            built_in = (k for k in type(error).__mro__ if k.__module__ == "builtins" and "Unicode" not in k.__name__)
+            kind = next(built_in).__name__
+            name = "" if kind == type(error).__name__ else f"{type(error).__name__}: "
+            return json.dumps([kind, f"{name}{error}", "".join(traceback.format_exception(error))])
         return ""
 
     def work(self, shard: int) -> None:
         """Write one part."""
         if self._made_by is None:
             self.stage.load()
-            made_by = self.stage.made_by()
-            self.shards.check_made_by(made_by)
+            self.shards.check_made_by(made_by := self.stage.made_by())
             self._made_by = made_by
         self.shards.write(shard, self.stage(self.shards.rows(shard)), self.stage.schema(), self._made_by)
-
-
-def _pack_error(error: Exception) -> str:
-    """An error as text, with the traceback of this process; its class may be unknown, or not picklable, elsewhere."""
-    # Only Unicode errors cannot be constructed from a message.
-    kinds = (each for each in type(error).__mro__ if each.__module__ == "builtins" and "Unicode" not in each.__name__)
-    kind = next(each.__name__ for each in kinds)
-    name = "" if kind == type(error).__name__ else f"{type(error).__name__}: "
-    return json.dumps([kind, f"{name}{error}", "".join(traceback.format_exception(error))])
 
 
 def raise_packed(text: str) -> None:
@@ -433,10 +424,9 @@ Submit = Callable[[int], "Future[str]"]
 def in_workers(
     start: Callable[[int], Submit], todo: Sequence[int], number: int, died: type[Exception]
 ) -> Iterator[int]:
-    """Yield the numbers of finished parts of `todo`.
+    """Yield the numbers of finished parts of `todo`. `start` starts the worker with a number from 0.
 
-    `start` starts the worker with a number from 0. `died` is the error of a part whose worker has died: another worker takes its
-    place and the part.
+    `died` is the error of a part whose worker has died: another worker takes its place and the part.
     """
     left, idle, deaths = list(todo), list(range(number)), 0
     workers = [start(worker) for worker in idle]
@@ -483,8 +473,7 @@ def _start_worker(actor: Actor, gpu: str | None, processes: int) -> None:
     # The thread pools of a process then know that it is one of several on its machine, as under torchrun.
     os.environ["LOCAL_WORLD_SIZE"] = str(processes)
     if gpu is not None:
-        # Before CUDA is used: "cuda" is then this worker's GPU.
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used: "cuda" is then this worker's GPU
     _actor = actor
 
 
@@ -511,7 +500,5 @@ def _in_processes(actor: Actor, todo: list[int], number: int) -> Iterator[int]:
     try:
         yield from in_workers(start, todo, number, BrokenProcessPool)
     finally:
-        for pool in pools:
-            pool.shutdown(wait=False, cancel_futures=True)
-        for pool in pools:
+        for pool in pools:  # waits: after an error, no part may appear in a folder that is free again
             pool.shutdown()

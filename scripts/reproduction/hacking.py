@@ -1,25 +1,19 @@
-"""Tables of docs/reward_hacking.md: rewards and held-out measurements of captions during a training that is too long, and large bags."""
+"""Tables of docs/reward_hacking.md: the observatory, its predictions, and large bags."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from scripts.reproduction.numbers import Measured, difference, seed_interval, shown
+from scipy.stats import kendalltau
 
-RUNS = ("reward_hacking_seeds", "reward_hacking_kinds_seeds", "reward_hacking_diversity_seeds")
-BAGS = "large_bags_seeds"
-REWARD, HELD_OUT = "reward_rd100_recall_at_1", "rd100_recall_at_1"
-_COLUMNS = (
-    "reward",
-    "reward scorer, change",
-    "held-out scorer, change",
-    "reward minus held-out",
-    "held-out, last minus best",
-    "hallucination",
-    "words",
-    "guard, step",
-)
+from scripts.reproduction.numbers import Measured, difference, scaled, seed_interval, shown
+
+OBSERVATORY, BAGS = "observatory", "large_bags_seeds"
+HELD_OUT = "rd100_recall_at_1"
+PREDICTIONS = Path(__file__).resolve().parents[2] / "docs" / "predictions.md"
 _BAG_COLUMNS = (
     "bags of 20, without penalties, and one change",
     "words",
@@ -36,57 +30,156 @@ def _at(points: Sequence[Mapping[str, Any]], step: int, key: str) -> Measured:
     return seed_interval(points[step][key]["values"])
 
 
-def _cell(number: Measured, *, signed: bool = True) -> str:
+def cell(number: Measured, *, signed: bool = True) -> str:
+    """A number with half of its interval."""
     sign = "+" if signed and number.value >= 0 else ""
-    ends = "" if number.low is None else f" [{shown(number.low)}, {shown(number.high or 0.0)}]"
+    ends = "" if number.low is None else f" ±{shown(number.value - number.low)}"
     return f"{sign}{shown(number.value)}{ends}"
-
-
-def _after_best(points: Sequence[Mapping[str, Any]]) -> Measured:
-    """R@1 of the last evaluation minus that of the best one of each seed, by the held-out scorer."""
-    seeds = range(len(points[0][HELD_OUT]["values"]))
-    of_seeds = [[point[HELD_OUT]["values"][seed] for point in points] for seed in seeds]
-    return seed_interval([values[-1] - max(values) for values in of_seeds])
 
 
 def _alarms(steps: Sequence[int | None]) -> str:
     return ", ".join("never" if step is None else str(step) for step in steps)
 
 
-def _unfinished(*runs: str) -> str:
-    return f"The runs of this section are not finished: `python scripts/reproduce.py --only {' '.join(runs)}`."
-
-
-def section(records: Sequence[Mapping[str, Any] | None]) -> str:
-    """One row per reward, from its first evaluation, before training, to its last."""
-    finished = [record for record in records if record is not None]
-    if len(finished) < len(records):
-        return _unfinished(*RUNS)
-    lines = [f"| {' | '.join(_COLUMNS)} |", f"|:--|{'--:|' * (len(_COLUMNS) - 1)}"]
-    for record in finished:
-        for name, points in record["learning_curves"].items():
-            rises = [difference(_at(points, -1, key), _at(points, 0, key)) for key in (REWARD, HELD_OUT)]
-            cells = [_cell(rise) for rise in (*rises, difference(*rises), _after_best(points))]
-            cells += [_cell(_at(points, -1, key), signed=False) for key in ("hallucination", "length")]
-            lines.append(f"| {name} | {' | '.join(cells)} | {_alarms(record['guard'][name])} |")
-    return "\n".join([*lines, "", _made_by(*finished)])
-
-
-def bags_section(record: Mapping[str, Any] | None) -> str:
+def bags_section(record: Mapping[str, Any]) -> str:
     """One row per change to bags of 20 without penalties: the last evaluation."""
-    if record is None:
-        return _unfinished(BAGS)
     lines = [f"| {' | '.join(_BAG_COLUMNS)} |", f"|:--|{'--:|' * (len(_BAG_COLUMNS) - 1)}"]
     start, rows = record["rows"][0], {row["name"]: row for row in record["rows"]}
     for name, alarms in record["guard"].items():
         values = {key: seed_interval(rows[name][key]["values"]) for key in _BAG_KEYS}
         rise = difference(values.pop(HELD_OUT), seed_interval(start[HELD_OUT]["values"]))
-        cells = [_cell(value, signed=False) for value in values.values()]
-        lines.append(f"| {name} | {' | '.join([*cells, _cell(rise)])} | {_alarms(alarms)} |")
+        cells = [cell(value, signed=False) for value in values.values()]
+        lines.append(f"| {name} | {' | '.join([*cells, cell(rise)])} | {_alarms(alarms)} |")
     return "\n".join([*lines, "", _made_by(record)])
 
 
-def _made_by(*records: Mapping[str, Any]) -> str:
-    seeds = ", ".join(map(str, records[0]["seeds"]))
-    commands = " and ".join(f"`{record['command']}`" for record in records)
-    return f"Mean and 95 % interval over seeds {seeds}. Made by {commands}."
+def _made_by(record: Mapping[str, Any]) -> str:
+    command = record["command"]
+    command = command if isinstance(command, str) else f"python scripts/reproduce.py --only {OBSERVATORY}"
+    return f"Mean ± half of the 95 % interval over seeds {', '.join(map(str, record['seeds']))}. Made by `{command}`."
+
+
+# --- The observatory: one budget for every reward; the predictions of docs/predictions.md ------------------------------
+
+_OBSERVED = {
+    "fact_recall": "fact recall",
+    "hallucination": "hallucination",
+    HELD_OUT: "R@1 among 100, held-out",
+    "cider_d": "CIDEr-D",
+    "words": "words",
+    "unique": "different captions",
+}
+_UNINFORMED = ("CIDEr", "SR", "SR, bags of 5", "CLIPScore", "log-probability", "random")
+
+
+def above(number: Measured, limit: float = 0.0) -> bool | None:
+    """Whether the whole interval is above the limit (True), nothing of it (False), or some of it (None)."""
+    low, high = (number.value if bound is None else bound for bound in (number.low, number.high))
+    return True if low > limit else False if high <= limit else None
+
+
+def below(number: Measured, limit: float = 0.0) -> bool | None:
+    """The opposite of [`above`]."""
+    found = above(number, limit)
+    return None if found is None else not found
+
+
+def unchanged(number: Measured) -> bool:
+    """Whether 0 is in the interval."""
+    return above(number) is None or number.value == 0
+
+
+def verdict_of(conditions: Sequence[bool | None]) -> str:
+    """What became of a prediction with these conditions."""
+    return "does not hold" if False in conditions else "open" if None in conditions else "holds"
+
+
+def prediction_rows(prefix: str) -> dict[str, str]:
+    """The text of each prediction of docs/predictions.md whose name begins with a letter."""
+    return dict(re.findall(rf"^\| ({prefix}\d+) \| (.*) \|$", PREDICTIONS.read_text(encoding="utf-8"), re.M))
+
+
+def observatory(record: Mapping[str, Any]) -> str:
+    """The change of every number by 200 steps of each reward, and in the held-back world."""
+    columns = ["reward", *_OBSERVED.values(), "KL", "fact recall, held back", "hallucination, held back"]
+    lines = [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
+    for name, points in record["learning_curves"].items():
+        held_back = record["held_back"][name]
+        cells = [cell(difference(_at(points, -1, key), _at(points, 0, key))) for key in _OBSERVED]
+        cells.append(cell(_at(points, -1, "kl"), signed=False))
+        cells += [cell(difference(_at(held_back, -1, key), _at(held_back, 0, key))) for key in list(_OBSERVED)[:2]]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    first = {key: shown(_at(points, 0, key).value) for key in _OBSERVED}
+    before = ", ".join(f"{title} {first[key]}" for key, title in _OBSERVED.items())
+    return "\n".join([*lines, "", f"Before training: {before}. {_made_by(record)}"])
+
+
+def predictions(record: Mapping[str, Any]) -> str:
+    """The verdict of each prediction on the test scenes and in the held-back world."""
+    both = [judged(record[world]) for world in ("learning_curves", "held_back")]
+    text = prediction_rows("O")
+    rows = [f"| {name} | {text[name]} | {both[0][name]} | {both[1][name]} |" for name in both[0]]
+    return "\n".join(["| | prediction | test scenes | held-back world |", "|:--|:--|:--|:--|", *rows])
+
+
+def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """What became of O1 to O12 of docs/predictions.md: "holds", "does not hold" or "open".
+
+    A condition holds if the whole interval over seeds fulfils it, and does not hold if nothing of it does. A prediction holds if all
+    its conditions do, and does not hold if one does not. "Does not raise" (O7) and "change nothing" (O9) hold unless the change is significant.
+    """
+
+    def end(reward: str, key: str) -> Measured:
+        return _at(curves[reward], -1, key)
+
+    def gain(reward: str, key: str = "fact_recall") -> Measured:
+        return difference(end(reward, key), _at(curves[reward], 0, key))
+
+    def between(number: Measured, limit: float) -> bool | None:
+        sides = (below(number, limit), above(number, -limit))
+        return False if False in sides else None if None in sides else True
+
+    def taus() -> Measured:
+        def of_seed(seed: int) -> float:
+            found = [
+                [gain(reward, key).values[seed] for reward in _UNINFORMED]
+                for key in (HELD_OUT, "fact_recall", "hallucination")
+            ]
+            return float(
+                kendalltau(found[0], [fact - wrong for fact, wrong in zip(*found[1:], strict=True)]).statistic
+            )
+
+        return seed_interval([of_seed(seed) for seed in range(len(gain("SR").values))])
+
+    f1, exact, judge, truth = "F1 of claims", "questions, exact reader", "judge with length bias", "SR by truth"
+    words = difference(end("recall of claims", "words"), scaled(_at(curves["recall of claims"], 0, "words"), 2))
+    conditions: dict[str, list[bool | None]] = {
+        "O1": [between(gain("CIDEr"), 0.05), above(gain("CIDEr", "cider_d"))],
+        "O2": [
+            above(gain(reward, key)) for reward in ("SR", "SR, bags of 5") for key in ("fact_recall", "hallucination")
+        ],
+        "O3": [above(difference(end("CLIPScore", key), end("SR", key))) for key in ("words", "hallucination")],
+        "O4": [below(gain("log-probability", key)) for key in ("fact_recall", "unique")],
+        "O5": [below(end("precision of claims", "hallucination"), 0.05), below(gain("precision of claims"), 0.05)],
+        "O6": [above(words), above(end("recall of claims", "hallucination"), 0.2)],
+        "O7": [above(gain(f1), 0.2), above(gain(f1, "hallucination")) is not True],
+        "O8": [
+            between(difference(gain(exact), gain(f1)), 0.1),
+            above(difference(end(exact, "hallucination"), end(f1, "hallucination"))),
+        ],
+        "O9": [
+            unchanged(gain(reward, key)) for reward in ("questions, guessing reader", "random") for key in _OBSERVED
+        ],
+        "O10": [above(difference(end(judge, key), end(f1, key))) for key in ("words", "hallucination")],
+        "O11": [above(difference(gain(truth), gain("SR"))), above(difference(gain(f1), gain(truth)))],
+        "O12": [below(taus(), 0.5)],
+    }
+    return {name: verdict_of(found) for name, found in conditions.items()}
+
+
+TABLES = {
+    "observatory": (OBSERVATORY, observatory),
+    "predictions": (OBSERVATORY, predictions),
+    "large_bags": (BAGS, bags_section),
+}
+"""The result and the table behind each marker of a page."""

@@ -150,12 +150,6 @@ def test_other_settings_use_the_loop_of_transformers(settings, monkeypatch):
     assert found.tolist() == captioner.generate(**images, max_new_tokens=T, **settings).ids.tolist()
 
 
-def test_several_greedy_captions_of_an_image_are_refused():
-    captioner, images = captioner_and_images("blip")
-    with pytest.raises(ValueError, match="num_return_sequences"):
-        captioner.generate(**images, num_return_sequences=2)
-
-
 LENGTH, NUMBER = 3, 20_000
 
 
@@ -337,11 +331,17 @@ def _compare_with_inductor():
     assert sampled(captioner, images, compile_decoding=True) == sampled(captioner, images)
 
 
-@pytest.mark.parametrize("settings", [{"num_beams": 2}, {"use_cache": False}])
-def test_compiled_decoding_refuses_what_the_loop_does_not_decode(settings):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compile_decoding": True, "num_beams": 2}, "compile_decoding is True, but these settings need the"),
+        ({"num_return_sequences": 2}, "num_return_sequences"),  # equal greedy captions
+    ],
+)
+def test_settings_that_are_refused(settings, message):
     captioner, images = captioner_and_images("vit-gpt2")
-    with pytest.raises(ValueError, match="compile_decoding is True, but these settings need the decoding loop"):
-        captioner.generate(**images, max_new_tokens=3, compile_decoding=True, **settings)
+    with pytest.raises(ValueError, match=message):
+        captioner.generate(**images, max_new_tokens=3, **settings)
 
 
 def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, capsys):
@@ -362,7 +362,7 @@ def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, caps
     assert settings["attn_implementation"] == "eager"
     assert "load_in_4bit" not in settings
     assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
-    assert "--num_beams is 3. Use --num_beams 1" in capsys.readouterr().err
+    assert "--num_beams" in capsys.readouterr().err
     assert main([*line, str(tmp_path / "c.jsonl"), "--cache_implementation", "static"]) == 2
     assert "cannot decode with a static cache" in capsys.readouterr().err
 

@@ -297,14 +297,26 @@ def test_cached_pixels_equal_the_processors_or_are_refused(tmp_path, name):
         cached_pixels(data(), captioner.prepared_pixels, directory=tmp_path)
 
 
-def test_processors_of_pillow_are_split_too(tmp_path):
-    model, processor = build("git")
+def of_pillow(processor):
     settings = processor.image_processor.to_dict()
     kind = getattr(transformers, f"{settings.pop('image_processor_type')}Pil")
     processor.image_processor = kind(**settings)
-    captioner = load_captioner(model, processor=processor)
-    assert captioner.image_processor.backend == "pil"
-    check(captioner, tmp_path)
+    assert processor.image_processor.backend == "pil"
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("git", of_pillow),
+        # Processors that split images into tiles, set to one size.
+        ("internvl", lambda p: vars(p.image_processor).update(min_patches=1, max_patches=1)),
+        ("idefics3", lambda p: vars(p.image_processor).update(do_image_splitting=False)),
+    ],
+)
+def test_processors_of_pillow_and_of_one_size_are_split(tmp_path, name, change):
+    model, processor = build(name)
+    change(processor)
+    check(load_captioner(model, processor=processor), tmp_path)
 
 
 @pytest.mark.parametrize("left_out", ["do_normalize", "do_rescale"])
@@ -314,17 +326,6 @@ def test_processors_that_leave_out_a_step_are_split(left_out):
     captioner = load_captioner(model, processor=processor)
     images = some_images()
     assert_equal(captioner.encode_pixels(captioner.prepare_pixels(images)), captioner.encode_images(images))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("internvl", {"min_patches": 1, "max_patches": 1}), ("idefics3", {"do_image_splitting": False})],
-)
-def test_tiling_processors_with_one_size_are_split(tmp_path, name, settings):
-    model, processor = build(name)
-    for key, value in settings.items():
-        setattr(processor.image_processor, key, value)
-    check(load_captioner(model, processor=processor), tmp_path)
 
 
 def between_whole_numbers(pixels, settings):

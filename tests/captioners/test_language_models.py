@@ -3,11 +3,13 @@
 import base64
 import io
 import json
+import math
 import shutil
 import sys
 import time
 import types
 
+import numpy as np
 import pytest
 import torch
 from jinja2.exceptions import TemplateError
@@ -18,7 +20,6 @@ from hf_captionrl.apps.boosting.prompts import VISUAL_PROMPT, blend_prompt, visu
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import start_token_settings
 from hf_captionrl.captioners.language_models import (
-    Backend,
     BackendError,
     CaptionerBackend,
     HTTPBackend,
@@ -31,8 +32,11 @@ from hf_captionrl.captioners.language_models import (
 )
 from hf_captionrl.data import open_image
 from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.prompts import Backend
 from tests.apps.boosting.doubles import scenes
 from tests.apps.boosting.server import ChatServer, texts_of
+from tests.tiny.chat import HandSet, chat_backend
+from tests.tolerances import assert_close, close
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +90,8 @@ def test_last_try_returns_a_failure():
     assert found[0].reason == "backend_failed"
     assert "3 tries" in found[0].detail
     assert "500" in found[0].detail
+    found, _, _ = ask(lambda number, messages: (200, {}), tries=1)
+    assert "told to" in found[0].detail  # what a server says without a status of its own
     assert (len(server.requests), len(waits)) == (3, 2)
 
 
@@ -132,7 +138,7 @@ def test_key_is_sent_and_never_shown(monkeypatch):
 @pytest.mark.parametrize("key", ["", "sk-very\nsecret", "sk-sécret"])
 def test_invalid_key_raises_without_printing_it(monkeypatch, key):
     monkeypatch.setenv("SOME_KEY", key)
-    with pytest.raises(BackendError, match="SOME_KEY") as error:
+    with pytest.raises(ValueError, match=r"api_key_env.*SOME_KEY") as error:
         HTTPBackend("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY")
     assert "cret" not in str(error.value)
     for url in ("127.0.0.1:8000", "ftp://x/v1", "http://me:pass@x/v1", "http://x/v1?key=1"):
@@ -322,3 +328,141 @@ def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
     assert before == VLLMBackend(str(tmp_path)).revision
     (tmp_path / "model.safetensors").write_bytes(b"2")
     assert VLLMBackend(str(tmp_path)).revision != before
+
+
+# --- Log-probabilities of answers --------------------------------------------------------------------------------------
+
+
+ANSWERS = ["Yes", "No", "0.1", "a dog sleeps"]
+
+
+def whole_log_probs(backend, inputs, ids):
+    """One pass over the prompt and the whole answer, without a cache."""
+    length = inputs["input_ids"].shape[1]
+    inputs = {name: value for name, value in inputs.items() if name != "labels"}
+    longer = dict(inputs, input_ids=torch.cat([inputs["input_ids"], torch.tensor([ids])], 1))
+    for name, value in inputs.items():
+        # PaliGemma sees a prompt in both directions, and its answer (type 1) in one; the types of other models are 0 for text.
+        types = backend._model.config.model_type == "paligemma" and name == "token_type_ids"
+        if name != "input_ids" and value.shape[:2] == (1, length):
+            fill = torch.full((1, len(ids)), int(types or name == "attention_mask"), dtype=value.dtype)
+            longer[name] = torch.cat([value, fill], 1)
+    with torch.no_grad():
+        logits = backend._model(**longer).logits[0].double().log_softmax(-1)
+    return sum(float(logits[length - 1 + place, token]) for place, token in enumerate(ids))
+
+
+@pytest.mark.parametrize("kind", ["llava", "paligemma", "qwen2_5_vl", "gemma3", "smolvlm"])
+def test_answers_after_one_pass_over_the_prompt_equal_whole_passes(kind, tmp_path):
+    """With one image and with three in a prompt; positions of Qwen are of three axes, the windows of Gemma slide."""
+    backend = chat_backend(kind, tmp_path)
+    images = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue", "green")]
+    prompts = [Prompt("x", "1", "two dogs?", image=images[0]), Prompt("x", "2", "a dog and a cat?", image=images)]
+    found = backend.answer_log_probs(prompts, ANSWERS)
+    assert found.shape == (2, 4)
+    for prompt, row in zip(prompts, found, strict=True):
+        inputs, (text,) = backend._encoded([prompt])
+        ids = backend._answer_ids(text, int(inputs["input_ids"][0, -1]), ANSWERS)
+        assert [backend._tokenizer.decode(own).strip() for own in ids] == ANSWERS
+        assert len(ids[3]) > len(ids[1]) > 1  # several tokens
+        expected = [whole_log_probs(backend, inputs, own) for own in ids]
+        assert_close(row, expected, dtype="float32", ulps=64)
+    assert np.abs(found[0] - found[1]).min() > 1e-4  # the prompt matters
+
+
+def test_answers_follow_a_blank_after_a_word_only(tmp_path):
+    llava, qwen = chat_backend("llava", tmp_path / "a"), chat_backend("qwen2_vl", tmp_path / "b")
+    for backend, blank in ((llava, " "), (qwen, "")):  # "ASSISTANT:" and "assistant\n"
+        inputs, (text,) = backend._encoded([Prompt("x", "1", "what?", image=Image.new("RGB", (16, 16)))])
+        (ids,) = backend._answer_ids(text, int(inputs["input_ids"][0, -1]), ["No"])
+        assert backend._tokenizer.decode(ids) == blank + "No"
+
+
+def test_prompt_is_computed_once_and_16_bits_are_summed_in_more(tmp_path):
+    backend = chat_backend("llava", tmp_path, dtype="bfloat16")
+    hand = HandSet(backend, lambda colours, text: {"0": 3.0, ".": 2.0, "7": 1.0, "1": -2.0})
+    prompt = Prompt("x", "1", "how good?", image=Image.new("RGB", (16, 16), "red"))
+    (found,) = backend.answer_log_probs([prompt], ["0.7", "1.0", "0.77777777"])
+    assert hand.forwards == 2  # the prompt, and all answers together
+    # Each of 11 tokens has a probability that bf16 rounds by up to 0.02 nats at this magnitude.
+    assert_close(found, [hand.log_prob(["r"], "", answer) for answer in ("0.7", "1.0", "0.77777777")], dtype="float32")
+
+
+def test_text_models_have_log_probabilities_too(writer):
+    found = writer.answer_log_probs([Prompt("x", "", "two pigs"), Prompt("x", "", "a tree")], ["on a", "left of"])
+    for prompt, row in zip(("two pigs", "a tree"), found, strict=True):
+        inputs, _ = writer._encoded([Prompt("x", "", prompt)])
+        for answer, value in zip((" on a", " left of"), row, strict=True):
+            ids = writer._tokenizer(answer, add_special_tokens=False)["input_ids"]
+            assert value == close(whole_log_probs(writer, inputs, ids), dtype="float32", ulps=64)
+    [(_, failure)] = writer.score_answers([blend_prompt("2", ["a pig"] * 300)], ["a"])
+    assert failure.reason == "backend_rejected"
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [lambda: CaptionerBackend("scenes:blip-mle", device="cpu"), lambda: text_backend_of_images()],
+    ids=["captioner", "no cache"],
+)
+def test_backends_without_probabilities_say_so(backend):
+    with pytest.raises(BackendError, match="no probabilities"):
+        list(backend().score_answers(looking()[:1], ["Yes"]))
+
+
+def text_backend_of_images():
+    return TransformersVisionBackend("scenes:blip-mle", device="cpu", dtype="float32")
+
+
+def offered(*positions):
+    """A choice of an endpoint: for each position the tokens with their probabilities, the written one first."""
+    content = []
+    for tokens in positions:
+        found = [{"token": token, "logprob": math.log(value)} for token, value in tokens.items()]
+        content.append({**found[0], "top_logprobs": found})
+    text = "".join(position["token"] for position in content)
+    return {"message": {"content": text}, "logprobs": {"content": content}}
+
+
+YES_OR_NO = offered({"Yes": 0.6, " Yes": 0.1, "No": 0.2, "Y": 0.05})
+RATED = offered({"0": 0.9, "1": 0.1}, {".": 0.8, ",": 0.2}, {"7": 0.5, "6": 0.3, "": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("choice", "answers", "expected"),
+    [
+        (YES_OR_NO, ["Yes", "No"], [0.7, 0.2]),  # blanks before the first token do not count
+        (RATED, ["0.7", "0.6"], [0.9 * 0.8 * 0.5, 0.9 * 0.8 * 0.3]),
+        (RATED, ["1", "0,"], [0.1, 0.9 * 0.2]),
+        (offered({"0.": 0.5, "0": 0.4}, {"7": 0.5}), ["0.7"], [0.25]),
+    ],
+)
+def test_endpoint_offers_answers_of_one_and_several_tokens(choice, answers, expected):
+    with ChatServer(lambda messages: choice) as server:
+        found = HTTPBackend(server.url, "m").answer_log_probs([Prompt("x", "", "?")], answers)
+    assert np.exp(found[0]) == close(expected)
+    body = server.requests[0]
+    assert (body["logprobs"], body["top_logprobs"], body["max_tokens"]) == (True, 20, max(map(len, answers)))
+
+
+@pytest.mark.parametrize("answers", [["Yes", "Maybe"], ["Ye"], ["1.0"]])
+def test_answer_that_is_not_offered_is_an_error_that_names_it(answers):
+    with ChatServer(lambda messages: RATED if "1.0" in answers else YES_OR_NO) as server:
+        backend = HTTPBackend(server.url, "m")
+        [(_, failure)] = backend.score_answers([Prompt("x", "", "?")], answers)
+        with pytest.raises(BackendError, match=answers[-1]):
+            backend.answer_log_probs([Prompt("x", "", "?")], answers)
+    assert failure.reason == "backend_rejected"
+
+
+def test_endpoint_without_log_probabilities_stops_the_run():
+    with ChatServer(lambda messages: "Yes") as server, pytest.raises(BackendError, match="top_logprobs"):
+        list(HTTPBackend(server.url, "m", concurrency=1).score_answers([Prompt("x", "", "?")] * 9, ["Yes"]))
+    assert len(server.requests) == 1
+
+
+def test_several_images_are_named_by_letters():
+    images = [Image.new("RGB", (2, 2)), Image.new("RGB", (3, 3))]
+    with ChatServer(lambda messages: "B") as server:
+        list(HTTPBackend(server.url, "m", is_multimodal=True).complete([Prompt("x", "", "Which?", image=images)]))
+    parts = server.requests[0]["messages"][0]["content"]
+    assert [part.get("text", "image") for part in parts] == ["Image A: ", "image", "Image B: ", "image", "Which?"]

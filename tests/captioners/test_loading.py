@@ -463,8 +463,6 @@ def test_missing_image_processor_raises(tmp_path):
     stored(tmp_path, model, processor)
     in_files_of_their_own(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="no tokenizer or no image processor"):
-        load_captioner(tmp_path)
     edit(tmp_path, "processor_config.json", processor_class="Florence2Processor")
     with pytest.raises(ValueError, match=r"cannot be loaded from processor_config\.json, tokenizer_config\.json"):
         load_captioner(tmp_path)

@@ -10,10 +10,7 @@ from PIL import Image
 from hf_captionrl.cli import main
 from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
-from hf_captionrl.retrieval.neighbours import (
-    neighbour_recall,
-    normalised,
-)
+from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.parts import ShardFolder
 from tests.tolerances import close, within

@@ -37,7 +37,7 @@ def test_missing_package_is_broken_and_exits_with_1(monkeypatch, capsys):
     assert main(["doctor"]) == 1
     output = capsys.readouterr()
     assert "[FAIL] peft: not installed" in output.out
-    assert "[FAIL] trl: 0.1, but needed: <1.17" in output.out
+    assert "[FAIL] trl: 0.1, but needed: " in output.out
     assert "broken: peft, trl." in output.err
 
 

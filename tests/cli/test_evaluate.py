@@ -285,18 +285,6 @@ def test_the_whole_command_in_a_new_folder(folder, capsys):
     assert r"CIDEr-D $\uparrow$ & " in Path("outputs/evaluate/comparison.tex").read_text()
 
 
-def test_other_layouts_give_the_same_numbers(folder, capsys):
-    assert main([*COMMAND, "--no_references"]) == 0
-    expected = rows_of("outputs/evaluate", "text")
-    Path("a.csv").write_text("file_name,caption\n" + "".join(f"{i},{text}\n" for i, text in reversed(BAD.items())))
-    Path("b.tsv").write_text("image_id\tcaption\n" + "".join(f"{i}\t{text}\n" for i, text in GOOD.items()))
-    images = [{"cocoid": int(i), "split": "test", "sentences": [{"raw": t} for t in c]} for i, c in REFERENCES.items()]
-    Path("dataset_coco.json").write_text(json.dumps({"images": images, "dataset": "coco"}))
-    command = ["evaluate", "--captions", "a.csv", "b.tsv", "--references", "dataset_coco.json", "--no_references"]
-    assert main([*command, "--output_dir", "other"]) == 0
-    assert rows_of("other", "text") == expected
-
-
 def test_without_references_captions_alone_are_measured(folder, capsys):
     assert main(["evaluate", "--captions", "b.json", "--dataset", "none", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -333,20 +321,15 @@ def test_images_are_read_if_a_metric_needs_them(folder, capsys):
     assert "not run: no references, and one file of captions" in Path("outputs/evaluate/comparison.md").read_text()
 
 
-def changed(name, change):
-    Path(name).write_text(json.dumps(change(json.loads(Path(name).read_text()))))
-
-
-def with_other_ids(rows):
-    return [{**row, "image_id": row["image_id"] + 15} for row in rows]
+def refer_to_other_images():
+    rows = json.loads(Path("refs.json").read_text())["annotations"]
+    Path("refs.json").write_text(json.dumps([{**row, "image_id": row["image_id"] + 15} for row in rows]))
 
 
 @pytest.mark.parametrize(
     ("break_it", "more", "named"),
     [
-        (lambda: changed("b.json", with_other_ids), [], "only one of them"),
-        (lambda: [changed(name, with_other_ids) for name in ("a.json", "b.json")], [], "refs.json"),
-        (lambda: changed("refs.json", lambda _: dict.fromkeys(REFERENCES, "")), [], "reference of image '0'"),
+        (refer_to_other_images, [], "refs.json"),
         (lambda: Path("refs.json").unlink(), [], "refs.json"),
         (lambda: None, ["--scorer", "scenes:clip-reward"], "--scorer"),
         (lambda: None, ["--split", "test"], "--split"),

@@ -11,6 +11,7 @@ from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.model_files import model_path
+from tests.tiny import write_photos
 
 NAMES = [f"{number}.png" for number in range(8)]
 TRAINED, OTHERS = set(NAMES[:5]), set(NAMES[5:])
@@ -20,12 +21,7 @@ TRAINED, OTHERS = set(NAMES[:5]), set(NAMES[5:])
 def photos(tmp_path_factory):
     """Eight photographs with captions, and `model`, trained on the first five of them."""
     root = tmp_path_factory.mktemp("trained")
-    (root / "photos").mkdir()
-    lines = []
-    for name, row in zip(NAMES, load_scenes(num_train=0, num_validation=0, num_test=8)["test"], strict=True):
-        row["image"].save(root / "photos" / name)
-        lines.append(json.dumps({"file_name": name, "captions": row["captions"]}))
-    (root / "photos/metadata.jsonl").write_text("\n".join(lines))
+    write_photos(root / "photos", load_scenes(num_train=0, num_validation=0, num_test=8)["test"])
     rows = load_captions("imagefolder", data_dir=str(root / "photos"), split="all")
     assert rows["image_id"] == NAMES
     args = SmileConfig(
@@ -95,9 +91,7 @@ def test_evaluate_compares_all_files_on_images_that_no_captioner_was_trained_on(
 
 def test_images_are_recognised_by_their_bytes(here, capsys):
     # Other photographs with the same names are not left out ...
-    for name, row in zip(NAMES, load_scenes(num_train=8, num_validation=0, num_test=0)["train"], strict=True):
-        (here / "others").mkdir(exist_ok=True)
-        row["image"].save(here / "others" / name)
+    write_photos(here / "others", load_scenes(num_train=8, num_validation=0, num_test=0)["train"]).unlink()
     assert caption(folder="others", output="others.jsonl") == 0
     assert set(read_caption_file("others.jsonl").captions) == set(NAMES)
     # ... and those of the training are under any name, and for every checkpoint and every captioner that continues it.

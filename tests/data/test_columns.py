@@ -24,8 +24,9 @@ from hf_captionrl.data.columns import (
     select_rows,
     to_caption_columns,
     to_caption_list,
+    with_split,
 )
-from tests.data.photos import png
+from tests.data.photos import embedded, png
 
 NUMBERS = [7, 0, 3, 3, 9]
 
@@ -60,15 +61,51 @@ def test_select_rows_is_select(rows):
         assert len(found) == len(rows)
 
 
+@pytest.mark.parametrize("name", ["image_id", "number"])
+def test_replace_column_of_data_on_disk_that_lost_another_column(name, tmp_path):
+    datasets.Dataset.from_dict({"number": [1, 2, 3]}).save_to_disk(tmp_path / "d")
+    rows = datasets.load_from_disk(tmp_path / "d").add_column("text", ["a", "b", "c"]).remove_columns("text")
+    out = replace_column(rows, name, [7, 8, 9], datasets.Value("int64"))
+    assert out[name][:] == [7, 8, 9]
+    assert out["number"][:] == ([7, 8, 9] if name == "number" else [1, 2, 3])
+
+
 def test_replaced_column_of_a_selection_follows_its_order(monkeypatch):
     monkeypatch.setattr("hf_captionrl.data.columns._ROWS_OF_CHUNK", 2)
-    chosen = datasets.Dataset.from_dict({"name": [*"abcde"]}).select([4, 0, 2])
-    values = [f"new {i}" for i in range(3)]
-    column = arrow_column(values, pa.string())
-    for given in (values, column, ColumnView(datasets.Dataset.from_dict({"x": values}), "x")):
-        found = replace_column(chosen, "more", given, datasets.Value("string"))
-        assert found["more"][:] == values
-        assert found["name"][:] == chosen["name"][:]
+    for rows in ([4, 0, 2], [7, 2, 2, 5]):  # a row that occurs twice may get two values
+        chosen = embedded(8).select(rows)
+        values = [f"new {i}" for i in range(len(rows))]
+        column = arrow_column(values, pa.string())
+        for given in (values, column, ColumnView(datasets.Dataset.from_dict({"x": values}), "x")):
+            found = replace_column(chosen, "more", given, datasets.Value("string"))
+            assert found["more"][:] == values
+            assert found["image_id"][:] == chosen["image_id"][:]
+            assert found.select([2])[0]["more"] == "new 2"
+            assert found["image"][1] == chosen["image"][1]
+        # Images are copied only if a row occurs twice, and then only the selected ones.
+        assert found.data.num_rows == (8 if len(set(rows)) == len(rows) else 4)
+    with pytest.raises(ValueError, match="1 values for 4 rows"):
+        replace_column(chosen, "more", ["a"], datasets.Value("string"))
+
+
+def test_equal_data_have_equal_fingerprints():
+    """`map` looks for its cached results under them."""
+    ds, texts = embedded(4), ["a", "b", "c", "d"]
+
+    def fingerprint(ds=ds, name="note", values=texts, kind="string"):
+        return replace_column(ds, name, values, datasets.Value(kind))._fingerprint
+
+    assert fingerprint() == fingerprint(embedded(4)) != ds._fingerprint
+    others = {
+        fingerprint(ds.select([0, 1, 3, 2])),
+        fingerprint(name="image_id"),
+        fingerprint(values=["a", "b", "c", "e"]),
+        fingerprint(kind="large_string"),
+        with_split(ds, "note")._fingerprint,
+        with_split(ds, "test")._fingerprint,
+    }
+    assert len(others - {fingerprint(), ds._fingerprint}) == 6
+    assert with_split(embedded(4), "test")._fingerprint in others
 
 
 def converted(columns, **arguments):

@@ -20,7 +20,7 @@ from hf_captionrl.data import (
     load_captions,
     open_image,
 )
-from hf_captionrl.data.columns import replace_column, undecoded, with_split
+from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.loading import hash_split, image_suffixes, list_images, parse_split
 from hf_captionrl.scenes import load_scenes
 from tests.data.photos import captions, embedded, make_folder, png
@@ -157,6 +157,8 @@ def test_files_with_paths(tmp_path, kind):
     assert ds["image_id"][:] == ["0", "1", "2", "3"]
     assert ds["captions"][2] == ["picture 2"]
     assert pixels(ds, 2) == of_png(2)
+    path.write_text(json.dumps(rows[0]))  # a file of one line
+    assert load_captions(str(path), image_root=tmp_path / "pictures", split="all")["captions"][:] == [["picture 0"]]
 
 
 def test_parquet_with_images_inside_and_save_to_disk(tmp_path):
@@ -601,52 +603,6 @@ def test_split_column_is_used(tmp_path):
     # If no value is known, the column has another meaning.
     folder = make_folder(tmp_path, 4, rows={n: {"split": "held out"} for n in range(4)})
     assert len(load_captions("imagefolder", data_dir=folder, split_fractions=ALL)) == 4
-
-
-# --- columns ---
-
-
-@pytest.mark.parametrize("name", ["image_id", "number"])
-def test_replace_column_of_data_on_disk_that_lost_another_column(name, tmp_path):
-    datasets.Dataset.from_dict({"number": [1, 2, 3]}).save_to_disk(tmp_path / "d")
-    rows = datasets.load_from_disk(tmp_path / "d").add_column("text", ["a", "b", "c"]).remove_columns("text")
-    out = replace_column(rows, name, [7, 8, 9], datasets.Value("int64"))
-    assert out[name][:] == [7, 8, 9]
-    assert out["number"][:] == ([7, 8, 9] if name == "number" else [1, 2, 3])
-
-
-def test_replace_column_of_a_selection():
-    ds = embedded(10).select([7, 2, 2, 5])
-    out = replace_column(ds, "captions", [["a"], ["b"], ["d"], ["c"]], datasets.List(datasets.Value("string")))
-    assert out["captions"][:] == [["a"], ["b"], ["d"], ["c"]]  # a row that occurs twice may get two values
-    assert out["image_id"][:] == ["id-7", "id-2", "id-2", "id-5"]
-    assert out.select([3])[0]["captions"] == ["c"]
-    assert out["image"][1] == ds["image"][1]
-    few = replace_column(embedded(10).select([7, 2]), "captions", [["a"], ["b"]], out.features["captions"])
-    assert few.data.num_rows == 10  # otherwise nothing is copied
-    assert out.data.nbytes < 2 * ds.data.nbytes
-    with pytest.raises(ValueError, match="3 values for 4 rows"):
-        replace_column(ds, "captions", [["a"]] * 3, datasets.List(datasets.Value("string")))
-
-
-def test_equal_data_have_equal_fingerprints():
-    """`map` looks for its cached results under them."""
-    ds, texts = embedded(4), ["a", "b", "c", "d"]
-
-    def fingerprint(ds=ds, name="note", values=texts, kind="string"):
-        return replace_column(ds, name, values, datasets.Value(kind))._fingerprint
-
-    assert fingerprint() == fingerprint(embedded(4)) != ds._fingerprint
-    others = {
-        fingerprint(ds.select([0, 1, 3, 2])),
-        fingerprint(name="image_id"),
-        fingerprint(values=["a", "b", "c", "e"]),
-        fingerprint(kind="large_string"),
-        with_split(ds, "note")._fingerprint,
-        with_split(ds, "test")._fingerprint,
-    }
-    assert len(others - {fingerprint(), ds._fingerprint}) == 6
-    assert with_split(embedded(4), "test")._fingerprint in others
 
 
 @pytest.fixture

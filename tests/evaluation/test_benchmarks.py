@@ -29,9 +29,8 @@ def winoground(tmp_path):
         names = {f"image_{i}": f"ex_{n}_img_{i}" for i in (0, 1)}
         for i, name in enumerate(names.values()):
             picture(tmp_path / "data" / "images" / f"{name}.png", 2 * n + i)
-        rows.append(
-            {"id": n, **names, "caption_0": f"a red cat {n}", "caption_1": f"two dogs {n}", "collapsed_tag": "Object"}
-        )
+        captions = {"caption_0": f"a red cat {n}", "caption_1": f"two dogs {n}"}
+        rows.append({"id": n, **names, **captions, "collapsed_tag": "Object"})
     (tmp_path / "data" / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,11 +15,15 @@ from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation.evaluator import Evaluator, pool_images, read_bags
+from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
 from hf_captionrl.metrics.nlg import bleurt, entailment
 from hf_captionrl.metrics.suites import EMPTY_CAPTION
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.model_files import model_path
+from tests.apps.boosting.server import ChatServer, texts_of
 from tests.tiny import tiny_captioner, tiny_pair_model
 from tests.tolerances import close
 
@@ -96,11 +102,8 @@ def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
     assert evaluator.bag_images["image_id"] == [name(21), name(25)]
     text = dict(zip([0, 1, 2, 3, 4, 5, 6, 7, 21, 25], Scorer().text_features([*captions, *more]), strict=True))
     images = dict(zip(range(30), colours(range(30)), strict=True))
-    found = [
-        all(text[i] @ images[i] > text[i] @ images[j] for j in bag if j != i)
-        for bag in ([0, 21, 5], [25, 1, 2])
-        for i in bag
-    ]
+    pairs = [(i, bag) for bag in ([0, 21, 5], [25, 1, 2]) for i in bag]
+    found = [all(text[i] @ images[i] > text[i] @ images[j] for j in bag if j != i) for i, bag in pairs]
     assert row["bag_3_recall_at_1"] == close(sum(found) / 6)
     assert row["bag_7_recall_at_1"] is None
     assert "no bags of 7" in row["bag_7_recall_at_1_reason"]
@@ -149,13 +152,13 @@ def test_columns_of_the_papers_by_both_scorers(evaluated):
 
 
 def test_second_references_have_a_separate_cider_d(tmp_path):
-    rows = [{"image_id": f"i{n}", "captions": [f"a red cat {n}", "a mat"]} for n in range(12)]
-    for row in rows:
-        Image.new("RGB", (4, 4), (int(row["image_id"][1:]) * 9, 0, 0)).save(tmp_path / f"{row['image_id']}.png")
-    meta = [{"file_name": f"{r['image_id']}.png", "image_id": r["image_id"], "captions": r["captions"]} for r in rows]
-    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(m) + "\n" for m in meta))
-    boosted = [{"image_id": r["image_id"], "captions": [f"a large red cat {r['image_id']} sits"]} for r in rows]
-    (tmp_path / "boosted.jsonl").write_text("".join(json.dumps(b) + "\n" for b in boosted))
+    texts = [[f"a red cat {n}", "a mat"] for n in range(12)]
+    meta = [{"file_name": f"i{n}.png", "image_id": f"i{n}", "captions": own} for n, own in enumerate(texts)]
+    for n, row in enumerate(meta):
+        Image.new("RGB", (4, 4), (n * 9, 0, 0)).save(tmp_path / row["file_name"])
+    boosted = [{"image_id": f"i{n}", "captions": [f"a large red cat i{n} sits"]} for n in range(12)]
+    for name, rows in {"metadata": meta, "boosted": boosted}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"validation_share": 0.3, "test_share": 0.3, "test_references": str(tmp_path / "boosted.jsonl")}
     arguments = DataArguments(dataset_name="imagefolder", data_dir=str(tmp_path), **settings)
     test = load_data(arguments, output_dir=tmp_path / "out")["test"]
@@ -179,15 +182,17 @@ def scenes():
     return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
 
 
+def write_captions(path, scenes, captions):
+    rows = zip(scenes["image_id"], captions, strict=True)
+    path.write_text("".join(json.dumps({"image_id": i, "caption": caption}) + "\n" for i, caption in rows))
+
+
 @pytest.fixture(scope="module")
 def written(scenes, tmp_path_factory):
     """Captions, folders of models, and the table of `captionrl evaluate`."""
     folder = tmp_path_factory.mktemp("learned")
     captions = ["a red cat", "two dogs", "", "a bird on a mat", "a cat", "dogs"]
-    lines = [
-        json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in zip(scenes["image_id"], captions, strict=True)
-    ]
-    (folder / "mine.jsonl").write_text("".join(lines))
+    write_captions(folder / "mine.jsonl", scenes, captions)
     tiny_pair_model(folder / "bleurt", ["score"])
     tiny_pair_model(folder / "nli", ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
     tiny_captioner("blip").save_pretrained(folder / "captioner")
@@ -221,3 +226,44 @@ def test_signatures_name_the_models_without_their_folders(written):
     assert signatures["bleurt"] == "metric:bleurt|model:bleurt|" + signatures["bleurt"].rpartition("|")[2]
     assert str(folder) not in json.dumps([signatures, result["tables"]["learned"]])
     assert "| Entropy of the captioner (nats) |" in (folder / "out" / "comparison.md").read_text()
+
+
+# --- Judges ----------------------------------------------------------------------------------------------------------
+
+
+def test_judge_adds_its_columns_and_what_it_did_not_rate(scenes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    write_captions(tmp_path / "mine.jsonl", scenes, [f"a dog {i}" for i in scenes["image_id"]])
+    last = scenes["image_id"][-1]
+
+    def answer(messages):
+        """Yes with a probability of 0.6 and No with 0.2, except for one caption, of which nothing is offered."""
+        tokens = {"I": 1.0} if f"a dog {last}" in texts_of(messages)[0] else {"Yes": 0.6, "No": 0.2}
+        found = [{"token": token, "logprob": math.log(value)} for token, value in tokens.items()]
+        return {"message": {"content": "Yes"}, "logprobs": {"content": [{**found[0], "top_logprobs": found}]}}
+
+    command = ["evaluate", "--captions", str(tmp_path / "mine.jsonl"), "--max_images", str(IMAGES), "--scorer", "none"]
+    command += ["--language_model", "none", "--no_references", "--output_dir", str(tmp_path / "out")]
+    command += ["--judge", "openai:m", "--judge_metrics", "vqa_score", "fleur"]
+    command += ["--pac_s", "scenes:clip-reward", "--capture"]
+    # Every caption shares its object with the references, but none of its attributes.
+    units = lambda texts: [{"objects": {("x",)}, "attributes": {("x", text)}, "relations": ()} for text in texts]  # noqa: E731
+    monkeypatch.setattr("hf_captionrl.evaluation.evaluator.spacy_extractor", lambda: units)
+    with ChatServer(answer) as server:
+        assert main([*command, "--judge_url", server.url, "--judge_answers", str(tmp_path / "kept.jsonl")]) == 0
+        assert len(server.requests) == 2 * IMAGES
+    (row,) = json.loads((tmp_path / "out/comparison.json").read_text())["tables"]["learned"]["rows"]
+    assert row["capture"] == close(5 / 10)
+    captions = [f"a dog {i}" for i in scenes["image_id"]]
+    pac_s = metric_function("pac_s", scorer=load_scorer(model_path("scenes:clip-reward")))
+    found = pac_s(captions, [[]] * IMAGES, list(scenes["image"]))
+    assert row["pac_s"] == close(np.mean(found), dtype="float32", ulps=64)
+    assert row["vqa_score"] == close(0.75)
+    assert row["vqa_score_ci"] == close([0.75, 0.75])
+    assert row["vqa_score_failed"] == 1
+    assert row["fleur"] is None  # the endpoint offers no ratings
+    assert "rated none" in row["fleur_reason"]
+    assert f"vqa_score of mine: 1 captions without a rating; caption {IMAGES - 1}" in capsys.readouterr().err
+    text = ["evaluate", "--captions", str(tmp_path / "mine.jsonl"), "--references", str(tmp_path / "mine.jsonl")]
+    assert main([*text, "--judge", "openai:m", "--judge_url", "http://127.0.0.1:1/v1"]) == 2
+    assert "--judge_metrics" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import io
 import re
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +21,7 @@ from hf_captionrl.evaluation.pages import (
     write_gallery,
     write_panel,
 )
-from tests.browser import CHROMIUM, NOWHERE_ELSE
+from tests.browser import CHROMIUM, Browser
 
 HOSTILE = [
     "<script>document.title = 'owned'</script>",
@@ -42,12 +41,11 @@ PIGS = "two small pigs on a blue background"
 
 
 def make_item(index=0, captions=None, **changes):
-    captions = captions or [
-        GalleryCaption("MLE", "a pig", ["pig"], [], 12, 100),
-        GalleryCaption("SMILE", PIGS, ["pigs", "two"], ["on blue background"], 1, 100),
-    ]
+    mle = GalleryCaption("MLE", "a pig", ["pig"], [], 12, 100)
+    smile = GalleryCaption("SMILE", PIGS, ["pigs", "two"], ["on blue background"], 1, 100)
     image = Image.new("RGB", (72, 72), (index * 5 % 256, 100, 200))
-    return replace(GalleryItem(image, f"test-{index}", captions, ["a pig", "some pigs"]), **changes)
+    item = GalleryItem(image, f"test-{index}", captions or [mle, smile], ["a pig", "some pigs"])
+    return replace(item, **changes)
 
 
 def marked(text="a blue pig", owner="background", **numbers):
@@ -102,6 +100,11 @@ def resources(path):
     return found + re.findall(r"url\(([^)]*)\)|@import\s+([^;]+)", style)
 
 
+def embedded(path):
+    """The first image of the page."""
+    return Image.open(io.BytesIO(base64.b64decode(resources(path)[0].partition(",")[2])))
+
+
 def test_page_fetches_nothing(tmp_path):
     path = write_gallery(tmp_path / "gallery.html", [make_item(i) for i in range(3)], "Title", note="Note.")
     found = resources(path)
@@ -150,23 +153,16 @@ def content_hash(text):
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def test_small_images_keep_their_pixels(tmp_path):
-    image = Image.effect_noise((72, 72), 90).convert("RGB")
-    source = resources(write_gallery(tmp_path / "g.html", [make_item(image=image)], "T"))[0]
-    shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
-    assert shown.tobytes() == image.tobytes()
-    assert 'class="pixelated"' in (tmp_path / "g.html").read_text(encoding="utf-8")
-
-
-def test_photographs_are_downscaled(tmp_path):
-    image = Image.effect_noise((3000, 1000), 90).convert("RGB")
+@pytest.mark.parametrize(("size", "shown"), [((72, 72), (72, 72)), ((3000, 1000), (512, 171))])
+def test_small_images_keep_their_pixels_and_photographs_are_downscaled(tmp_path, size, shown):
+    image = Image.effect_noise(size, 90).convert("RGB")
     path = write_gallery(tmp_path / "g.html", [make_item(image=image)], "T")
-    source = resources(path)[0]
-    shown = Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
-    assert shown.size == (512, 171)
+    found = embedded(path)
+    assert found.size == shown
+    assert (found.tobytes() == image.tobytes()) is (size == shown)
+    assert ('class="pixelated"' in path.read_text(encoding="utf-8")) is (size == shown)
     assert path.stat().st_size < 300_000
-    assert 'class="pixelated"' not in path.read_text(encoding="utf-8")
-    assert image.size == (3000, 1000)  # the caller's image is unchanged
+    assert image.size == size  # the caller's image is unchanged
 
 
 @pytest.mark.parametrize(
@@ -193,13 +189,9 @@ def test_claims_are_marked_at_their_position(text, right, wrong, marked, absent)
 
 def test_marks_are_at_their_positions():
     text = "two pigs left of two mushrooms"
-    marks = [
-        Mark("two", "right", 0, 3),
-        Mark("two", "misbound", 17, 20, "pig"),
-        Mark("pigs", "right", 4, 8),
-        Mark("left of two", "wrong", 9, 20),  # after the misbound one, which is marked
-        Mark("alone", "wrong"),
-    ]
+    marks = [Mark("two", "right", 0, 3), Mark("two", "misbound", 17, 20, "pig"), Mark("pigs", "right", 4, 8)]
+    # After the misbound one, which is marked.
+    marks += [Mark("left of two", "wrong", 9, 20), Mark("alone", "wrong")]
     pieces, absent = split_at_marks(text, marks)
     assert "".join(piece.text for piece in pieces) == text
     verdicts = [tuple(piece) for piece in pieces if piece.verdict]
@@ -235,38 +227,13 @@ def test_groups_have_headings(tmp_path):
     assert html.count("<h2") == 2
 
 
-# --- in a real browser ----------------------------------------------------------------------------------------------
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-
-
-def browse(path, profile, *options):
-    """The page's DOM after its script ran."""
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --disable-dev-shm-usage --virtual-time-budget=2000"
-    ).split()
-    command = [CHROMIUM, *flags, NOWHERE_ELSE, *options, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-
-
-def title_after(page, script, profile):
-    """The page's title after a script of the test, allowed by the policy like the gallery's own."""
-    html = page.read_text(encoding="utf-8")
-    own = re.search(r"<script>(.*?)</script>", html, re.DOTALL).group(1)
-    html = html.replace(own, own + script).replace(content_hash(own), content_hash(own + script))
-    page.write_text(html, encoding="utf-8")
-    return re.search(r"<title>(.*?)</title>", browse(page, profile)).group(1)
-
-
-@needs_chromium
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_filter_toggles_and_names_of_groups_in_a_browser(tmp_path):
     captions = [GalleryCaption("MLE", "a cow", ["cow"], [], 1), GalleryCaption("SMILE", "a cow", ["cow"])]
     right_only = make_item(9, captions, group="Bag 3")
     items = [make_item(i, group="Bag 1" if i < 3 else "Bag 2") for i in range(5)]
     page = write_gallery(tmp_path / "g.html", [*items, right_only], "T")
-    driver = """
-{
+    driver = """(() => {
   const log = [];
   const say = () => log.push(
     document.querySelectorAll(".card:not([hidden])").length + "/" +
@@ -282,19 +249,21 @@ def test_filter_toggles_and_names_of_groups_in_a_browser(tmp_path):
   document.getElementById("wrong-only").click(); say();
   document.querySelector('input[data-method="1"]').click(); say();
   type("bag"); say();
-  document.title = log.join("; ");
-}
-"""
-    assert title_after(page, driver, tmp_path / "profile").split("; ") == [
-        "6/12 6 images: Bag 1,Bag 2,Bag 3",
-        "1/2 1 of 6 images: Bag 2",
-        "0/0 0 of 6 images: ",
-        "false",
-        "6/6 6 images: Bag 1,Bag 2,Bag 3",  # SMILE hidden
-        "0/0 0 of 6 images: ",  # no MLE caption has a wrong claim
-        "5/10 5 of 6 images: Bag 1,Bag 2",
-        "5/10 5 of 6 images: Bag 1,Bag 2",
-    ]
+  return log;
+})()"""
+    with Browser() as browser:
+        browser.open(page.as_uri())
+        assert browser.evaluate(driver) == [
+            "6/12 6 images: Bag 1,Bag 2,Bag 3",
+            "1/2 1 of 6 images: Bag 2",
+            "0/0 0 of 6 images: ",
+            False,
+            "6/6 6 images: Bag 1,Bag 2,Bag 3",  # SMILE hidden
+            "0/0 0 of 6 images: ",  # no MLE caption has a wrong claim
+            "5/10 5 of 6 images: Bag 1,Bag 2",
+            "5/10 5 of 6 images: Bag 1,Bag 2",
+        ]
+        assert browser.problems() == []  # the policy allows the page's script
 
 
 # --- Panels ---------------------------------------------------------------------------------------------------------
@@ -307,10 +276,8 @@ CAPTIONS = {
 
 @pytest.fixture
 def panel(tmp_path):
-    items = [
-        PanelItem(Image.new("RGB", (20, 10), "red"), "img<1>", CAPTIONS, references)
-        for references in (["a <i>man</i>"], [])
-    ]
+    image = Image.new("RGB", (20, 10), "red")
+    items = [PanelItem(image, "img<1>", CAPTIONS, references) for references in (["a <i>man</i>"], [])]
     return write_panel(tmp_path / "panel.html", items, "Five <samples>", note="n&m")
 
 
@@ -335,7 +302,5 @@ def test_captions_of_a_panel_are_escaped_and_its_policy_allows_only_its_style_an
     assert f"style-src '{content_hash(style)}'" in policy
     assert "default-src 'none'" in policy
     assert "script-src" not in policy
-    sources = resources(panel)
-    with Image.open(io.BytesIO(base64.b64decode(sources[0].split(",")[1]))) as image:
-        assert image.getpixel((0, 0)) == (255, 0, 0)
+    assert embedded(panel).getpixel((0, 0)) == (255, 0, 0)
     assert not any(word in html for word in ("<script", "http:", "https:"))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -20,6 +21,7 @@ from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
+from tests.evaluation.test_evaluator import write_captions
 from tests.tolerances import close
 
 IMAGES = 105
@@ -37,10 +39,7 @@ def photos(tmp_path_factory):
     changed.to_parquet(folder / "images.parquet")
     texts = {"full": scenes["full_caption"][:], "generic": ["an animal", ""] * 52 + ["a thing"]}
     for name, captions in texts.items():
-        rows = zip(scenes["image_id"], captions, strict=True)
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in rows)
-        )
+        write_captions(folder / f"{name}.jsonl", scenes, captions)
     return folder
 
 
@@ -52,14 +51,9 @@ def evaluate(photos, folder, *more):
     return main(["evaluate", *files, *data, *models, *places, *more])
 
 
-def test_tables_equal_those_without_engine_and_a_repeated_command_computes_nothing(
-    photos, tmp_path, monkeypatch, capsys
-):
-    def no_java(captions, references):
-        raise RuntimeError("not run: there is no Java")
-
-    monkeypatch.setattr(paper_tables, "meteor", no_java)
-    monkeypatch.setattr(paper_tables, "spice", no_java)
+def test_tables_equal_those_without_engine_and_are_not_computed_again(photos, tmp_path, monkeypatch, capsys):
+    for name in ("meteor", "spice"):
+        monkeypatch.setattr(paper_tables, name, Mock(side_effect=RuntimeError("not run: there is no Java")))
     assert evaluate(photos, tmp_path / "one") == 0
     printed = capsys.readouterr().out
     shards = ["--processes", "1", "--rows_per_shard", str(BLOCK)]
@@ -157,9 +151,8 @@ REFERENCES = [["a", "b", "c"], ["d", "d"], ["e"], [], ["f", "g"]]
 
 
 def references(rows=REFERENCES):
-    return datasets.Dataset.from_dict(
-        {"captions": rows}, features=datasets.Features({"captions": datasets.List(datasets.Value("string"))})
-    )
+    features = datasets.Features({"captions": datasets.List(datasets.Value("string"))})
+    return datasets.Dataset.from_dict({"captions": rows}, features=features)
 
 
 def test_drawn_references_equal_a_plain_loop():

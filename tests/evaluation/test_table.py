@@ -27,10 +27,8 @@ from hf_captionrl.metrics.table import (
 )
 from hf_captionrl.utils import io as io_utils
 
-KEYS = (
-    "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5 clip_score "
-    "perplexity cider_d hallucination fact_recall"
-).split()
+KEYS = "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5".split()
+KEYS += "clip_score perplexity cider_d hallucination fact_recall".split()
 BY_KEY = {column.key: column for column in COLUMNS}
 SHOWN = "2.30 0.110 0.100 0.300 0.528 0.900 0.750 12.35 2.570 0.065 0.290".split()
 
@@ -168,15 +166,18 @@ def section(*rows):
     return Section("A paper", TWO, rows)
 
 
-GOOD = section(
-    row("one", 0.5, None, h_reason="no truth", r_ci=[0.4, 0.6]), row("two", 0.7, None, h_reason=LONG, r_mark="**")
-)
+ONE = row("one", 0.5, None, h_reason="no truth", r_ci=[0.4, 0.6])
+GOOD = section(ONE, row("two", 0.7, None, h_reason=LONG, r_mark="**"))
+
+
+def printed_comparison(section):
+    out = io.StringIO()
+    print_comparison([section], file=out)
+    return out.getvalue()
 
 
 def test_cells_show_numbers_marks_reasons_and_hostile_names():
-    out = io.StringIO()
-    print_comparison([GOOD], file=out)
-    printed, markdown = out.getvalue(), comparison_markdown([GOOD], title="T")
+    printed, markdown = printed_comparison(GOOD), comparison_markdown([GOOD], title="T")
     for text in (printed, markdown):
         assert "0.500 ±0.100" in text
         words = " ".join(text.split())
@@ -192,19 +193,14 @@ def test_cells_show_numbers_marks_reasons_and_hostile_names():
     assert b"R@1 ^" in out.buffer.getvalue()
     assert b"0.500 +-0.100" in out.buffer.getvalue()
     hostile = section(row("[red]x[/] | <script>", 0.1, 0.2), row("b", 0.1, 0.2))
-    out = io.StringIO()
-    print_comparison([hostile], file=out)
-    assert "[red]x[/]|<script>" in "".join(out.getvalue().split())
+    assert "[red]x[/]|<script>" in "".join(printed_comparison(hostile).split())
     assert "<script>" not in comparison_markdown([hostile])
     assert "x[/] \\| \\<script" in comparison_markdown([hostile])
 
 
 @pytest.mark.parametrize(
     ("sections", "said"),
-    [
-        ([], "no sections"),
-        ([GOOD, section(row("one", 0.1, 0.1), row("other", 0.1, 0.1))], "Pass the same captioners"),
-    ],
+    [([], "no sections"), ([GOOD, section(ONE, row("other", 0.1, 0.1))], "Pass the same captioners")],
 )
 def test_malformed_sections_are_refused(sections, said):
     for show in (comparison_markdown, print_comparison):
@@ -254,10 +250,10 @@ def test_columns_of_later_sections_that_repeat_are_left_out():
 
 
 def test_csv_has_a_line_per_number():
-    rows = list(csv.DictReader(io.StringIO(comparison_csv([section(
-        row("one", 0.5, None, h_reason="no truth", r_ci=[0.4, 0.6]),
-        row("two, too", 0.7, 0.1, r_difference=0.2, r_p_value=0.01),
-    )]))))  # fmt: skip
+    def read(*rows):
+        return list(csv.DictReader(io.StringIO(comparison_csv([section(*rows)]))))
+
+    rows = read(ONE, row("two, too", 0.7, 0.1, r_difference=0.2, r_p_value=0.01))
     assert [(r["captioner"], r["key"], r["metric"], r["better"]) for r in rows] == [
         (name, key, metric, better)
         for key, metric, better in (("r", "R@1", "higher"), ("h", "Hallucination", "lower"))
@@ -266,7 +262,7 @@ def test_csv_has_a_line_per_number():
     assert [rows[0][key] for key in ("value", "low", "high", "difference", "reason")] == ["0.5", "0.4", "0.6", "", ""]
     assert [rows[1][key] for key in ("value", "low", "difference", "p_value")] == ["0.7", "", "0.2", "0.01"]
     assert (rows[2]["value"], rows[2]["reason"]) == ("", "no truth")
-    named, *_ = csv.DictReader(io.StringIO(comparison_csv([section(row("=1+1", 0.5, None, r_difference=-0.1))])))
+    named, *_ = read(row("=1+1", 0.5, None, r_difference=-0.1))
     assert (named["captioner"], named["difference"]) == ("'=1+1", "-0.1")  # no formula, but a number
 
 

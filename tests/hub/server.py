@@ -53,7 +53,6 @@ class Blob:
 @dataclass
 class Commit:
     sha: str
-    parent: str | None
     title: str
     files: dict[str, Blob]
 
@@ -81,13 +80,12 @@ class Repo:
         parent = self.branches.get(branch)
         listing = "".join(f"{path} {blob.oid}\n" for path, blob in sorted(files.items()))
         sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}\n{parent}\n{title}\n{listing}".encode()).hexdigest()
-        self.commits[sha] = Commit(sha, parent, title, files)
+        self.commits[sha] = Commit(sha, title, files)
         self.branches[branch] = sha
         return self.commits[sha]
 
     def at(self, revision: str) -> Commit | None:
-        sha = self.branches.get(revision) or revision
-        return self.commits.get(sha)
+        return self.commits.get(self.branches.get(revision) or revision)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -157,12 +155,11 @@ class HubServer:
     def end_fault(self) -> None:
         self.faults.clear()
 
-    def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model", private: bool = False) -> Repo:
-        """Create a repository with files, as another user would."""
-        repo = self.repos[repo_type, repo_id] = Repo(repo_id, repo_type, private)
-        repo.commit(
-            "main", "Add files", {path: Blob(data, path.endswith(_LFS_ENDINGS)) for path, data in files.items()}
-        )
+    def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model") -> Repo:
+        """Create a public repository with files, as another user would."""
+        repo = self.repos[repo_type, repo_id] = Repo(repo_id, repo_type, private=False)
+        blobs = {path: Blob(data, path.endswith(_LFS_ENDINGS)) for path, data in files.items()}
+        repo.commit("main", "Add files", blobs)
         return repo
 
     def repo(self, repo_id: str, repo_type: str = "model") -> Repo:

@@ -441,21 +441,16 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
 
 
-def test_card_of_another_library_is_replaced(tmp_path, hub):
-    trainer = make(tmp_path / "smile")
-    (tmp_path / "smile").mkdir(exist_ok=True)
-    (tmp_path / "smile" / "README.md").write_text("---\nlicense: other\n---\n\n[More Information Needed]\n")
-    trainer.push_to_hub()
-    assert "nothing was measured" in hub.repo("tester/smile").files["README.md"].decode()
-
-
-def test_public_only_on_request(tmp_path, hub):
+def test_public_only_on_request_and_the_card_of_another_library_is_replaced(tmp_path, hub):
     make(tmp_path / "smile", hub_private_repo=False, hub_model_id="tester/open").push_to_hub()
     assert not hub.repo("tester/open").private
     trainer = make(tmp_path / "other")
     trainer.args.hub_private_repo = None
+    (tmp_path / "other").mkdir(exist_ok=True)
+    (tmp_path / "other" / "README.md").write_text("---\nlicense: other\n---\n\n[More Information Needed]\n")
     trainer.push_to_hub()
     assert hub.repo("tester/other").private
+    assert "nothing was measured" in hub.repo("tester/other").files["README.md"].decode()
 
 
 def test_invalid_name_raises_at_construction(tmp_path):
@@ -470,13 +465,6 @@ SHORT = [
     *("--perplexity_name_or_path", "none", "--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"),
     *("--load_best_model_at_end", "false"),
 ]
-
-
-def test_intermediate_checkpoints_are_not_pushed(tmp_path):
-    argv = ["--output_dir", str(tmp_path / "out"), "--push_to_hub", "--hub_strategy", "all_checkpoints", *SHORT]
-    with pytest.raises(ValueError, match="hold the optimizer as a pickle"):
-        smile_blip.main(argv)
-    assert not (tmp_path / "out").exists()
 
 
 def test_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
@@ -504,8 +492,7 @@ def test_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
     assert manifest["data"]["rows"] == {"train": 8, "validation": 8, "test": 101}
     assert all(manifest["data"]["fingerprints"].values())
     assert manifest["command"][manifest["command"].index("--hub_token") + 1] == "***"
-    card = files["README.md"].decode()
-    assert 'load_captioner("tester/smile-lora", revision="' in card
+    assert 'load_captioner("tester/smile-lora", revision="' in files["README.md"].decode()
     # The finished model was pushed.
     for name in files:
         (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -516,7 +503,6 @@ def test_recipe_publishes_its_model(tmp_path, monkeypatch, capsys):
         captioner = load_captioner(str(place), dtype=torch.float32)
         texts.append(captioner.generate(**captioner.encode_images(images), num_beams=1).captions)
     assert texts[0] == texts[1]
-    assert re.search(r"hallucination", card)
 
 
 def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
@@ -531,6 +517,7 @@ def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
         assert holders_of_tokens(hub, tmp_path) == []
     assert WRITE not in "".join(capsys.readouterr())
     assert repo.private
+    assert len(repo.commits) == 3  # one push at the end: initial commit, the files, the pinned card
     assert "No results: nothing was measured with this model" in repo.files["README.md"].decode()
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
     assert not [name for name in repo.files if name.endswith((".bin", ".pt", ".pth"))]

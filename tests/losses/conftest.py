@@ -18,13 +18,10 @@ class Head:
     bias: Tensor
     labels: Tensor
 
-    def leaves(self, *, weight: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
         """Fresh leaves that want a gradient."""
-        return (
-            self.hidden.clone().requires_grad_(),
-            self.weight.clone().requires_grad_(weight),
-            self.bias.clone().requires_grad_(weight),
-        )
+        hidden, weight, bias = (x.clone().requires_grad_() for x in (self.hidden, self.weight, self.bias))
+        return hidden, weight, bias
 
 
 def make_head(dtype: torch.dtype = torch.float64, seed: int = 0) -> Head:

@@ -35,7 +35,6 @@ class Tabular:
         self.logits.requires_grad_()
         self.rewards = torch.randn(len(SEQUENCES), generator=generator, dtype=torch.float64)
         self.mask = torch.tensor([[t < len(s) for t in range(LENGTH)] for s in SEQUENCES])
-        self.ids = torch.tensor([[*s, *[END] * (LENGTH - len(s))] for s in SEQUENCES])
 
     def log_probs(self) -> Tensor:
         table = self.logits.log_softmax(1)
@@ -78,22 +77,14 @@ def test_the_expected_surrogate_is_the_policy_gradient(name):
     assert_close(-total, exact)
 
 
-def expectation_over_pairs(policy: Tabular, advantages) -> Tensor:
-    """Expected gradient of the surrogate for two captions of one image, over all pairs of sequences."""
-    number, log_probs = len(SEQUENCES), policy.log_probs()
-    chance = policy.probabilities().detach()
-    a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
-    pairs = torch.stack([a, b], dim=1)  # (P, 2)
-    weight = (chance[a] * chance[b]).repeat_interleave(2)
-    # The loss is linear in the advantage, so the probability of the pair multiplies the advantage. Z is 2 captions.
-    loss = policy_gradient_loss(
-        log_probs[pairs.flatten()],
-        advantages(pairs).flatten() * weight,
-        policy.mask[pairs.flatten()],
-        loss_type="sum",
-        normalizer=2.0,
-    )
-    return policy.gradient(loss["loss"])
+def expectation(policy: Tabular, samples: int, advantages) -> Tensor:
+    """Expected gradient of the surrogate for s captions of one image, over all draws `(P, s)` of sequences."""
+    draws = torch.cartesian_prod(*[torch.arange(len(SEQUENCES))] * samples)
+    # The loss is linear in the advantage, so the probability of the draw multiplies the advantage.
+    weight = policy.probabilities().detach()[draws].prod(1, keepdim=True)
+    rows, weighted = draws.flatten(), (advantages(draws) * weight).flatten()
+    given = policy.log_probs()[rows], weighted, policy.mask[rows]
+    return policy.gradient(policy_gradient_loss(*given, loss_type="sum", normalizer=float(samples))["loss"])
 
 
 @pytest.mark.parametrize(("name", "factor"), [("leave_one_out", 1.0), ("group_mean", 0.5), ("batch_mean", 1.0)])
@@ -111,7 +102,7 @@ def test_group_baselines_over_all_pairs(name, factor):
         baseline = make_baseline(name, 1)
         return torch.cat([baseline(pair.view(2, 1)).view(1, 2) for pair in policy.rewards[pairs]])
 
-    assert_close(-expectation_over_pairs(policy, advantages), factor * exact)
+    assert_close(-expectation(policy, 2, advantages), factor * exact)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -126,7 +117,7 @@ def test_baselines_that_do_change_the_gradient(scaled):
             return make_baseline("group_mean", 2)(rewards[pairs]) / (rewards[pairs].std(1, keepdim=True) + 1e-4)
         return make_baseline("group_floor", 2)(rewards[pairs])
 
-    found = -expectation_over_pairs(policy, advantages)
+    found = -expectation(policy, 2, advantages)
     nearest = (found * exact).sum() / (exact * exact).sum()
     assert (found - nearest * exact).abs().max() > 1e-3
 
@@ -142,14 +133,6 @@ def test_mean_over_tokens_changes_the_gradient():
 # SLE, Eq. 12-16
 
 
-def pair_distances(policy: Tabular) -> Tensor:
-    number = len(SEQUENCES)
-    a, b = (i.flatten() for i in torch.meshgrid(torch.arange(number), torch.arange(number), indexing="ij"))
-    rows = torch.stack([a, b], dim=1).flatten()
-    words = policy.mask[rows] & (policy.ids[rows] != END)
-    return edit_distance(policy.ids[rows], words, 2)[:, 0, 1].view(number, number)
-
-
 @pytest.mark.parametrize(("samples", "baseline"), [(3, False), (2, True), (3, True)])
 def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, baseline):
     """`(2/s) sum_k d(y_j, y_k)` gives (s-1)/s of the gradient of E d; its group mean leaves (1 - 2/s) of that.
@@ -157,24 +140,18 @@ def test_the_diversity_term_is_the_gradient_of_the_expected_distance(samples, ba
     So two samples and the baseline teach nothing, and five keep .48 of the gradient.
     """
     policy = Tabular(2)
-    distance = pair_distances(policy)
+    ids = torch.tensor([[*s, *[END] * (LENGTH - len(s))] for s in SEQUENCES])
+    distance = edit_distance(ids, policy.mask & (ids != END), len(ids))[0]
     chance = policy.probabilities()
     exact = policy.gradient((chance[:, None] * chance[None, :] * distance).sum())
-    number = len(SEQUENCES)
-    draws = torch.cartesian_prod(*[torch.arange(number)] * samples)  # (P, s)
-    weight = chance.detach()[draws].prod(1, keepdim=True)
-    rewards = 2 / samples * distance[draws[:, :, None], draws[:, None, :]].sum(2)
-    if baseline:
-        rewards = make_baseline("group_mean", samples)(rewards)
-    loss = policy_gradient_loss(
-        policy.log_probs()[draws.flatten()],
-        (rewards * weight).flatten(),
-        policy.mask[draws.flatten()],
-        loss_type="sum",
-        normalizer=float(samples),
-    )
+
+    def advantages(draws: Tensor) -> Tensor:
+        rewards = 2 / samples * distance[draws[:, :, None], draws[:, None, :]].sum(2)
+        return make_baseline("group_mean", samples)(rewards) if baseline else rewards
+
+    found = expectation(policy, samples, advantages)
     factor = (samples - 1) / samples * (1 - 2 / samples if baseline else 1)
-    assert_close(-policy.gradient(loss["loss"]), factor * exact, ulps=128)
+    assert_close(-found, factor * exact, ulps=128)
 
 
 def test_asymmetric_distance_needs_both_directions():
@@ -186,9 +163,7 @@ def test_asymmetric_distance_needs_both_directions():
     exact = policy.gradient((chance[:, None] * chance[None, :] * distance).sum())
 
     def expected(d: Tensor) -> Tensor:
-        return -expectation_over_pairs(
-            policy, lambda pairs: torch.stack([d[tuple(p.T)] for p in (pairs, pairs.flip(1))], 1)
-        )
+        return -expectation(policy, 2, lambda pairs: torch.stack([d[tuple(p.T)] for p in (pairs, pairs.flip(1))], 1))
 
     assert_close(expected(distance + distance.T), exact, ulps=64)
     assert (expected(2 * distance) - exact).abs().max() > 1e-3

@@ -30,9 +30,8 @@ def test_reward_criterion():
     assert float(found) == close(given["mean"], dtype="float32")
     for n, expected in enumerate(given["none"]):
         rows = slice(n, n + 1)
-        assert float(policy_gradient_loss(log_probs[rows], rewards[rows], mask[rows])["loss"]) == close(
-            expected, dtype="float32"
-        )
+        found = policy_gradient_loss(log_probs[rows], rewards[rows], mask[rows])["loss"]
+        assert float(found) == close(expected, dtype="float32")
 
 
 @pytest.mark.parametrize(("key", "weight"), [("new_self_critical", 0.0), ("new_self_critical_entropy_0.5", 0.5)])
@@ -53,8 +52,8 @@ def test_sle_surrogate():
     assert float(found["loss"]) == close(given["loss"], dtype="float32")
 
 
-def own_log_probs(logits: list, ids: Tensor) -> Tensor:
-    return torch.tensor(logits).double().log_softmax(2).gather(2, ids.unsqueeze(2)).squeeze(2)
+def own_log_probs(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.double().log_softmax(2).gather(2, ids.unsqueeze(2)).squeeze(2)
 
 
 def test_log_probs_of_clipcap_captions():
@@ -65,13 +64,13 @@ def test_log_probs_of_clipcap_captions():
     logits = torch.tensor(given["logits"])
     expected = given["ndlb_T0.3"]
     lengths = torch.tensor(expected["msg_lengths"])
-    found = caption_log_probs(own_log_probs((logits / 0.3).tolist(), ids), steps < lengths[:, None])
+    found = caption_log_probs(own_log_probs(logits / 0.3, ids), steps < lengths[:, None])
     assert_close(found, torch.tensor(expected["log_probs"]).double(), dtype="float32")
 
     expected = given["discritune"]
     mask, divisor = torch.tensor(expected["mask"]).bool(), torch.tensor(expected["msg_lengths"])
     assert torch.equal(mask.sum(1), lengths)
-    found = caption_log_probs(own_log_probs(given["logits"], ids), mask) * lengths / divisor
+    found = caption_log_probs(own_log_probs(logits, ids), mask) * lengths / divisor
     assert_close(found, torch.tensor(expected["log_probs"]).double(), dtype="float32")
 
 
@@ -80,8 +79,7 @@ def test_log_probs_of_blip_captions():
     ids = torch.tensor(given["captions"])[:, 1:]
     ends = given["prefix_len"] - 1 + torch.tensor(given["msg_lengths"])
     mask = (torch.arange(6) >= given["prefix_len"] - 1) & (torch.arange(6) < ends[:, None])
-    logits = torch.tensor(given["logits"])[:, :-1]
-    found = caption_log_probs(own_log_probs(logits.tolist(), ids), mask)
+    found = caption_log_probs(own_log_probs(torch.tensor(given["logits"])[:, :-1], ids), mask)
     assert_close(found, torch.tensor(given["log_probs"]).double(), dtype="float32")
 
 

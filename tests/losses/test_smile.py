@@ -40,10 +40,8 @@ def both(vectors: dict, *, whole: bool = True, **options) -> list[torch.Tensor]:
     logits, labels = vectors["logits"][:, :-1], vectors["labels"][:, 1:]
     if not whole:
         logits, labels = logits[:, vectors["prompt"] - 1 :], labels[:, vectors["prompt"] - 1 :]
-    return [
-        smile_loss(logits, labels, **options),
-        fused_smile_loss(logits, torch.eye(logits.size(-1)), labels, **options),
-    ]
+    fused = fused_smile_loss(logits, torch.eye(logits.size(-1)), labels, **options)
+    return [smile_loss(logits, labels, **options), fused]
 
 
 VALUES = [
@@ -82,17 +80,15 @@ def test_authors_per_token_losses(vectors):
 
 
 def test_authors_gradient(vectors):
-    logits = vectors["logits"].clone().requires_grad_()
-    smile_loss(logits[:, :-1], vectors["labels"][:, 1:]).backward()
-    assert_close(logits.grad, vectors["gradient"])
-    hidden = vectors["logits"].clone().requires_grad_()
-    fused_smile_loss(hidden[:, :-1], torch.eye(40), vectors["labels"][:, 1:]).backward()
-    assert_close(hidden.grad, vectors["gradient"], ulps=32)
+    vectors = vectors | {"logits": vectors["logits"].clone().requires_grad_()}
+    for value in both(vectors):
+        (gradient,) = torch.autograd.grad(value, vectors["logits"])
+        assert_close(gradient, vectors["gradient"], ulps=32)
 
 
-RANDOM_IDS = torch.tensor(
-    [[1, 3, 3, 20], [0, 5, 6, 7], [1, 2, 3, 4], [6, 22, 10, 10]]
-)  # labels and duplicates among them
+# Labels and duplicates among them.
+RANDOM_IDS = torch.tensor([[1, 3, 3, 20], [0, 5, 6, 7], [1, 2, 3, 4], [6, 22, 10, 10]])
+PER_POSITION = (RANDOM_IDS.roll(1, 0).unsqueeze(1) + torch.arange(7).view(1, 7, 1)) % 23
 OPTIONS = [
     {},
     {"first_token": "smile"},
@@ -103,11 +99,7 @@ OPTIONS = [
     {"subset": "reverse", "mle_weight": 0.5, "mle_label_smoothing": 0.1, "pad_token_id": 0},
     {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "mle", "mle_weight": 0.2},
     {"subset": "random", "random_ids": RANDOM_IDS, "first_token": "smile", "pad_token_id": 0},
-    {
-        "subset": "random",
-        "random_ids": (RANDOM_IDS.roll(1, 0).unsqueeze(1) + torch.arange(7).view(1, 7, 1)) % 23,
-        "first_token": "smile",
-    },
+    {"subset": "random", "random_ids": PER_POSITION, "first_token": "smile"},
 ]
 
 
@@ -125,10 +117,10 @@ def test_equals_a_plain_loop(head: Head, options):
 
 
 def test_random_subset_of_the_paper_has_no_first_token_mle(head: Head):
-    logits = head.hidden @ head.weight.T
-    default = smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS)
-    assert default == smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS, first_token="smile")
-    assert default != smile_loss(logits, head.labels, subset="random", random_ids=RANDOM_IDS, first_token="mle")
+    def loss(**options):
+        return smile_loss(head.hidden @ head.weight.T, head.labels, subset="random", random_ids=RANDOM_IDS, **options)
+
+    assert loss() == loss(first_token="smile") != loss(first_token="mle")
 
 
 @pytest.mark.parametrize("draw", ["sequence", "position"])
@@ -198,9 +190,8 @@ def test_input_and_target_get_the_subword_form(tokenizer):
     labels[3] = IGNORE_INDEX  # nothing supervised
     before = ids.clone(), labels.clone()
     new_ids, new_labels = shift_first_token(ids, labels, tokenizer)
-    assert torch.equal(
-        new_ids, rows(tokenizer, "on ##a cat sat", "on on ##a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
-    )
+    expected = rows(tokenizer, "on ##a cat sat", "on on ##a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
+    assert torch.equal(new_ids, expected)
     assert torch.equal(new_labels, torch.where(labels == IGNORE_INDEX, labels, new_ids))
     assert torch.equal(ids, before[0])
     assert torch.equal(labels, before[1])

@@ -1,8 +1,9 @@
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from hf_captionrl.metrics import bootstrap_interval, chair, faithfulness
+from hf_captionrl.metrics import amber, bootstrap_interval, chair, faithfulness
 from hf_captionrl.metrics.coco_objects import COCO_OBJECTS
 
 
@@ -34,12 +35,8 @@ def test_captions_without_claims_have_no_hallucination():
     assert faithfulness(["words"], [{"true": []}], word_check)["hallucination"] == 0.0
 
 
-SYNONYMS = {
-    "dog": ["puppy", "hound"],
-    "hot dog": ["frankfurter"],
-    "dining table": ["table", "desk"],
-    "person": ["man", "woman"],
-}
+SYNONYMS = {"dog": ["puppy", "hound"], "hot dog": ["frankfurter"], "dining table": ["table", "desk"]}
+SYNONYMS |= {"person": ["man", "woman"]}
 
 
 def test_chair_counts_mentions_and_captions():
@@ -54,9 +51,8 @@ def test_chair_counts_mentions_and_captions():
 
 
 def test_longest_name_matches_and_plurals_are_reduced():
-    result = chair(
-        ["three frankfurters, hot dogs and dogs", "babies, people"], [["dog"], []], synonyms=SYNONYMS | {"baby": []}
-    )
+    captions, synonyms = ["three frankfurters, hot dogs and dogs", "babies, people"], SYNONYMS | {"baby": []}
+    result = chair(captions, [["dog"], []], synonyms=synonyms)
     assert result["per_sample"]["mentioned"] == [["hot dog", "hot dog", "dog"], ["baby", "person"]]
 
 
@@ -113,8 +109,67 @@ def test_coco_objects_are_found_in_captions():
         "a sheep between wine glasses and a fire truck": ["sheep", "wine glass", "truck"],
         "A couple of dogs steer clear of the seat.": ["dog"],
         "The sky is blue.": [],
+        # Compounds that are another thing, and the object itself.
+        "A bird house beside train tracks and a train": ["train"],
+        "a ski lift over the ski slopes, orange juice and an orange": ["orange"],
     }
     found = chair(list(captions), [[]] * len(captions), synonyms="coco")
     assert found["per_sample"]["mentioned"] == list(captions.values())
     with pytest.raises(ValueError, match="synonyms is 'COCO'"):
         chair(["a dog"], [["dog"]], synonyms="COCO")
+
+    # An object of that name that is in the image is meant.
+    assert chair(["train tracks"], [["train track"]], synonyms="coco")["per_sample"]["mentioned"] == [["train track"]]
+
+
+# --- AMBER -----------------------------------------------------------------------------------------------------------
+
+RELATED = {"dog": ["puppy"], "beach": ["sand", "shore"], "ball": [], "person": ["man", "woman"]}
+RELATED |= {"umbrella": ["parasol"]}
+ANNOTATED = [
+    {"id": 1, "type": "generative", "truth": ["dog", "beach"], "hallu": ["person", "umbrella"]},
+    {"id": 2, "type": "generative", "truth": ["ball"], "hallu": []},
+    {"id": 3, "type": "discriminative-hallucination", "truth": "no"},
+]
+
+
+@pytest.fixture
+def amber_folder(tmp_path):
+    (tmp_path / "annotations.json").write_text(json.dumps(ANNOTATED))
+    (tmp_path / "relation.json").write_text(json.dumps(RELATED))
+    (tmp_path / "safe_words.txt").write_text("shore\nlight\n")
+    return tmp_path
+
+
+def test_amber_equals_numbers_by_hand(amber_folder):
+    responses = {
+        1: "Two puppies and a dog on the sand, a man with parasols, and a ball by the shore.",
+        2: "A ball. The light is soft.",
+    }
+    found = amber(responses, amber_folder)
+    # Mentions: puppy, dog, sand, man, parasol, ball, shore (safe); ball. Wrong: man, parasol and ball; covered: dog, beach; ball.
+    assert found["amber_chair"] == 3 / 8
+    assert found["amber_cover"] == 3 / 3
+    assert found["amber_hal"] == 1 / 2
+    assert found["amber_cog"] == 2 / 2  # person and umbrella are listed
+    assert found["per_sample"]["wrong"] == [3, 0]
+    nothing = amber({2: "The sky."}, amber_folder)
+    assert (nothing["amber_chair"], nothing["amber_cover"], nothing["amber_hal"]) == (None, 0, 0)
+    assert nothing["amber_cog"] is None
+
+
+@pytest.mark.parametrize(
+    ("responses", "remove", "error", "named"),
+    [
+        ({3: "No"}, None, ValueError, "id 3"),
+        ({9: "A dog"}, None, ValueError, "id 9"),
+        ({}, None, ValueError, "responses"),
+        ({1: " "}, None, ValueError, r"responses\[0\]"),
+        ({1: "a dog"}, "relation.json", FileNotFoundError, r"relation\.json"),
+    ],
+)
+def test_amber_refuses(amber_folder, responses, remove, error, named):
+    if remove:
+        (amber_folder / remove).unlink()
+    with pytest.raises(error, match=named):
+        amber(responses, amber_folder)

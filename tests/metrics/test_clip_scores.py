@@ -24,8 +24,10 @@ def test_presets_are_the_papers_conventions():
     assert_close(clip_score(text, image)["per_sample"], 2.5 * cosines.clip(0))
     assert_close(clip_score(text, image, preset="smile")["per_sample"], 250 * cosines.clip(0))
     assert_close(clip_score(text, image, preset="ndlb")["per_sample"], 100 * cosines)
+    assert_close(clip_score(text, image, preset="pac_s")["per_sample"], 2 * cosines.clip(0))
     assert_close(clip_score(text, image, scale=1.0, clamp=False)["per_sample"], cosines)
-    assert CLIP_SCORE_PRESETS["smile"].prefix == CLIP_SCORE_PRESETS["hessel"].prefix == "A photo depicts "
+    for name in ("smile", "hessel", "pac_s"):
+        assert CLIP_SCORE_PRESETS[name].prefix == "A photo depicts "
     assert CLIP_SCORE_PRESETS["ndlb"].prefix == ""
     assert "prefix:none" in clip_score(text, image, preset="ndlb")["signature"]
     assert "prefix:A photo depicts|" in clip_score(text, image)["signature"]
@@ -58,10 +60,8 @@ VIDEOS = json.loads((Path(__file__).parents[1] / "vectors" / "retrieval.json").r
 def parts():
     """Tokens, frames and weights without padding."""
     kept = (("text_tokens", "text_mask"), ("video_frames", "video_mask"), ("idf", "text_mask"))
-    return [
-        [np.array(rows)[np.array(mask) > 0] for rows, mask in zip(VIDEOS[name], VIDEOS[masks], strict=True)]
-        for name, masks in kept
-    ]
+    pairs = [zip(VIDEOS[name], VIDEOS[masks], strict=True) for name, masks in kept]
+    return [[np.array(rows)[np.array(mask) > 0] for rows, mask in pair] for pair in pairs]
 
 
 def test_scores_equal_the_authors_numbers():

@@ -28,11 +28,9 @@ def plain_lmi(counts):
     scores = {}
     for source, words in counts.items():
         for word, observed in words.items():
-            if observed == 0:
-                continue
             row = sum(other.get(word, 0) for other in counts.values())
-            column = sum(words.values())
-            scores[source, word] = observed * math.log(observed / (row * column / total))
+            if observed:
+                scores[source, word] = observed * math.log(observed * total / (row * sum(words.values())))
     return scores
 
 

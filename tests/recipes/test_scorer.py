@@ -12,19 +12,10 @@ from hf_captionrl.scenes import load_scenes
 from recipes import scorer as recipe
 
 SHORT = [
+    *("--config", str(recipe.CONFIGS / "scenes.yaml")),
     *("--max_train_images", "400", "--max_eval_images", "60", "--max_test_images", "105", "--num_train_epochs", "2"),
     *("--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "50", "--seed", "3"),
 ]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scorer")
-    config = str(recipe.CONFIGS / "scenes.yaml")
-    recipe.main(
-        ["--config", config, *SHORT, "--output_dir", str(folder), "--feature_cache_dir", str(folder / "cache")]
-    )
-    return folder
 
 
 def test_the_folder_is_a_scorer_whose_recall_is_the_reported_one(run):
@@ -40,9 +31,8 @@ def test_the_folder_is_a_scorer_whose_recall_is_the_reported_one(run):
     for k in (1, 5, 10):
         found = results["recall"][str(k)]
         assert found["low"] <= found["value"] <= found["high"]
-        assert found["value"] == pytest.approx(
-            (rank <= k).double().mean().item(), abs=0.006
-        )  # rounding swaps near ties
+        share = (rank <= k).double().mean().item()
+        assert found["value"] == pytest.approx(share, abs=0.006)  # rounding swaps near ties
     assert results["recall"]["1"]["low"] > 1 / 105  # better than chance
     card = (run / "model" / "README.md").read_text()
     assert f"{results['recall']['1']['value']:.3f}" in card
@@ -51,9 +41,7 @@ def test_the_folder_is_a_scorer_whose_recall_is_the_reported_one(run):
 
 
 def test_the_loss_is_the_symmetric_contrastive_one(run, tmp_path):
-    parts, _, config = recipe.parse_args(
-        ["--config", str(recipe.CONFIGS / "scenes.yaml"), *SHORT, "--output_dir", str(tmp_path)]
-    )
+    parts, _, config = recipe.parse_args([*SHORT, "--output_dir", str(tmp_path)])
     set_seed(0)
     model, processor = parts.load()
     trainer = recipe.ScorerTrainer(parts, model, config, eval_dataset=[], processing_class=processor)
@@ -76,7 +64,7 @@ def test_the_loss_is_the_symmetric_contrastive_one(run, tmp_path):
 
 
 def test_the_tower_is_frozen_and_the_rest_learns(run):
-    parts, *_ = recipe.parse_args(["--config", str(recipe.CONFIGS / "scenes.yaml")])
+    parts, *_ = recipe.parse_args(SHORT)
     before = parts.load()[0].state_dict()
     after = load_scorer(str(run / "model")).model.state_dict()
     for name, value in before.items():

@@ -108,6 +108,11 @@ def test_names_of_rows():
     for changes, name in (
         ({"bag_schedule": 20, "beta": 0.1}, "SR (bags of 20, KL 0.1)"),
         ({"bag_distractors": "random"}, "SR (bag curriculum of random images)"),
+        (
+            {"retrieval_weight": 0.0, "claim_f1_weight": 1.0, "claim_credit": "claim"},
+            "truth (bag curriculum, claims by claim)",
+        ),
+        ({"question_oracle_weight": 0.5}, "SR (bag curriculum, questions)"),
         ({"retrieval_weight": 2.0, "baseline": "none"}, "SR (bag curriculum, SR 2, baseline none)"),
     ):
         assert run_name(changed(config, changes)) == name

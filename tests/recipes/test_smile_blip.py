@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -12,6 +11,7 @@ from hf_captionrl.evaluation.plots import CURVES
 from hf_captionrl.metrics.columns import COLUMNS
 from hf_captionrl.trainers import SmileConfig
 from recipes import smile_blip as recipe
+from tests.data.photos import make_folder
 from tests.recipes.conftest import GENERATION, train
 from tests.tiny import tiny_captioner
 
@@ -55,24 +55,9 @@ def test_everything_is_written(run):
     assert captioner.generate(**captioner.encode_images([image])).captions[0]
 
 
-def write_photos(folder, number=40):
-    """Photographs of odd formats, and a few rows that cannot be used."""
-    rng = np.random.default_rng(0)
-    rows = []
-    for i in range(number):
-        mode, suffix = [("RGB", "jpg"), ("L", "png"), ("RGBA", "png"), ("CMYK", "jpg"), ("P", "gif")][i % 5]
-        image = Image.fromarray(rng.integers(0, 255, (30 + i, 50, 3), dtype=np.uint8)).convert(mode)
-        image.save(folder / f"{i:03d}.{suffix}")
-        rows.append({"file_name": f"{i:03d}.{suffix}", "captions": [f"a picture of thing {i % 7}", "a thing"]})
-    rows[3]["captions"] = ["", "   "]
-    (folder / rows[7]["file_name"]).write_bytes(b"no image")
-    (folder / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_a_folder_of_photographs_with_bad_rows(tmp_path):
-    photos = tmp_path / "photos"
-    photos.mkdir()
-    write_photos(photos)
+    photos = make_folder(tmp_path / "photos", 40, rows={3: {"captions": ["", "   "]}})
+    (photos / "7.png").write_bytes(b"no image")
     # In a folder of this machine whose path must not get into the card.
     tiny_captioner("blip").save_pretrained(tmp_path / "small-blip")
     data = ["--dataset_name", "imagefolder", "--data_dir", str(photos)]
@@ -91,7 +76,7 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     assert "small-blip" in card
     assert str(tmp_path) not in card
     quarantined = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
-    assert {"003", "007"} <= {entry["image_id"].split("/")[-1].split(".")[0] for entry in quarantined}
+    assert {"3", "7"} <= {entry["image_id"].split("/")[-1].split(".")[0] for entry in quarantined}
 
 
 def test_real_data_and_model_get_the_settings_of_the_paper():

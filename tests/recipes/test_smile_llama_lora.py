@@ -168,15 +168,3 @@ def test_bad_arguments(tmp_path, monkeypatch, arguments, name):
     Path("unfinished.jsonl").write_text(json.dumps({"model": "SMILE", "question_id": "generic-1", "answer": "a"}))
     with pytest.raises(ValueError, match=name):
         recipe.main(["--output_dir", str(tmp_path / "out"), "--use_cpu", *arguments])
-
-
-def test_push_is_private_and_at_the_end(tmp_path, monkeypatch):
-    pushed = []
-    monkeypatch.setattr(
-        SmileSFTTrainer,
-        "push_to_hub",
-        lambda self, **k: pushed.append((self.args.output_dir, self.args.hub_private_repo)),
-    )
-    arguments = "--compare_scopes document --compare_mle_weights 0 --push_to_hub --hub_model_id me/x".split()
-    recipe.main(["--output_dir", str(tmp_path / "out"), *SHORT, *arguments])
-    assert pushed == [(str(tmp_path / "out" / "model"), True)]

@@ -25,18 +25,12 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def small_world():
     with pytest.MonkeyPatch.context() as patch:
         made = scenes.load_moving_scenes(num_train=16, num_validation=6, num_test=18)
         patch.setattr(scenes, "load_moving_scenes", lambda: made)
         yield made
-
-
-@pytest.fixture(scope="module")
-def run(small_world, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    return train(recipe, folder, SHORT).parent
 
 
 def test_the_table_ends_with_emscore(run):
@@ -96,6 +90,6 @@ def test_emscore_of_a_row_is_that_of_frames_and_tokens(small_world, tmp_path):
         (["--model_name_or_path", "scenes:clipcap-mle"], "one frame, not of 4"),
     ],
 )
-def test_what_cannot_be_is_refused(small_world, tmp_path, arguments, message):
+def test_what_cannot_be_is_refused(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         train(recipe, tmp_path, ["--config", str(CONFIGS / "moving_scenes.yaml"), *SHORT, *arguments])

@@ -20,35 +20,18 @@ from tests.tiny import tiny_captioner
 
 def two_steps(folder: Path) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    args = SmileConfig(
-        str(folder),
-        max_steps=2,
-        per_device_train_batch_size=4 // processes,
-        learning_rate=1e-2,
-        optim="sgd",
-        lr_scheduler_type="constant",
-        max_grad_norm=0,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    trainer = SmileTrainer(
-        tiny_captioner("git"), args, load_scenes(num_train=8, num_validation=1, num_test=0)["train"]
-    )
+    settings = {"max_steps": 2, "per_device_train_batch_size": 4 // processes, "learning_rate": 1e-2, "optim": "sgd"}
+    settings |= {"lr_scheduler_type": "constant", "max_grad_norm": 0, "logging_steps": 1, "save_strategy": "no"}
+    args = SmileConfig(str(folder), **settings, report_to="none", use_cpu=True, disable_tqdm=True)
+    rows = load_scenes(num_train=8, num_validation=1, num_test=0)["train"]
+    trainer = SmileTrainer(tiny_captioner("git"), args, rows)
     trainer.train()
     weights = trainer.accelerator.get_state_dict(trainer.model)
     if trainer.accelerator.is_main_process:
-        save_file(
-            {name: value.clone().contiguous() for name, value in weights.items()}, folder / "weights.safetensors"
-        )
-        log = {
-            "processes": trainer.accelerator.num_processes,
-            "wrapper": type(trainer.model_wrapped).__name__,
-            "loss": trainer.state.log_history[0]["loss"],
-        }
-        (folder / "log.json").write_text(json.dumps(log))
+        whole = {name: value.clone().contiguous() for name, value in weights.items()}
+        save_file(whole, folder / "weights.safetensors")
+        log = {"wrapper": type(trainer.model_wrapped).__name__, "loss": trainer.state.log_history[0]["loss"]}
+        (folder / "log.json").write_text(json.dumps({"processes": trainer.accelerator.num_processes, **log}))
 
 
 def until_signal(folder: Path) -> None:

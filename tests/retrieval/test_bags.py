@@ -92,8 +92,7 @@ def test_leftovers_get_their_nearest_free_images():
     order = np.random.default_rng(2).permutation(300)
     taken = {i for bag in plain_training_bags(neighbours.tolist(), order.tolist(), 4) for i in bag}
     left = [int(i) for i in order if i not in taken]
-    exact = []
-    free = list(left)
+    exact, free = [], list(left)
     unit = torch.nn.functional.normalize(features.double(), dim=1)
     while len(free) >= 4:
         query = free[0]
@@ -161,26 +160,23 @@ def test_the_argument_is_named(call, named):
         call()
 
 
-@pytest.fixture
-def bag_file():
-    return BagFile(
-        [["a", "b", "c"], ["d", "e"], ["f", "é\n", "h"]], [0.9, 0.25, 0.125], SIGNATURE, "image", "training"
-    )
+BAGS = [["a", "b", "c"], ["d", "e"], ["f", "é\n", "h"]]
+BAG_FILE = BagFile(BAGS, [0.9, 0.25, 0.125], SIGNATURE, "image", "training")
 
 
 @pytest.mark.parametrize("name", ["bags.parquet", "bags.json"])
-def test_bag_files_round_trip(tmp_path, bag_file, name):
-    path = save_bags(tmp_path / "new" / name, bag_file)
+def test_bag_files_round_trip(tmp_path, name):
+    path = save_bags(tmp_path / "new" / name, BAG_FILE)
     ids = ["h", "é\n", "f", "e", "d", "c", "b", "a", "z"]
-    assert load_bags(path, image_ids=ids, signature=SIGNATURE) == bag_file
-    assert load_bags(path, signature="clip@0123456789ab") == bag_file
-    assert (bag_file.model, bag_file.revision) == ("clip", "0123456789ab")
-    assert bag_file.rows(ids) == {3: [[7, 6, 5], [2, 1, 0]], 2: [[4, 3]]}
+    assert load_bags(path, image_ids=ids, signature=SIGNATURE) == BAG_FILE
+    assert load_bags(path, signature="clip@0123456789ab") == BAG_FILE
+    assert (BAG_FILE.model, BAG_FILE.revision) == ("clip", "0123456789ab")
+    assert BAG_FILE.rows(ids) == {3: [[7, 6, 5], [2, 1, 0]], 2: [[4, 3]]}
     assert [p.name for p in path.parent.iterdir()] == [name]
 
 
-def test_bags_of_another_model_or_data_set_raise(tmp_path, bag_file):
-    path = save_bags(tmp_path / "bags.json", bag_file)
+def test_bags_of_another_model_or_data_set_raise(tmp_path):
+    path = save_bags(tmp_path / "bags.json", BAG_FILE)
     for other in ("clip@ba9876543210|float32|text:77", "clip@0123"):
         with pytest.raises(ValueError, match=f"was created with features of .*{other.split('|')[0]}"):
             load_bags(path, signature=other)
@@ -189,7 +185,7 @@ def test_bags_of_another_model_or_data_set_raise(tmp_path, bag_file):
     with pytest.raises(ValueError, match="'a' twice"):
         load_bags(path, image_ids=["a", "b", "a"])
     with pytest.raises(ValueError, match="The bag file: bag 0 contains image 'a'"):
-        bag_file.rows(["b"])
+        BAG_FILE.rows(["b"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import traceback
 import warnings
 import zlib
 
@@ -262,23 +261,16 @@ def assert_valid(directory, keys=KEYS):
 
 
 def forked(function):
-    """Start a real process that runs a function; returns its id."""
-    number = os.fork()
-    if number:
-        return number
-    code = 1
-    try:
-        function()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+    """Start a real process that runs a function."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    return process
 
 
-def ended(number):
+def ended(process):
     """Exit status of a process: 0, 1 after an exception, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    process.join()
+    return process.exitcode
 
 
 def write_slowly(directory, keys=KEYS, batch_size=8):
@@ -338,7 +330,7 @@ def test_concurrent_writers_lose_no_rows(tmp_path):
         start.wait(timeout=60)
         write_slowly(tmp_path, mine, batch_size=2)
 
-    assert [ended(number) for number in [forked(lambda mine=mine: write(mine)) for mine in chosen]] == [0] * 4
+    assert [ended(process) for process in [forked(lambda mine=mine: write(mine)) for mine in chosen]] == [0] * 4
     wanted = {key for mine in chosen for key in mine}
     cache = make(tmp_path)
     assert {key for key in KEYS if key in cache} == wanted

@@ -119,10 +119,8 @@ def test_multimodal_cosine_is_the_mean_of_both():
     text = captions.mean(dim=1)
     for i in range(12):
         for j in range(12):
-            expected = (
-                cosine(images[i].tolist(), images[j].tolist()) + cosine(text[i].tolist(), text[j].tolist())
-            ) / 2
-            assert float(joined[i] @ joined[j]) == close(expected, dtype="float32")
+            both = [cosine(of[i].tolist(), of[j].tolist()) for of in (images, text)]
+            assert float(joined[i] @ joined[j]) == close(sum(both) / 2, dtype="float32")
     assert torch.equal(joined, multimodal_features(images, text))
     assert torch.allclose(joined, multimodal_features(images, list(captions)))
 

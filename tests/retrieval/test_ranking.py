@@ -27,9 +27,8 @@ SEEDS = st.integers(0, 10_000)
 
 
 def unit(rows: int, features: int, seed: int) -> torch.Tensor:
-    return torch.nn.functional.normalize(
-        torch.randn(rows, features, generator=torch.Generator().manual_seed(seed)), dim=1
-    )
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(rows, features, generator=generator), dim=1)
 
 
 def plain_rank(scores: list[float], own: int) -> int:

@@ -26,9 +26,8 @@ from tests.tolerances import assert_close
 
 def make_siglip():
     # T5's convention in SigLIP: no BOS, padding and EOS are the same token.
-    core = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(["<bos>", "<eos>", *WORDS])}, unk_token="<bos>")
-    )
+    vocabulary = {word: i for i, word in enumerate(["<bos>", "<eos>", *WORDS])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<bos>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
     special = {"eos_token": "<eos>", "pad_token": "<eos>", "unk_token": "<bos>"}

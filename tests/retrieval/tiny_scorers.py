@@ -7,11 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
 
 WORDS = "a red blue cat dog on under the mat big small two zebra".split()
-
-
 CAPTIONS = ["a red cat", "a", "two small blue dog on the big red mat", "the zebra on the mat", "a red cat"]
-
-
 LIMIT = 12
 
 
@@ -20,9 +16,8 @@ def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), max_length=
     core = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     ids = [(token, vocab[token]) for token in ("<bos>", "<eos>")]
-    core.post_processor = processors.TemplateProcessing(
-        single="<bos> $A <eos>" if bos else "$A <eos>", special_tokens=ids
-    )
+    single = "<bos> $A <eos>" if bos else "$A <eos>"
+    core.post_processor = processors.TemplateProcessing(single=single, special_tokens=ids)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         bos_token="<bos>",

@@ -78,10 +78,9 @@ def test_running_mean_is_of_the_past_and_resumes_exactly():
 
 
 B, G, WEIGHTS = 3, 4, [1.0, -0.5]
-VALUES = torch.tensor(
-    [[0.1, 3.0, -2.0, 0.4, 5.0, 5.0, 4.0, 7.5, -1.0, 0.0, 2.0, 9.0], [2.0, 2.0, 2.0, 2.0, 0, 1, 0, 1, 8, -3, 4, 0.5]],
-    dtype=torch.float64,
-).T  # (N, 2)
+NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
+FIRST = [0.1, 3.0, -2.0, 0.4, 5.0, 5.0, 4.0, 7.5, -1.0, 0.0, 2.0, 9.0]
+VALUES = torch.tensor([FIRST, [2.0, 2.0, 2.0, 2.0, 0, 1, 0, 1, 8, -3, 4, 0.5]], dtype=torch.float64).T  # (N, 2)
 
 
 def column(index: int, values: Tensor, baseline: str | None = None) -> OfContext:
@@ -102,11 +101,6 @@ def advantages(
     found, logged = compute_advantages(rewards, used, baseline, context, None, lambda x: x, **kw)
     assert logged.equal(values)
     return found.tolist()
-
-
-def sums() -> list[list[float]]:
-    total = [WEIGHTS[0] * float(one) + WEIGHTS[1] * float(two) for one, two in VALUES]
-    return [total[G * b : G * (b + 1)] for b in range(B)]
 
 
 def trl_advantages(rewards: Tensor, weights: list[float], scale_rewards: str, aggregation: str) -> Tensor:
@@ -138,14 +132,15 @@ def test_advantages_equal_those_of_trl(rollouts):
 
 def test_scaling_divides_the_advantages_of_any_baseline(rollouts):
     """By the standard deviation of all rewards, whatever is subtracted from each."""
+    total = [WEIGHTS[0] * float(one) + WEIGHTS[1] * float(two) for one, two in VALUES]
+    spread = [statistics.stdev(total[G * b : G * (b + 1)]) + 1e-4 for b in range(B) for _ in range(G)]
     for names in ({"baseline": "leave_one_out"}, {"baseline": "batch_mean", "second": "group_mean"}):
         plain = advantages(rollouts, **names)
-        spread = [statistics.stdev(row) + 1e-4 for row in sums() for _ in range(G)]
         scaled = advantages(rollouts, **names, scale_rewards="group")
         assert scaled == close([value / one for value, one in zip(plain, spread, strict=True)])
 
 
-@pytest.mark.parametrize("how", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}])
+@pytest.mark.parametrize("how", [{"scale_rewards": "batch"}, NORMALIZED])
 def test_two_processes_scale_by_the_rewards_of_both(rollouts, how):
     """Each process takes part in every mean, so that the means of both are exchanged in turn."""
     values = VALUES[: 2 * G]
@@ -163,9 +158,8 @@ def test_two_processes_scale_by_the_rewards_of_both(rollouts, how):
                 return known[len(mine) - 1] if len(mine) <= len(known) else value
 
             rewards = WeightedRewards([column(i, half) for i in range(2)], WEIGHTS)
-            context = rollouts.context(
-                [f"caption {n}" for n in range(G)], [0], candidates=torch.tensor([0, 1]), positions=torch.tensor([0])
-            )
+            places = {"candidates": torch.tensor([0, 1]), "positions": torch.tensor([0])}
+            context = rollouts.context([f"caption {n}" for n in range(G)], [0], **places)
             used = {"group_mean": make_baseline("group_mean", G)}
             found += compute_advantages(rewards, used, "group_mean", context, None, mean, **how)[0].tolist()
             calls.append(mine)
@@ -174,9 +168,6 @@ def test_two_processes_scale_by_the_rewards_of_both(rollouts, how):
 
 
 def test_equal_rewards_give_no_gradient(rollouts):
-    for how in (
-        {"scale_rewards": "group"},
-        {"scale_rewards": "batch"},
-        {"multi_objective_aggregation": "normalize_then_sum"},
-    ):
-        assert advantages(rollouts, values=torch.full((8, 2), 0.25, dtype=torch.float64), **how) == [0.0] * 8
+    equal = torch.full((8, 2), 0.25, dtype=torch.float64)
+    for how in (*({"scale_rewards": by} for by in ("group", "batch")), NORMALIZED):
+        assert advantages(rollouts, values=equal, **how) == [0.0] * 8

@@ -1,12 +1,13 @@
+import itertools
 import json
-import math
 import random
-from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from hf_captionrl import SLEConfig
 from hf_captionrl.rewards import (
     LengthPenalty,
     PairwiseDiversity,
@@ -18,6 +19,7 @@ from hf_captionrl.rewards import (
     repeated_share,
 )
 from tests.rewards.conftest import Operations
+from tests.text.test_bleu import plain_bleu
 from tests.tolerances import assert_close, close, resolution
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
@@ -31,21 +33,10 @@ def ready(rollouts, *args, scorer=None, **kwargs) -> PairwiseDiversity:
     return reward
 
 
-def plain_bleu(candidate: list, reference: list) -> list[float]:
-    scores, product = [], 1.0
-    for n in range(1, 5):
-        ours = Counter(tuple(candidate[i : i + n]) for i in range(len(candidate) - n + 1))
-        theirs = Counter(tuple(reference[i : i + n]) for i in range(len(reference) - n + 1))
-        product *= (sum((ours & theirs).values()) + 1e-15) / (max(0, len(candidate) - n + 1) + 1e-9)
-        ratio = (len(candidate) + 1e-15) / (len(reference) + 1e-9)
-        scores.append(product ** (1 / n) * (math.exp(1 - 1 / ratio) if ratio < 1 else 1.0))
-    return scores
-
-
 def plain_bleu34(a: list, b: list) -> float:
     if a == b:
         return 0.0
-    scores = plain_bleu(a, b)
+    scores = plain_bleu(a, [b])
     return 1 - (scores[2] + scores[3]) / 2
 
 
@@ -93,16 +84,6 @@ def test_integer_masks_and_strided_ids_are_accepted(distance):
     assert distance(wide, mask.long(), 4).equal(distance(ids, mask, 4))
 
 
-def test_bleu_equals_the_authors_numbers(rollouts):
-    context = rollouts.context(FLAT, [0, 1, 2])
-    words = context.mask & (context.ids != 0)
-    expected = 1 - torch.tensor(VECTORS["pairwise_bleu"], dtype=torch.float64)[..., 2:].mean(-1)
-    # "a dog" has no 3-gram, so its BLEU-3 with itself is nearly 0; its distance to itself is 0 here.
-    assert expected[2, 0, 0] > 0.99
-    expected[2, 0, 0] = 0
-    assert_close(bleu34_distance(context.ids, words, 5), expected, dtype="float32")
-
-
 @pytest.mark.parametrize(
     ("name", "plain", "include_eos"), [("bleu34", plain_bleu34, False), ("edit", plain_edit, True)]
 )
@@ -137,6 +118,58 @@ def test_multi_reference_equals_the_authors_numbers(rollouts):
     assert_close(0.75 * quality + 0.25 * advantages, expected, dtype="float32")
     wrong = 0.75 * quality + make_baseline(reward.baseline, 5)(0.25 * found)
     assert (wrong - expected).abs().max() > 0.05
+
+
+class Given(PairwiseDiversity):
+    """Diversity by the distances of the context."""
+
+    def distances(self, context):
+        return context.distances
+
+
+def given(diversity: str, distances: torch.Tensor) -> torch.Tensor:
+    """Rewards of the captions of one image by their distances."""
+    return Given(diversity=diversity)(SimpleNamespace(group_size=len(distances), distances=distances[None]))
+
+
+def expected_gradient(diversity: str, size: int, distance: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Mean over all groups of `size` samples of `mean_j advantage_j grad log p(y_j)`, weighted by their probability."""
+    total = torch.zeros_like(logits)
+    log_p = logits.log_softmax(0)
+    scores = torch.autograd.functional.jacobian(lambda x: x.log_softmax(0), logits)  # (V, V)
+    for group in itertools.product(range(len(logits)), repeat=size):
+        rows = torch.tensor(group)
+        values = given(diversity, distance[rows][:, rows])
+        advantages = values - values.mean()  # its baseline, `group_mean`
+        total += log_p[rows].sum().exp() * (advantages[:, None] * scores[rows]).mean(0)
+    return total
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_gradients_of_all_groups_of_samples(size, is_symmetric):
+    """Against the gradient of the mean distance, by enumeration of all samples of a tiny policy."""
+    distance = torch.tensor([[0.0, 0.9, 0.3], [0.9, 0.0, 0.6], [0.3, 0.6, 0.0]], dtype=torch.float64)
+    if not is_symmetric:
+        distance = distance + torch.tensor([[0.0, 0.1, 0.5], [0.0, 0.0, -0.2], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    logits = torch.tensor([0.3, -0.5, 0.9], dtype=torch.float64, requires_grad=True)
+    p = logits.softmax(0)
+    (true,) = torch.autograd.grad((p[:, None] * distance * p).sum(), logits)
+    logits = logits.detach()
+    assert PairwiseDiversity(diversity="unbiased").baseline == "group_mean"
+    torch.testing.assert_close(expected_gradient("unbiased", size, distance, logits), true)
+    papers = expected_gradient("pairwise", size, distance, logits)
+    if is_symmetric:
+        torch.testing.assert_close(papers, true * (size - 1) * (size - 2) / size**2)
+    else:
+        assert (papers - true * (size - 1) * (size - 2) / size**2).abs().max() > 0.005
+
+
+def test_an_unbiased_baseline_needs_three_captions():
+    with pytest.raises(ValueError, match="num_generations"):
+        given("unbiased", torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="num_generations"):
+        SLEConfig("out", diversity="unbiased", num_generations=2)
 
 
 def test_embedding_distance(rollouts):

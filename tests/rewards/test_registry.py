@@ -17,7 +17,6 @@ from hf_captionrl.rewards import (
     REWARDS,
     CiderReward,
     CompletionReward,
-    Reward,
     SelfRetrieval,
     WeightedRewards,
     resolve_rewards,
@@ -105,7 +104,7 @@ def test_every_registered_reward_can_be_configured(tmp_path):
 
 def test_the_order_of_the_weighted_sum(tmp_path):
     config = only(tmp_path, "retrieval_weight", **dict.fromkeys(WEIGHTS, 0.25))
-    order = ["self_retrieval", "cider", "diversity", "repetition", "length", "truncation"]
+    order = "self_retrieval cider diversity claim_f1 question_oracle repetition length truncation".split()
     assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
 
 
@@ -124,20 +123,13 @@ def test_values_that_are_refused(tmp_path, settings, named):
         SelfRetrievalConfig(str(tmp_path), use_cpu=True, **settings)
 
 
-class Fixed(Reward):
-    def __init__(self, values, name="fixed", floor=0.0):
-        self.values, self.name, self.floor = values, name, floor
-
-    def __call__(self, context):
-        return torch.as_tensor(self.values)
-
-    def undefined(self, context):
-        return self.floor
+def fixed(values, name="fixed"):
+    return OfContext(lambda context: values, name)
 
 
 def test_columns_are_in_order_and_unweighted(rollouts):
     context = rollouts.context(["a", "b"], [0, 1])
-    rewards = WeightedRewards([Fixed([1.0, 2.0]), Fixed([3, 4], "other")], [0.5, 2])
+    rewards = WeightedRewards([fixed([1.0, 2.0]), fixed([3, 4], "other")], [0.5, 2])
     values = rewards(context)
     assert values.dtype == torch.float64
     assert values.tolist() == [[1, 3], [2, 4]]
@@ -146,17 +138,18 @@ def test_columns_are_in_order_and_unweighted(rollouts):
 
 def test_non_finite_rewards_get_the_floor_and_are_counted(rollouts):
     context = rollouts.context(["a", "b", "c"], [0, 1, 2])
-    fixed = Fixed([1.0, math.nan, -math.inf], floor=-7.0)
-    values = WeightedRewards([fixed, Fixed([0.0, 1.0, 2.0], "fine")])(context)
+    floored = fixed([1.0, math.nan, -math.inf])
+    floored.undefined = lambda context: -7.0
+    values = WeightedRewards([floored, fixed([0.0, 1.0, 2.0], "fine")])(context)
     assert values.tolist() == [[1, 0], [-7, 1], [-7, 2]]
     assert context.statistics == {"rewards/fixed/undefined": 2.0, "rewards/fine/undefined": 0.0}
 
 
 def test_one_number_per_caption_without_a_gradient(rollouts):
     values = torch.ones(1, requires_grad=True)
-    assert not WeightedRewards([OfContext(lambda _: values * 2)])(rollouts.context(["a"], [0])).requires_grad
+    assert not WeightedRewards([fixed(values * 2)])(rollouts.context(["a"], [0])).requires_grad
     with pytest.raises(ValueError, match=r"'fixed' returned shape \(1, 2\) for 2 captions"):
-        WeightedRewards([Fixed([[1.0, 2.0]])])(rollouts.context(["a", "b"], [0, 1]))
+        WeightedRewards([fixed([[1.0, 2.0]])])(rollouts.context(["a", "b"], [0, 1]))
 
 
 def test_a_weighted_sum_is_described_for_the_card():

@@ -16,10 +16,6 @@ from hf_captionrl.rewards import CompletionReward, LengthPenalty, WeightedReward
 from hf_captionrl.rewards import base as rewards_base
 
 
-def of_completions_and_columns(completions, length, **kwargs):
-    return [float(value) for value in length]
-
-
 async def async_of_completions(completions, **kwargs):
     return [1.0 for _ in completions]
 
@@ -29,12 +25,11 @@ class AsyncOfCompletions:
         return [5.0 for _ in completions]
 
 
-class Recorder:
-    """A function of completions that records its arguments."""
-
-    def __call__(self, completions, **kwargs):
-        self.given: dict[str, Any] = {"completions": completions, **kwargs}
-        return [0.0 for _ in completions]
+def recorded(context) -> dict[str, Any]:
+    """The arguments of a function of completions."""
+    given: dict[str, Any] = {}
+    WeightedRewards([CompletionReward(lambda **kwargs: given.update(kwargs) or [0.0] * 4)])(context)
+    return given
 
 
 @pytest.fixture
@@ -49,9 +44,7 @@ def context(rollouts):
 
 
 def test_columns_are_repeated_for_each_caption(context):
-    record = Recorder()
-    WeightedRewards([CompletionReward(record)])(context)
-    given = record.given
+    given = recorded(context)
     assert given["completions"] == ["a cat", "a red cat", "a dog", "dogs"]
     assert given["length"] == [40, 40, 70, 70]
     assert given["image_id"] == ["i4", "i4", "i7", "i7"]
@@ -59,10 +52,8 @@ def test_columns_are_repeated_for_each_caption(context):
     assert given["trainer_state"] == "state"
     assert [len(ids) for ids in given["completion_ids"]] == [3, 4, 3, 2]  # words and the end token
     assert given["completion_ids"][0] == context.ids[0][context.mask[0]].tolist()
-    assert set(given) == {
-        *("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"),
-        *("image_id", "length"),  # TRL passes no column `prompt`
-    }
+    names = "prompts completions completion_ids trainer_state log_metric log_extra image_id length"
+    assert set(given) == set(names.split())  # TRL passes no column `prompt`
     named = WeightedRewards([CompletionReward(lambda length, completions: length)])(context)
     assert named[:, 0].tolist() == [40, 40, 70, 70]
 
@@ -79,9 +70,7 @@ def test_images_are_decoded_only_when_they_are_read(context):
             return f"picture {index}"
 
     context.columns = {"image": Images()}
-    record = Recorder()
-    WeightedRewards([CompletionReward(record)])(context)
-    images = record.given["image"]
+    images = recorded(context)["image"]
     assert Images.read == 0
     assert len(images) == 4
     assert list(images) == ["picture 0", "picture 0", "picture 1", "picture 1"]
@@ -129,7 +118,7 @@ def test_rewards_of_trl(rollouts):
 
 
 def test_missing_columns_are_found_before_training(rollouts):
-    rewards = resolve_rewards(of_completions_and_columns)
+    rewards = resolve_rewards(lambda completions, length, **kwargs: length)
     with pytest.raises(ValueError, match=r"requires \['length'\].*they have \['captions', 'image'\]"):
         rewards.prepare(rollouts.data([["a"]], columns=["image", "captions"]))
     rewards.prepare(rollouts.data([["a"]], columns=["length"]))

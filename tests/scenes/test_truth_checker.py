@@ -8,12 +8,8 @@ from hf_captionrl.scenes import Facts, check
 from hf_captionrl.scenes.truth_checker import mark_caption
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
-RED_CAT = Facts(
-    *("cat", 1, "large", "upright", "top", "white", "dog", "left of"),
-    colour="red",
-    second_colour="blue",
-    pattern="striped",
-)
+COLOURED = {"colour": "red", "second_colour": "blue", "pattern": "striped"}
+RED_CAT = Facts("cat", 1, "large", "upright", "top", "white", "dog", "left of", **COLOURED)
 DUCK = Facts("pig", 1, "small", "upright", "middle", "blue", "duck", "left of")
 TREES = Facts("tree", 2, "large", "upright", "top", "blue", "cactus", "above")
 APPLE = Facts("apple", 1, "large", "upright", "bottom", "gray")

@@ -15,8 +15,16 @@ from hf_captionrl.apps.explain.explain import CaptionReward, explain_caption, wr
 from hf_captionrl.apps.studies.build import rating_parts
 from hf_captionrl.apps.studies.results import study_html
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
-from hf_captionrl.apps.truematch.review import render_review
-from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, PanelItem, write_gallery, write_panel
+from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
+from hf_captionrl.cli.audit_metric import audit_html
+from hf_captionrl.evaluation.pages import (
+    GalleryCaption,
+    GalleryItem,
+    PanelItem,
+    render_html,
+    write_gallery,
+    write_panel,
+)
 from hf_captionrl.hub.cards import render_model_card
 from hf_captionrl.hub.push import check_text
 from tests.apps.studies.test_build import pictures, write_study
@@ -114,7 +122,17 @@ def review(folder, token=None):
     images = {str(n): {"image_id": text, "source": DATA, "captions": [text]} for n, text in enumerate(TEXTS)}
     bags = [{"id": text, "similarity": 0.5, "images": list(images)} for text in TEXTS]
     decisions = {text: {"decision": "drop", "reason": "other"} for text in TEXTS}
-    page = render_review(ALL, bags, images, reasons={"other": ALL}, decisions=decisions, fingerprint=ALL, token=token)
+    reasons = {"other": ALL}
+    data = {
+        "bags": bags,
+        "images": images,
+        "reasons": reasons,
+        "decisions": decisions,
+        "fingerprint": ALL,
+        "token": token,
+    }
+    values = {"title": ALL, "served": token is not None, "reasons": reasons, "data": data}
+    page = render_html(REVIEW, "review", sort_keys=False, **values)
     (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
     return folder / "page.html"
 
@@ -123,9 +141,9 @@ def rating(folder):
     ids = [str(n) for n in range(len(TEXTS))]
     texts = [text.encode("utf-8", "replace").decode() for text in TEXTS]  # as load_captions gives them
     parts = rating_parts(ids, {"S": texts}, num_raters=1)
-    study = {"systems": ["S"], "settings": {}, "parts": parts}
+    study = {"kind": "rating", "fingerprint": "0", "parts": parts}
     consent = ALL.encode("utf-8", "replace").decode()
-    _, pages = write_study(folder, "rating", study, pictures(ids), consent=consent)
+    _, pages = write_study(folder, study, pictures(ids), consent=consent)
     return next(iter(pages.values()))
 
 
@@ -144,6 +162,15 @@ def study_results(folder):
         "rejected": [{"file": t, "reason": t} for t in TEXTS],
     }
     (folder / "page.html").write_text(study_html(result), encoding="utf-8", errors="replace")
+    return folder / "page.html"
+
+
+def metric_audit(folder):
+    seen = {"value": 0.5, "interval": [0.4, 0.6], "ties": 0.0, "n": 2}
+    kinds = {"sees": TEXTS[:1], "does_not_see": TEXTS[1:2], "prefers_the_error": TEXTS[2:]}
+    rows = {text: {"sensitivity": dict.fromkeys(TEXTS, seen), **kinds} for text in TEXTS}
+    page = audit_html({"n": 0, "seed": 0, "references": ALL, "pairs": rows})
+    (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
     return folder / "page.html"
 
 
@@ -211,7 +238,8 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results, album, album_report, model_card]
+PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results]
+PAGES += [metric_audit, album, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])

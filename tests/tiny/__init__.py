@@ -5,6 +5,8 @@ Every builder takes a seed and returns `(model, processor)`; `tiny_captioner(fam
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from transformers import (
 
 from hf_captionrl.captioners import Captioner, ProcessorPair, load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
+from hf_captionrl.utils.io import write_jsonl
 
 WORDS = (
     "a an the of picture photo is on in with and two three red green blue yellow small large cat dog bird tree house "
@@ -53,6 +56,8 @@ _SHARED: dict[str, Any] = {
 }
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _VISION = {**_SHARED, "image_size": IMAGE_SIZE, "patch_size": PATCH}
+_SQUARE = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+_CROPPED: dict[str, Any] = {"size": {"shortest_edge": IMAGE_SIZE}, "crop_size": _SQUARE, **_MEAN_STD}
 
 
 def wordpiece_tokenizer(extra: tuple[str, ...] = ("[DEC]", "[ENC]")) -> Any:
@@ -79,24 +84,30 @@ def wordlevel_tokenizer() -> Any:
     )
 
 
-def bpe_tokenizer() -> Any:
-    """GPT-2's kind: bytes, blanks in front of words, one special token for start, end and padding."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(alphabet)}
+def byte_tokenizer(words: Iterable[str], first: Iterable[str] = (), last: Iterable[str] = ()) -> Tokenizer:
+    """Bytes and a few words, and special tokens before and after them."""
+    tokens = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = []
-    for word in ("Ġa", "Ġcat", "Ġof", "Ġred", "cat", "red"):
+    for word in words:
         left = word[0]
         for letter in word[1:]:
             if (left, letter) not in merges:
                 merges.append((left, letter))
                 vocabulary.setdefault(left + letter, len(vocabulary))
             left += letter
-    vocabulary["<|endoftext|>"] = len(vocabulary)
+    vocabulary |= {token: len(vocabulary) + index for index, token in enumerate(last)}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = token_decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
+def bpe_tokenizer() -> Any:
+    """GPT-2's kind: bytes, blanks in front of words, one special token for start, end and padding."""
     end = "<|endoftext|>"
+    tokenizer = byte_tokenizer(("Ġa", "Ġcat", "Ġof", "Ġred", "cat", "red"), last=[end])
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, bos_token=end, pad_token=end)
 
 
@@ -128,8 +139,7 @@ def tiny_blip(seed: int = 0, **text: Any) -> tuple[Any, Any]:
     config = BlipConfig(
         text_config=settings, vision_config=_VISION, projection_dim=HIDDEN, image_text_hidden_size=HIDDEN
     )
-    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
-    processor = BlipProcessor(BlipImageProcessor(size=size, **_MEAN_STD), tokenizer)
+    processor = BlipProcessor(BlipImageProcessor(size=_SQUARE, **_MEAN_STD), tokenizer)
     return _spread(BlipForConditionalGeneration(config)), processor
 
 
@@ -147,11 +157,16 @@ def tiny_git(seed: int = 0) -> tuple[Any, Any]:
         eos_token_id=tokenizer.sep_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    edge = {"shortest_edge": IMAGE_SIZE}
-    crop = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
-    return _spread(GitForCausalLM(config)), GitProcessor(
-        CLIPImageProcessor(size=edge, crop_size=crop, **_MEAN_STD), tokenizer
-    )
+    return _spread(GitForCausalLM(config)), GitProcessor(CLIPImageProcessor(**_CROPPED), tokenizer)
+
+
+def _gpt2(tokenizer: Any, **settings: Any) -> GPT2Config:
+    """Of twice the width; start and end are one token."""
+    end = tokenizer.eos_token_id
+    sizes = {"n_embd": 2 * HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": POSITIONS}
+    no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    ids = {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end}
+    return GPT2Config(**{**sizes, **no_dropout, **ids, **settings})
 
 
 def _tiny_encoder_decoder(decoder: Any, tokenizer: Any, ids: dict[str, Any], seed: int) -> tuple[Any, Any]:
@@ -159,29 +174,15 @@ def _tiny_encoder_decoder(decoder: Any, tokenizer: Any, ids: dict[str, Any], see
     config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
         ViTConfig(**_VISION, **_NO_DROPOUT), decoder, **ids
     )
-    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
-    processor = ProcessorPair(ViTImageProcessor(size=size, **_MEAN_STD), tokenizer)
+    processor = ProcessorPair(ViTImageProcessor(size=_SQUARE, **_MEAN_STD), tokenizer)
     return _spread(VisionEncoderDecoderModel(config)), processor
 
 
 def tiny_vit_gpt2(seed: int = 0, **ids: Any) -> tuple[Any, Any]:
     """ViT + GPT-2 of another width (so that there is a connector); start, end and padding are one token."""
     tokenizer = bpe_tokenizer()
-    end = tokenizer.eos_token_id
-    decoder = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_embd=2 * HIDDEN,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        n_positions=POSITIONS,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=end,
-        eos_token_id=end,
-    )
-    ids = ids or {"decoder_start_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    return _tiny_encoder_decoder(decoder, tokenizer, ids, seed)
+    ids = ids or dict.fromkeys(("decoder_start_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
+    return _tiny_encoder_decoder(_gpt2(tokenizer), tokenizer, ids, seed)
 
 
 def tiny_vit_bert(seed: int = 0, **ids: Any) -> tuple[Any, Any]:
@@ -200,42 +201,16 @@ def tiny_clipcap(seed: int = 0, *, text: dict[str, Any] | None = None, **setting
     """CLIP + GPT-2 of another width; start, end and padding are one token, and there is a token for the full stop."""
     torch.manual_seed(seed)
     tokenizer = bpe_tokenizer()
-    end = tokenizer.eos_token_id
-    prefix_length = settings.setdefault("prefix_length", 3)
-    text_config = GPT2Config(
-        **{
-            "vocab_size": len(tokenizer),
-            "n_embd": 2 * HIDDEN,
-            "n_layer": LAYERS,
-            "n_head": HEADS,
-            "n_positions": POSITIONS + prefix_length - 1,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-            "bos_token_id": end,
-            "eos_token_id": end,
-            "pad_token_id": end,
-            **(text or {}),
-        }
-    )
-    vision_config = CLIPVisionConfig(**_VISION, projection_dim=24)
-    config = ClipCapConfig(vision_config, text_config, **settings)
-    edge = {"shortest_edge": IMAGE_SIZE}
-    crop = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
-    image_processor = CLIPImageProcessor(size=edge, crop_size=crop, **_MEAN_STD)
-    return _spread(ClipCapForConditionalGeneration(config)), ClipCapProcessor(image_processor, tokenizer)
+    positions = POSITIONS + settings.setdefault("prefix_length", 3) - 1
+    own = {"n_positions": positions, "pad_token_id": tokenizer.eos_token_id, **(text or {})}
+    config = ClipCapConfig(CLIPVisionConfig(**_VISION, projection_dim=24), _gpt2(tokenizer, **own), **settings)
+    processor = ClipCapProcessor(CLIPImageProcessor(**_CROPPED), tokenizer)
+    return _spread(ClipCapForConditionalGeneration(config)), processor
 
 
 def tiny_model(family: str, seed: int = 0) -> tuple[Any, Any]:
     """Model and processor of one of `FAMILIES`."""
-    builders: dict[str, Any] = {
-        "blip": tiny_blip,
-        "git": tiny_git,
-        "vit-gpt2": tiny_vit_gpt2,
-        "vit-bert": tiny_vit_bert,
-        "clipcap": tiny_clipcap,
-    }
-    return builders[family](seed)
+    return globals()[f"tiny_{family.replace('-', '_')}"](seed)
 
 
 def tiny_captioner(family: str = "blip", *, prompt: str = "", seed: int = 0) -> Captioner:
@@ -275,6 +250,21 @@ def tiny_captions(number: int, seed: int = 0, words: tuple[int, int] = (2, 7)) -
     """Random captions of the tiny vocabulary."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, rng.integers(words[0], words[1] + 1))) for _ in range(number)]
+
+
+def write_photos(folder: Path, rows: Any, names: str = "{}.png") -> Path:
+    """Scenes as image files, and the file with their captions."""
+    folder.mkdir(parents=True)
+    lines = []
+    for number, row in enumerate(rows):
+        row["image"].save(folder / names.format(number))
+        lines.append({"file_name": names.format(number), "captions": row["captions"]})
+    return write_jsonl(folder / "metadata.jsonl", lines)
+
+
+def write_captions(path: Path, image_ids: Iterable[str], captions: Iterable[str]) -> Path:
+    """A file as `captionrl caption` writes it."""
+    return write_jsonl(path, [{"image_id": i, "caption": c} for i, c in zip(image_ids, captions, strict=True)])
 
 
 def tiny_tower(folder, seed=0):

@@ -10,22 +10,12 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
-from tokenizers import decoders as token_decoders
 
-from tests.tiny import _MEAN_STD, _VISION, HIDDEN, WORDS, _spread
+from hf_captionrl.captioners.language_models import TransformersVisionBackend
+from tests.tiny import _CROPPED, _MEAN_STD, _SHARED, _SQUARE, _VISION, HIDDEN, WORDS, _spread, byte_tokenizer
 
-CHAT_TYPES = (
-    "llava",
-    "llava_onevision",
-    "idefics3",
-    "smolvlm",
-    "paligemma",
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "internvl",
-    "gemma3",
+CHAT_TYPES = tuple(
+    "llava llava_onevision idefics3 smolvlm paligemma qwen2_vl qwen2_5_vl qwen3_vl internvl gemma3".split()
 )
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
@@ -41,22 +31,9 @@ _LLAVA_TEMPLATE = (
 
 def chat_tokenizer(extra: tuple[str, ...], **named: str) -> Any:
     """Bytes and a few words with the blank in front, and the special tokens of a chat."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = ["<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>", *extra]
-    vocabulary = {token: index for index, token in enumerate([*special, *alphabet])}
-    merges = []
-    for word in WORDS[:12]:
-        left = "Ġ"
-        for letter in word:
-            if (left, letter) not in merges:
-                merges.append((left, letter))
-                vocabulary.setdefault(left + letter, len(vocabulary))
-            left += letter
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = token_decoders.ByteLevel()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=byte_tokenizer([f"Ġ{word}" for word in WORDS[:12]], special),
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
@@ -68,11 +45,8 @@ def chat_tokenizer(extra: tuple[str, ...], **named: str) -> Any:
 
 def _text(tokenizer: Any, **more: Any) -> dict[str, Any]:
     return {
+        **_SHARED,
         "vocab_size": len(tokenizer),
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "bos_token_id": tokenizer.bos_token_id,
@@ -99,11 +73,8 @@ def _llava() -> tuple[Any, Any]:
         image_seq_length=4,
         vision_feature_layer=-2,
     )
-    images = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, **_MEAN_STD
-    )
     processor = transformers.LlavaProcessor(
-        images,
+        transformers.CLIPImageProcessor(**_CROPPED),
         tokenizer,
         patch_size=8,
         vision_feature_select_strategy="default",
@@ -123,11 +94,10 @@ def _llava_onevision() -> tuple[Any, Any]:
         video_token_index=tokenizer.convert_tokens_to_ids("<video>"),
         image_grid_pinpoints=pinpoints,
     )
-    size = {"height": 16, "width": 16}
     processor = transformers.LlavaOnevisionProcessor(
-        transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=pinpoints, **_MEAN_STD),
+        transformers.LlavaOnevisionImageProcessor(size=_SQUARE, image_grid_pinpoints=pinpoints, **_MEAN_STD),
         tokenizer,
-        transformers.LlavaOnevisionVideoProcessor(size=size),
+        transformers.LlavaOnevisionVideoProcessor(size=_SQUARE),
         num_image_tokens=4,
         vision_feature_select_strategy="full",
         chat_template=_TEMPLATE.replace("IMAGE", "<image>").replace("VIDEO", "<video>"),
@@ -168,7 +138,7 @@ def _idefics3(smol: bool = False) -> tuple[Any, Any]:
 
 def _paligemma() -> tuple[Any, Any]:
     tokenizer = chat_tokenizer(("<image>",), image_token="<image>")
-    images = transformers.SiglipImageProcessor(size={"height": 16, "width": 16}, **_MEAN_STD)
+    images = transformers.SiglipImageProcessor(size=_SQUARE, **_MEAN_STD)
     images.image_seq_length = 4
     processor = transformers.PaliGemmaProcessor(images, tokenizer)  # adds a thousand tokens for places
     config = transformers.PaliGemmaConfig(
@@ -182,50 +152,43 @@ def _paligemma() -> tuple[Any, Any]:
     return transformers.PaliGemmaForConditionalGeneration(config), processor
 
 
-def _qwen(version: str) -> tuple[Any, Any]:
-    extra = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    tokenizer = chat_tokenizer(extra, image_token="<|image_pad|>", video_token="<|video_pad|>")
-    ids = dict(zip(extra, tokenizer.convert_tokens_to_ids(list(extra)), strict=True))
-    vision: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2}
-    text = _text(tokenizer, rope_parameters={"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4})
-    if version == "qwen2_vl":
-        vision |= {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}
-        name, patch = "Qwen2VL", 8
-    elif version == "qwen2_5_vl":
-        vision |= {
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "window_size": 32,
-            "fullatt_block_indexes": [1],
-        }
-        name, patch = "Qwen2_5_VL", 8
-    else:
-        vision |= {
-            "hidden_size": HIDDEN,
-            "intermediate_size": 2 * HIDDEN,
-            "out_hidden_size": HIDDEN,
-            "deepstack_visual_indexes": [0],
-            "num_position_embeddings": 16,
-        }
-        text["head_dim"] = 8
-        name, patch = "Qwen3VL", 8
+def qwen(name: str, vision: dict[str, Any], processor: str = "", **text: Any) -> tuple[Any, Any]:
+    """Of any version; `processor` names another version whose processor it has, `text` changes the language model."""
+    special = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = chat_tokenizer(special, image_token="<|image_pad|>", video_token="<|video_pad|>")
+    names = [f"{what}_token_id" for what in ("vision_start", "vision_end", "image", "video")]
     config = getattr(transformers, f"{name}Config")(
-        text_config=text,
-        vision_config=vision,
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        text_config={**_text(tokenizer), **text},
+        vision_config={"depth": 2, "num_heads": 4, "patch_size": 8, "spatial_merge_size": 2, **vision},
         tie_word_embeddings=False,
+        **dict(zip(names, tokenizer.convert_tokens_to_ids(list(special)), strict=True)),
     )
+    processor = processor or name
     pixels = {"shortest_edge": 16 * 16, "longest_edge": 16 * 64}
-    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=patch, merge_size=2, **_MEAN_STD)
+    images = transformers.Qwen2VLImageProcessor(size=pixels, patch_size=8, merge_size=2, **_MEAN_STD)
+    videos = getattr(transformers, f"{processor.replace('2_5_VL', '2VL')}VideoProcessor")()
     template = _TEMPLATE.replace("{{ bos_token }}", "").replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
     template = template.replace("VIDEO", "<|vision_start|><|video_pad|><|vision_end|>")
-    videos = (transformers.Qwen3VLVideoProcessor if version == "qwen3_vl" else transformers.Qwen2VLVideoProcessor)()
-    processor = getattr(transformers, f"{name}Processor")(images, tokenizer, videos, chat_template=template)
-    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+    made = getattr(transformers, f"{processor}Processor")(images, tokenizer, videos, chat_template=template)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), made
+
+
+GRID = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "out_hidden_size": HIDDEN}
+"""Of Qwen's vision towers."""
+_ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
+
+
+def _qwen2_vl() -> tuple[Any, Any]:
+    return qwen("Qwen2VL", {"embed_dim": HIDDEN, "hidden_size": HIDDEN, "mlp_ratio": 2}, **_ROPE)
+
+
+def _qwen2_5_vl() -> tuple[Any, Any]:
+    return qwen("Qwen2_5_VL", {**GRID, "window_size": 32, "fullatt_block_indexes": [1]}, **_ROPE)
+
+
+def _qwen3_vl() -> tuple[Any, Any]:
+    vision = {**GRID, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    return qwen("Qwen3VL", vision, **_ROPE, head_dim=8)
 
 
 def _internvl() -> tuple[Any, Any]:
@@ -244,12 +207,11 @@ def _internvl() -> tuple[Any, Any]:
         image_seq_length=1,
         downsample_ratio=0.5,
     )
-    size = {"height": 16, "width": 16}
-    images = transformers.GotOcr2ImageProcessor(size=size, crop_to_patches=True, max_patches=4, **_MEAN_STD)
+    images = transformers.GotOcr2ImageProcessor(size=_SQUARE, crop_to_patches=True, max_patches=4, **_MEAN_STD)
     processor = transformers.InternVLProcessor(
         images,
         tokenizer,
-        transformers.InternVLVideoProcessor(size=size),
+        transformers.InternVLVideoProcessor(size=_SQUARE),
         image_seq_length=1,
         chat_template=_TEMPLATE.replace("IMAGE", "<IMG_CONTEXT>\n").replace("VIDEO", "<video>\n"),
     )
@@ -279,13 +241,49 @@ def _gemma3() -> tuple[Any, Any]:
     return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
+def chat_backend(kind: str, folder: Any, **settings: Any) -> TransformersVisionBackend:
+    """A vision backend of a tiny chat model, whose files are written to a folder."""
+    for part in tiny_chat(kind):
+        part.save_pretrained(folder)
+    return TransformersVisionBackend(str(folder), device="cpu", **{"dtype": "float32", **settings})
+
+
 def tiny_chat(model_type: str, seed: int = 0) -> tuple[Any, Any]:
     """A chat model in eval mode with its processor."""
     torch.manual_seed(seed)
-    if model_type.startswith("qwen"):
-        model, processor = _qwen(model_type)
-    elif model_type == "smolvlm":
-        model, processor = _idefics3(smol=True)
-    else:
-        model, processor = globals()[f"_{model_type}"]()
+    model, processor = _idefics3(smol=True) if model_type == "smolvlm" else globals()[f"_{model_type}"]()
     return _finish(model, processor.tokenizer), processor
+
+
+class HandSet:
+    """Makes the logits of a vision backend's model those of `decide(colours, text)`, which maps letters to logits.
+
+    `colours` are the images of the prompt, `"r"`, `"g"` or `"b"` by their largest channel. Other tokens have logit 0. The logits
+    are the same at every position of the answer. `forwards` counts the runs of the model.
+    """
+
+    def __init__(self, backend: Any, decide: Any = None) -> None:
+        self.backend, self.decide, self.forwards, self.table = backend, decide, 0, torch.zeros(0)
+        backend._model.lm_head.register_forward_hook(
+            lambda module, given, output: self.table.expand(*output.shape[:-1], -1)
+        )
+        backend._model.register_forward_pre_hook(self._read, with_kwargs=True)
+
+    def _read(self, module: Any, given: Any, named: dict[str, Any]) -> None:
+        self.forwards += 1
+        if named.get("pixel_values") is not None:
+            colours = ["rgb"[int(image.mean((1, 2)).argmax())] for image in named["pixel_values"]]
+            self.table = self.logits(colours, self.backend._tokenizer.decode(named["input_ids"][0]))
+
+    def logits(self, colours: list[str], text: str) -> torch.Tensor:
+        table = torch.zeros(self.backend._model.lm_head.out_features)
+        for letter, value in self.decide(colours, text).items():
+            table[self.backend._tokenizer.convert_tokens_to_ids(letter)] = value
+        return table
+
+    def log_prob(self, colours: list[str], text: str, answer: str) -> float:
+        """What a plain loop over the answer's letters finds, after a word: the blank is `Ġ`."""
+        table = self.logits(colours, text).double()
+        total = table.exp().sum().log()
+        ids = self.backend._tokenizer.convert_tokens_to_ids(list("Ġ" + answer))
+        return sum(float(table[token] - total) for token in ids)

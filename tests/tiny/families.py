@@ -11,27 +11,25 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from tests.tiny import _MEAN_STD, _SHARED, _VISION, HEADS, HIDDEN, LAYERS, WORDS, _spread, wordpiece_tokenizer
+from tests.tiny import (
+    _CROPPED,
+    _MEAN_STD,
+    _NO_DROPOUT,
+    _SHARED,
+    _SQUARE,
+    _VISION,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    WORDS,
+    _spread,
+    wordpiece_tokenizer,
+)
 from tests.tiny.chat import chat_tokenizer
 
-FAMILY_NAMES = (
-    "blip2-opt",
-    "blip2-t5",
-    "instructblip-llama",
-    "instructblip-t5",
-    "florence2",
-    "kosmos2",
-    "pix2struct",
-)
-_SIZE = {"height": 16, "width": 16}
-_T5: dict[str, Any] = {
-    "d_model": HIDDEN,
-    "d_kv": HIDDEN // HEADS,
-    "d_ff": 2 * HIDDEN,
-    "num_layers": LAYERS,
-    "num_heads": HEADS,
-    "dropout_rate": 0.0,
-}
+FAMILY_NAMES = tuple("blip2-opt blip2-t5 instructblip-llama instructblip-t5 florence2 kosmos2 pix2struct".split())
+_T5: dict[str, Any] = {"num_layers": LAYERS, "num_heads": HEADS, "d_kv": HIDDEN // HEADS, "d_ff": 2 * HIDDEN}
+_T5 |= {"d_model": HIDDEN, "dropout_rate": 0.0}
 
 
 def metaspace_tokenizer(first: tuple[str, ...], ends: str = "", fillers: int = 0) -> Any:
@@ -70,7 +68,7 @@ def _blip2(language: str, instruct: bool) -> tuple[Any, Any]:
         tokenizer = metaspace_tokenizer(("<pad>", "</s>", "<unk>"), ends="</s>")
     else:
         tokenizer = _starting(chat_tokenizer(()), "<s> $A")
-    size: dict[str, Any] = {"size": _SIZE, **_MEAN_STD}
+    size: dict[str, Any] = {"size": _SQUARE, **_MEAN_STD}
     settings: dict[str, Any] = {"num_query_tokens": 3}
     if instruct:
         settings["qformer_tokenizer"] = wordpiece_tokenizer(extra=())
@@ -93,12 +91,7 @@ def _blip2(language: str, instruct: bool) -> tuple[Any, Any]:
         text |= {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"]}
     config = getattr(transformers, f"{name}Config")(
         vision_config=_VISION,
-        qformer_config={
-            **_SHARED,
-            "vocab_size": len(wordpiece_tokenizer(extra=())),
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
+        qformer_config={**_SHARED, **_NO_DROPOUT, "vocab_size": len(wordpiece_tokenizer(extra=()))},
         text_config=text,
         num_query_tokens=3,
         image_token_index=ids["<image>"],
@@ -108,43 +101,26 @@ def _blip2(language: str, instruct: bool) -> tuple[Any, Any]:
 
 def _florence2() -> tuple[Any, Any]:
     tokenizer = _starting(chat_tokenizer(("<image>",), image_token="<image>"), "<s> $A </s>")
-    images = transformers.CLIPImageProcessor(
-        size={"height": 32, "width": 32}, do_center_crop=False, crop_size={"height": 32, "width": 32}, **_MEAN_STD
-    )
+    size = {"height": 32, "width": 32}
+    images = transformers.CLIPImageProcessor(size=size, do_center_crop=False, crop_size=size, **_MEAN_STD)
     images.image_seq_length = 5  # a map of 2 x 2, and its mean
     processor = transformers.Florence2Processor(images, tokenizer)
     ids = tokenizer.get_vocab()
+    vision = {
+        "depths": [1, 1],
+        "patch_size": [7, 3],
+        "patch_stride": [4, 4],
+        "patch_padding": [3, 1],
+        "window_size": 2,
+    }
+    vision |= {"patch_prenorm": [False, True], "embed_dim": [16, HIDDEN], "num_heads": [2, 4], "num_groups": [2, 4]}
+    sizes = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 2 * HIDDEN}
+    text = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()}
+    text |= {"model_type": "bart", "vocab_size": len(tokenizer), "d_model": HIDDEN, "max_position_embeddings": 512}
+    text |= {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"], "pad_token_id": ids["<pad>"]}
     config = transformers.Florence2Config(
-        vision_config={
-            "depths": [1, 1],
-            "patch_size": [7, 3],
-            "patch_stride": [4, 4],
-            "patch_padding": [3, 1],
-            "patch_prenorm": [False, True],
-            "embed_dim": [16, HIDDEN],
-            "num_heads": [2, 4],
-            "num_groups": [2, 4],
-            "window_size": 2,
-            "projection_dim": HIDDEN,
-            "drop_path_rate": 0.0,
-        },
-        text_config={
-            "model_type": "bart",
-            "vocab_size": len(tokenizer),
-            "d_model": HIDDEN,
-            "encoder_layers": LAYERS,
-            "decoder_layers": LAYERS,
-            "encoder_attention_heads": HEADS,
-            "decoder_attention_heads": HEADS,
-            "encoder_ffn_dim": 2 * HIDDEN,
-            "decoder_ffn_dim": 2 * HIDDEN,
-            "max_position_embeddings": 512,
-            "dropout": 0.0,
-            "bos_token_id": ids["<s>"],
-            "eos_token_id": ids["</s>"],
-            "pad_token_id": ids["<pad>"],
-            "decoder_start_token_id": ids["</s>"],
-        },
+        vision_config={**vision, "projection_dim": HIDDEN, "drop_path_rate": 0.0},
+        text_config={**text, "dropout": 0.0, "decoder_start_token_id": ids["</s>"]},
         image_token_id=ids["<image>"],
     )
     model = transformers.Florence2ForConditionalGeneration(config)
@@ -154,10 +130,8 @@ def _florence2() -> tuple[Any, Any]:
 
 def _kosmos2() -> tuple[Any, Any]:
     tokenizer = metaspace_tokenizer(("<s>", "<pad>", "</s>", "<unk>"), fillers=64)
-    images = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, **_MEAN_STD
-    )
-    processor = transformers.Kosmos2Processor(images, tokenizer)  # adds a thousand tokens for places
+    # Adds a thousand tokens for places.
+    processor = transformers.Kosmos2Processor(transformers.CLIPImageProcessor(**_CROPPED), tokenizer)
     config = transformers.Kosmos2Config(
         text_config={
             "vocab_size": len(tokenizer),

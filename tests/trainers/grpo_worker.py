@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from trl import GRPOConfig, GRPOTrainer
 
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
@@ -36,6 +37,18 @@ def make_trainer(folder: str, rows: int = 8, **settings):
     args = SelfRetrievalGRPOConfig(folder, **{**defaults, **settings})
     scorer = load_scorer(model_path("scenes:clip-reward")) if scorer == "default" else scorer
     return SelfRetrievalGRPOTrainer(model, scorer, args, data, processing_class=processor, **trainer_arguments)
+
+
+def trainer_of_trl(folder, data, rewards) -> GRPOTrainer:
+    """TRL's own trainer, of one prompt group per batch."""
+    model, processor = tiny_chat("llava")
+    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
+    given = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
+    given |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    given |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True}
+    data = data.remove_columns([name for name in data.column_names if name not in ("image", "image_id", "facts")])
+    config = GRPOConfig(str(folder), **given)
+    return GRPOTrainer(model, rewards, config, data.add_column("prompt", prompts), processing_class=processor)
 
 
 def rewards_of(trainer, captions: list[str]) -> torch.Tensor:

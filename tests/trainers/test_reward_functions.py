@@ -1,16 +1,17 @@
 """Reward functions with TRL's signature in every RL trainer, with bags and on two processes."""
 
 import json
+import math
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
 
 from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank
+from hf_captionrl.retrieval.feature_cache import image_hash
+from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank, ListenerReward
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
@@ -19,12 +20,12 @@ from hf_captionrl.trainers import (
     SelfRetrievalTrainer,
 )
 from hf_captionrl.utils.model_files import model_path
+from hf_captionrl.utils.prompts import AnswerScores
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_captioner
-from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close, close
-from tests.trainers.grpo_worker import make_trainer
+from tests.trainers.grpo_worker import make_trainer, trainer_of_trl
 from tests.trainers.one_step import PLAIN_SGD, captioner, spy_on
 from tests.trainers.rl_step import neighbours, train
 
@@ -211,6 +212,44 @@ def test_own_rewards_need_no_scorer(tmp_path):
             SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=rewards, **given)
 
 
+class Listener(AnswerScores):
+    """Cannot tell images apart, and records which it sees."""
+
+    model, revision, is_multimodal = "listener", "1", True
+
+    def __init__(self):
+        self.shown = []
+
+    def score_answers(self, prompts, answers):
+        for position, prompt in enumerate(prompts):
+            self.shown.append(set(map(image_hash, prompt.images)))
+            yield position, [-1.0] * len(answers)
+
+
+@pytest.mark.parametrize("kind", ["captions", "bags", "grpo"])
+def test_listener_sees_the_images_of_the_batch(kind, tmp_path):
+    data, backend = marked(), Listener()
+    reward = ListenerReward(backend, num_images=3)
+    if kind == "grpo":
+        trainer = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [reward]}, max_steps=1)
+        data = trainer.train_dataset
+    else:
+        trainer = (caption_rl if kind == "captions" else self_retrieval)(tmp_path, data, reward, max_steps=1)
+    trainer.train()
+    K = 2 if kind == "bags" else 3
+    assert {len(images) for images in backend.shown} == {K}
+    assert set().union(*backend.shown) <= {image_hash(image) for image in data["image"]}
+    assert len(set(map(frozenset, backend.shown))) > 1  # every image has its own neighbours
+    (entry,) = [row for row in trainer.state.log_history if "rewards/listener/mean" in row]
+    asked, silent = (
+        len(backend.shown),
+        entry["rewards/listener/undefined"],
+    )  # captions without a word get twice as little
+    assert asked + silent == 8
+    assert entry["rewards/listener/mean"] == close(-math.log(K) * (asked + 2 * silent) / 8, dtype="float32")
+    assert entry["listener/accuracy"] == 0  # ties
+
+
 # A bank of distractors: one image per rollout, in this package's trainers and in TRL's
 
 BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
@@ -241,27 +280,16 @@ def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer):
 
 
 def test_trainer_of_trl_trains_with_the_function(tmp_path, scorer):
-    data = marked()
     """One prompt group per batch, and a copy of the function that was pickled, as in an asynchronous trainer."""
+    data = marked()
     reward = pickle.loads(pickle.dumps(bank_function(scorer, data, tmp_path / "cache")))
-    model, processor = tiny_chat("llava")
-    prompts = [[{"role": "user", "content": "Describe the image."}]] * len(data)
     given = []
 
     def recorded(completions, image_id, **columns):
         given.append(([completion[0]["content"] for completion in completions], image_id))
         return reward(completions=completions, image_id=image_id, **columns)
 
-    arguments = {"num_generations": 2, "per_device_train_batch_size": 2, "max_steps": 1, "max_completion_length": 6}
-    arguments |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
-    arguments |= {"save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-2}
-    trainer = GRPOTrainer(
-        model,
-        reward_funcs=recorded,
-        args=GRPOConfig(str(tmp_path), **arguments),
-        train_dataset=data.select_columns(["image", "image_id"]).add_column("prompt", prompts),
-        processing_class=processor,
-    )
+    trainer = trainer_of_trl(tmp_path, data, recorded)
     trainer.train()
     ((captions, image_id),) = given
     assert len(set(image_id)) == 1

@@ -59,22 +59,3 @@ def test_two_learning_rates_need_a_schedule_of_the_step(tmp_path, scenes):
     config = SLEConfig(str(tmp_path), **{**SLE, **plateau, "rl_start_epoch": 1, "xe_learning_rate": 1e-4})
     with pytest.raises(ValueError, match="function of the step"):
         SLETrainer(captioner(), config, scenes["train"], scenes["validation"]).train()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({"alpha": 1.1}, "alpha"),
-        ({"num_generations": 1}, "num_generations"),
-        ({"distance": "hamming"}, "distance"),
-        ({"diversity": "triples"}, "diversity"),
-        ({"diversity": "multi_reference", "distance": "edit"}, "BLEU"),
-        ({"rl_start_epoch": -1}, "rl_start_epoch"),
-        ({"xe_learning_rate": 0.0}, "xe_learning_rate"),
-        ({"rl_start_epoch": 1, "num_iterations": 2}, "num_iterations"),
-        ({"do_sample": False}, "do_sample"),
-    ],
-)
-def test_bad_settings_are_refused(tmp_path, arguments, name):
-    with pytest.raises(ValueError, match=name):
-        SLEConfig(str(tmp_path), use_cpu=True, **arguments)

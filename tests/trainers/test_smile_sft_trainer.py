@@ -25,7 +25,42 @@ from hf_captionrl.trainers.trl_smile_sft import (
 from tests.tolerances import assert_close
 from tests.trainers.conftest import ROWS
 from tests.trainers.one_step import bits, different
-from tests.trainers.sft_runs import batch_of, loss_eval, make
+
+
+def make(parts, folder, *, cls=SmileSFTTrainer, config=SmileSFTConfig, rows=ROWS, peft=None, **settings):
+    model, tokenizer = parts
+    arguments = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 5,
+        "max_steps": 1,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "max_length": 128,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        **settings,
+    }
+    return cls(
+        copy.deepcopy(model),
+        config(**arguments),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=copy.deepcopy(tokenizer),
+        peft_config=peft,
+    )
+
+
+def batch_of(trainer) -> dict[str, Tensor]:
+    return next(iter(trainer.get_train_dataloader()))
+
+
+def loss_eval(trainer) -> float:
+    with torch.no_grad():
+        return float(trainer.compute_loss(trainer.model, batch_of(trainer)))
 
 
 def sentence_of(ids, tokenizer) -> list[int]:
@@ -250,23 +285,6 @@ def test_groups_hold_each_segment_once():
     assert all(max(group) < 4 * min(group) for group in groups)
     assert len(groups) > 1
     assert len(list(similar_lengths(torch.tensor([7, 1])))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("window_tokens", 1),
-        ("subset_scope", "chapter"),
-        ("first_token", "shift"),
-        ("packing_strategy", "wrapped"),
-        ("eval_packing", True),
-        ("loss_type", "dft"),
-    ],
-)
-def test_values_that_are_refused(tmp_path, name, value):
-    more = {"packing": True} if name == "packing_strategy" else {}
-    with pytest.raises(ValueError, match=name):
-        SmileSFTConfig(str(tmp_path), use_cpu=True, bf16=False, **{name: value}, **more)
 
 
 def test_wrong_types_are_refused(parts, tmp_path):

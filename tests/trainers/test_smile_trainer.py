@@ -106,13 +106,6 @@ def test_frozen_tower_is_unchanged_and_the_rest_trains(whole_batch):
     assert {name for name in whole_batch if "text_decoder" in name} == moved
 
 
-def test_unfrozen_tower_trains(tmp_path, scenes):
-    trained = weights(train(tmp_path, scenes["train"], freeze_vision_tower=False, per_device_train_batch_size=16))
-    before = dict(captioner().model.named_parameters())
-    name = "vision_model.encoder.layers.0.mlp.fc1.weight"
-    assert not torch.equal(trained[name], before[name])
-
-
 class Spy(SmileTrainer):
     def compute_loss(self, model, inputs, **kwargs):
         self.seen.append(self.captioner.decode(inputs["input_ids"][:, 1:]))
@@ -133,14 +126,17 @@ def test_every_epoch_draws_other_captions(tmp_path, scenes):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"gradient_checkpointing": True}, {"first_token": "shift"}, {"prompt": "photo "}]
+    "settings",
+    [{"freeze_vision_tower": False}, {"gradient_checkpointing": True}, {"first_token": "shift"}, {"prompt": "photo "}],
 )
 def test_two_steps_move_the_parameters(tmp_path, scenes, settings):
     trainer = train(tmp_path, scenes["train"], per_device_train_batch_size=8, **{"max_steps": 2, **settings})
     before = dict(captioner().model.named_parameters())
     after = weights(trainer)
     assert all(torch.isfinite(value).all() for value in after.values())
-    assert any(not torch.equal(after[name], before[name]) for name in after)
+    moved = {name for name in after if not torch.equal(after[name], before[name])}
+    assert any("text_decoder" in name for name in moved)
+    assert any("vision_model" in name for name in moved) == ("freeze_vision_tower" in settings)
 
 
 def test_the_best_epoch_is_kept(tmp_path, scenes, scorer):
@@ -198,37 +194,6 @@ def test_code_preset_sets_only_missing_values(tmp_path):
     assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
     config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)
     assert (config.mle_label_smoothing, config.random_draw) == (0.0, "position")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("mle_weight", 1.5),
-        ("first_token", "last"),
-        ("subset", "nouns"),
-        ("captions_per_image", "two"),
-        ("preset", "blog"),
-        ("num_random", 0),
-        ("mle_label_smoothing", 1.0),
-        ("random_draw", "word"),
-        ("cache_image_features", True),  # without a frozen tower
-        ("feature_cache_dtype", "int8"),
-        ("cache_pixels", "png"),
-        ("image_decoder", "opencv"),
-        ("frame_pooling", "max"),
-        ("generation_num_beams", 0),
-        ("generation_max_new_tokens", 0),
-        ("max_caption_length", 1),
-        ("per_device_train_batch_size", 0),
-        ("gradient_accumulation_steps", 0),
-        ("learning_rate", float("nan")),
-        ("adam_beta1", 1.0),
-        ("neftune_noise_alpha", -1.0),
-    ],
-)
-def test_bad_values_are_named(tmp_path, name, value):
-    with pytest.raises(ValueError, match=name):
-        SmileConfig(str(tmp_path), **{name: value})
 
 
 def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, scenes):

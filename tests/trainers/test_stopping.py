@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 from hf_captionrl.trainers.checkpoints import StopOnSignal
 from tests.faults.jobs import trainer_of
 from tests.trainers.one_step import At
+from tests.trainers.test_checkpoints import names
 
 
 def send_and_wait(number, is_handled):
@@ -46,17 +47,13 @@ def _handlers_are_given_back():
     signal.signal(signal.SIGINT, found)
 
 
-def saved(folder):
-    return sorted(path.name for path in folder.glob("checkpoint-*"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signal_finishes_the_step_saves_and_exits(tmp_path, number, capfd):
     trainer = signalled(tmp_path, number=number)
     with pytest.raises(SystemExit) as stop:
         trainer.train()
     assert stop.value.code == 0
-    assert saved(tmp_path) == ["checkpoint-4"]
+    assert names(tmp_path) == ["checkpoint-4"]
     assert "Stopped after step 4; checkpoint-4 is saved." in capfd.readouterr().err
     assert trainer_of("smile", tmp_path).train(resume_from_checkpoint=True).global_step == 6
 
@@ -67,7 +64,7 @@ def test_new_checkpoint_is_kept_beside_the_best_one(tmp_path):
     trainer = signalled(tmp_path, 4, save_strategy="epoch", save_total_limit=1, **best)
     with pytest.raises(SystemExit):
         trainer.train()
-    assert "checkpoint-4" in saved(tmp_path)
+    assert "checkpoint-4" in names(tmp_path)
 
 
 def test_the_last_step_of_an_epoch_is_evaluated_first(tmp_path):
@@ -75,26 +72,26 @@ def test_the_last_step_of_an_epoch_is_evaluated_first(tmp_path):
     with pytest.raises(SystemExit):
         trainer.train()
     assert [entry["step"] for entry in trainer.state.log_history if "eval_length" in entry] == [3]
-    assert saved(tmp_path) == ["checkpoint-3"]
+    assert names(tmp_path) == ["checkpoint-3"]
 
 
 def test_a_rollout_is_finished_first(tmp_path):
     with pytest.raises(SystemExit):
         signalled(tmp_path, 1, kind="caption-rl").train()
-    assert saved(tmp_path) == ["checkpoint-2"]
+    assert names(tmp_path) == ["checkpoint-2"]
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         signalled(tmp_path, number=signal.SIGINT, times=2).train()
-    assert saved(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 @pytest.mark.slow
 def test_signals_are_not_handled_by_default(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         signalled(tmp_path, number=signal.SIGINT, save_on_signal=False).train()
-    assert saved(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 @pytest.mark.slow

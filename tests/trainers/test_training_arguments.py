@@ -1,19 +1,22 @@
-"""Fields of TrainingArguments work, or are refused by the configuration."""
+"""Fields of TrainingArguments that work, and what the configurations refuse."""
 
 from __future__ import annotations
 
+import math
 import types
+from typing import Any
 
 import pytest
 import torch
 from accelerate.parallelism_config import ParallelismConfig
 
-from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
+    SelfRetrievalConfig,
     SelfRetrievalGRPOConfig,
+    SLEConfig,
     SmileConfig,
     SmileSFTConfig,
     SmileTrainer,
@@ -25,34 +28,106 @@ from tests.tolerances import resolution
 from tests.trainers.grpo_worker import make_trainer
 from tests.trainers.one_step import SAMPLED, largest_difference, tiny_trainer, weights
 from tests.trainers.rl_step import build, train
-from tests.trainers.sft_runs import make as make_sft
+from tests.trainers.test_smile_sft_trainer import make as make_sft
 
-REFUSED = {
-    "average_tokens_across_devices": False,
-    "label_smoothing_factor": 0.1,
-    "bf16_full_eval": True,
-    "fp16_full_eval": True,
-    "use_liger_kernel": True,
-    "liger_kernel_config": {"rope": True},
-    "include_for_metrics": ["loss"],
-    "batch_eval_metrics": True,
-    "eval_do_concat_batches": False,
-    "enable_jit_checkpoint": True,
-    "hub_strategy": "all_checkpoints",
-    "hub_always_push": True,
-    "parallelism_config": ParallelismConfig(tp_size=2),
-    "remove_unused_columns": True,
-    "label_names": ["targets"],
-    "train_sampling_strategy": "group_by_length",
-    "length_column_name": "number_of_words",
+# By the configuration, a value that it refuses of each option.
+REFUSED: dict[type, dict[str, Any]] = {
+    SmileConfig: {
+        "average_tokens_across_devices": False,
+        "label_smoothing_factor": 0.1,
+        "bf16_full_eval": True,
+        "fp16_full_eval": True,
+        "use_liger_kernel": True,
+        "liger_kernel_config": {"rope": True},
+        "include_for_metrics": ["loss"],
+        "batch_eval_metrics": True,
+        "eval_do_concat_batches": False,
+        "enable_jit_checkpoint": True,
+        "hub_strategy": "all_checkpoints",
+        "hub_always_push": True,
+        "parallelism_config": ParallelismConfig(tp_size=2),
+        "remove_unused_columns": True,
+        "label_names": ["targets"],
+        "train_sampling_strategy": "group_by_length",
+        "length_column_name": "number_of_words",
+        "model_init_kwargs": "sdpa",
+        "mle_weight": 1.5,
+        "first_token": "last",
+        "subset": "nouns",
+        "captions_per_image": "two",
+        "preset": "blog",
+        "num_random": 0,
+        "mle_label_smoothing": 1.0,
+        "random_draw": "word",
+        "cache_image_features": True,  # without a frozen tower
+        "feature_cache_dtype": "int8",
+        "cache_pixels": "png",
+        "image_decoder": "opencv",
+        "frame_pooling": "max",
+        "generation_num_beams": 0,
+        "generation_max_new_tokens": 0,
+        "max_caption_length": 1,
+        "per_device_train_batch_size": 0,
+        "gradient_accumulation_steps": 0,
+        "learning_rate": math.nan,
+        "adam_beta1": 1.0,
+        "neftune_noise_alpha": -1.0,
+    },
+    CaptionRLConfig: {
+        "auto_find_batch_size": True,
+        "neftune_noise_alpha": 5.0,
+        "ignore_data_skip": True,
+        "accelerator_config": {"split_batches": True},
+        "train_sampling_strategy": "sequential",
+        "loss_type": "bnpo",
+        "scale_rewards": "image",
+        "multi_objective_aggregation": "product",
+        "baseline": "group",
+        **dict.fromkeys(("num_generations", "max_completion_length", "num_iterations"), 0),
+        **dict.fromkeys(("beta", "entropy_weight", "epsilon", "bag_recall_threshold"), -0.1),
+        "top_p": 0.0,
+        "top_k": -1,
+        "guard": "pray",
+        "bag_distractors": "far",
+    },
+    SelfRetrievalConfig: {"similarity_scale": "blog", "retrieval_weight": math.nan},
+    SLEConfig: {
+        "alpha": 1.1,
+        "num_generations": 1,
+        "distance": "hamming",
+        "diversity": "triples",
+        "rl_start_epoch": -1,
+        "xe_learning_rate": 0.0,
+        "do_sample": False,
+    },
+    SmileSFTConfig: {
+        "window_tokens": 1,
+        "subset_scope": "chapter",
+        "first_token": "shift",
+        "eval_packing": True,
+        "loss_type": "dft",
+    },
 }
-REFUSED_RL = {
-    "auto_find_batch_size": True,
-    "neftune_noise_alpha": 5.0,
-    "ignore_data_skip": True,
-    "accelerator_config": {"split_batches": True},
-    "train_sampling_strategy": "sequential",
-}
+EACH = {"multi_objective_aggregation": "normalize_then_sum", "num_generations": 2}
+ADAPTIVE = {"retrieval_weight": 0, "cider_weight": 1, "bag_schedule": "adaptive"}
+CACHED_TWICE = {"cache_pixels": True, "cache_image_features": True, "freeze_vision_tower": True}
+CONTRADICTIONS = [
+    (SmileConfig, CACHED_TWICE, "cache_pixels and cache_image_features"),
+    (SmileConfig, {"model_init_kwargs": {"dtype": "bf16"}}, "dtype 'bf16'"),
+    (SmileConfig, {"model_init_kwargs": {"trust_remote_code": True}}, "trust_remote_code"),
+    (CaptionRLConfig, {"scale_rewards": True}, "num_generations"),
+    (CaptionRLConfig, {**EACH, "scale_rewards": "batch"}, "scale_rewards"),
+    (CaptionRLConfig, EACH, "baseline"),
+    (SelfRetrievalConfig, ADAPTIVE, "bag_schedule"),
+    (SelfRetrievalConfig, {"bag_schedule": "weekly"}, "adaptive"),
+    (SelfRetrievalConfig, {"cider_weight": 0.5, "do_sample": False}, "do_sample"),
+    (SelfRetrievalConfig, {"num_generations": 2, "do_sample": False}, "do_sample"),
+    (SelfRetrievalConfig, {"do_sample": True, "baseline": "leave_one_out"}, "num_generations"),
+    (SelfRetrievalConfig, {"do_sample": True, "temperature": 0}, "temperature"),
+    (SLEConfig, {"diversity": "multi_reference", "distance": "edit"}, "BLEU"),
+    (SLEConfig, {"rl_start_epoch": 1, "num_iterations": 2}, "num_iterations"),
+    (SmileSFTConfig, {"packing_strategy": "wrapped", "packing": True}, "packing_strategy"),
+]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
@@ -65,15 +140,15 @@ def test_defaults_work_without_an_accelerator_and_warn_of_nothing(config, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "value"),
+    ("config", "settings", "named"),
     [
-        *((SmileConfig, name, value) for name, value in REFUSED.items()),
-        *((CaptionRLConfig, name, value) for name, value in REFUSED_RL.items()),
+        *((kind, {name: value}, name) for kind, values in REFUSED.items() for name, value in values.items()),
+        *CONTRADICTIONS,
     ],
 )
-def test_refused_by_the_configuration(config, name, value, tmp_path):
-    with pytest.raises(ValueError, match=name):
-        config(str(tmp_path), use_cpu=True, **{name: value})
+def test_refused_by_the_configuration(config, settings, named, tmp_path):
+    with pytest.raises(ValueError, match=named):
+        config(str(tmp_path), use_cpu=True, bf16=False, **settings)
 
 
 def test_a_field_set_later_is_refused_by_the_trainer(tmp_path, scenes):
@@ -234,32 +309,6 @@ def test_scaled_advantages_reach_the_gradient(tmp_path, data, objective):
     assert difference((1.0, 100.0)) > 1e-2
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"loss_type": "bnpo"}, "loss_type"),
-        ({"scale_rewards": "image"}, "scale_rewards"),
-        ({"scale_rewards": True}, "num_generations"),
-        ({"multi_objective_aggregation": "product"}, "multi_objective_aggregation"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "num_generations": 2, "scale_rewards": "batch"},
-            "scale_rewards",
-        ),
-        ({"multi_objective_aggregation": "normalize_then_sum", "num_generations": 2}, "baseline"),
-        ({"baseline": "group", "num_generations": 2}, "baseline"),
-        *(({name: 0}, name) for name in ("num_generations", "max_completion_length", "num_iterations")),
-        *(({name: -0.1}, name) for name in ("beta", "entropy_weight", "epsilon", "bag_recall_threshold")),
-        ({"top_p": 0.0}, "top_p"),
-        ({"top_k": -1}, "top_k"),
-        ({"guard": "pray"}, "guard"),
-        ({"bag_distractors": "far"}, "bag_distractors"),
-    ],
-)
-def test_values_that_are_refused(settings, name):
-    with pytest.raises(ValueError, match=name):
-        CaptionRLConfig("out", **settings)
-
-
 def test_rewards_with_another_baseline_cannot_be_normalised_one_by_one(tmp_path, data):
     other = OfContext(lambda context: [0.0] * len(context.captions), "other")
     other.baseline = "running_mean"
@@ -270,25 +319,19 @@ def test_rewards_with_another_baseline_cannot_be_normalised_one_by_one(tmp_path,
         trainer.rollouts.reset(trainer.captioner)
 
 
-def smile(folder):
-    SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder), use_cpu=True))
-
-
-def smile_sft(folder):
-    model, tokenizer = tiny_llama(["a cat"], vocab_size=300, width=32, layers=1)
-    make_sft((model, tokenizer), folder, rows=[{"text": "a cat"}])
-
-
-def self_retrieval_grpo(folder):
-    make_trainer(str(folder), per_device_train_batch_size=8)
-
-
-@pytest.mark.parametrize("make", [smile, smile_sft, self_retrieval_grpo])
-def test_two_gpus_of_one_process_are_refused(tmp_path, monkeypatch, make):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder, _: SmileTrainer(tiny_captioner("blip"), SmileConfig(folder, use_cpu=True)),
+        lambda folder, parts: make_sft(parts, folder, rows=[{"text": "a cat"}]),
+        lambda folder, _: make_trainer(folder, per_device_train_batch_size=8),
+    ],
+)
+def test_two_gpus_of_one_process_are_refused(tmp_path, monkeypatch, parts, make):
     for config in (SmileConfig, SmileSFTConfig, SelfRetrievalGRPOConfig):
         monkeypatch.setattr(config, "n_gpu", 2)  # what `TrainingArguments` finds on such a machine
     with pytest.raises(ValueError, match=r"2 GPUs.*--num_processes 2.*CUDA_VISIBLE_DEVICES=0"):
-        make(tmp_path)
+        make(str(tmp_path), parts)
 
 
 def test_model_spread_over_gpus_is_accepted():

@@ -115,11 +115,13 @@ def test_bad_rows_of_a_stream_are_named(data):
         list(StreamedCaptions(paths))
 
 
-def test_unsupported_uses_of_a_stream_are_refused(tmp_path, data, scorer):
+def test_unsupported_uses_of_streams_and_videos_are_refused(tmp_path, data, scorer):
     stream, captioner = data.to_iterable_dataset(), tiny_captioner("blip")
+    videos = data.add_column(VIDEO_FRAMES, [4] * len(data))
 
     def smile(train_dataset=stream, eval_dataset=None, **settings):
-        config = SmileConfig(**{**PLAIN_SGD, "output_dir": str(tmp_path), **settings})
+        paths = {"output_dir": str(tmp_path), "feature_cache_dir": str(tmp_path / "cache")}
+        config = SmileConfig(**{**PLAIN_SGD, **paths, **settings})
         SmileTrainer(captioner, config, train_dataset=train_dataset, eval_dataset=eval_dataset)
 
     def rewarded():
@@ -129,10 +131,13 @@ def test_unsupported_uses_of_a_stream_are_refused(tmp_path, data, scorer):
     for name, call in (
         ("max_steps", lambda: smile(max_steps=-1)),
         ("cache_image_features", lambda: smile(cache_image_features=True)),
+        ("cache_pixels", lambda: smile(cache_pixels=True)),
+        ("image_decoder", lambda: smile(image_decoder="torchvision")),
         ("captions_per_image", lambda: smile(captions_per_image="all")),
         ("eval_dataset", lambda: smile(data, stream)),
         ("rewards", rewarded),
         ("IterableDatasetDict", lambda: smile(datasets.IterableDatasetDict({"train": stream}))),
+        ("videos .*cache_pixels", lambda: smile(videos, cache_pixels=True)),
     ):
         with pytest.raises(ValueError, match=name):
             call()
@@ -147,9 +152,9 @@ SETTINGS |= {"logging_strategy": "steps", "logging_steps": 1, "report_to": "none
 
 def trainer_of(kind, folder, scenes, scorer=None, **settings):
     settings = {**SETTINGS, "feature_cache_dir": str(folder / "cache"), **settings}
-    data = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
     if kind == "smile":
-        return SmileTrainer(tiny_captioner("blip"), SmileConfig(str(folder / "out"), **settings), **data)
+        return tiny_trainer(folder / "out", scenes, **settings)
+    data = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
     config = CaptionRLConfig(str(folder / "out"), **settings, num_generations=2, max_completion_length=6, guard="off")
     return CaptionRLTrainer(tiny_captioner("git"), ["self_retrieval"], config, scorer=scorer, **data)
 
@@ -194,22 +199,6 @@ def test_a_run_with_a_warm_cache_opens_no_image(tmp_path, scenes, monkeypatch):
 def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
     expected = {True: "uint8", "true": "uint8", False: None, "false": None, None: None, "jpeg": "jpeg"}
     assert {value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in expected} == expected
-    with pytest.raises(ValueError, match="cache_pixels and cache_image_features"):
-        SmileConfig(str(tmp_path), cache_pixels=True, cache_image_features=True, freeze_vision_tower=True)
-
-
-def test_streams_and_videos_are_refused(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), **SETTINGS, cache_pixels=True, feature_cache_dir=str(tmp_path / "cache"))
-    decoding = SmileConfig(str(tmp_path), **SETTINGS, image_decoder="torchvision")
-    stream = scenes["train"].to_iterable_dataset()
-    videos = scenes["train"].add_column(VIDEO_FRAMES, [4] * len(scenes["train"]))
-    for name, args, data in (
-        ("cache_pixels", config, stream),
-        ("image_decoder", decoding, stream),
-        ("videos .*cache_pixels", config, videos),
-    ):
-        with pytest.raises(ValueError, match=name):
-            SmileTrainer(tiny_captioner("blip"), args, data)
 
 
 class OnAnotherDevice(torch.Tensor):

@@ -12,8 +12,6 @@ from torch import nn
 
 from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
 from hf_captionrl.trainers import (
-    SelfRetrievalConfig,
-    SelfRetrievalTrainer,
     SmileConfig,
     SmileTrainer,
 )
@@ -23,8 +21,9 @@ from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, t
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import resolution, within
 from tests.trainers.grpo_worker import make_trainer as make_grpo
-from tests.trainers.one_step import tiny_trainer
-from tests.trainers.sft_runs import make as make_sft
+from tests.trainers.one_step import SAMPLED, tiny_trainer
+from tests.trainers.rl_step import build
+from tests.trainers.test_smile_sft_trainer import make as make_sft
 
 QUERIES = r"text_decoder\.bert\..*\.query"
 STEPS = {
@@ -104,19 +103,6 @@ def test_smile_sft_refuses_a_16_bit_object_and_upcasts_modules_to_save(parts, tm
     assert any(not torch.equal(before[n], p) for n, p in trainer.model.named_parameters() if "modules_to_save" in n)
 
 
-def test_a_16_bit_object_is_refused_with_the_remedy(tmp_path, scenes):
-    captioner = tiny_captioner("blip")
-    captioner.model.to(torch.float16)
-    with pytest.raises(ValueError, match=r"trainable weights are float16 .*dtype='float32'.*LoraConfig"):
-        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"])
-
-
-def test_16_bit_dtype_is_refused_without_an_adapter(stored, tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"dtype": "bfloat16"})
-    with pytest.raises(ValueError, match="trainable weights are bfloat16"):
-        SmileTrainer(stored[torch.float32], config, scenes["train"])
-
-
 BASES = {
     # The modules saved whole are a connector, a mapper, and an output head.
     "vit-gpt2": (tiny_vit_gpt2, ["enc_to_dec_proj"], r"decoder\..*c_attn", False),
@@ -144,11 +130,11 @@ def test_lora_over_a_16_bit_base_trains_adapters_and_saved_modules_in_fp32(famil
     assert torch.isfinite(torch.tensor(trainer.evaluate()["eval_loss"]))
 
 
-def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
+def test_an_adapter_that_the_user_added_is_trained_in_fp32_too(tmp_path, scenes):
     model, processor = tiny_blip()
     model.to(torch.bfloat16)
     whole = ["text_decoder.cls.predictions.transform"]
-    lora = LoraConfig(r=2, target_modules=QUERIES, modules_to_save=whole)
+    lora = LoraConfig(r=2, target_modules=QUERIES, modules_to_save=whole, task_type="CAUSAL_LM")
     adapted = get_peft_model(model, lora, autocast_adapter_dtype=False)
     before = {id(p): p.detach().clone() for p in adapted.parameters() if p.requires_grad}
     assert {value.dtype for value in before.values()} == {torch.bfloat16}
@@ -158,14 +144,9 @@ def test_an_adapter_that_the_user_added_is_kept_in_fp32_too(tmp_path, scenes):
     assert len(found) == len(before)
     # The same parameters, of which an optimizer may know already.
     assert all(torch.equal(p, before[id(p)].float()) for p in found)
-
-
-def test_a_trainable_base_weight_beside_an_adapter_is_refused(tmp_path, scenes):
-    captioner = tiny_captioner("blip")
-    captioner.model.to(torch.bfloat16)
-    lora = LoraConfig(r=2, target_modules=QUERIES, bias="all")
-    with pytest.raises(ValueError, match="bias='none'"):
-        SmileTrainer(captioner, SmileConfig(str(tmp_path), use_cpu=True), scenes["train"], peft_config=lora)
+    trainer.train()
+    assert any(p.any() for n, p in trainer.model.named_parameters() if "lora_B" in n)  # 0 before
+    assert not trainer.captioner.use_full_logits
 
 
 def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypatch):
@@ -201,25 +182,19 @@ def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_
         return generate(self, **arguments)
 
     monkeypatch.setattr(Captioner, "generate", spy)
-    config = {**STEPS, "max_completion_length": 8, "guard": "off", "num_generations": 2, "max_steps": 1}
     # use_cpu follows where there is no accelerator.
-    config |= {"generation_max_new_tokens": 4, "bf16": bf16, "use_cpu": False}
-    trainer = SelfRetrievalTrainer(
-        tiny_captioner("blip"),
-        scorer,
-        SelfRetrievalConfig(str(tmp_path), **config),
-        scenes["train"],
-        scenes["validation"],
-    )
+    settings = {**SAMPLED, "num_generations": 2, "generation_max_new_tokens": 4, "bf16": bf16, "use_cpu": False}
+    given = {"policy": tiny_captioner("blip"), "scorer": scorer, "eval_dataset": scenes["validation"]}
+    trainer = build(tmp_path, scenes["train"], **given, **settings)
     trainer.train()
     rollouts = len(seen)
     trainer.evaluate()
-    assert rollouts > 0
-    assert len(seen) > rollouts
+    assert len(seen) > rollouts > 0
     assert set(seen) == {bf16}
 
 
-def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monkeypatch):
+@pytest.mark.parametrize("form", [dict, json.dumps])
+def test_model_init_kwargs_reach_from_pretrained(form, tmp_path, scenes, monkeypatch):
     seen = {}
 
     def spy(model, **settings):
@@ -229,34 +204,9 @@ def test_model_init_kwargs_reach_from_pretrained(stored, tmp_path, scenes, monke
     monkeypatch.setattr("hf_captionrl.trainers.policy.load_captioner", spy)
     quantised = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     given = {"attn_implementation": "eager", "revision": "abc", "quantization_config": quantised}
-    SmileTrainer("owner/name", SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=given), scenes["train"])
+    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=form(given))
+    SmileTrainer("owner/name", config, scenes["train"])
     assert seen == {"model": "owner/name", "processor": None, "prompt": None, "dtype": "float32", **given}
-
-
-def test_model_init_kwargs_as_json(stored, tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs='{"attn_implementation": "eager"}')
-    trainer = SmileTrainer(stored[torch.bfloat16], config, scenes["train"])
-    assert trainer.captioner.base_model.config._attn_implementation == "eager"
-    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ({"dtype": "bf16"}, "dtype 'bf16'"),
-        ("sdpa", "model_init_kwargs"),
-        ({"trust_remote_code": True}, "trust_remote_code"),
-    ],
-)
-def test_bad_model_init_kwargs_are_refused(given, name, tmp_path):
-    with pytest.raises(ValueError, match=name):
-        SmileConfig(str(tmp_path), model_init_kwargs=given)
-
-
-def test_model_init_kwargs_with_a_loaded_model_are_refused(tmp_path, scenes):
-    config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs={"revision": "main"})
-    with pytest.raises(ValueError, match="model_init_kwargs"):
-        SmileTrainer(tiny_captioner("blip"), config, scenes["train"])
 
 
 def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path):
@@ -268,6 +218,7 @@ def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path)
 # Adapters: peft_config as in TRL, and the presets for the papers' adapters
 
 LARGE_STEPS = {"learning_rate": 1.0, "freeze_vision_tower": False}
+FROZEN = {"freeze_vision_tower": True}
 PRESETS = {"language": language_lora, "vision": vision_lora, "both": both_lora}
 
 
@@ -310,16 +261,6 @@ def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     assert again.generate(**images, max_new_tokens=6).captions == written
 
 
-def test_an_adapter_added_before_with_a_task_type_trains(tmp_path, scenes):
-    model, processor = tiny_blip()
-    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=QUERIES, task_type="CAUSAL_LM"))
-    trainer = adapting(tmp_path, scenes, None, model=load_captioner(wrapped, processor=processor))
-    before = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_B" in n}
-    trainer.train()
-    assert any(not torch.equal(p, before[n]) for n, p in trainer.model.named_parameters() if n in before)
-    assert not trainer.captioner.use_full_logits
-
-
 def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
     trainer = adapting(tmp_path, scenes, LoraConfig(r=2))  # PEFT knows no targets for BLIP
     language = {
@@ -328,28 +269,35 @@ def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
     assert adapted(trainer.model) == language
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        LoraConfig(target_modules=QUERIES, modules_to_save=["vision_model.post_layernorm"]),
-        {"tune": "both"},
-    ],
-    ids=["modules_to_save", "dict"],
-)
-def test_an_adapter_in_a_frozen_tower_is_refused(config, tmp_path, scenes):
-    with pytest.raises(ValueError, match=r"vision_model.*freeze_vision_tower"):
-        adapting(tmp_path, scenes, config, freeze_vision_tower=True)
-
-
-def test_a_second_adapter_and_prompts_are_refused(tmp_path, scenes):
+def blip(dtype=torch.float32, adapter=None):
     model, processor = tiny_blip()
-    wrapped = load_captioner(get_peft_model(model, LoraConfig(target_modules=QUERIES)), processor=processor)
-    with pytest.raises(ValueError, match="merge_and_unload"):
-        adapting(tmp_path, scenes, LoraConfig(target_modules=QUERIES), model=wrapped)
-    with pytest.raises(ValueError, match="PromptTuningConfig"):
-        adapting(tmp_path, scenes, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
-    with pytest.raises(ValueError, match="nowhere"):
-        adapting(tmp_path, scenes, LoraConfig(target_modules=["nowhere"]))
+    model.to(dtype)
+    return load_captioner(model if adapter is None else get_peft_model(model, adapter), processor=processor)
+
+
+TOWER = ["vision_model.post_layernorm"]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "settings", "message"),
+    [
+        (lambda: blip(torch.float16), None, {}, r"trainable weights are float16 .*dtype='float32'.*LoraConfig"),
+        (None, None, {"model_init_kwargs": {"dtype": "bfloat16"}}, "trainable weights are bfloat16"),
+        (blip, None, {"model_init_kwargs": {"revision": "main"}}, "model_init_kwargs"),
+        # A trainable weight of the base beside an adapter.
+        (lambda: blip(torch.bfloat16), LoraConfig(target_modules=QUERIES, bias="all"), {}, "bias='none'"),
+        # A second adapter, prompts, and an adapter of nothing.
+        (lambda: blip(adapter=LoraConfig(target_modules=QUERIES)), LoraConfig(), {}, "merge_and_unload"),
+        (blip, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2), {}, "PromptTuningConfig"),
+        (blip, LoraConfig(target_modules=["nowhere"]), {}, "nowhere"),
+        # Adapters in a frozen tower.
+        (blip, LoraConfig(target_modules=QUERIES, modules_to_save=TOWER), FROZEN, r"vision_model.*freeze_vision"),
+        (blip, {"tune": "both"}, FROZEN, r"vision_model.*freeze_vision_tower"),
+    ],
+)
+def test_weights_and_adapters_that_are_refused(model, adapter, settings, message, stored, tmp_path, scenes):
+    with pytest.raises(ValueError, match=message):
+        adapting(tmp_path, scenes, adapter, model=model() if model else stored[torch.float32], **settings)
 
 
 @pytest.mark.parametrize(("family", "tune"), [("blip", "language"), ("vit-gpt2", "vision"), ("clipcap", "both")])

@@ -15,7 +15,7 @@ import pytest
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import Actor, ShardFolder, raise_packed, read_shard, read_shards, run_stage
 from hf_captionrl.utils.ray_engine import RayActor, actor_numbers, connect
-from tests.utils.toy import Squares, expected, pids
+from tests.utils.toy import Slow, Squares, expected, pids
 
 ROWS, PER_SHARD = 23, 5
 
@@ -78,8 +78,12 @@ def test_worker_that_always_dies_stops_the_run(tmp_path, notes):
 
 def test_error_of_a_worker_reaches_the_caller(tmp_path, notes):
     with pytest.raises(ValueError, match="Row 7 is bad"):
-        run_stage(Squares(notes, fail_at=7), shards(tmp_path), EngineOptions(processes=2))
-    assert not (tmp_path / "out/part-00001-of-00005.parquet").exists()
+        run_stage(Slow(notes, fail_at=7), shards(tmp_path), EngineOptions(processes=2))
+    # The other worker's part was finished first: nothing appears in the folder afterwards.
+    assert sorted(path.name for path in (tmp_path / "out").glob("*")) == [
+        "manifest.json",
+        "part-00000-of-00005.parquet",
+    ]
     run_stage(Squares(notes), shards(tmp_path))
     assert list(read_shards(tmp_path / "out")) == expected(ROWS, PER_SHARD)
 

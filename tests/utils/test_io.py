@@ -35,12 +35,12 @@ def test_writes_and_replaces(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
 
 
+def full_disk(*_):
+    raise OSError(28, "No space left on device")
+
+
 def test_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path, monkeypatch):
     path = atomic_write_text(tmp_path / "file", "old")
-
-    def full_disk(descriptor):
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
         atomic_write_text(path, "new")
@@ -174,15 +174,10 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, monkeypatch, fails):
         real = os.write
 
         def half_then_full(descriptor, data):
-            if len(data) < 8:
-                raise OSError(28, "No space left on device")
-            return real(descriptor, data[:8])
-
-        def full(descriptor):
-            raise OSError(28, "No space left on device")
+            return real(descriptor, data[:8]) if len(data) >= 8 else full_disk()
 
         with monkeypatch.context() as patched:
-            patched.setattr(os, fails, half_then_full if fails == "write" else full)
+            patched.setattr(os, fails, half_then_full if fails == "write" else full_disk)
             with pytest.raises(OSError, match="No space left"):
                 file.append_bytes(b"a longer line\n")
         file.append_bytes(b"next\n")
@@ -264,10 +259,7 @@ def test_processes_that_share_a_folder_keep_others_out(tmp_path):
 
 
 def test_a_full_disk_is_found_and_the_folder_free_again(tmp_path, monkeypatch):
-    def full(path, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("hf_captionrl.utils.io.atomic_write_bytes", full)
+    monkeypatch.setattr("hf_captionrl.utils.io.atomic_write_bytes", full_disk)
     with pytest.raises(OSError, match=r"^Nothing can be written to '.*' \(No space left on device\)\. Make room"):
         FolderLock(tmp_path)
     monkeypatch.undo()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from hf_captionrl.apps.album.page import _OnlyFromHere, own_hosts
+from hf_captionrl.apps.album.page import _OnlyFromHere
 from hf_captionrl.utils.local_server import OwnHosts
 
 HERE = "127.0.0.1:7860"
@@ -37,16 +37,16 @@ def test_foreign_origins_are_refused(origin):
 
 
 def test_additional_names_are_accepted():
-    asked = own_hosts("0.0.0.0", ["Studio.test"])
+    asked = OwnHosts.of("0.0.0.0", ["Studio.test"])
     assert asked.accepts(["studio.test:7860"], ["https://studio.test"])
     assert asked.accepts(["192.168.1.7:7860"], ["http://192.168.1.7:7860"])
     assert not asked.accepts(["evil.test:7860"])
-    assert not own_hosts("127.0.0.1").accepts(["192.168.1.7:7860"])
+    assert not OwnHosts.of("127.0.0.1").accepts(["192.168.1.7:7860"])
     # Other servers on this machine, or on one that is named, are other sites.
-    assert not own_hosts("localhost").accepts([HERE], ["http://127.0.0.1:9999"])
-    assert own_hosts("localhost").accepts([HERE], [f"http://{HERE}"])
+    assert not OwnHosts.of("localhost").accepts([HERE], ["http://127.0.0.1:9999"])
+    assert OwnHosts.of("localhost").accepts([HERE], [f"http://{HERE}"])
     assert not asked.accepts(["studio.test:7860"], ["http://studio.test:9999"])
-    assert not own_hosts("192.168.1.7").accepts(["192.168.1.7:7860"], ["http://192.168.1.7:9999"])
+    assert not OwnHosts.of("192.168.1.7").accepts(["192.168.1.7:7860"], ["http://192.168.1.7:9999"])
     asked.add("x.share.test")
     assert asked.accepts(["x.share.test"], ["https://x.share.test"])
 

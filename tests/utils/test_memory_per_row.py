@@ -46,16 +46,12 @@ def folder(tmp_path_factory):
     """Data sets on disk of several numbers of rows."""
     folder = tmp_path_factory.mktemp("rows")
     for number in (500, FEW, MANY):
-        save(folder, number)
+        with pa.parquet.ParquetWriter(folder / f"{number}.parquet", table(0, 1).schema) as file:
+            for start in range(0, number, ROWS_AT_ONCE):
+                file.write_table(table(start, min(start + ROWS_AT_ONCE, number)))
+        loaded = datasets.Dataset.from_parquet(str(folder / f"{number}.parquet"), cache_dir=str(folder / "cache"))
+        loaded.cast_column("image", datasets.Image()).save_to_disk(folder / str(number))
     return folder
-
-
-def save(folder, number):
-    with pa.parquet.ParquetWriter(folder / f"{number}.parquet", table(0, 1).schema) as file:
-        for start in range(0, number, ROWS_AT_ONCE):
-            file.write_table(table(start, min(start + ROWS_AT_ONCE, number)))
-    loaded = datasets.Dataset.from_parquet(str(folder / f"{number}.parquet"), cache_dir=str(folder / "cache"))
-    loaded.cast_column("image", datasets.Image()).save_to_disk(folder / str(number))
 
 
 def rows_of(folder, number):

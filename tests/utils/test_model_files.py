@@ -106,6 +106,20 @@ def copy(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "model")
 
 
+def edit(path, changes):
+    """Change values of a JSON file; of an object those that are named."""
+    content = json.loads(path.read_text())
+    for name, value in changes.items():
+        content[name] = {**content[name], **value} if isinstance(value, dict) and name in content else value
+    path.write_text(json.dumps(content))
+
+
+def write_adapter(saved, folder):
+    captioner = load_captioner(saved)
+    captioner.add_lora("language", r=2)
+    captioner.save_pretrained(folder)
+
+
 def refused(folder, capsys, **kwargs):
     """The error message of `load_captioner`; that of `captionrl caption` is the same."""
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
@@ -139,12 +153,9 @@ def test_json_that_is_not_an_object(file, text, copy, capsys):
     ids=str,
 )
 def test_values_of_a_wrong_type(file, change, copy):
-    content = json.loads((copy / file).read_text())
     if file == "preprocessor_config.json":
         (copy / "processor_config.json").unlink()
-    for name, value in change.items():
-        content[name] = {**content[name], **value} if isinstance(value, dict) else value
-    (copy / file).write_text(json.dumps(content))
+    edit(copy / file, change)
     with pytest.raises(ValueError, match=rf"{file}.* Use an intact copy of the checkpoint"):
         load_captioner(copy)
 
@@ -169,23 +180,17 @@ def test_use_safetensors(copy):
 
 
 def test_weights_that_do_not_match_the_configuration_raise(copy, capsys):
-    config = json.loads((copy / "config.json").read_text())
-    config["text_config"]["intermediate_size"] = 48
-    (copy / "config.json").write_text(json.dumps(config))
+    edit(copy / "config.json", {"text_config": {"intermediate_size": 48}})
     assert "do not match its config.json" in refused(copy, capsys)
 
 
 def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
-    captioner = load_captioner(saved)
-    captioner.add_lora("language", r=2)
-    captioner.save_pretrained(tmp_path / "a")
+    write_adapter(saved, tmp_path / "a")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for name, bases in {"a": [str(tmp_path / "a"), "../a", "."], "b": ["../a"]}.items():
         for base in bases:
             for folder, its_base in {"a": "../b" if name == "b" else base, name: base}.items():
-                path = tmp_path / folder / "adapter_config.json"
-                config = json.loads(path.read_text())
-                path.write_text(json.dumps({**config, "base_model_name_or_path": its_base}))
+                edit(tmp_path / folder / "adapter_config.json", {"base_model_name_or_path": its_base})
             said = refused(tmp_path / name, capsys)
             assert "adapter_config.json of " in said
             assert "as its base model, which is the adapter itself. Pass base_model=" in said
@@ -193,9 +198,7 @@ def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
 
 @pytest.mark.parametrize("base", [["a"], {}], ids=str)
 def test_base_model_of_a_wrong_type_raises(base, saved, tmp_path):
-    captioner = load_captioner(saved)
-    captioner.add_lora("language", r=2)
-    captioner.save_pretrained(tmp_path / "a")
+    write_adapter(saved, tmp_path / "a")
     path = tmp_path / "a" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
     with pytest.raises(ValueError, match=r"adapter_config\.json of .*must be a name|does not name its base model"):
@@ -265,8 +268,7 @@ def test_configuration_cannot_select_a_pickle(copy):
     """`transformers_weights` in a configuration selects the file to load."""
     state = load_file(copy / "model.safetensors")
     torch.save({name: value * 0 for name, value in state.items()}, copy / "adapter_model.bin")
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
+    edit(copy / "config.json", {"transformers_weights": "adapter_model.bin"})
     name, value = next(iter(state.items()))
     assert torch.equal(load_captioner(copy).model.state_dict()[name], value)
 
@@ -284,10 +286,7 @@ def test_configuration_cannot_select_a_pickle(copy):
 def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
     from transformers.integrations import hub_kernels
 
-    config = json.loads((copy / "config.json").read_text())
-    for name, value in setting.items():
-        config[name] = {**config[name], **value} if isinstance(value, dict) else value
-    (copy / "config.json").write_text(json.dumps(config))
+    edit(copy / "config.json", setting)
     asked = []
     functions = ("load_and_register_attn_kernel", "get_kernel", "lazy_import_flash_attention", "lazy_load_kernel")
     for module in (hub_kernels, transformers.modeling_utils, transformers.modeling_flash_attention_utils):

@@ -12,6 +12,7 @@ from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
+from tests.tiny import write_captions
 from tests.utils import dying
 from tests.utils.toy import Squares, expected, pids, two_nodes
 
@@ -84,8 +85,7 @@ def folders(tmp_path):
     for folder in (tmp_path / "one", tmp_path / "ray"):
         folder.mkdir()
         for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
-            lines = [{"image_id": i, "caption": c} for i, c in zip(rows["image_id"], texts, strict=True)]
-            (folder / f"{file}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            write_captions(folder / f"{file}.jsonl", rows["image_id"], texts)
     return tmp_path / "one", tmp_path / "ray"
 
 

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ class Squares(Stage):
                 os.kill(os.getpid(), signal.SIGKILL)
             found.append({"row": row, "square": row * row, "random": generator.random()})
         return found
+
+
+class Slow(Squares):
+    """Takes a second for the first part."""
+
+    def __call__(self, rows):
+        time.sleep(rows.start == 0)
+        return super().__call__(rows)
 
 
 class Waits(Squares):

@@ -10,7 +10,7 @@ import importlib.util
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -20,15 +20,8 @@ import numpy as np
 import torch
 from markupsafe import Markup
 
-from hf_captionrl.apps.album.assignment import (
-    AlbumCaption,
-    Choice,
-    Features,
-    confusions_of,
-    distinct_captions,
-    same_text,
-)
-from hf_captionrl.apps.album.candidates import contrastive_answers, generate_candidates
+from hf_captionrl.apps.album.assignment import Choice, Features, confusions_of, distinct_captions, same_text
+from hf_captionrl.apps.album.candidates import generate_candidates
 from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings
 from hf_captionrl.apps.album.phrases import (
     GroupFacts,
@@ -40,17 +33,26 @@ from hf_captionrl.apps.album.phrases import (
     with_word,
 )
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
+from hf_captionrl.apps.album.visibility import (
+    Difference,
+    PhraseAudit,
+    PhrasePool,
+    audit_phrases,
+    check_questions,
+    explain_bag,
+)
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
+from hf_captionrl.retrieval.ranking import unit_rows
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
 from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
 _SHOWN = 50  # captions in a notebook
-_COLUMNS = "image_id caption old_caption rank margin distinct confused_with copy_of problems number unreadable".split()
 
 # --- The result ------------------------------------------------------------------------------------------------------
 
@@ -71,8 +73,10 @@ class AlbumImage:
         copy_of: Row of the first image that this one is a copy of.
         unreadable: Why the image cannot be read; None if it can.
         meets_constraints: Whether the caption meets the constraints on length, words and language.
+        decorative: Whether a rule of the user says that the image has no content and needs no caption.
+        mean_log_prob: Mean log-probability of the caption's tokens in nats, if an endpoint told it and the caption was not edited.
         problems: What is wrong with the caption, see [`diagnose`].
-        further: The other captions of the image in the same form, if existing captions were diagnosed.
+        further: The other captions of the image in the same form: several were chosen, or existing captions were diagnosed.
     """
 
     image_id: str
@@ -85,6 +89,8 @@ class AlbumImage:
     copy_of: int | None = None
     unreadable: str | None = None
     meets_constraints: bool = True
+    decorative: bool = False
+    mean_log_prob: float | None = None
     problems: tuple[str, ...] = ()
     further: tuple[AlbumImage, ...] = ()
 
@@ -100,6 +106,8 @@ class Album:
         choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
         groups: Name of each image's group.
+        audit: What the scorer sees of the shared phrases, if asked for.
+        why: Why some images cannot be told apart, if asked for.
     """
 
     images: list[AlbumImage]
@@ -108,6 +116,8 @@ class Album:
     choice: Choice | None = field(default=None, repr=False)
     shared: list[GroupFacts] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
+    audit: list[PhraseAudit] = field(default_factory=list)
+    why: list[Difference] = field(default_factory=list)
 
     @property
     def compares_images(self) -> bool:
@@ -156,6 +166,7 @@ class Album:
             "texts": sum(bool(one.caption.strip()) for one in entries),
             "copies": sum(image.copy_of is not None for image in self.images),
             "unreadable": sum(image.unreadable is not None for image in self.images),
+            "decorative": sum(image.decorative for image in self.images),
             "compared_with": self.num_compared - 1,
             "copy_threshold": round(self.copy_threshold, 4),
             "distinct": sum(image.is_distinct for image in described) / count,
@@ -167,11 +178,22 @@ class Album:
         }
         if self.choice is not None:
             found |= {"texts_possible_more": self.choice.gap, "rank_1_possible_more": self.choice.rank_gap}
+        ids = [image.image_id for image in self.images]
+        if self.audit:
+            found["audit"] = [
+                asdict(one) | {"cells": {name: [ids[row] for row in rows] for name, rows in one.cells.items()}}
+                for one in self.audit
+            ]
+        if self.why:
+            found["why"] = [asdict(one) | {"row": ids[one.row], "other": ids[one.other]} for one in self.why]
         return found
 
     def rows(self) -> list[dict[str, Any]]:
         """The table that the files contain: one row per caption; `number` counts the captions of an image."""
         ids = [image.image_id for image in self.images]
+        entries = [one for _, one in self.entries()]
+        # Columns that most albums do not have.
+        more = [name for name in ("decorative", "mean_log_prob") if any(getattr(one, name) for one in entries)]
         return [
             {
                 "image_id": image.image_id,
@@ -185,6 +207,7 @@ class Album:
                 "problems": list(image.problems),
                 "unreadable": image.unreadable,
                 "number": number,
+                **{name: getattr(image, name) for name in more},
             }
             for first in self.images
             for number, image in enumerate((first, *first.further), start=1)
@@ -197,9 +220,10 @@ class Album:
             return csv_cell(" | ".join(value) if isinstance(value, list) else value)
 
         buffer = io.StringIO(newline="")
-        writer = csv.DictWriter(buffer, _COLUMNS, extrasaction="ignore")
+        rows = self.rows()
+        writer = csv.DictWriter(buffer, list(rows[0]))
         writer.writeheader()
-        writer.writerows({name: cell(value) for name, value in row.items()} for row in self.rows())
+        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
 
     def _repr_html_(self) -> str:
@@ -284,6 +308,7 @@ def describe_album(
     if diagnoses and not any(existing):
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
+    check_questions(settings, ids)
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
     return AlbumSteps(work, existing, names).album(diagnoses)
@@ -305,6 +330,9 @@ class AlbumWork:
     cache: FeatureCache | None = None
     skip_unreadable: bool = False
     progress: Callable[[str, int], Any] | None = None
+    prompts: ImagePrompts | None = None  # None: only of the settings
+    decorative: Collection[int] = ()  # rows of images that get no caption
+    references: torch.Tensor | None = None  # features of images that do not show what the groups share
 
     @property
     def writes_captions(self) -> bool:
@@ -333,13 +361,12 @@ class AlbumWork:
                 found += [facts[row] if row in facts else {"reason": reasons[row]} for row in batch]
             else:
                 assert self.captioner is not None
-                if step == "candidates":
-                    texts = generate_candidates(
-                        self.captioner, self.images, batch, self.image_ids, self.settings, more
-                    )
-                else:
-                    texts = contrastive_answers(self.captioner, self.images, batch, more or (), self.settings)
-                found += [{"captions": mine} for mine in texts]
+                similar, said = (more, None) if step == "candidates" else (None, more)
+                for mine in generate_candidates(
+                    self.captioner, self.images, batch, self.image_ids, self.settings, similar, self.prompts, said
+                ):
+                    scores = [getattr(text, "mean_log_prob", None) for text in mine]
+                    found.append({"captions": mine, **({"scores": scores} if any(scores) else {})})
             self.report(step, len(batch))
         return found
 
@@ -355,18 +382,24 @@ class AlbumSteps:
     def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
         self.work, self.settings, self.groups = work, work.settings, groups
         self.leader_of: dict[int, int]  # leader of each readable image, as a number below L
+        self.candidates: dict[int, list[str]] = {}  # before any editing, by leader
+        self.scores: dict[tuple[int, str], float | None] = {}  # mean log-probabilities, by album row and caption
+        rows = [row for row in range(len(work.images)) if row not in work.decorative]
         self.existing = [[whole_text(text) for text in mine] for mine in existing]
         if not work.compares_images:
-            self.rows = list(range(len(work.images)))
-            self.leader_of = {row: row for row in self.rows}
+            self.rows = rows
+            self.leader_of = {row: at for at, row in enumerate(rows)}
             self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
             return
-        found = dict(enumerate(work.compute("images", range(len(work.images)))))
+        if not rows:
+            raise ValueError(
+                "All images are decorative. Use fewer patterns of --decorative, or a smaller --decorative_size."
+            )
+        found = dict(zip(rows, work.compute("images", rows), strict=True))
         self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
         images = image_facts(found, self.unreadable, work.cache)
-        threshold = self.settings.copy_threshold
-        if threshold is None:
-            threshold = copy_threshold(work.images, images, work.scorer, work.cache)
+        given = self.settings.copy_threshold
+        threshold = copy_threshold(work.images, images, work.scorer, work.cache) if given is None else given
         self.threshold = threshold
         number, near = len(images.rows), None
         k = self.settings.neighbours or (NEIGHBOURS if number > SMALL_ALBUM else number)
@@ -391,12 +424,42 @@ class AlbumSteps:
 
     def album(self, diagnose_only: bool) -> Album:
         """The captions and what is wrong with them."""
+        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
+        asked = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
+        if unread := [self.work.image_ids[row] for row in asked if row not in self.leader_of]:
+            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
         album = self._existing() if diagnose_only else self._chosen()
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
         diagnose(album, self.work.scorer if self.work.compares_images else None)
+        if self.settings.audit:
+            groups, more = [self.groups[row] for row in self.rows], self.work.references
+            images = [album.images[row] for row in self.rows]
+            said = [[one.caption for one in (image, *image.further) if one.caption.strip()] for image in images]
+            album.audit = audit_phrases(
+                album.shared, self.rows, groups, said, self.features, self._text_features, more
+            )
+        if asked:
+            album.why = self._explain(album, asked)
         return album
+
+    def _explain(self, album: Album, rows: list[int]) -> list[Difference]:
+        """Why some images cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
+        leaders = [self.leader_of[row] for row in rows]
+        similarity = (self.features[leaders] @ self.features.T).amax(0)
+        near = similarity.argsort(descending=True)[: NEIGHBOURS + len(rows)].tolist()
+        neighbours = [album.images[self.rows[other]].caption for other in near if other not in leaders]
+        texts = (
+            (*self.candidates.get(leader, ()), *self.existing[row]) for row, leader in zip(rows, leaders, strict=True)
+        )
+        candidates = [list(dict.fromkeys(filter(str.strip, mine))) for mine in texts]
+        pool = PhrasePool(candidates, neighbours, self.settings.why_phrases)
+        captions = [album.images[row].caption for row in rows]
+        return explain_bag(rows, self.features[leaders], captions, pool, self._text_features, self.threshold)
+
+    def _text_features(self, captions: Sequence[str]) -> torch.Tensor:
+        return torch.as_tensor(self.work.scorer.text_features(spoken(captions))).float().cpu()
 
     def _chosen(self) -> Album:
         """Choose a caption for each leader; copies get the same."""
@@ -408,6 +471,7 @@ class AlbumSteps:
         kept = [settings.prefer_existing and bool(mine) for mine in old]
         if work.writes_captions:
             candidates = self._candidates(old, kept)
+            self.candidates = dict(enumerate(candidates))
         else:
             candidates = [(mine[:1] if keep else mine) or [""] for mine, keep in zip(old, kept, strict=True)]
         facts: list[GroupFacts] = []
@@ -420,24 +484,21 @@ class AlbumSteps:
         ]
         candidates = [mine if keep else shortened(mine, settings) for mine, keep in zip(candidates, kept, strict=True)]
         captions, choice = self._distinct(candidates, old, settings)
-        if any(kept):
-            # Copies have their own captions, if there are any.
-            texts = [(row, first_text(self.existing[row])) for row in self.leader_of]
-            return self._judged(
-                [
-                    (row, captions[self.leader_of[row]].caption if text is None else edited(row, text), text)
-                    for row, text in texts
-                ],
-                choice,
-                facts,
-            )
-        fits = meets_constraints([[one.caption] for one in captions], old, settings, settings.trigger).tolist()
-        images = []
-        for row in range(len(work.images)):
-            leader = self.leader_of.get(row, -1)
-            chosen = {} if leader < 0 else {**captions[leader]._asdict(), "meets_constraints": fits[leader]}
-            images.append(self._image(row, **chosen))
-        return self._album(images, choice, facts)
+        rounds = [captions]
+        for _ in range(1, settings.captions_per_image):  # choose again among what is left
+            candidates = [
+                [text for text in mine if same_text(text) != same_text(own)] or [""]
+                for mine, own in zip(candidates, rounds[-1], strict=True)
+            ]
+            rounds.append(self._distinct(candidates, old, settings)[0])
+        texts: list[tuple[int, str, str | None]] = []
+        for row, leader in self.leader_of.items():
+            own = first_text(self.existing[row])
+            if settings.prefer_existing and own is not None:  # copies have their own captions
+                texts.append((row, edited(row, own), own))
+            else:
+                texts += [(row, captions[leader], own) for captions in rounds]
+        return self._judged(texts, old, choice, facts)
 
     def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
         """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
@@ -474,6 +535,8 @@ class AlbumSteps:
         candidates = [mine[:1] for mine in old]
         for at, new in zip(asked, work.compute("candidates", rows, others) if rows else (), strict=True):
             candidates[at] = list(dict.fromkeys([*new["captions"], *old[at]])) or [""]
+            for text, score in zip(new["captions"], new.get("scores") or (), strict=False):
+                self.scores[self.rows[at], text] = score
         if settings.contrastive and rows:
             texts = self._unedited(candidates, old)
             answers = work.compute("answers", rows, [[texts[other] for other in similar[at]] for at in asked])
@@ -484,7 +547,7 @@ class AlbumSteps:
     def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
         """The captions chosen before any editing; they will be edited or shown to the captioner."""
         unedited = replace(self.settings, max_characters=None, trigger=None)
-        return [one.caption for one in self._distinct(candidates, old, unedited, "comparing unedited captions")[0]]
+        return self._distinct(candidates, old, unedited, "comparing unedited captions")[0]
 
     def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
         """What the captions of each group share; blank ones are left out."""
@@ -494,7 +557,7 @@ class AlbumSteps:
 
     def _distinct(
         self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
-    ) -> tuple[list[AlbumCaption], Choice]:
+    ) -> tuple[list[str], Choice]:
         """Score the candidates, and assign each leader one."""
         allowed = check_candidates(candidates, old, settings, settings.trigger)
         if settings.choice == "first":
@@ -528,39 +591,39 @@ class AlbumSteps:
             firsts = dict(reversed(texts))
             facts = self._shared(list(firsts), list(firsts.values()))
         edited = self._editing(facts)
-        return self._judged([(row, edited(row, text), text) for row, text in texts], shared=facts)
+        return self._judged(
+            [(row, edited(row, text), text) for row, text in texts], [[]] * len(self.rows), shared=facts
+        )
 
     def _judged(
         self,
         texts: list[tuple[int, str, str | None]],
+        languages: list[list[str]],
         choice: Choice | None = None,
         shared: Sequence[GroupFacts] = (),
     ) -> Album:
-        """Compare captions of rows with the images; each is (row, caption, caption before it was edited)."""
+        """Compare captions of rows with the images; each is (row, caption, caption before it was edited).
+
+        `languages` are texts, by leader, in whose languages its captions should be.
+        """
         texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
-        leaders = [self.leader_of[row] for row, *_ in texts]
-        starts: np.ndarray = np.asarray(np.searchsorted(leaders, np.arange(len(self.rows) + 1)))
-        found: Any = repeat(None)
+        captions: list[list[str]] = [[] for _ in self.rows]
+        for row, text, _ in texts:
+            captions[self.leader_of[row]].append(text)
+        fits = meets_constraints(captions, languages, self.settings, self.settings.trigger)
+        found: Any = repeat(((), None))
         if self.work.compares_images:
-            found = confusions_of(
-                self._features([text for _, text, _ in texts]), starts, self.features, self.neighbours
-            )
-        holders: dict[str, set[int]] = {}
-        for leader, (_, text, _) in zip(leaders, texts, strict=True):
-            holders.setdefault(same_text(text), set()).add(leader)
-        flat = [[text] for _, text, _ in texts]
-        fits = meets_constraints(flat, [[] for _ in texts], self.settings, self.settings.trigger)
+            starts, flat = np.cumsum([0, *map(len, captions)]), [text for _, text, _ in texts]
+            found = confusions_of(self._features(flat), starts, unit_rows(self.features).float(), self.neighbours)
         described: dict[int, list[AlbumImage]] = {}
-        for (row, text, old), compared, good in zip(texts, found, fits.tolist(), strict=False):
-            confused, margin = compared or ((), None)
+        for (row, text, old), (confused, margin), good in zip(texts, found, fits.tolist(), strict=False):
             one = self._image(
                 row,
                 caption=text,
                 old=old,
-                rank=None if compared is None else 1 + len(confused),
+                rank=None if margin is None else 1 + len(confused),
                 margin=margin if len(self.rows) > 1 else None,
-                is_distinct=len(holders[same_text(text)]) == 1,
-                confused_with=confused,
+                confused_with=tuple(self.rows[other] for other in confused),
                 meets_constraints=good,
             )
             described.setdefault(row, []).append(one)
@@ -568,25 +631,21 @@ class AlbumSteps:
         for row in range(len(self.work.images)):
             first, *further = described.get(row) or [self._image(row)]
             images.append(replace(first, further=tuple(further)))
-        return self._album(images, choice, shared)
-
-    def _album(
-        self, images: list[AlbumImage], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
-    ) -> Album:
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
         if not self.work.compares_images:
             number = 1  # no caption was compared with another image
         return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
 
-    def _image(self, row: int, *, caption: str = "", confused_with: Sequence[int] = (), **facts: Any) -> AlbumImage:
-        """An image of the album; without facts one that cannot be read, or has no caption that could be diagnosed."""
+    def _image(self, row: int, *, caption: str = "", **facts: Any) -> AlbumImage:
+        """An image of the album; without facts one that cannot be read, or has no caption."""
         leader = self.leader_of.get(row)
         return AlbumImage(
             self.work.image_ids[row],
             caption,
-            confused_with=tuple(self.rows[other] for other in confused_with),
             copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
             unreadable=self.unreadable.get(row),
+            decorative=row in self.work.decorative,
+            mean_log_prob=None if leader is None else self.scores.get((self.rows[leader], caption)),
             **{"old": first_text(self.existing[row]), **facts},
         )
 
@@ -616,7 +675,10 @@ PROBLEMS = {
 
 
 def diagnose(album: Album, scorer: Scorer | None) -> None:
-    """Set `problems` of every caption whose image can be read."""
+    """Set `is_distinct` and `problems` of every caption whose image can be read."""
+    holders: dict[str, set[int]] = {}
+    for row, one in album.entries():
+        holders.setdefault(same_text(one.caption), set()).add(row if one.copy_of is None else one.copy_of)
     texts = [one.caption for _, one in album.entries()]
     count = getattr(scorer, "count_tokens", None)
     if scorer is None:
@@ -629,21 +691,24 @@ def diagnose(album: Album, scorer: Scorer | None) -> None:
 
     def diagnosed(one: AlbumImage) -> AlbumImage:
         unread, repetitive = next(facts)
-        if one.unreadable is not None:
+        if one.unreadable is not None or one.decorative:
             return one
         if not one.caption.strip():
             return replace(one, problems=("missing",))
+        key = same_text(one.caption)
+        is_distinct = bool(key) and len(holders[key]) == 1
         confused = (one.rank or 1) - 1
         is_generic = confused >= max(3, (album.num_compared - 1) / 2)
         applies = {
-            "duplicate": not one.is_distinct,
+            "duplicate": not is_distinct,
             "generic": is_generic,
             "ambiguous": confused > 0 and not is_generic,
             "unread": unread,
             "repetitive": repetitive,
             "constraint": not one.meets_constraints,
         }
-        return replace(one, problems=tuple(name for name, is_problem in applies.items() if is_problem))
+        problems = tuple(name for name, is_problem in applies.items() if is_problem)
+        return replace(one, is_distinct=is_distinct, problems=problems)
 
     # In the order of the entries.
     album.images = [replace(diagnosed(one), further=tuple(map(diagnosed, one.further))) for one in album.images]

@@ -7,7 +7,6 @@ block, E pairs of an image and a text that it may have, D features.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,10 +21,7 @@ from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, 
 
 # --- Scores: similarities of candidates with their image and the images that it may be confused with, in blocks -----
 
-_BLOCK_FLOATS = 2**23
-"""Gathered features or scores per block: 32 MiB."""
-
-
+_BLOCK_FLOATS = 2**23  # gathered features or scores per block: 32 MiB
 Features = Callable[[np.ndarray], Any]
 """Features `(N, D)` of some captions, by their rows; those of millions of candidates do not fit into memory."""
 
@@ -40,10 +36,7 @@ class CandidateScores(NamedTuple):
 def score_candidates(
     features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None, progress: Any = None
 ) -> CandidateScores:
-    """Compare every candidate with its image and the image's neighbours, or with all images.
-
-    Shapes: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)`; None compares with all others.
-    """
+    """Compare every candidate with its image and others: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)` or all."""
     margin: np.ndarray = np.empty(int(starts[-1]), np.float32)
     rank: np.ndarray = np.empty(int(starts[-1]), np.int32)
     for rows, scores in _blocks(features, starts, images, neighbours, progress):
@@ -55,10 +48,7 @@ def score_candidates(
 def confusions_of(
     features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None
 ) -> list[tuple[tuple[int, ...], float]]:
-    """For some captions, rows of the other images that each fits at least as well, best first, and its margin.
-
-    Shapes: as for [`score_candidates`].
-    """
+    """For some captions, rows of the other images that each fits at least as well, best first, and its margin."""
     owner = np.arange(len(images)).repeat(np.diff(starts))
     found: list[tuple[tuple[int, ...], float]] = []
     for rows, scores in _blocks(features, starts, images, neighbours, None):
@@ -122,18 +112,16 @@ def _blocks(
 # 600 albums with copies. Integers compare ties exactly.
 
 
-def best_assignment(gains: Sequence[dict[int, int]], without: int) -> list[int | None]:
-    """Assign each row a different column so that the sum of the gains is the largest.
+def best_assignment(gains: Sequence[dict[int, int]]) -> list[int | None]:
+    """Assign each row a different column, or none with a gain of 0, so that the sum of the gains is the largest.
 
     The Hungarian method with potentials, one row at a time along the cheapest augmenting path, found by Dijkstra's
     algorithm over the allowed pairs: O(N E log E). Gains are integers, so that sums of very different magnitudes are exact.
     Reference: Kuhn 1955, "The Hungarian Method for the Assignment Problem"; Jonker and Volgenant 1987.
-
-    `without` is the gain of a row that stays without a column.
     """
     rows = len(gains)
     # Column -1 - row stands for the row staying without a column.
-    costs = [{**{c: -g for c, g in mine.items()}, -1 - row: -without} for row, mine in enumerate(gains)]
+    costs = [{**{c: -g for c, g in mine.items()}, -1 - row: 0} for row, mine in enumerate(gains)]
     row_price = [0] * rows
     column_price: dict[int, int] = {}
     owner: dict[int, int] = {}
@@ -198,11 +186,9 @@ def choose_candidates(
 ) -> Choice:
     r"""Choose a candidate for each image.
 
-    The best choice has, in this order, the largest number of images with a distinct caption, of these with rank 1, and sum of
-    their margins. Images compete only for texts that several of them may have. An image whose best text no other image
-    may have takes it, which costs no other image anything; the remaining images fall into components that share no text,
-    and each is solved exactly. A component of more than `max_component` images is split into parts that are
-    solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
+    An image whose best text no other image may have takes it, which costs no other image anything; the remaining images fall
+    into components that share no text, and each is solved exactly. A component of more than `max_component` images is split
+    into parts that are solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
 
     Shapes: `starts` `(M + 1,)`. Equal `texts` have equal numbers, blank ones -1; candidates not `allowed` are used
     only for an image without others.
@@ -301,7 +287,7 @@ def _solve(pairs: Any, component: np.ndarray, max_component: int) -> tuple[np.nd
     for start in range(0, len(component), max_component):
         part = range(start, min(start + max_component, len(component)))
         left = [{text: gain for text, gain in gains[i].items() if text in free} for i in part]
-        for i, text in zip(part, best_assignment(left, without=0), strict=True):
+        for i, text in zip(part, best_assignment(left), strict=True):
             if text is not None:
                 taken.append(place[i][text])
                 free.discard(text)
@@ -334,17 +320,6 @@ class Finding:
     found: int  # row of the image that it finds
 
 
-class AlbumCaption(NamedTuple):
-    """The caption chosen for an image of an album."""
-
-    caption: str
-    rank: int  # rank of the image among the images compared, 1 = best; ties count against it
-    # Similarity to its image minus that to the most similar other image; None in an album of one image.
-    margin: float | None
-    is_distinct: bool  # whether it is not blank and no other image of the album has the same text
-    confused_with: tuple[int, ...]  # rows of the other images that the caption fits at least as well, best first
-
-
 def same_text(caption: str) -> str:
     """A caption without case, extra blanks and a final full stop, to compare texts."""
     return " ".join(caption.casefold().split()).rstrip(" .")
@@ -358,7 +333,7 @@ def distinct_captions(
     neighbours: Tensor | None = None,
     progress: Any = None,
     **settings: Any,
-) -> tuple[list[AlbumCaption], Choice]:
+) -> tuple[list[str], Choice]:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
     The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
@@ -369,8 +344,7 @@ def distinct_captions(
     3. the sum of their margins.
 
     See [`choose_candidates`], which gets the settings. An image for which no text is left gets its candidate with the largest
-    margin. This text is blank or belongs to another image as well; `is_distinct` is then False for both. In an album of one
-    image the similarity replaces the margin.
+    margin. This text is blank or belongs to another image as well. In an album of one image the similarity replaces the margin.
 
     Shapes: `text_features` `(S, D)` or a function that computes them, `image_features` `(M, D)`, `neighbours` `(M, k)`.
     """
@@ -386,18 +360,4 @@ def distinct_captions(
         number_of.setdefault(key, len(number_of) - 1)
     scores = score_candidates(features, starts, images, neighbours, progress)
     choice = choose_candidates(starts, np.array([number_of[key] for key in keys], np.int64), scores, **settings)
-    taken = choice.chosen.tolist()
-    starts = np.arange(len(taken) + 1)
-    confusions = confusions_of(lambda rows: features(choice.chosen[rows]), starts, images, neighbours)
-    holders = Counter(keys[i] for i in taken)
-    found = [
-        AlbumCaption(
-            caption=flat[i],
-            rank=int(scores.rank[i]),
-            margin=float(scores.margin[i]) if len(candidates) > 1 else None,
-            is_distinct=holders[keys[i]] == 1 and bool(keys[i]),
-            confused_with=confused,
-        )
-        for i, (confused, _) in zip(taken, confusions, strict=True)
-    ]
-    return found, choice
+    return [flat[i] for i in choice.chosen.tolist()], choice

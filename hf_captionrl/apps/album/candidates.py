@@ -7,11 +7,13 @@ N rows = B * K * beams, V vocabulary, T tokens, D features.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ from transformers.trainer_callback import ExportableState
 from hf_captionrl.apps.album.options import CandidateOptions
 from hf_captionrl.apps.album.sources import opened_chunks, read_images
 from hf_captionrl.captioners.captioner import Captioner
+from hf_captionrl.captioners.language_models import BackendError, EndpointCaptioner
 from hf_captionrl.captioners.pipeline import ChosenImages, generate_captions
-from hf_captionrl.captioners.prompts import contrastive_prompt, encode_with_prompts
+from hf_captionrl.captioners.prompts import ImagePrompts, contrastive_prompt, encode_with_prompts, forbidden_tokens
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, nearest_neighbours
 from hf_captionrl.retrieval.ranking import ranks
@@ -37,40 +40,67 @@ from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.utils.parts import seed_of_batch
 
 
-def generate_candidates(
-    captioner: Captioner,
-    images: Sequence[Any],
-    rows: Sequence[int],
-    image_ids: Sequence[str],
-    options: CandidateOptions,
-    similar: Sequence[Sequence[int]] | None = None,
-) -> list[list[str]]:
-    """Candidates of a batch of images, without repeated texts. The caller's random state does not change.
-
-    The seed depends on the first image, so the samples do not depend on earlier batches. `similar` are the rows of the images
-    most similar to each of `rows`, for pragmatic decoding.
-    """
+def check_captioner(captioner: Any, prompts: ImagePrompts, options: CandidateOptions) -> None:
+    """Refuse prompts that the captioner does not read."""
+    prompts.check(captioner)
     if options.contrastive and captioner.family != "chat":
         raise ValueError(
             f"contrastive needs a chat model, but this captioner is of the family {captioner.family!r}. Use decoding='rsa', "
             "which every family supports."
         )
-    # All settings are explicit, so that the checkpoint's defaults have no effect.
-    sampling: dict[str, Any] = {
-        "do_sample": True,
-        "num_beams": 1,
-        "temperature": options.temperature,
-        "top_p": 1.0,
-        "top_k": 0,
-    }
-    sampling |= {"num_return_sequences": options.num_samples, "max_new_tokens": options.max_new_tokens}
-    others = dict(zip(rows, similar or (), strict=False))
+
+
+def generate_candidates(
+    captioner: Captioner | EndpointCaptioner,
+    images: Sequence[Any],
+    rows: Sequence[int],
+    image_ids: Sequence[str],
+    options: CandidateOptions,
+    similar: Sequence[Sequence[int]] | None = None,
+    prompts: ImagePrompts | None = None,
+    said: Sequence[Sequence[str]] | None = None,
+) -> list[list[str]]:
+    """Candidates of a batch of images, without repeated texts. The caller's random state does not change.
+
+    The seed depends on the first image, so the samples do not depend on earlier batches. `similar` are the rows of the images
+    most similar to each of `rows`, for pragmatic decoding. An endpoint gives a greedy caption and samples. With `said`, the
+    captions of the similar images, the model is asked what differs, and there are no samples.
+    """
+    prompts = ImagePrompts(options.do_not_mention) if prompts is None else prompts
+    told = {row: prompts.of(image_ids[row], captioner.prompt) for row in rows}
+    if said is not None:
+        told = {row: contrastive_prompt(told[row], others) for row, others in zip(rows, said, strict=True)}
+        options = dataclasses.replace(options, num_samples=0)
     found: list[list[str]] = []
+    if isinstance(captioner, EndpointCaptioner):
+        for chunk, opened in opened_chunks(images, rows, options.batch_size):
+            ids = [image_ids[row] for row in chunk]
+            answers = captioner.describe(ids, opened, [told[row] for row in chunk], 1 + options.num_samples)
+            for image_id, answered in zip(ids, answers, strict=True):
+                if not answered:  # a finished part is never asked again
+                    raise BackendError(
+                        f"Image {image_id!r} has no answer: {captioner.failed[image_id]}. Use the same command to ask again, or "
+                        "leave the image out; other answers are kept."
+                    )
+                found.append(list(dict.fromkeys(answered)))
+        return found
+    check_captioner(captioner, prompts, options)
+    is_told = said is not None or (bool(prompts) and captioner.family == "chat")
+    # All settings are explicit, so that the checkpoint's defaults have no effect.
+    words = forbidden_tokens(captioner.tokenizer, options.do_not_mention)
+    wording: dict[str, Any] = {"max_new_tokens": options.max_new_tokens} | ({"bad_words_ids": words} if words else {})
+    if options.min_new_tokens:
+        wording["min_new_tokens"] = options.min_new_tokens
+    sampling = {"do_sample": True, "num_beams": 1, "num_return_sequences": options.num_samples, **wording}
+    sampling |= {"temperature": options.temperature, "top_p": 1.0, "top_k": 0}
+    beams = {"do_sample": False, "num_beams": options.num_beams, "num_return_sequences": options.num_beams, **wording}
+    others = dict(zip(rows, similar or (), strict=False))
     device = captioner.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed_of_batch(options.seed, image_ids[rows[0]]))
         for chunk, opened in opened_chunks(images, rows, options.batch_size):
-            inputs = captioner.encode_images(opened)
+            texts = [told[row] for row in chunk]
+            inputs = encode_with_prompts(captioner, opened, texts) if is_told else captioner.encode_images(opened)
             if options.decoding == "rsa" and others:
                 mine = []
                 for row, image in zip(chunk, opened, strict=True):  # one by one, because each has other distractors
@@ -78,9 +108,10 @@ def generate_candidates(
                     distractors = [i for i in others[row] if i != row][: options.num_distractors]
                     for _, more in opened_chunks(images, distractors, len(distractors) or 1):
                         group += more
-                    mine.append(pragmatic_captions(captioner, group, options.rationality, **_beams(options)))
+                    prompt = told[row] if is_told else None
+                    mine.append(pragmatic_captions(captioner, group, options.rationality, prompt=prompt, **beams))
             else:
-                mine = _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
+                mine = _grouped(captioner.generate(**inputs, **beams).captions, len(chunk))
             if options.num_samples:
                 samples = _grouped(captioner.generate(**inputs, **sampling).captions, len(chunk))
                 mine = [beams + more for beams, more in zip(mine, samples, strict=True)]
@@ -88,30 +119,9 @@ def generate_candidates(
     return found
 
 
-def contrastive_answers(
-    captioner: Captioner,
-    images: Sequence[Any],
-    rows: Sequence[int],
-    said: Sequence[Sequence[str]],
-    options: CandidateOptions,
-) -> list[list[str]]:
-    """Beams of a chat model for a batch of images; it is told the captions of the similar images."""
-    prompts = {row: contrastive_prompt(captioner.prompt, others) for row, others in zip(rows, said, strict=True)}
-    found: list[list[str]] = []
-    for chunk, opened in opened_chunks(images, rows, options.batch_size):
-        inputs = encode_with_prompts(captioner, opened, [prompts[row] for row in chunk])
-        found += _grouped(captioner.generate(**inputs, **_beams(options)).captions, len(chunk))
-    return found
-
-
 def _grouped(texts: Sequence[str], number: int) -> list[list[str]]:
     each = len(texts) // number
     return [list(texts[start : start + each]) for start in range(0, len(texts), each)]
-
-
-def _beams(options: CandidateOptions) -> dict[str, Any]:
-    number = {"num_beams": options.num_beams, "num_return_sequences": options.num_beams}
-    return {"do_sample": False, "max_new_tokens": options.max_new_tokens, **number}
 
 
 # --- Pragmatic decoding: captions that a listener would not take for one of the similar images -----------------------
@@ -125,9 +135,7 @@ class PragmaticProcessor(LogitsProcessor):
     The literal speaker is the captioner, `S0(w | image, prefix)`. The incremental listener knows the group,
     `L(image | prefix, w) ∝ L(image | prefix) S0(w | image, prefix)`, starting from the uniform distribution. The score of
     a word is `log S0(w | target, prefix) + rationality * log L(target | prefix, w)`; a rationality of 0 is the captioner alone.
-
-    All rows of a group get the scores of its target, so that they continue the same text; with beams, each row of the
-    group therefore has the same beams. A processor serves one generation.
+    All rows of a group get the scores of its target, so that they continue the same beams. A processor serves one generation.
     """
 
     def __init__(self, group_size: int, num_beams: int = 1, rationality: float = 1.0) -> None:
@@ -159,11 +167,20 @@ class PragmaticProcessor(LogitsProcessor):
 
 
 def pragmatic_captions(
-    captioner: Captioner, images: Sequence[Image.Image], rationality: float, *, num_beams: int, **settings: Any
+    captioner: Captioner,
+    images: Sequence[Image.Image],
+    rationality: float,
+    *,
+    num_beams: int,
+    prompt: str | None = None,
+    **settings: Any,
 ) -> list[str]:
-    """Captions that distinguish the first image from the others, best first."""
+    """Captions that distinguish the first image from the others, best first; a chat model may get a prompt for all of them."""
+    encode = captioner.encode_images
+    if prompt is not None:
+        encode = partial(encode_with_prompts, captioner, prompts=[prompt] * len(images))
     found = captioner.generate(
-        **captioner.encode_images(images),
+        **encode(images),
         num_beams=num_beams,
         logits_processor=LogitsProcessorList([PragmaticProcessor(len(images), num_beams, rationality)]),
         **settings,
@@ -228,13 +245,9 @@ def adapt_to_album(
 ) -> dict[str, Any]:
     """Train a LoRA on the images of the album for a given time; this needs no captions. Returns the decision and its reasons.
 
-    The reward is self-retrieval among look-alikes: bags of 5, which the reward scorer builds, or random images in small albums.
-    The guard stops the training if captions degenerate, and returns to the last checkpoint before that. The adapter is used if
-    there is such a checkpoint and, with one caption per image from beam search, the held-out scorer ranks more images first than
-    before. It is saved in either case.
-
-    `held_out` decides and should not be the scorer. A training that was killed resumes from its last checkpoint in `folder` for
-    the remaining time.
+    The reward is self-retrieval in bags of 5 look-alikes, or among random images in small albums. The guard returns to the last
+    checkpoint before captions degenerated. The adapter is saved, and used if there is such a checkpoint and, with one caption per
+    image from beam search, the held-out scorer ranks more images first than before. A killed training resumes from `folder`.
     """
     caches = [FeatureCache.for_scorer(one, cache_dir) for one in (scorer, held_out)]
     facts = read_images(images, scorer, cache=caches[0], unreadable={})
@@ -296,8 +309,8 @@ def adapt_to_album(
     after = _measure(_captions(captioner, chosen), scorers)
     captioner.save_pretrained(Path(folder))
     reason = _reason_against(trainer.guard, before, after)
-    path = None if trainer.guard is None else trainer.guard.rolled_back_to
-    rolled_back_to = None if path is None else Path(path).name
+    path = trainer.guard and trainer.guard.rolled_back_to
+    rolled_back_to = path and Path(path).name
     steps = trainer.state.global_step
     sentence = (
         f"Adapted in {steps} steps: R@1 of the held-out scorer {before['held_out']:.3f} before, {after['held_out']:.3f} "

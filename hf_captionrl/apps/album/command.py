@@ -32,7 +32,7 @@ import torch
 import tqdm
 
 from hf_captionrl.apps.album.album import STAGES, Album, AlbumSteps, AlbumWork, describe_album, first_text
-from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album
+from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album, check_captioner
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, duration
 from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.phrases import load_language_identifier
@@ -43,14 +43,17 @@ from hf_captionrl.apps.album.sources import (
     read_captions_for,
     read_images,
     read_regular,
+    sidecar_captions,
     sidecar_of,
-    sidecar_text,
 )
+from hf_captionrl.apps.album.visibility import ANSWERS, check_questions
 from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.captioners.language_models import default_device
+from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
+from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.cli.features import rows_per_shard
+from hf_captionrl.data.images import decorative_rows
+from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, with_packet, with_text, xmp_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import (
     LineFile,
@@ -89,6 +92,7 @@ def run(options: AlbumOptions) -> None:
             f"{options.images} has no captions, and there is no captioner. Use --model to write captions, or --captions to "
             "diagnose those of a file."
         )
+    check_questions(options, source.image_ids)
     files = AlbumFiles(options, source)
     if options.dry_run:
         files.check()
@@ -122,6 +126,19 @@ def check_options(options: AlbumOptions) -> None:
                 f"--adapt has {names[0]!r} as --scorer and {names[1]!r} as --held_out_scorer. One scorer cannot reward captions "
                 "and decide about them: it would approve of captions that only exploit it. Use another --held_out_scorer."
             )
+    options.check_wording()
+    options.check_endpoint(
+        "revision dtype num_beams rationality min_new_tokens adapt engine processes address dry_run"
+    )
+    if options.endpoint is not None:
+        check_address(options.endpoint)
+        if options.model is None:
+            raise ValueError("--endpoint needs the name of the model there. Use --model.")
+        if options.decoding == "rsa" or (options.num_samples == 0 and options.choice != "first"):
+            raise ValueError(
+                f"--endpoint has no beams, and with --decoding {options.decoding} and --num_samples {options.num_samples} nothing could "
+                "be chosen. Use --decoding beam and --num_samples 7, for example, or --choice first."
+            )
     if options.language not in ("auto", "any"):
         load_language_identifier(options.language)
     options.check_engine()
@@ -132,6 +149,13 @@ def check_options(options: AlbumOptions) -> None:
             f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
             "of `accelerate launch`."
         )
+    if options.xmp_properties != ["alt_text"] and not (options.xmp_sidecars or options.xmp_copies):
+        raise ValueError(f"--xmp_properties {' '.join(options.xmp_properties)} needs --xmp_sidecars or --xmp_copies.")
+    if options.captions_per_image > 1 and options.prefer_existing and options.model is not None:
+        raise ValueError(
+            f"--captions_per_image {options.captions_per_image} is for captions that are chosen, and --prefer_existing keeps one as it is. "
+            "Use one of them."
+        )
     for path in options.output:
         if path.suffix.lower() not in (".csv", ".jsonl", ".html") or path.is_dir():
             raise ValueError(f"--output {str(path)!r} must be a file that ends in .csv, .jsonl or .html.")
@@ -139,6 +163,8 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(
             f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
         )
+    if options.audit_references is not None and not options.audit:
+        raise ValueError(f"--audit_references {options.audit_references!r} has an effect only with --audit. Use both.")
     if options.model is None and options.adapt is not None:
         raise ValueError("--adapt finetunes a captioner, and there is none. Use --model.")
 
@@ -168,13 +194,21 @@ def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
     is_own = bool(options.output) and metadata.is_file() and OwnFiles(options.output[0]).is_ours(metadata)
     settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
     source = load_album_source(
-        options.images, sidecars=sidecars, ignore_metadata=is_own, extension=options.caption_extension, **settings
+        options.images,
+        sidecars=sidecars,
+        ignore_metadata=is_own,
+        extension=options.caption_extension,
+        by_line=options.captions_per_image > 1,
+        xmp=options.xmp_language if options.xmp_captions and options.captions is None else None,
+        **settings,
     )
     return source if options.max_images is None else source.first(options.max_images)
 
 
-def load_model(options: AlbumOptions, adapter: Path | None = None) -> Captioner:
+def load_model(options: AlbumOptions, adapter: Path | None = None) -> Any:
     """The captioner of the options, with the adapter of an earlier run or without one."""
+    if options.endpoint is not None:
+        return EndpointCaptioner.from_options(options, options.output[0], 0.0, samples=options.temperature)
     settings: dict[str, Any] = {"prompt": options.prompt, "device": default_device(options.device)}
     dtype = getattr(torch, options.dtype)
     base = load_captioner(model_path(str(options.model)), revision=options.revision, dtype=dtype, **settings)
@@ -223,15 +257,31 @@ class KeptWork(AlbumWork):
     def compares_images(self) -> bool:
         # To write the texts of a person into files takes no model.
         options = self.options
-        return options.scorer is not None or options.model is not None or not options.sidecars
+        writes_files = options.sidecars or options.xmp_sidecars or options.xmp_copies is not None
+        asks = options.audit or bool(options.why)
+        return asks or options.scorer is not None or options.model is not None or not writes_files
 
     @cached_property
     def source(self) -> AlbumSource:
         return load_source(self.options, sidecars=False)
 
     @cached_property
-    def captioner(self) -> Captioner:  # type: ignore[override]
+    def captioner(self) -> Any:  # type: ignore[override]
         return load_model(self.options, self.adapter)
+
+    @cached_property
+    def prompts(self) -> ImagePrompts:  # type: ignore[override]
+        wording = {"do_not_mention": self.options.do_not_mention, "max_context": self.options.max_context}
+        return ImagePrompts.read(self.options.prompts, self.image_ids, **wording)
+
+    @cached_property
+    def decorative(self) -> dict[int, str]:  # type: ignore[override]
+        return decorative_rows(self.image_ids, self.images, self.options.decorative, self.options.decorative_size)
+
+    def close(self) -> None:
+        """Close the answers of an endpoint."""
+        if self.options.endpoint is not None and "captioner" in vars(self):
+            self.captioner.close()
 
     @cached_property
     def scorer(self) -> Scorer:  # type: ignore[override]
@@ -247,14 +297,16 @@ class KeptWork(AlbumWork):
         images = os.path.realpath(options.images) if os.path.exists(options.images) else options.images
         if step == "images":
             return {"images": images, "scorer": self.scorer.signature}
-        names = [field.name for field in dataclasses.fields(CandidateOptions) if field.name != "contrastive"]
+        new = ("do_not_mention", "min_new_tokens", "endpoint")  # of which a run without them has no record
+        names = [f.name for f in dataclasses.fields(CandidateOptions) if f.name not in ("contrastive", *new)]
         settings = {
             "images": images,
-            "adapter": None
-            if self.adapter is None
-            else content_digest((self.adapter / "adapter_model.safetensors").read_bytes()),
+            "adapter": self.adapter and content_digest((self.adapter / "adapter_model.safetensors").read_bytes()),
             **{name: getattr(options, name) for name in ("model", "revision", "prompt", "dtype", *names)},
         }
+        settings |= {name: value for name in new if (value := getattr(options, name))}
+        if options.prompts is not None and self.prompts.rows:
+            settings |= {"prompts": content_digest(options.prompts.read_bytes()), "max_context": options.max_context}
         return to_plain(settings)  # type: ignore[no-any-return]
 
     def kept_folders(self, step: str) -> list[tuple[Path, bool]]:
@@ -270,14 +322,15 @@ class KeptWork(AlbumWork):
         return found
 
     def image_names(self) -> list[str]:
-        """Names of the images as they are now."""
+        """Names of the images as they are now, with size and time of a file or the hash of its bytes."""
         stamps = self.source.stamps(lambda number: self.report("checking", number))
         return [f"{name} {stamp}" for name, stamp in zip(self.image_ids, stamps, strict=True)]
 
     def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
         """The results of a step; only those that no earlier run has kept are computed."""
         if step == "images":
-            names = self.image_names()
+            present = self.image_names()
+            names = [present[row] for row in rows]
         else:
             # An answer is kept for its image and prompt: another prompt is asked again.
             keys = [self._keys[row] for row in rows]
@@ -364,13 +417,16 @@ class AlbumStage(Stage):
         if self.step == "images":
             return {"scorer": self.work.scorer.signature}
         captioner = self.work.captioner
+        if self.work.options.endpoint is not None:
+            return {"weights": captioner.backend.revision, "prompt": captioner.prompt}
         return {"weights": model_fingerprint(captioner.base_model), "prompt": captioner.prompt}
 
     def schema(self) -> pa.Schema:
         import pyarrow as pa
 
         if self.step != "images":
-            return pa.schema({"id": pa.string(), "captions": pa.list_(pa.string())})
+            scores = {} if self.work.options.endpoint is None else {"scores": pa.list_(pa.float64())}
+            return pa.schema({"id": pa.string(), "captions": pa.list_(pa.string()), **scores})
         columns = {"id": pa.string(), "key": pa.string(), "picture": pa.binary(), "features": pa.list_(pa.float32())}
         return pa.schema({**columns, "reason": pa.string()})
 
@@ -395,25 +451,42 @@ def describe_source(
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
     work = KeptWork(options, source, progress=progress)
+    if options.audit_references is not None:
+        try:
+            images = load_album_source(options.audit_references, sidecars=False).images
+            found = read_images(images, work.scorer, cache=work.cache, batch_size=options.batch_size, unreadable={})
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--audit_references {options.audit_references!r}: {error}") from None
+        work.references = found.features
     facts: dict[str, Any] = {}
     if options.adapt is not None:
         facts["adapt"] = adapt(options, source, work.scorer)
         work.adapter = adapter_folder(options).absolute() if facts["adapt"]["kept"] else None
-    settings, record = work.kept_settings("candidates"), options.output[0].with_suffix(".run.json")
-    if options.model is None:  # the record and the work of a model stay as they are
-        pass
-    elif options.overwrite:
-        for step in STAGES:
+    if options.model is not None:  # else the work of a model stays as it is
+        settings = work.kept_settings("candidates")
+        for step in STAGES if options.overwrite else ("candidates",):
             for manifest in work.folder.glob(f"{step}-*/{MANIFEST}"):
-                shutil.rmtree(manifest.parent)
-    elif record.is_file():
-        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")).get("settings", {}), settings)
-    if options.model is not None or not record.is_file():
-        write_json(record, {"settings": settings, "versions": installed_versions()})
+                if options.overwrite:
+                    shutil.rmtree(manifest.parent)
+                else:
+                    before = read_manifest(manifest.parent)["settings"]
+                    size = {name: before.get(name) for name in ("num_rows", "rows_per_shard")}
+                    refuse_other_settings(before, settings | size)
+        if options.engine is None and (options.processes or 1) == 1:  # refused before the images are read
+            check_captioner(work.captioner, work.prompts, options)
     groups = [""] * len(source.image_ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in source.image_ids]
-    return AlbumSteps(work, source.captions, groups).album(options.model is None), facts
+    with contextlib.closing(work):
+        album = AlbumSteps(work, source.captions, groups).album(options.model is None)
+        if options.endpoint is not None:
+            facts["endpoint"] = work.captioner.summary()
+    if options.model is not None:
+        record = options.output[0].with_suffix(".run.json")
+        write_json(record, {"settings": settings, "versions": installed_versions()})
+    if options.audit and not album.audit:
+        facts["audit"] = []
+    return album, facts
 
 
 def adapter_folder(options: AlbumOptions) -> Path:
@@ -422,28 +495,18 @@ def adapter_folder(options: AlbumOptions) -> Path:
 
 
 def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[str, Any]:
-    """Train an adapter in this process, or use that of an earlier run of the same command; return the decision.
-
-    Every process loads the weights from the file: same data type, same captions.
-    """
+    """Train an adapter in this process, or use that of an earlier run of the same command; return the decision."""
     folder, seconds = adapter_folder(options), duration(options.adapt or "")
     names = "images split image_root max_images model revision prompt dtype scorer held_out_scorer seed".split()
     asked = to_plain({"seconds": seconds, **{name: getattr(options, name) for name in names}})
-    remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
-    if (earlier := earlier_adapter(options)) is not None:
+    if earlier := decision_of(options):
+        remedy = f"{folder} has an adapter of that command. Use --overwrite to train again, or another --output."
         refuse_other_settings(earlier.get("asked", {}), asked, remedy)
-        return earlier
-
-    def remove_checkpoints() -> None:
-        for checkpoint in folder.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
-
-    record = folder / "asked.json"
-    if options.overwrite:
-        remove_checkpoints()
-    elif record.is_file():
-        refuse_other_settings(json.loads(record.read_text(encoding="utf-8")), asked, remedy)
-    write_json(record, asked)
+        if "kept" in earlier:
+            return earlier
+    elif options.overwrite:
+        remove_checkpoints(folder)
+    write_json(folder / "decision.json", {"asked": asked})
     facts = adapt_to_album(
         load_model(options),
         scorer,
@@ -454,17 +517,21 @@ def adapt(options: AlbumOptions, source: AlbumSource, scorer: Scorer) -> dict[st
         cache_dir=options.cache_dir,
         seed=options.seed,
     )
-    facts["asked"] = asked
-    write_json(folder / "decision.json", facts)
-    remove_checkpoints()
+    write_json(folder / "decision.json", facts | {"asked": asked})
+    remove_checkpoints(folder)
     return facts
 
 
-def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
-    """The decision of an earlier run about its adapter."""
+def remove_checkpoints(folder: Path) -> None:
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+def decision_of(options: AlbumOptions) -> dict[str, Any]:
+    """What an earlier run asked and, if its training ended, decided about its adapter; empty without one."""
     decision = adapter_folder(options) / "decision.json"
     if options.overwrite or not decision.is_file():
-        return None
+        return {}
     return json.loads(decision.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
@@ -472,7 +539,6 @@ def earlier_adapter(options: AlbumOptions) -> dict[str, Any] | None:
 
 
 def content_digest(content: bytes) -> str:
-    """Digest of the content of a file."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -492,9 +558,8 @@ class OwnFiles:
     def __init__(self, first: Path) -> None:
         self.folder = os.path.abspath(first.parent)
         self.record, self.old = first.with_suffix(".files.json"), first.with_suffix(".old.jsonl")
-        self._written: dict[
-            str, list[Entry]
-        ] = {}  # by name; two entries if a run was killed while it replaced the file
+        # By name; two entries if a run was killed while it replaced the file.
+        self._written: dict[str, list[Entry]] = {}
         self._others: list[dict[str, list[Entry]]] = []
         for path in sorted({self.record, *Path(self.folder).glob("*.files.json")}):
             if path.is_file():
@@ -523,15 +588,10 @@ class OwnFiles:
         """Whether this command wrote the file as it is."""
         return self.entry(path) is not None
 
-    def foreign(self, paths: Sequence[Path]) -> list[Path]:
-        """The files that exist and were not written by this command."""
-        return [path for path in paths if os.path.lexists(path) and not self.is_ours(path)]
-
     def write(self, contents: dict[Path, bytes], persons: dict[Path, str] | None = None) -> None:
-        """Write files, each atomically, and record them; `persons` are texts of persons behind some contents.
+        """Write files that have not their content yet, and record them; `persons` are texts of persons behind some contents.
 
-        Contents that this command did not write, and texts of persons that others replace, are kept. A file that has its content
-        is left alone, so that a repeated command changes nothing.
+        Old contents that this command did not write, and texts of persons, are kept in `NAME.old.jsonl`.
         """
         persons = persons or {}
         lines, new = _whole_lines(self.old), dict(self._written)
@@ -555,6 +615,12 @@ class OwnFiles:
         self._written = new
         write_json(self.record, new)
 
+    def note(self, digests: dict[str, str]) -> None:
+        """Record files that were written elsewhere, by `name_of`."""
+        if digests:
+            self._written |= {name: [digest] for name, digest in digests.items()}
+            write_json(self.record, self._written)
+
     def old_texts(self) -> dict[str, str]:
         """The earliest text of each replaced file, by `name_of`; also of files that other outputs of the folder replaced."""
         found: dict[str, str] = {}
@@ -571,9 +637,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class _Reservation(LineFile):
-    """Keeps other commands away from an output."""
-
-    busy = "Wait until it ends, or use another --output without --sidecars."
+    busy = "Wait until it ends, or use another --output without --sidecars and --xmp_sidecars."
 
 
 class AlbumFiles:
@@ -583,12 +647,37 @@ class AlbumFiles:
         self.options, self.source, self.own = options, source, OwnFiles(options.output[0])
         if options.sidecars:
             sidecar_paths(source, options.caption_extension)
+        if None in source.paths and any(path.name == "metadata.jsonl" for path in options.output):
+            raise ValueError(
+                f"--output metadata.jsonl names files, and {options.images!r} has images that are none. Use another name."
+            )
+        if options.xmp_sidecars or options.xmp_copies is not None:
+            self._check_xmp()
+
+    def _check_xmp(self) -> None:
+        """Refuse copies over images, and XMP that cannot be read, before anything slow."""
+        root, copies = self.source.root, self.options.xmp_copies
+        if None in self.source.paths or (copies is not None and root is None):
+            raise ValueError(
+                f"--xmp_sidecars and --xmp_copies need images that are files below one folder, and {self.options.images!r} has others. "
+                "Use --output."
+            )
+        if copies is not None and Path(os.path.realpath(copies)).is_relative_to(os.path.realpath(str(root))):
+            raise ValueError(
+                f"--xmp_copies {str(copies)!r} is in the folder of the images, {str(root)!r}. Use a folder outside of it."
+            )
+        for image in map(str, self.source.paths):
+            beside = xmp_file(image)
+            if self.options.xmp_sidecars and (packet := read_regular(beside)):
+                read_texts(packet, str(beside))
+            if copies is not None and (packet := read_packet(image)):
+                read_texts(packet, image)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
-        """Reserve every output by `NAME.lock`, and the text files beside the images by a lock in their folder."""
+        """Reserve every output by `NAME.lock`, and the files beside the images by a lock in their folder."""
         paths = [Path(path) for path in {os.path.abspath(p.with_suffix(".lock")): None for p in self.options.output}]
-        if self.options.sidecars:
+        if self.options.sidecars or self.options.xmp_sidecars:
             folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
             paths.append(Path(folder, ".captionrl.lock"))
 
@@ -605,32 +694,34 @@ class AlbumFiles:
 
     def check(self) -> None:
         """Refuse to replace outputs that this command did not write."""
-        foreign = [] if self.options.overwrite else self.own.foreign(self.options.output)
-        if foreign:
+        foreign = [path for path in self.options.output if os.path.lexists(path) and not self.own.is_ours(path)]
+        if foreign and not self.options.overwrite:
             raise ValueError(
                 f"{len(foreign)} files exist that this command did not write, such as {str(foreign[0])!r}. Use --overwrite to "
                 f"replace them (their contents are kept in {self.own.old.name}), or another --output."
             )
 
     def restore_captions(self) -> None:
-        """Replace captions that this command wrote by the texts of persons behind them.
-
-        Without --model, captions of a captioner are existing captions like others.
-        """
+        """Replace captions that this command wrote by the texts of persons behind them; without --model, those of captioners stay."""
         captions, old = self.source.captions, self.own.old_texts()
+        by_line = self.options.captions_per_image > 1
         for row, image in enumerate(self.source.paths):
-            sidecar = None if image is None else sidecar_of(image, self.options.caption_extension)
-            if (
-                sidecar is None
-                or (entry := self.own.entry(sidecar)) is None
-                or captions[row] != [sidecar_text(sidecar)]
-            ):
+            if image is None:
                 continue
+            entry = self.own.entry(xmp_file(image)) if self.options.xmp_captions else None
             if isinstance(entry, dict):
                 captions[row] = [entry["text"]]
+            elif entry is not None and self.options.model is not None:
+                captions[row] = []
+            sidecar = sidecar_of(image, self.options.caption_extension)
+            entry = self.own.entry(sidecar)
+            if entry is None or captions[row] != sidecar_captions(sidecar, by_line=by_line):
+                continue
+            if isinstance(entry, dict):
+                captions[row] = entry["text"].splitlines() if by_line else [entry["text"]]
             elif self.options.model is not None:
                 before = old.get(self.own.name_of(sidecar), "").strip()
-                captions[row] = [before] if before else []
+                captions[row] = (before.splitlines() if by_line else [before]) if before else []
 
     def write(self, album: Album, progress: Callable[[str, int], Any]) -> dict[str, Any]:
         """Write the outputs, each atomically; returns their names, and the text files that were kept."""
@@ -659,32 +750,94 @@ class AlbumFiles:
         number = 0
         for row, (file, image) in enumerate(zip(source.paths if options.sidecars else (), album.images, strict=False)):
             target = sidecar_of(str(file), options.caption_extension)
-            content = f"{image.caption}\n".encode() if image.caption else b""
+            lines = [image, *image.further][: options.captions_per_image]
+            content = "".join(f"{one.caption}\n" for one in lines if one.caption).encode()
             is_given = first_text(source.captions[row]) is not None
             is_cleared = bool(source.captions[row]) and not is_given and target.is_file()
             if not content and not is_cleared:
                 continue
             if is_cleared or (is_given and (options.model is None or options.prefer_existing)):
-                persons[target] = image.old or ""
-            before, entry = read_regular(target), self.own.entry(target)
-            may_replace = options.overwrite or (isinstance(entry, str) or (entry is not None and target in persons))
-            if before == content or not os.path.lexists(target) or (before is not None and may_replace):
+                persons[target] = "\n".join(one.old or "" for one in lines)
+            if read_regular(target) == content or self._may_write(target, persons):
                 contents[target] = content
                 number += 1
             else:
                 kept.append(str(target))
+        written += [f"{number} text files"] * options.sidecars
+        if options.xmp_sidecars:
+            number = len(contents)
+            kept += self._add_xmp(album, contents, persons)
+            written.append(f"{len(contents) - number} XMP files")
         self.own.write(contents, persons)
-        return {"outputs": written + [f"{number} text files"] * options.sidecars, "kept_text_files": kept}
+        facts: dict[str, Any] = {"outputs": written, "kept_text_files": kept}
+        if options.xmp_copies is not None:
+            number, facts["not_copied"] = self._copy(album, options.xmp_copies)
+            written.append(f"{number} copies in {options.xmp_copies}")
+        return facts
+
+    def _may_write(self, target: Path, persons: dict[Path, str]) -> bool:
+        """Whether a file beside an image is missing, or is a regular file that may be replaced."""
+        entry = self.own.entry(target)
+        is_ours = isinstance(entry, str) or (entry is not None and target in persons)
+        is_regular = read_regular(target) is not None
+        return not os.path.lexists(target) or (is_regular and (is_ours or self.options.overwrite))
+
+    def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
+        options = self.options
+        return with_text(before, caption, list(options.xmp_properties), name, options.xmp_language or None)
+
+    def _add_xmp(self, album: Album, contents: dict[Path, bytes], persons: dict[Path, str]) -> list[str]:
+        """Add the XMP files to what is written; returns those that have another text of a person, and are kept."""
+        options, kept = self.options, []
+        for row, (image, one) in enumerate(zip(map(str, self.source.paths), album.images, strict=True)):
+            target = xmp_file(image)
+            if target in contents:  # NAME.xmp of another image
+                target = Path(f"{image}.xmp")
+            if not one.caption:
+                continue
+            before = read_regular(target)
+            texts = read_texts(before, str(target)) if before else {}
+            others = {chosen_text(texts.get(name, [])) for name in options.xmp_properties} - {"", one.caption}
+            is_person = first_text(self.source.captions[row]) is not None
+            if is_person and (options.model is None or options.prefer_existing):
+                persons[target] = one.old or ""
+            if self._may_write(target, persons) or (before is not None and not others):
+                contents[target] = self._packet(before, one.caption, str(target))
+            else:
+                kept.append(str(target))
+        return kept
+
+    def _copy(self, album: Album, folder: Path) -> tuple[int, list[str]]:
+        """Write copies of the images, with the caption in their XMP, one by one; returns their number, and why others were not."""
+        digests, reasons = {}, []
+        root = os.path.realpath(str(self.source.root))
+        for image, one in zip(map(str, self.source.paths), album.images, strict=True):
+            if not one.caption:
+                continue
+            place = os.path.join(os.path.realpath(os.path.dirname(image)), os.path.basename(image))
+            target = folder / os.path.relpath(place, root)
+            try:
+                packet = self._packet(read_packet(image), one.caption, image)
+                content = with_packet(Path(image).read_bytes(), packet, image)
+            except ValueError as error:
+                reasons.append(str(error))
+                continue
+            is_inside = Path(os.path.realpath(target.parent)).is_relative_to(root)  # by a link
+            is_other = os.path.lexists(target) and read_regular(target) != content and not self.own.is_ours(target)
+            if is_inside or (is_other and not self.options.overwrite):
+                reasons.append(f"{str(target)!r} is another file. Use --overwrite, or another --xmp_copies.")
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write_bytes(target, content)
+            digests[self.own.name_of(target)] = content_digest(content)
+        self.own.note(digests)
+        return len(digests), reasons
 
     def _metadata(self, album: Album, path: Path) -> Iterator[dict[str, str]]:
         """Rows of the metadata of an image folder: `file_name`, relative to the file, and `text`."""
         for image, file in zip(album.images, self.source.paths, strict=True):
-            if file is None:
-                raise ValueError(
-                    f"Image {image.image_id!r} is not a file, and metadata name files. Write a .jsonl or .csv file."
-                )
             if image.caption:
-                name = os.path.relpath(os.path.abspath(file), os.path.abspath(path.parent))
+                name = os.path.relpath(os.path.abspath(str(file)), os.path.abspath(path.parent))
                 yield {"file_name": Path(name).as_posix(), "text": image.caption}
 
 
@@ -694,32 +847,23 @@ def sidecar_paths(source: AlbumSource, extension: str = ".txt") -> list[Path]:
     for image_id, file in zip(source.image_ids, source.paths, strict=True):
         if file is None:
             raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
-        target = sidecar_of(file, extension)
-        if target in owner:
+        if (other := owner.setdefault(target := sidecar_of(file, extension), image_id)) != image_id:
             raise ValueError(
-                f"{owner[target]!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
+                f"{other!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
             )
-        owner[target] = image_id
     return list(owner)
 
 
 def summary_text(summary: dict[str, Any], album: Album) -> str:
     """The summary as sentences."""
+    ranked = "Use --scorer to compare them with the images."
+    if album.compares_images:
+        ranked = f"{summary['rank_1']:.1%} rank their image first among {album.num_compared:,}; copies are left out."
     lines = [
         f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
         f"{summary['seconds']:,.0f} s.",
-        f"{summary['distinct']:.1%} of the different images have a distinct caption; {summary['rank_1']:.1%} of the captions "
-        f"rank their image first among {album.num_compared:,}.",
+        f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct{', and' if album.compares_images else '.'} {ranked}",
     ]
-    if summary["texts"] > summary["captions"]:
-        lines[1] = (
-            f"Of {summary['texts']:,} captions, {summary['distinct']:.1%} are distinct, and {summary['rank_1']:.1%} rank their image "
-            f"first among {album.num_compared:,}; copies are left out."
-        )
-    if not album.compares_images:
-        lines[1] = (
-            f"{summary['distinct']:.1%} of the images have a distinct caption. Use --scorer to compare them with the images."
-        )
     cosine = f"(cosine of at least {album.copy_threshold:.3f})"
     copies = f"{summary['copies']:,} images are copies {cosine} and share captions."
     if album.compares_images:
@@ -732,6 +876,10 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             name = f" in {fact.group!r}" if fact.group else ""
             varying = ", ".join(word for word, _ in fact.varying[:8])
             lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
+    lines += [audit_sentence(one) for one in summary.get("audit", ())]
+    if summary.get("audit") == []:
+        lines.append("Nothing to audit: no phrase is in enough captions of a group. Use a smaller --shared_share.")
+    lines += [why_sentence(one) for one in summary.get("why", ())]
     if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
         lines.append(
             f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
@@ -739,15 +887,48 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
         )
     if kept := summary.get("kept_text_files"):
         lines.append(
-            f"{len(kept):,} text files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
+            f"{len(kept):,} files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
             f"{', ...' if len(kept) > 10 else ''}. Use --prefer_existing without --captions to use their captions, or --overwrite to "
             "replace them."
         )
     if summary["unreadable_images"]:
         lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")
+    if reasons := summary.get("not_copied"):
+        lines.append(f"{len(reasons):,} images were not copied, such as: {reasons[0]}")
+    if summary["decorative"]:
+        lines.append(
+            f"{summary['decorative']:,} images are decorative by the rules of the command and have the empty caption."
+        )
     if "adapt" in summary:
         lines.append(summary["adapt"]["sentence"])
+    if "endpoint" in summary:
+        lines.append(cost_sentence(summary["endpoint"]))
     return "\n".join(lines)
+
+
+def audit_sentence(one: dict[str, Any]) -> str:
+    """A phrase of the audit, with its counts."""
+    where = f" in {one['group']!r}" if one["group"] else ""
+    if one["verdict"] == "cannot tell":
+        return f"{one['phrase']!r}{where}: cannot tell ({one['reason']})."
+    counts = {name: len(rows) for name, rows in one["cells"].items()}
+    said, unsaid = (
+        f"{counts[f'{word}_visible']} visible, {counts[f'{word}_absent']} absent, {counts[f'{word}_unclear']} unclear"
+        for word in ("said", "unsaid")
+    )
+    return f"{one['phrase']!r}{where}: {one['verdict']}. Said: {said}; not said: {unsaid}."
+
+
+def why_sentence(one: dict[str, Any]) -> str:
+    """The answer to --why for an image."""
+    text = f"{one['row']}, most similar to {one['other']} (cosine {one['cosine']:.3f}): {one['answer']}; {ANSWERS[one['answer']]}."
+    if one["phrase"]:
+        text += (
+            f" {one['phrase']!r} ({one['source']}) would tell it apart; {one['said']:.0%} of its candidates say it."
+        )
+    elif one["answer"] == "train":
+        text += " No phrase of the search tells it apart. Use --why_phrases, or more --num_samples."
+    return text
 
 
 # --- --dry_run -------------------------------------------------------------------------------------------------------
@@ -756,19 +937,19 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
 def dry_run(options: AlbumOptions, source: AlbumSource) -> dict[str, Any]:
     """Caption the first readable images, and estimate the time for those that no earlier run has finished; writes nothing."""
     work, number = KeptWork(options, source), len(source.images)
-    earlier = {"kept": False} if options.adapt is None else earlier_adapter(options)
-    to_train = earlier is None
-    if earlier is not None and earlier["kept"]:
+    earlier = {"kept": False} if options.adapt is None else decision_of(options)
+    to_train = "kept" not in earlier
+    if earlier.get("kept"):
         work.adapter = adapter_folder(options).absolute()
-    unread, undescribed = (number, number) if options.overwrite else _unfinished(work, to_train)
+    is_new = options.overwrite or not work.compares_images
+    unread, undescribed = (number, number) if is_new else _unfinished(work, to_train)
     if options.prefer_existing:
         undescribed = min(undescribed, sum(first_text(texts) is None for texts in source.captions))
     seconds = 0.0
-    if unread or undescribed or to_train:
+    if work.compares_images and (unread or undescribed or to_train):
         reading, describing = seconds_per_image(work)  # the adapter does not change how long captioning takes
         seconds = (reading * unread + describing * undescribed) / (options.processes or 1)
-        if to_train:
-            # Captions before and after the training decide about the adapter.
+        if to_train:  # captions before and after the training decide about the adapter
             seconds += duration(options.adapt or "") + 2 * describing * min(MOST_MEASURED, number)
     return {
         "images": number,

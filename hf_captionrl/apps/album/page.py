@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from hf_captionrl.apps.album.album import PROBLEMS, Album, describe_album
 from hf_captionrl.apps.album.assignment import Finding, confusions_of
 from hf_captionrl.apps.album.options import DemoOptions
 from hf_captionrl.apps.album.sources import read_images
+from hf_captionrl.apps.album.visibility import ANSWERS, VERDICTS
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.language_models import default_device
@@ -40,15 +40,16 @@ from hf_captionrl.retrieval import Scorer, image_hash, load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
 from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.utils.io import atomic_write_text
-from hf_captionrl.utils.local_server import LOCAL_NAMES, OwnHosts
+from hf_captionrl.utils.local_server import OwnHosts
 from hf_captionrl.utils.model_files import model_path
 
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of the pages."""
 
-_REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable".split()
+_REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable decorative".split()
 # Longest sides of images: in the report, in the demo, of a wrong find there.
 _REPORT_SIDE, _SIDE, _SMALL_SIDE = 512, 256, 72
+_CELL_IMAGES = 8  # pictures in a cell of the audit
 
 
 def _small(image: Image.Image, side: int) -> Image.Image:
@@ -69,10 +70,7 @@ def write_report(
     max_images: int = 2000,
     progress: Callable[[int], Any] = lambda number: None,
 ) -> Path:
-    """Write the page, which shows every caption; the export has all of them.
-
-    Pictures are embedded for at most `max_images` images, those with problems first.
-    """
+    """Write the page, which has every caption, and pictures of at most `max_images` images, those with problems first."""
     problems = [any(one.problems for one in (image, *image.further)) for image in album.images]
     order = sorted(range(len(album.images)), key=lambda row: (not problems[row], row))
     pictures: dict[int, dict[str, Any]] = {}
@@ -83,15 +81,18 @@ def write_report(
         progress(1)
     rows = album.rows()
     texts = json.dumps([[row["image_id"], row["number"], row["caption"]] for row in rows], ensure_ascii=False)
+    entries = zip(album.entries(), rows, strict=True)
     data = {
-        "cards": [
-            {"row": at, **{name: row[name] for name in _REPORTED}}
-            for (at, _), row in zip(album.entries(), rows, strict=True)
-        ],
+        "cards": [{"row": at, **{name: row.get(name) for name in _REPORTED}} for (at, _), row in entries],
         "pictures": pictures,
         "problems": PROBLEMS,
         "compared": album.num_compared,
         "fingerprint": hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
+    }
+    cells = {row for one in album.audit for rows in one.cells.values() for row in rows[:_CELL_IMAGES]}
+    cells |= {row for one in album.why for row in (one.row, one.other)}
+    thumbnails = {
+        row: embedded_image(_small(open_image(images[row]), _SMALL_SIDE)) for row in sorted(cells & pictures.keys())
     }
     page = render_html(
         TEMPLATES,
@@ -102,6 +103,13 @@ def write_report(
         compares_images=album.compares_images,
         groups=[fact for fact in album.shared if fact.shared],
         problems=PROBLEMS,
+        audit=album.audit,
+        why=album.why,
+        verdicts=VERDICTS,
+        answers=ANSWERS,
+        ids=[image.image_id for image in album.images],
+        thumbnails=thumbnails,
+        most=_CELL_IMAGES,
         left_out=max(0, len(album.images) - max_images),
         data=data,
     )
@@ -119,10 +127,7 @@ def compare_captioners(
     batch_size: int = 16,
     **settings: Any,
 ) -> dict[str, list[Finding]]:
-    """Captions of several captioners for the images of an album, and the image that each caption finds.
-
-    `settings` are those of the beam search.
-    """
+    """Captions of several captioners for the images of an album by beam search, and the image that each caption finds."""
     image_features = read_images(images, scorer, batch_size=batch_size).features
     result = {}
     for name, captioner in captioners.items():
@@ -144,11 +149,11 @@ SceneFacts = Mapping[str, Any]
 """The facts of a scene of the embedded world."""
 
 
-def false_claims(captions: Sequence[str], facts: Sequence[SceneFacts | None]) -> list[list[str] | None]:
+def false_claims(captions: Sequence[str], facts: Sequence[SceneFacts | None] | None) -> list[list[str] | None]:
     """The false claims of captions, each of another image; None for an image whose facts are not known."""
     return [
         None if known is None else [mark.claim.text for mark in mark_caption(text, known) if mark.verdict != "right"]
-        for text, known in zip(captions, facts, strict=True)
+        for text, known in zip(captions, facts or [None] * len(captions), strict=True)
     ]
 
 
@@ -159,9 +164,7 @@ def render_comparison(
     facts: Sequence[SceneFacts | None] | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """Captions of several captioners side by side, each with its rank, the image that it finds, and false claims if facts are
-    known; `notes` stand above them."""
-    facts = facts or [None] * len(images)
+    """Captions of several captioners side by side, each with its rank, the image that it finds, and false claims if known."""
     columns = [
         {
             "name": name,
@@ -185,7 +188,7 @@ def render_album(
     """One caption per image, its copies, the images that it also fits, and false claims if facts are known."""
     copies = [spoken_list(rows) for rows in album.copies]
     fits = [spoken_list(image.confused_with) for image in album.images]
-    wrong = false_claims(album.captions, facts or [None] * len(images))
+    wrong = false_claims(album.captions, facts)
     return _render("album", images, notes, album=album, summary=album.summary(), copies=copies, fits=fits, wrong=wrong)
 
 
@@ -269,8 +272,8 @@ class AlbumDemo:
 
     def compare(self, images: Sequence[Any]) -> str:
         images, small, facts, notes = self._usable(images)
-        settings = {"num_beams": self.options.num_beams, "max_new_tokens": self.options.max_new_tokens}
-        found = compare_captioners(self.captioners, self.scorer, images, **settings)
+        beams, longest = self.options.num_beams, self.options.max_new_tokens
+        found = compare_captioners(self.captioners, self.scorer, images, num_beams=beams, max_new_tokens=longest)
         return render_comparison(small, found, facts=facts, notes=notes)
 
     def distinct(self, images: Sequence[Any], name: str) -> tuple[str, str]:
@@ -279,12 +282,11 @@ class AlbumDemo:
             raise ValueError(f"There is no captioner {name!r}. Use one of {list(self.captioners)}.")
         images, small, facts, notes = self._usable(images)
         names = [self.name_of(image, n) for n, image in enumerate(images, 1)]
-        times = Counter(names)
         album = describe_album(
             images,
             self.captioners[name],
             self.scorer,
-            image_ids=[name if times[name] == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)],
+            image_ids=[name if names.count(name) == 1 else f"{n}: {name}" for n, name in enumerate(names, 1)],
             num_beams=self.options.num_candidates,
             max_new_tokens=self.options.max_new_tokens,
         )
@@ -310,10 +312,7 @@ class AlbumDemo:
     def _usable(
         self, images: Sequence[Any]
     ) -> tuple[list[Any], list[Image.Image], list[SceneFacts | None], list[str]]:
-        """The images that can be read, thumbnails and known facts of them, and what is wrong with the others.
-
-        Opens one image at a time, to keep memory low.
-        """
+        """The images that can be read, thumbnails and known facts of them, and what is wrong with the others."""
         self._check_number(images)
         usable: list[Any] = []
         small: list[Image.Image] = []
@@ -402,10 +401,7 @@ def build_page(demo: AlbumDemo) -> Any:
 
 
 class _OnlyFromHere:
-    """Answers only to the names of this server, and sends the content security policy.
-
-    gradio and starlette compare names with a fixed list; here every IP address may be a name, and --share adds one later.
-    """
+    """Answers only to the names of this server, to which --share adds one later, and sends the content security policy."""
 
     def __init__(self, app: Any, hosts: OwnHosts) -> None:
         self.app, self.hosts = app, hosts
@@ -432,14 +428,9 @@ class _OnlyFromHere:
         await self.app(scope, receive, with_policy if kind == "http" else send)
 
 
-def own_hosts(host: str, allow_hosts: Sequence[str] = ()) -> OwnHosts:
-    # The addresses of this machine are known, and are accepted with the port of the request only.
-    return OwnHosts([*allow_hosts, *([] if host in LOCAL_NAMES else [host])], any_address=host not in LOCAL_NAMES)
-
-
 def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], object] = print) -> None:
     """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
-    hosts = own_hosts(options.host, options.allow_host)
+    hosts = OwnHosts.of(options.host, options.allow_host)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also delete the uploads
     # Read when gradio is imported, which would ask for a newer version.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -484,13 +475,10 @@ def serve(demo: AlbumDemo, options: DemoOptions, announce: Callable[[str], objec
 
 # --- What `captionrl demo` loads -------------------------------------------------------------------------------------
 
-_EMBEDDED_IMAGES = 45
-"""Three albums each of 3, 5 and 7 look-alikes."""
-
 
 def embedded_rows() -> Any:
-    """Scenes of the embedded world, with their facts."""
-    return load_scenes(num_train=0, num_validation=0, num_test=_EMBEDDED_IMAGES)["test"]
+    """Scenes of the embedded world, with their facts: three albums each of 3, 5 and 7 look-alikes."""
+    return load_scenes(num_train=0, num_validation=0, num_test=45)["test"]
 
 
 def named_models(given: Sequence[str] | None) -> dict[str, str]:

@@ -178,8 +178,7 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
     return list(dict.fromkeys(found))
 
 
-Texts = Sequence[Sequence[str]]
-"""Texts of each image."""
+Texts = Sequence[Sequence[str]]  # of each image
 _WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
 
 
@@ -195,17 +194,13 @@ def check_candidates(
 def meets_constraints(
     candidates: Texts, old: Texts, options: ConstraintOptions, trigger: str | None = None
 ) -> np.ndarray:
-    """Mask of the candidates that meet the constraints of the options, `(S,)`.
-
-    With `language="auto"`, a candidate must also have the script and, if py3langid is installed, the language of an existing
-    caption of its image, if there are any. The trigger does not count.
-    """
+    """Mask of the candidates that meet the constraints of the options, `(S,)`; the trigger has no language."""
     flat = [text for mine in candidates for text in mine]
     longest = options.max_characters
     good = _mask(longest is None or len(text) <= longest for text in flat)
     for word in options.require:
         good &= with_word(flat, word)
-    for word in options.forbid:
+    for word in [*options.forbid, *options.do_not_mention]:
         good &= ~with_word(flat, word)
     is_auto = options.language == "auto"
     if options.language == "any" or (is_auto and not any(text.strip() for mine in old for text in mine)):
@@ -275,11 +270,7 @@ def _phrases(words: Sequence[str], frequent: Collection[str]) -> set[tuple[str, 
 def shared_phrases(
     captions: Sequence[str], *, min_share: float = 0.9, noun_chunks: Sequence[Collection[str]] | None = None
 ) -> tuple[str, ...]:
-    """Longest phrases that at least a share of the captions contain: phrases of content words, and noun chunks.
-
-    Captions are compared in lower case. Fewer than three captions share nothing. `noun_chunks` are those of each caption; unlike
-    other phrases they may contain commas and end with words such as "up".
-    """
+    """Longest phrases in at least a share of three or more captions: of content words, and noun chunks, which may contain commas."""
     if len(captions) < _MIN_IMAGES:
         return ()
     needed = min_share * len(captions)
@@ -304,10 +295,7 @@ def shared_phrases(
 
 
 def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: float = 0.9) -> list[GroupFacts]:
-    """Shared and varying phrases of each group, in the order of the groups' first captions.
-
-    Uses spaCy's noun chunks if spaCy is installed and no group has more than 5,000 captions.
-    """
+    """Shared and varying phrases of each group, in the order of the groups' first captions; with spaCy, also noun chunks."""
     members: dict[str, list[str]] = {}
     for caption, group in zip(captions, groups, strict=True):
         members.setdefault(group, []).append(caption)
@@ -428,6 +416,25 @@ def _found(words: Sequence[Word], phrases: Sequence[str]) -> list[bool]:
     return gone
 
 
+def says(caption: str, phrase: str) -> bool:
+    """Whether a caption contains the words of a phrase."""
+    return any(_found(caption_words(caption), [phrase]))
+
+
+def without_phrase(caption: str, phrase: str) -> str:
+    """The caption without a phrase, also where an adjective is left without its noun: "a small on a sofa"."""
+    words = caption_words(caption)
+    rest = drop_shared(caption, [phrase])
+    return rest if rest != caption else _without(caption, words, _found(words, [phrase]), {}) or caption
+
+
+def phrases_of(caption: str, longest: int) -> set[str]:
+    """Phrases of up to `longest` words that begin and end with content words."""
+    words = _words(caption)
+    found = _phrases(words, set(words))
+    return {" ".join(phrase) for phrase in found if len(phrase) <= longest and phrase[0] not in DETERMINERS}
+
+
 def _runs(gone: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """First and last word of each removed part."""
     for out, part in groupby(range(len(gone)), key=gone.__getitem__):
@@ -473,11 +480,8 @@ def _keep_parts(words: Sequence[Word], gone: list[bool]) -> None:
 
 
 def _place(words: Sequence[Word], gone: list[bool]) -> tuple[int, int, str] | None:
-    """First and last word of the part that a trigger replaces, and the punctuation after it; None if there is no such part.
-
-    It is the first removed part that no noun follows, with its article and with the parts that only joining words separate
-    from it. In "a photo of a small dog", it is "a photo of".
-    """
+    """First and last word of the part that a trigger replaces, and the punctuation after it; None if there is no such part."""
+    # The first removed part that no noun follows, with its article and with the parts that only joining words separate from it.
     lower, english = [word.folded for word in words], is_english(words)
     runs = list(_runs(gone))
     if english:

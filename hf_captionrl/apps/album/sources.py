@@ -29,6 +29,7 @@ from hf_captionrl.data.columns import caption_lists, undecoded
 from hf_captionrl.data.features import source_key
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
+from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, xmp_file
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
@@ -65,10 +66,7 @@ class AlbumSource:
         return AlbumSource(ChosenImages(self.images, rows), *kept, self.root)
 
     def stamps(self, progress: Callable[[int], Any]) -> list[str]:
-        """What tells an image from another one of the same name: size and time of change of a file, else the hash of the bytes.
-
-        `progress` gets the number of images whose bytes were read.
-        """
+        """What tells an image from another one of the same name: size and time of change of a file, else the hash of the bytes."""
         found = []
         for row, path in enumerate(self.paths):
             try:
@@ -81,10 +79,6 @@ class AlbumSource:
             except (ImageError, OSError):
                 found.append("unreadable")  # the step that reads the image says why
         return found
-
-
-EXTENSIONS = (".txt", ".caption")
-"""Extensions of text files beside images."""
 
 
 def sidecar_of(path: str, extension: str = ".txt") -> Path:
@@ -105,24 +99,39 @@ def read_regular(path: Path) -> bytes | None:
         return None
 
 
-def sidecar_text(path: Path) -> str:
-    """The caption of a text file, empty if there is none. Lines are joined by spaces, and lines of tags by commas."""
+def sidecar_captions(path: Path, *, by_line: bool = False) -> list[str]:
+    """The captions of a text file: one per line, or one of all lines, which are joined by spaces, those of tags by commas."""
     text = (read_regular(path) or b"").decode("utf-8-sig")
     lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    if by_line or len(lines) < 2:
+        return lines
     tags = ", ".join(line.rstrip(" ,") for line in lines)
-    return tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)
+    return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
+
+
+def xmp_captions(image: str, language: str | None = None) -> list[str]:
+    """The alternative text of an image in XMP, else its description: beside the image, else inside; refuses invalid XMP."""
+    beside = xmp_file(image)
+    for name, packet in ((str(beside), read_regular(beside)), (image, read_packet(image))):
+        for texts in read_texts(packet, name).values() if packet else ():
+            return [" ".join(chosen_text(texts, language).split())]
+    return []
 
 
 def load_album_source(
-    name: Any, *, sidecars: bool = True, extension: str = ".txt", ignore_metadata: bool = False, **source: Any
+    name: Any,
+    *,
+    sidecars: bool = True,
+    extension: str = ".txt",
+    by_line: bool = False,
+    xmp: str | None = None,
+    ignore_metadata: bool = False,
+    **source: Any,
 ) -> AlbumSource:
-    """Find the images of an album.
+    """Find the images that the command takes, or a data set in memory, and their captions: their own, text files, then XMP.
 
-    `name` is a folder, searched with its subfolders; a list of files (`.txt`, one path per line, relative to the list, or
-    separated by NUL as `find -print0` writes them); a table (`.jsonl`, `.csv`, `.parquet`) with image paths; `scenes`; a data
-    set on the Hub or in memory. With `sidecars`, the text file beside an image, which ends in `extension`, is the caption of an
-    image without any; with `ignore_metadata`, all images of a folder are taken, whatever its metadata name. `source` are options
-    of [`load_captions`].
+    `xmp` is a language ("": any), `by_line` reads a caption per line, `ignore_metadata` takes all images of a folder, and
+    `source` are options of [`load_captions`].
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
     if path is not None and path.suffix.lower() == ".txt" and path.is_file():
@@ -135,21 +144,27 @@ def load_album_source(
             raise ValueError(f"The folder {str(path)!r} contains no files. Use a folder that contains images.")
         found = _data_set(name, path, source)
     unread: dict[str, list[Path]] = {}
-    for row, image in enumerate(found.paths if sidecars else ()):
+    other = ".caption" if extension == ".txt" else ".txt"
+    for row, image in enumerate(found.paths):
         if image is None or found.captions[row]:
             continue
-        path = sidecar_of(image, extension)
-        try:
-            text = sidecar_text(path)
-        except UnicodeDecodeError:
-            unread.setdefault("not UTF-8. Convert them", []).append(path)
-            continue
-        found.captions[row] = [text] if text else []
-        if os.path.lexists(path) and read_regular(path) is None:
-            unread.setdefault("links, or no regular files. Replace them by regular files", []).append(path)
-        for other in set(EXTENSIONS) - {extension} if not os.path.lexists(path) else ():
-            if (path := sidecar_of(image, other)).is_file():
-                unread.setdefault(f"{other} files. Use --caption_extension {other} to read them", []).append(path)
+        if sidecars:
+            path, unasked = sidecar_of(image, extension), sidecar_of(image, other)
+            try:
+                found.captions[row] = sidecar_captions(path, by_line=by_line)
+            except UnicodeDecodeError:
+                unread.setdefault("not UTF-8. Convert them", []).append(path)
+                continue
+            if os.path.lexists(path):
+                if read_regular(path) is None:
+                    unread.setdefault("links, or no regular files. Replace them by regular files", []).append(path)
+            elif unasked.is_file():
+                unread.setdefault(f"{other} files. Use --caption_extension {other} to read them", []).append(unasked)
+        if xmp is not None and not found.captions[row]:
+            try:
+                found.captions[row] = xmp_captions(image, xmp)
+            except ValueError as error:
+                logger.warning("%s", error)
     for reason, paths in unread.items():
         logger.warning(
             "%d text files beside images are not read, such as %s: they are %s.", len(paths), paths[0], reason
@@ -224,11 +239,7 @@ class ImageFacts:
 def opened_chunks(
     images: Sequence[Any], rows: Sequence[int], batch_size: int, unreadable: dict[int, str] | None = None
 ) -> Iterator[tuple[list[int], list[Image.Image]]]:
-    """Decoded images and their rows, at most `batch_size` and `MAX_CHUNK_PIXELS` at once.
-
-    A list of images is emptied when the next one is requested. `unreadable` gets the rows that cannot be read; None raises an
-    `ImageError` instead.
-    """
+    """Decoded images and their rows; a list is emptied when the next one is requested. Without `unreadable`, errors are raised."""
     chunk: list[int] = []
     opened: list[Image.Image] = []
     pixels = 0
@@ -263,13 +274,11 @@ def read_batch(
     """Facts of some images, by row: `key`, `picture` and `features`; every different image is encoded once.
 
     An image whose small picture and features are in the cache is not opened. Features are only looked up: if every process
-    added some, those of an image would depend on which process is the first. `unreadable` is that of [`opened_chunks`].
+    added some, those of an image would depend on which process is the first.
     """
     seen: dict[int, tuple[str, np.ndarray]] = {}  # hash and small picture of each row
     features: dict[str, np.ndarray] = {}  # by hash
-    sources: dict[
-        int, str
-    ] = {}  # hashes of the bytes of the files, by which `captionrl features` and training know them
+    sources: dict[int, str] = {}  # hashes of the files' bytes, by which `captionrl features` and training know them
     if cache is not None:
         # The hash of the pixels and the small picture of an image, (784,), by the bytes of its file; they depend on no model.
         pictures = FeatureCache(cache.root, model_id="image_hash", revision="1", what="small_pictures", dtype="uint8")
@@ -334,7 +343,7 @@ def read_images(
     batch_size: int = 16,
     unreadable: dict[int, str] | None = None,
 ) -> ImageFacts:
-    """Facts of all images; the cache gets the new features. `unreadable` is that of [`opened_chunks`]."""
+    """Facts of all images; the cache gets the new features."""
     found: dict[int, dict[str, Any]] = {}
     for start in range(0, len(images), batch_size):
         rows = range(start, min(start + batch_size, len(images)))
@@ -382,23 +391,16 @@ def saved_again(image: Image.Image) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
-def copy_cosine(scorer: Scorer, image: Image.Image) -> float:
-    """Cosine of an image and a re-encoded copy of itself."""
-    own, copy = scorer.image_features([image, saved_again(image)])
-    return float(own @ copy)
-
-
 def copy_threshold(images: Sequence[Any], facts: ImageFacts, scorer: Scorer, cache: FeatureCache | None) -> float:
-    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves.
-
-    The cosine of each image with its copy is cached beside the features, by the hash of its pixels.
-    """
+    """Cosine from which two images may be near-copies: 95 % of the images reach it with a re-encoded copy of themselves."""
     rows, keys = facts.rows[:CALIBRATION_IMAGES], facts.keys[:CALIBRATION_IMAGES]
 
     def compute(asked: Sequence[int]) -> np.ndarray:
-        chunks = opened_chunks(images, [rows[at] for at in asked], 1)
-        # A variable for the image would hold it while the next one is decoded.
-        return np.array([[copy_cosine(scorer, opened.pop())] for _, opened in chunks], np.float32)
+        cosines = []
+        for _, opened in opened_chunks(images, [rows[at] for at in asked], 1):
+            own, copy = scorer.image_features([*opened, saved_again(opened.pop())])
+            cosines.append([float(own @ copy)])
+        return np.array(cosines, np.float32)
 
     if cache is None:
         cosines: Any = compute(range(len(rows)))
@@ -416,12 +418,9 @@ def copy_leaders(
 ) -> np.ndarray:
     """The first image that each image is a copy of; for images that are not copies, their row.
 
-    Two images are copies if their pixels are equal. They are near-copies if their cosine reaches the threshold and their
-    small pictures differ by at most `MAX_DIFFERENCE`: scorers that overlook details give look-alikes high cosines, too.
-    Every copy is compared with the first image of its group, so that groups do not grow along chains.
-
-    Shapes: `pictures` `(M, 768)`, `features` `(M, D)`. `neighbours` are rows and cosines `(M, k)`, best first; None
-    compares all pairs.
+    Near-copies have a cosine of at least the threshold and small pictures that differ by at most `MAX_DIFFERENCE`, because
+    scorers that overlook details give look-alikes high cosines, too. Every copy is compared with the first image of its group, so
+    that groups do not grow along chains. Shapes: `pictures` `(M, 768)`, `features` `(M, D)`, rows and cosines of neighbours `(M, k)`.
     """
     leader = np.arange(len(keys))
     first: dict[str, int] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import datasets
 
     from hf_captionrl.apps.boosting.options import BoostOptions
-    from hf_captionrl.captioners.language_models import Backend
+    from hf_captionrl.utils.prompts import Backend
 
 
 # --- Backends of the embedded world: rules that blend and combine, and a describer with a known error rate -----------
@@ -150,8 +150,7 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
     options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens}
     options["revision"] = getattr(arguments, f"{role}_revision")
     if kind == "openai":
-        names = "api_key_env", "seed", "concurrency", "timeout_s", "tries", "backoff_s"
-        options |= {option: getattr(arguments, option) for option in names}
+        options |= {"seed": arguments.seed, **arguments.requests}
         options["revision"] = options["revision"] or ""
         url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
         return language_models.HTTPBackend(url, name, is_multimodal=vision, **options)

@@ -24,12 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from hf_captionrl.apps.boosting.backends import check_backend, is_local, load_backend
-from hf_captionrl.apps.boosting.conflicts import (
-    scene_conflicts,
-    source_statistics,
-    text_conflicts,
-    write_source_histogram,
-)
+from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
 from hf_captionrl.apps.boosting.prompts import (
     ANSWER_REMEDIES,
     MAX_ANSWER_WORDS,
@@ -41,13 +36,15 @@ from hf_captionrl.apps.boosting.prompts import (
     is_truncated,
     visual_prompt,
 )
-from hf_captionrl.captioners.language_models import Backend, BackendError, Failure, Prompt, Truncated
 from hf_captionrl.data.columns import CAPTIONS, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, open_image
 from hf_captionrl.data.options import ids_digest, load_split, source_settings
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, check_captions
+from hf_captionrl.evaluation.plots import write_length_histogram
+from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.utils.io import LineFile, atomic_file, refuse_file, write_json
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard, read_shards, run_stage
+from hf_captionrl.utils.prompts import Backend, BackendError, Failure, Prompt, Truncated
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.boosting.options import BoostOptions
@@ -206,13 +203,10 @@ def boost_shard(
 ) -> list[dict[str, Any]]:
     """Ask for all captions of some rows (None: all), and write each answer to their journal in `folder`.
 
-    A killed run resumes, because the journals of the rows are read. Images are opened before any question, so a missing
-    image costs no request. The options are those of `captionrl boost`; `exact_facts` finds conflicts with the column `facts`
-    of embedded scenes.
+    Images are opened before any question, so a missing image costs no request. The options are those of `captionrl boost`;
+    `exact_facts` finds conflicts with the column `facts` of embedded scenes.
 
-    Returns one dict per row, in their order: `row`, `image_id`, and either `references`, `captions` (only the HolisticCap),
-    `conflicts` in words, and for each stage `<stage>_caption` and `<stage>_source` (model, revision, prompt hash, time in UTC,
-    attempt); or `quarantine`, the reason as JSON.
+    Returns the rows in their order: those of `_Row.boosted`, or those with a reason in `quarantine`.
     """
     if not vision.is_multimodal:
         raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")
@@ -353,10 +347,8 @@ def write_boosted_captions(
 ) -> BoostedFile:
     """Write the rows of [`boost_shard`] to `captions.parquet` and `quarantine.jsonl`, each atomically.
 
-    Rows are read, and images copied, a hundred at a time. The Parquet file has the rows and columns of the data set (`image`,
-    `image_id`, ...) and those of `boost_shard`: `captions` holds only the HolisticCap, on which `load_captions` trains, and
-    `references` the human captions. `embed_images` stores images in the file, not their paths. Without `with_images`, the
-    column `image` is left out, to publish only the captions and the ids.
+    The Parquet file has the rows and columns of the data set and those of `boost_shard`. `embed_images` stores images in the
+    file, not their paths. Without `with_images`, the column `image` is left out, to publish only the captions and the ids.
     """
     folder, counts = Path(folder), Counter[str]()
 
@@ -439,9 +431,8 @@ class CaptionsOf:
 
 def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
     """Write Table 9 (statistics.json) and Figure 4 (lengths.png) beside the captions."""
-    columns = {"references": "references", "BlendCap": "blend_caption", "VisualCap": "visual_caption"}
-    columns["HolisticCap"] = "holistic_caption"
-    sources = {shown: CaptionsOf(path, name) for shown, name in columns.items()}
+    sources = {"references": CaptionsOf(path, "references")}
+    sources |= {f"{stage.capitalize()}Cap": CaptionsOf(path, f"{stage}_caption") for stage in STAGES}
     count = None
     if tokenizer is not None:
         from transformers import AutoTokenizer
@@ -453,7 +444,8 @@ def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
         count = lambda texts: [len(ids) for ids in loaded(texts)["input_ids"]]  # noqa: E731
     found = source_statistics(sources, count_tokens=count)
     write_json(path.parent / "statistics.json", found)
-    write_source_histogram(path.parent / "lengths.png", sources)
+    words = {shown: length_statistics(texts)["words"] for shown, texts in sources.items()}
+    write_length_histogram(path.parent / "lengths.png", words)
     return found
 
 
@@ -484,8 +476,8 @@ class BoostStage(Stage):
     def __call__(self, rows: range) -> list[dict[str, Any]]:
         names = ("attempts", "max_words", "rows_at_once", "max_failures", "retry_quarantined")
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names} | self._backends
-        options |= {"rows": rows, "exact_facts": self.options.dataset == "scenes"}
-        return boost_shard(self._dataset, self.options.output, **options)
+        exact = self.options.dataset == "scenes"
+        return boost_shard(self._dataset, self.options.output, rows=rows, exact_facts=exact, **options)
 
 
 def _reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:

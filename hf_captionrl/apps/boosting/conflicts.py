@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.words import caption_statistics, length_statistics
 from hf_captionrl.scenes.truth_checker import check
 from hf_captionrl.scenes.world import CATEGORIES, Facts
@@ -86,11 +84,9 @@ def _attached(text: str, listed: Mapping[str, str]) -> dict[str, set[str]]:
 def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
     """Contradictions between two captions of free text.
 
-    - *count*, *colour*: both captions have a listed number (or colour) before the same noun, possibly with listed adjectives
-      in between, but none in common. "A white and brown plate" and "a white plate" agree; "a white plate" and "a black
-      plate" do not. Articles are not numbers: a second dog does not contradict "a dog".
-    - *kind*: each caption has exactly one, and not the same, of two words that exclude each other (man and woman, dog and
-      cat, left and right, ..., singular or plural). Negated words ("no dogs") do not count.
+    - *count*, *colour*: listed words before the same noun, none in common. "A white and brown plate" and "a white plate" agree.
+      Articles are not numbers: a second dog does not contradict "a dog".
+    - *kind*: each caption has exactly one, and not the same, of two words that exclude each other.
     """
     found: list[Conflict] = []
     for attribute, listed in (("count", _NUMBERS), ("colour", _COLOURS)):
@@ -145,8 +141,3 @@ def source_statistics(
         row["vocabulary"] = round(1000 * caption_statistics(captions)["lexical_diversity"])
         result[name] = row
     return result
-
-
-def write_source_histogram(path: Path, sources: Mapping[str, Iterable[str]]) -> Path:
-    """Draw how many words the captions of each source have (Figure 4), and write the PNG atomically."""
-    return write_length_histogram(path, {name: length_statistics(texts)["words"] for name, texts in sources.items()})

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hf_captionrl.data.options import DatasetOptions, PublicationOptions
+from hf_captionrl.data.options import DatasetOptions, PublicationOptions, RequestOptions
 from hf_captionrl.utils.options import EngineOptions, Fraction, Positive, SeedOptions, option
 
 
 @dataclass
-class _Backends(SeedOptions):
+class _Backends(SeedOptions, RequestOptions):
     heading: ClassVar[str] = "backends"
 
     text: str | None = option(
@@ -25,13 +25,6 @@ class _Backends(SeedOptions):
     )
     vision_url: str | None = option(
         None, metavar="URL", help="address of the endpoint of a vision model openai:NAME (default: that of --text_url)"
-    )
-    api_key_env: str | None = option(None, metavar="NAME", help="environment variable with the key of the endpoints")
-    concurrency: Positive = option(4, metavar="N", help="number of concurrent requests")
-    timeout_s: float = option(120.0, metavar="S", help="time limit of a request, in seconds")
-    tries: Positive = option(6, metavar="N", help="largest number of requests per answer")
-    backoff_s: float = option(
-        1.0, metavar="S", help="seconds before the second request; doubled before each further one"
     )
     batch_size: Positive = option(8, metavar="N", help="prompts per batch of transformers")
     max_new_tokens: Positive = option(256, metavar="N", help="longest answer in tokens")

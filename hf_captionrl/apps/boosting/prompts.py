@@ -262,18 +262,7 @@ _INSTRUCTIONS = set[tuple[str, ...]]().union(*map(_runs, (BLEND_SYSTEM, HOLISTIC
 
 
 def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
-    """Find the first fault of a cleaned answer.
-
-    - `answer_empty`: no letter or digit, or a word without content ("N/A", "None", "Ok").
-    - `answer_refuses`: a phrase of refusal ("I'm sorry", "as an AI", "I cannot", "I don't see", "there is no image", ...) in
-      the first 120 characters, or an error message ("Error: ...").
-    - `answer_repeats_prompt`: it contains a phrase of the prompts ("Reference caption", "Correct caption", ...) or six
-      consecutive words of an instruction, or it equals the question or the answer of a worked example.
-    - `answer_too_long`: more than `max_words` whitespace words.
-    - `answer_not_english`: less than 80 % of its letters are ASCII. With 8 words or more: it has no English function word, or
-      fewer than function words of other languages (lists of about 50 each). With fewer words: less than a quarter of them are
-      English function words, common words of captions (about 250) or words of the question (the references).
-    """
+    """The first fault of a cleaned answer, a key of `ANSWER_REMEDIES` and its detail; lists and limits are above."""
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):
         return "answer_empty", f"the answer {shown} has no letter or digit"

@@ -26,6 +26,8 @@ class ConvertOptions(CommandOptions):
           captionrl convert model_base_capfilt_large.pth blip-pretrained --image_size 384 \\
               --config Salesforce/blip-image-captioning-base
           captionrl convert clip.pth clip --config openai/clip-vit-base-patch32
+          captionrl convert clip_ViT-B-32.pth pac-s --config openai/clip-vit-base-patch32
+          captionrl convert openClip_ViT-L-14.pth pac-s-large --config laion/CLIP-ViT-L-14-laion2B-s32B-b82K
           captionrl convert coco_weights.pt clipcap-coco
           captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
           captionrl convert outputs/clipcap clipcap-with-code --with_code

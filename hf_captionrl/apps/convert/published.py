@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,14 @@ if TYPE_CHECKING:
 # --- Sizes of a model from the shapes of its tensors, and a comparison of two sets of shapes -------------------------
 
 
-def layer_count(names: Iterable[str], prefix: str) -> int:
-    """Number of layers whose names begin with a prefix and a number."""
-    return len({name.removeprefix(prefix).partition(".")[0] for name in names if name.startswith(prefix)})
+def tower_sizes(state: Mapping[str, Tensor], layers: str, mlp: str, width: int, heads: int | None) -> dict[str, int]:
+    """Sizes of a transformer whose layers are named by a prefix and a number, with a first matrix `mlp`."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": state[f"{layers}0.{mlp}.weight"].shape[0],
+        "num_hidden_layers": len({n.removeprefix(layers).partition(".")[0] for n in state if n.startswith(layers)}),
+        "num_attention_heads": head_count(width, heads),
+    }
 
 
 def head_count(width: int, given: int | None = None) -> int:
@@ -171,28 +176,19 @@ def blip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
 
     patch = state[_PATCHES]  # (D, 3, P, P)
     words = state["text_decoder.bert.embeddings.word_embeddings.weight"]  # (V, D)
-    layer = "text_decoder.bert.encoder.layer."
     width, patch_size = patch.shape[0], patch.shape[-1]
     grid = side(state[_POSITIONS].shape[1] - 1, "BLIP's image positions")
     config = BlipConfig() if given is None else given
-    config.vision_config.update(
-        {
-            "hidden_size": width,
-            "patch_size": patch_size,
-            "image_size": patch_size * grid,
-            "intermediate_size": state["vision_model.encoder.layers.0.mlp.fc1.weight"].shape[0],
-            "num_hidden_layers": layer_count(state, "vision_model.encoder.layers."),
-            "num_attention_heads": head_count(width, given and given.vision_config.num_attention_heads),
-        }
-    )
+    heads = given and given.vision_config.num_attention_heads
+    sizes = tower_sizes(state, "vision_model.encoder.layers.", "mlp.fc1", width, heads)
+    config.vision_config.update({**sizes, "patch_size": patch_size, "image_size": patch_size * grid})
+    heads = given and given.text_config.num_attention_heads
+    sizes = tower_sizes(state, "text_decoder.bert.encoder.layer.", "intermediate.dense", words.shape[1], heads)
     config.text_config.update(
         {
+            **sizes,
             "vocab_size": words.shape[0],
-            "hidden_size": words.shape[1],
             "max_position_embeddings": state["text_decoder.bert.embeddings.position_embeddings.weight"].shape[0],
-            "intermediate_size": state[f"{layer}0.intermediate.dense.weight"].shape[0],
-            "num_hidden_layers": layer_count(state, layer),
-            "num_attention_heads": head_count(words.shape[1], given and given.text_config.num_attention_heads),
             "encoder_hidden_size": width,
             "is_decoder": True,
         }
@@ -259,17 +255,9 @@ def clip_config(state: dict[str, Tensor], given: Any | None = None) -> Any:
         ("text", words.shape[1], {"vocab_size": words.shape[0], "max_position_embeddings": length}),
     ):
         part = getattr(config, f"{tower}_config")
-        layers = f"{tower}_model.encoder.layers."
-        part.update(
-            {
-                **more,
-                "hidden_size": width,
-                "projection_dim": projection,
-                "intermediate_size": state[f"{layers}0.mlp.fc1.weight"].shape[0],
-                "num_hidden_layers": layer_count(state, layers),
-                "num_attention_heads": head_count(width, given and part.num_attention_heads),
-            }
-        )
+        heads = given and part.num_attention_heads
+        sizes = tower_sizes(state, f"{tower}_model.encoder.layers.", "mlp.fc1", width, heads)
+        part.update({**sizes, **more, "projection_dim": projection})
     config.projection_dim = projection
     config.architectures = ["CLIPModel"]
     return config

@@ -141,9 +141,7 @@ class ModelArguments(LoadingArguments):
     def load(self, prompt: str | None = None) -> Captioner:
         """Load the captioner, in fp32 by default. Every caption continues `prompt`; None: the default of the family."""
         settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
-        if self.attn_implementation is not None:
-            settings["attn_implementation"] = self.attn_implementation
-        settings |= {name: True for name in _QUANTIZED if getattr(self, name)}
+        settings |= {name: getattr(self, name) for name in ("attn_implementation", *_QUANTIZED) if getattr(self, name)}
         settings |= self.model_init_kwargs
         captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
         if self.fresh_language_model:
@@ -167,8 +165,7 @@ class ModelArguments(LoadingArguments):
     @property
     def license(self) -> str:
         """Licence of the finetuned model, in the Hub's spelling."""
-        shipped = self.model_name_or_path.startswith(PREFIX)
-        return self.model_license or ("apache-2.0" if shipped else "other")
+        return self.model_license or ("apache-2.0" if self.model_name_or_path.startswith(PREFIX) else "other")
 
     @property
     def peft_config(self) -> dict[str, Any] | None:
@@ -257,11 +254,7 @@ class RunArguments:
 
 
 def enable_determinism() -> None:
-    """Use the deterministic version of every operation that has one; other operations warn and continue.
-
-    Call it before anything runs on a GPU, because cuBLAS reads its workspace once. Random numbers depend only on the
-    seed in any case; this setting fixes the order of sums on a GPU.
-    """
+    """Use the deterministic version of every operation that has one; to be called before cuBLAS reads its workspace."""
     # Without a workspace of fixed size, cuBLAS may select another algorithm when streams compete.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")
@@ -297,8 +290,7 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Fill one dataclass of each type: defaults, then `--config file.yaml` or `--row name`, then the command line.
 
-    `argv` is None for `sys.argv`. `default_config`, `recipes/configs/<recipe>/<name>.yaml`, is used if the command line names no
-    configuration, row, model or data set.
+    `default_config` is used if the command line (None: `sys.argv`) names no configuration, row, model or data set.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     sources = ("--config=", "--row=")
@@ -360,10 +352,7 @@ def parse_arguments(
 
 
 def set_total_batch(config: Any, total: int) -> None:
-    """Split the images or captions of an optimizer step among processes and micro-batches.
-
-    Sets `gradient_accumulation_steps` and `per_device_train_batch_size`, which is the most that a device holds at once.
-    """
+    """Split an optimizer step among processes and micro-batches of at most `per_device_train_batch_size`."""
     if config.gradient_accumulation_steps != 1:
         raise ValueError(
             f"total_train_batch_size is {total}, which sets gradient_accumulation_steps "

@@ -48,9 +48,8 @@ def load_data(
 ) -> datasets.DatasetDict:
     """Load, check and divide the data into `train`, `validation` and `test`; invalid rows are written to `quarantine.jsonl`.
 
-    Data without named splits are divided by `validation_share` and `test_share`, with `seed` or `arguments.split_seed`. The
-    feature caches in `cache_dir` remember checked images. If nothing is trained, `arguments.table_split` may be any split of
-    the data; all three are then that split.
+    `seed` replaces `arguments.split_seed`, and the feature caches in `cache_dir` remember checked images. If nothing is trained,
+    `arguments.table_split` may be any split of the data; all three are then that split.
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
     if is_embedded and (arguments.data_dir or arguments.image_root):
@@ -181,11 +180,8 @@ class Sampler:
         cache_dir: str | None = None,
     ) -> None:
         number = min(arguments.sample_images or len(dataset), len(dataset))
-        self.dataset = dataset.select(range(number))
-        self.arguments = arguments
-        self.seed = seed
-        self.cache_features = cache_features or bool(frames_of(dataset))
-        self.cache_dir = cache_dir
+        self.dataset, self.arguments, self.seed = dataset.select(range(number)), arguments, seed
+        self.cache_features, self.cache_dir = cache_features or bool(frames_of(dataset)), cache_dir
         self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
         frequencies = DocumentFrequencies.from_references(
             [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
@@ -198,19 +194,17 @@ class Sampler:
     def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
         """Captions of each image, `num_samples` per image."""
         G = self.arguments.num_samples
-        images: dict[str, Any]
+        images: dict[str, Any] = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
         if self.cache_features:
             features = vision_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
             images = {"images": None, "image_features": features}
-        else:
-            images = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
         with torch.random.fork_rng():
             torch.manual_seed(self.seed)
             flat = generate_captions(captioner, **images, num_return_sequences=G, **self.settings, **generate_kwargs)
         return [flat[start : start + G] for start in range(0, len(flat), G)]
 
     def sample(self, name: str, captioner: Captioner) -> None:
-        """Sample captions at each temperature; stores those at temperature 1, and the points of the plot."""
+        """Sample captions at each temperature, for panel and plot."""
         by_temperature = {
             temperature: self.write(captioner, do_sample=True, num_beams=1, top_k=0, temperature=temperature)
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
@@ -225,10 +219,7 @@ class Sampler:
         return decoding_suite({"rs": self.samples[name], "bs": beams}, **self._measured_with)
 
     def at_equal_cider_d(self, control: str) -> dict[str, dict[str, float] | None]:
-        """Diversity of each captioner at the CIDEr-D that the control's samples have at temperature 1, by row name.
-
-        None for captioners that do not have this CIDEr-D at any temperature in the range; empty without the control.
-        """
+        """Diversity by row name at the CIDEr-D of the control at temperature 1; None if that is not reached at any temperature."""
         if control not in self.points:
             return {}
         (cider_d,) = (point["cider_d"] for point in self.points[control] if point["temperature"] == 1.0)
@@ -249,10 +240,8 @@ class Sampler:
 
     def not_measured(self, reason: str) -> dict[str, Any]:
         """The columns of a row without samples."""
-        row: dict[str, Any] = {}
-        for column in SAMPLE_COLUMNS:
-            row |= {column.key: None, f"{column.key}_reason": reason}
-        return row
+        keys = [column.key for column in SAMPLE_COLUMNS]
+        return dict.fromkeys(keys) | {f"{key}_reason": reason for key in keys}
 
 
 def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title: str, **more: Any) -> Path:

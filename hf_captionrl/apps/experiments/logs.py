@@ -111,11 +111,8 @@ COLLAPSED_FOLDER = "model-collapsed"
 
 
 def find_collapse(trainer: Any, captions: list[str]) -> str | None:
-    """Why a trained model must not be saved as the result; None if it may.
-
-    The guard has checked a selected checkpoint in its evaluation. Other weights are checked by their captions of the test
-    split, which thereby select nothing.
-    """
+    """Why a trained model must not be saved as the result; None if it may."""
+    # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
     chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
     if trainer.collapsed is None and not chosen and trainer.guard is not None:
         reason = trainer.guard.reason_against(captions)

@@ -367,12 +367,10 @@ def finish(
     columns: Sequence[Column] = COLUMNS,
     more_files: Sequence[str] = (),
 ) -> Path:
-    """Write results.json (whose path is returned), results.md, gallery.html, curves and card, push the model if asked to, and
-    print the table and which checkpoints were selected.
+    """Write, print and push the result; returns the path of results.json.
 
-    `arguments` are the recipe's dataclasses, `objective` fields of the card, `more_files` names of further files in the folder.
-
-    Raises SystemExit if the captions of the recipe's own run have collapsed, so that there is no model.
+    `objective` are fields of the card, `more_files` names of further files in the folder. Raises SystemExit if the captions of
+    the recipe's own run have collapsed, so that there is no model.
     """
     config: CaptionConfig = _of(CaptionConfig, arguments)
     folder, columns = Path(str(config.output_dir)), (*columns, *evaluator.columns)

@@ -112,11 +112,16 @@ def run_name(config: SelfRetrievalConfig) -> str:
         notes.append(f"CIDEr {config.cider_weight:g}")
     if config.diversity_weight:
         notes.append(f"diversity {config.diversity_weight:g}")
+    if config.claim_f1_weight:
+        notes.append("claims by claim" if config.claim_credit == "claim" else "claims")
+    if config.question_oracle_weight:
+        notes.append("questions")
     if config.beta:
         notes.append(f"KL {config.beta:g}")
     if config.baseline not in ("running_mean", "batch_mean", "greedy"):
         notes.append(f"baseline {config.baseline}")
-    return f"{'SR' if config.retrieval_weight else 'CIDEr'} ({', '.join(notes)})"
+    first = "SR" if config.retrieval_weight else "CIDEr" if config.cider_weight else "truth"
+    return f"{first} ({', '.join(notes)})"
 
 
 def runs_of(

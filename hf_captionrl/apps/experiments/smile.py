@@ -140,10 +140,8 @@ def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -
     """The configuration of the initial epochs of maximum likelihood."""
     first = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
     first.mle_weight, first.first_token, first.subset = 1.0, None, "caption"
-    first.num_train_epochs, first.learning_rate = (
-        arguments.mle_epochs,
-        arguments.mle_learning_rate or config.learning_rate,
-    )
+    first.num_train_epochs = arguments.mle_epochs
+    first.learning_rate = arguments.mle_learning_rate or config.learning_rate
     first.max_steps = -1  # max_steps limits only the compared runs
     # The other runs continue from its last epoch, so no epoch is selected.
     first.eval_strategy, first.load_best_model_at_end = IntervalStrategy.NO, False  # type: ignore[assignment]

@@ -32,6 +32,7 @@ from hf_captionrl.losses.smile import FirstToken, fused_smile_loss, smile_loss
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval.ranking import ranks_from_scores
 from hf_captionrl.rewards.advantages import BASELINES
+from hf_captionrl.rewards.claim_rewards import CheckedClaim, SceneChecker, claim_credit, token_spans
 from hf_captionrl.rewards.self_retrieval import retrieval_rewards
 from hf_captionrl.utils.io import atomic_write_text, to_plain
 from hf_captionrl.utils.model_files import model_path
@@ -116,9 +117,9 @@ def explain_caption(
     top_k: int = 5,
     max_length: int = 77,
 ) -> CaptionView:
-    r"""Every token of a caption under maximum likelihood and under SMILE.
+    r"""Every token of a caption under maximum likelihood and under SMILE (Yue et al. 2023, Figure 5 and Eq. 2-3).
 
-    Reference: Yue et al. 2023, Figure 5 and Eq. 2-3. `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
+    `mle_loss = -log p(w)`; `smile_loss = -log [p(w) / sum_{v in V_D}
     p(v)]`, so they differ by the probability of words that the caption does not use.
     """
     batch = captioner.collate([image], [caption], max_length=max_length)
@@ -153,13 +154,12 @@ def explain_caption(
     vocabulary = torch.arange(distribution.size(1))
     outside = torch.ones_like(vocabulary, dtype=torch.bool)
     outside[subset] = False
-    members = set(subset.tolist())
 
     def top(log_probs: Tensor, ids: Tensor) -> tuple[Alternative, ...]:
         """The most likely of some tokens, both `(K,)`."""
         best = log_probs.topk(min(top_k, len(log_probs)))
         return tuple(
-            Alternative(token, token_text(captioner.tokenizer, token), math.exp(value), token in members)
+            Alternative(token, token_text(captioner.tokenizer, token), math.exp(value), not bool(outside[token]))
             for value, token in zip(best.values.tolist(), ids[best.indices].tolist(), strict=True)
         )
 
@@ -216,6 +216,26 @@ def token_pushes(
     return weights, [weight * -math.expm1(-token.mle_loss) for weight, token in zip(weights, view.tokens, strict=True)]
 
 
+@dataclass(frozen=True)
+class CaptionClaims:
+    """The claims of a caption of a scene, and what `ClaimReward(credit="claim")` adds to the advantage of each token."""
+
+    caption: str  # as the tokens say it, in which the claims have their places
+    claims: tuple[CheckedClaim, ...]
+    precision: float  # share of true claims
+    credits: tuple[float, ...]  # of T tokens, `v - precision`; 0 outside of claims
+
+
+def explain_claims(captioner: Captioner, view: CaptionView, facts: Any) -> CaptionClaims:
+    """The claims of a caption against the facts of its scene, exactly."""
+    ids = torch.tensor([[token.token_id for token in view.tokens]])
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    (caption,) = captioner.decode(ids, mask)
+    (checked,) = SceneChecker(positions=True)([caption], [facts])
+    credits = claim_credit(checked, token_spans(captioner.decode, ids, mask)[0])
+    return CaptionClaims(caption, tuple(checked.claims), checked.precision, tuple(credits))
+
+
 # --- One caption, token by token: a page, a picture, and JSON --------------------------------------------------------
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -249,10 +269,14 @@ def visible_token(text: str) -> str:
     return shown or "␣"
 
 
-def explanation_json(view: CaptionView, reward: CaptionReward | None = None) -> dict[str, Any]:
+def explanation_json(
+    view: CaptionView, reward: CaptionReward | None = None, claims: CaptionClaims | None = None
+) -> dict[str, Any]:
     """Everything the page shows, in full precision."""
     losses = {"mle_loss": view.mle_loss, "smile_loss": view.smile_loss, "log_prob": view.log_prob}
-    found: dict[str, Any] = {**asdict(view), **losses, "reward": None}
+    found: dict[str, Any] = {**asdict(view), **losses, "reward": None, "claims": None}
+    if claims is not None:
+        found["claims"] = {**asdict(claims), "claims": [claim._asdict() for claim in claims.claims]}
     if reward is not None:
         weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
         found["reward"] = {**asdict(reward), "advantage": reward.advantage, "weights": weights, "pushes": pushes}
@@ -279,12 +303,11 @@ def write_explanation(
     image_name: str = "Image",
     note: str = "",
     reward: CaptionReward | None = None,
+    claims: CaptionClaims | None = None,
 ) -> Path:
-    """Write the page, atomically.
-
-    Reference: Yue et al. 2023 (SMILE), Figure 5.
-    """
+    """Write the page (SMILE, Figure 5), atomically."""
     values: dict[str, Any] = {"view": view, "title": title, "note": note, "image_name": image_name, "reward": reward}
+    values["claims"] = claims
     if reward is not None:
         weights, pushes = token_pushes(view, reward.advantage, loss_type=reward.loss_type)
         values |= {"pushes": pushes, "largest_push": max(map(abs, pushes)) or 1.0}
@@ -321,13 +344,13 @@ def write_explanation_picture(
     """
     columns = 2 if reward is None else 3
     figure, axes = new_figure(3.4 * columns + 0.8, 1.5 + 0.34 * len(view.tokens), columns=columns)
-    places = list(range(len(view.tokens)))
+    places = range(len(view.tokens))
     for axis in axes:
         axis.set_ylim(len(places) - 0.4, -0.6)
         axis.set_yticks(places, [""] * len(places))
         tidy(axis, grid="x")
     axes[0].set_yticks(places, [_drawn(token.text) for token in view.tokens])
-    grey, orange, blue = COLOURS[0], COLOURS[1], COLOURS[2]
+    grey, orange, blue = COLOURS[:3]
     axes[0].barh([p - 0.19 for p in places], [t.mle_loss for t in view.tokens], 0.36, color=grey, label="MLE")
     axes[0].barh(
         [p + 0.19 for p in places], [t.smile_loss for t in view.tokens], 0.36, color=orange, hatch="//", label="SMILE",
@@ -370,8 +393,8 @@ def write_explanation_picture(
 _SCENES = "scenes:"
 
 
-def _images(arguments: ExplainOptions) -> list[Image.Image]:
-    """The image and its distractors, by name."""
+def _images(arguments: ExplainOptions) -> tuple[list[Image.Image], Any]:
+    """The image and its distractors, by name; the facts of the image, if it is a scene."""
     asked = [arguments.image, *(arguments.distractors or [])]
     scenes: dict[str, dict[str, Any]] = {}
     if any(name.startswith(_SCENES) for name in asked):
@@ -400,7 +423,7 @@ def _images(arguments: ExplainOptions) -> list[Image.Image]:
             found.append(open_image(name))
         else:
             raise FileNotFoundError(f"There is no image {name!r}. Use a file, or scenes:ID such as scenes:test-00012.")
-    return found
+    return found, scenes[arguments.image]["facts"] if arguments.image in scenes else None
 
 
 def _reward(arguments: ExplainOptions, captioner: Captioner, images: list[Image.Image], caption: str) -> CaptionReward:
@@ -447,7 +470,7 @@ def _reward(arguments: ExplainOptions, captioner: Captioner, images: list[Image.
 def explain(arguments: ExplainOptions) -> None:
     if arguments.caption is not None and not arguments.caption.strip():
         raise ValueError("--caption is empty. Use a text, or leave --caption out for a generated caption.")
-    image, *others = _images(arguments)  # before anything slow
+    (image, *others), facts = _images(arguments)  # before anything slow
     if arguments.distractors and not others:
         raise ValueError("--distractors names only the image itself. Use at least one other image.")
 
@@ -460,13 +483,14 @@ def explain(arguments: ExplainOptions) -> None:
     )
     caption = arguments.caption
     if caption is None:
-        written = captioner.generate(**captioner.encode_images([image]), num_beams=1, do_sample=False)
-        caption = written.captions[0]
+        encoded = captioner.encode_images([image])
+        (caption,) = captioner.generate(**encoded, num_beams=1, do_sample=False).captions
         if not caption.strip():
             raise ValueError("The model's caption of this image is empty. Use --caption TEXT.")
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in ("first_token", "top_k", "max_length")}
     view = explain_caption(captioner, image, caption, **settings)
     reward = _reward(arguments, captioner, [image, *others], caption) if others else None
+    claims = None if facts is None else explain_claims(captioner, view, facts)
     folder = arguments.output_dir
     model = Path(arguments.model).name if Path(arguments.model).exists() else arguments.model
     name = arguments.image if arguments.image.startswith(_SCENES) else Path(arguments.image).name
@@ -478,14 +502,18 @@ def explain(arguments: ExplainOptions) -> None:
         image_name=name,
         note=f"What {model} expects at each token of the caption.",
         reward=reward,
+        claims=claims,
     )
     picture = write_explanation_picture(folder / "explain.png", view, reward=reward)
     if arguments.json:
         result = {"model": model, "image": name, "page": str(page), "picture": str(picture)}
-        print(json.dumps(to_plain({**result, **explanation_json(view, reward)}), ensure_ascii=False))
+        print(json.dumps(to_plain({**result, **explanation_json(view, reward, claims)}), ensure_ascii=False))
         return
     text = f"{caption}: {view.mle_loss:.3f} nats per token under MLE, {view.smile_loss:.3f} under SMILE"
     if reward is not None:
         text += f", advantage {reward.advantage:+.3f} (rank {reward.rank} of {reward.pool_size})"
+    if claims is not None:
+        wrong = [claim.text for claim in claims.claims if not claim.is_true]
+        text += f", {len(claims.claims)} claims" + (f", wrong: {', '.join(wrong)}" if wrong else ", all true")
     print(f"{text}.")
     print(f"Written to {folder}: explain.html, explain.png")

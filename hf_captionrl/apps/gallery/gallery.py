@@ -63,8 +63,7 @@ def cider_failures(
 ) -> dict[str, Any]:
     """Find pairs of captions of which CIDEr-D prefers the less faithful one, or the one with the larger rank.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6 and Appendix C.6, which show such captions. Here every
-    pair of captioners is compared on every image. Of two captions of one image with different CIDEr-D:
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6 and Appendix C.6. Of two captions with different CIDEr-D:
 
     - the more faithful one makes no more wrong claims and mentions no fewer facts, and is strictly better in one of them;
     - the one that retrieves better has the smaller rank;
@@ -116,15 +115,10 @@ def cider_failures(
 def unrewarded(
     scores: Mapping[str, Any], *, right: Mapping[str, Any], wrong: Mapping[str, Any], below: float = 0.1
 ) -> dict[str, Any]:
-    """Captions without a wrong claim whose CIDEr-D is almost 0.
+    """Captions with at least one right claim, no wrong one, and a CIDEr-D below a bound.
 
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6: correct captions whose CIDEr against one long reference
-    is about 0. The paper chooses them by hand; the rule here is: at least one right claim, no wrong one, and CIDEr-D below a
-    bound.
-
-    Returns `right_captions`, number of captions without a wrong claim; `unrewarded`, those below the bound; `share`, the
-    second divided by the first (0 if there are none); `cases`, (row, captioner, score) of each, those with the most
-    right claims first; `signature`.
+    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 6, where they are chosen by hand. `cases` are (row, captioner,
+    score), those with the most right claims first.
     """
     cider, said, errors = _columns(scores), _columns(right), _columns(wrong)
     rows = range(len(next(iter(cider.values()))))
@@ -143,10 +137,7 @@ def unrewarded(
 
 
 def gallery_marks(caption: str, facts: Facts | Mapping[str, Any]) -> list[Mark]:
-    """The claims of a caption as marks for the gallery.
-
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figures 8 and 9.
-    """
+    """The claims of a caption as marks (No Detail Left Behind, Figures 8 and 9)."""
     return [Mark(m.claim.text, m.verdict, m.start, m.end, m.owner) for m in mark_caption(caption, facts)]
 
 
@@ -244,18 +235,15 @@ def _captions(
     arguments: GalleryOptions, names: Sequence[str], split: LoadedSplit, ids: list[str]
 ) -> dict[str, list[str]]:
     """For each source, the first caption of each image."""
-    files = {
-        name: read_caption_file(source, name=name).aligned(ids, split.all_ids)
-        for name, source in zip(names, arguments.captions, strict=True)
-        if Path(source).is_file() or Path(source).suffix == ".jsonl" or (Path(source) / MANIFEST).is_file()
-    }
-    found = {}
-    for name, source in zip(names, arguments.captions, strict=True):
-        if name in files:
-            found[name] = [group[0] for group in files[name]]
-            continue
+    sources = dict(zip(names, arguments.captions, strict=True))
+    found: dict[str, list[str]] = {name: [] for name in sources}
+    for name, source in sources.items():  # files first, because a captioner is slow
+        if Path(source).is_file() or Path(source).suffix == ".jsonl" or (Path(source) / MANIFEST).is_file():
+            groups = read_caption_file(source, name=name).aligned(ids, split.all_ids)
+            found[name] = [group[0] for group in groups]
+    for name in [name for name, captions in found.items() if not captions]:
         found[name] = generate_captions(
-            load_captioner(model_path(source), device=default_device(arguments.device)),
+            load_captioner(model_path(sources[name]), device=default_device(arguments.device)),
             LazyImages(split.dataset, range(len(split.dataset))),
             batch_size=arguments.batch_size,
             do_sample=False,

@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 def draw_sets(
     features: Any, num_sets: int, *, rows: Sequence[int] | None = None, set_size: int = 10, max_similarity: float = 0.8
 ) -> list[list[int]]:
-    """Disjoint sets of a target and its nearest neighbours, from features `(N, D)`.
+    """Disjoint sets of a target and its nearest neighbours, from features `(N, D)` (DiscriTune, Appendix A).
 
-    Reference: DiscriTune, Appendix A. Neighbours with a cosine above 0.8 are often copies and are skipped. Targets are tried
-    in the order of `rows`; targets with too few free neighbours are skipped.
+    Neighbours with a cosine above 0.8 are often copies and are skipped, as are targets with too few free neighbours.
     """
     unit = normalised(features)
     order = list(range(len(unit)) if rows is None else rows)
@@ -78,11 +77,10 @@ def draw_controls(
     set_size: int = 10,
     logit_scale: float = 100.0,
 ) -> list[tuple[list[int], str]]:
-    """Easy control questions: random images, and a human caption that fits only one of them.
+    """Easy control questions: random images, and a human caption that fits only one of them; the surest of 4 per control.
 
-    Images, with features `(N, D)`, are grouped in the order of `rows`, and 4 groups are tried per control. The target of a
-    group is the image that the scorer finds with the highest probability by one of its captions, whose features `encode`
-    gives as `(M, D)`. Groups with a probability of at most 0.9 are skipped; the surest groups are used.
+    The target of a group is the image that the scorer finds with the highest probability by one of its captions, whose features
+    `encode` gives as `(M, D)`. Groups with a probability of at most 0.9 are skipped.
     """
     unit = normalised(features)
     groups = [list(rows[at : at + set_size]) for at in range(0, len(rows) - set_size + 1, set_size)]
@@ -117,8 +115,7 @@ def deal_blocks(num_sets: int, num_systems: int, block_size: int, rng: random.Ra
     return [rng.sample(block, len(block)) for block in blocks]
 
 
-def _question_id(rng: random.Random) -> str:
-    """A random id, which does not reveal the answer."""
+def _question_id(rng: random.Random) -> str:  # does not reveal the answer
     return f"q{rng.getrandbits(40):010x}"
 
 
@@ -505,7 +502,7 @@ def build_retrieval(arguments: RetrievalOptions) -> None:
     controls = draw_controls(
         features,
         dataset["captions"][:],
-        lambda texts: scorer.text_features(texts),
+        scorer.text_features,
         _num_blocks(len(sets), len(systems), arguments.block_size) * arguments.controls + 1,
         rows=[row for row in order if row not in used],
         set_size=size,

@@ -363,16 +363,17 @@ def _tables(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _titles(result: Mapping[str, Any]) -> tuple[str, str]:
+def _page(result: Mapping[str, Any]) -> dict[str, Any]:
     title = "Retrieval by people" if result["kind"] == "retrieval" else "Ratings by people"
-    return title, f"Study {result['study']}. {result['signature']}"
+    note = f"Study {result['study']}. {result['signature']}"
+    return {"title": title, "note": note, "tables": _tables(result)}
 
 
 def study_markdown(result: Mapping[str, Any]) -> str:
     """The result as Markdown."""
-    title, note = _titles(result)
-    lines = [f"# {title}\n", escape_markdown(note)]
-    for table in _tables(result):
+    page = _page(result)
+    lines = [f"# {page['title']}\n", escape_markdown(page["note"])]
+    for table in page["tables"]:
         lines += [f"\n## {table['title']}\n", "| " + " | ".join(map(escape_markdown, table["header"])) + " |"]
         lines.append("|" + "".join(":--|" if left else "--:|" for left in table["words"]))
         lines += ["| " + " | ".join(map(escape_markdown, row)) + " |" for row in table["rows"]]
@@ -382,8 +383,7 @@ def study_markdown(result: Mapping[str, Any]) -> str:
 
 def study_html(result: Mapping[str, Any]) -> str:
     """The result as one HTML page that needs nothing else."""
-    title, note = _titles(result)
-    return render_html(TEMPLATES, "study_results", title=title, note=note, tables=_tables(result))
+    return render_html(TEMPLATES, "study_results", **_page(result))
 
 
 # --- `captionrl study score`: score the answers of participants ------------------------------------------------------

@@ -93,7 +93,6 @@ def evaluate(arguments: EvaluateOptions) -> None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         scored.append(human)
     score_sources(scored, CaptionScoring(held_out))
-    scorer: str = held_out.signature
     columns = table_columns(rows_of)
     rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]
     signatures = rows[0]["signatures"]
@@ -117,15 +116,15 @@ def evaluate(arguments: EvaluateOptions) -> None:
         "bags": {str(size): len(group) for size, group in rows_of.items()},
         "review": found.status(),
         "num_images": len(ids),
-        "scorer": scorer,
-        "scorer_made_the_bags": scorer == bags.signature,
+        "scorer": held_out.signature,
+        "scorer_made_the_bags": held_out.signature == bags.signature,
         "rows": shown,
         "hits": {row["name"]: {key: hits(row, key) for key in groups_of if row.get(key) is not None} for row in rows},
         "signatures": {column.key: signatures[column.key] for column in columns if column.key in signatures},
         "seed": arguments.seed,
         "versions": installed_versions(),
     }
-    section = Section(f"{result['benchmark']}, judged by {scorer.partition('|')[0]}", columns, shown)
+    section = Section(f"{result['benchmark']}, judged by {held_out.signature.partition('|')[0]}", columns, shown)
     title = f"{', '.join(f'{n} bags of {size}' for size, n in result['bags'].items())}; {len(ids)} images"
     atomic_write_text(output_dir / "results.md", comparison_markdown([section], title=title))
     write_json(output_dir / "results.json", result)

@@ -138,3 +138,26 @@ class LeaderboardOptions(SeedOptions, CommandOptions):
     results: list[Path] = option(positional=True, metavar="FILE", help="results.json of `truematch evaluate`")
     sort_by: str = option("3", metavar="K", help="score that orders the table: R@1 in bags of this size, or rd100")
     output_dir: Path | None = option(None, metavar="DIR", help="folder of the table (default: DIR)")
+
+
+@dataclass
+class LmmsEvalOptions(_SourceOptions):
+    """Write a task folder for lmms-eval: TrueMatch, and self-retrieval among all images of the benchmark.
+
+    The folder holds the images and the kept bags. lmms-eval's environment needs this package. The tasks name the folder by its
+    absolute path: write it again where it is used.
+    """
+
+    examples: ClassVar[str] = """
+        examples:
+          captionrl truematch lmms-eval truematch --output lmms_tasks
+          python -m lmms_eval --include_path lmms_tasks --tasks captionrl_truematch,captionrl_self_retrieval --model ...
+    """
+
+    output: Path = option(Path("lmms_tasks"), metavar="DIR", help="folder to write into")
+    scorer: str | None = option(
+        None,
+        metavar="NAME",
+        help="held-out dual encoder (default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
+    )
+    prompt: str = option("Describe the image in one sentence.", metavar="TEXT", help="the question beside the image")

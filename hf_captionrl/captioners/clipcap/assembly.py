@@ -19,6 +19,7 @@ from hf_captionrl.captioners.clipcap.configuration_clipcap import ClipCapConfig
 from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.utils.model_files import (
+    check_complete,
     check_text_files,
     check_width,
     load_language_model,
@@ -51,8 +52,13 @@ def _language_model(name: str) -> tuple[Any, Any]:
     file = quantized[0].name
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, gguf_file=file, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            name, gguf_file=file, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name,
+            gguf_file=file,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     except ImportError as error:
         raise ValueError(f"{file} is a GGUF file, which needs the library gguf. Use pip install gguf.") from error
@@ -61,7 +67,10 @@ def _language_model(name: str) -> tuple[Any, Any]:
         raise ValueError(
             f"transformers cannot read {str(quantized[0])!r} ({said}). Use another export of the model."
         ) from error
+    check_complete(str(quantized[0]), model, set(info["missing_keys"]))
     del model.config.quantization_config  # the weights are fp32 now
+    if len(tokenizer) > model.config.vocab_size:  # transformers adds a token for unknown words that the file lacks
+        model.resize_token_embeddings(len(tokenizer))
     return tokenizer, model
 
 

@@ -9,10 +9,8 @@ from transformers.models.auto.configuration_auto import AutoConfig
 
 
 def _sub_config(given: Any, model_type: str) -> Any:
-    if given is None:
-        return AutoConfig.for_model(model_type)
-    if isinstance(given, dict):
-        return AutoConfig.for_model(**{"model_type": model_type, **given})
+    if given is None or isinstance(given, dict):
+        return AutoConfig.for_model(**{"model_type": model_type, **(given or {})})
     return given
 
 

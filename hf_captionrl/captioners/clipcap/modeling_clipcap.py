@@ -10,6 +10,7 @@ transformer mapper, D image embedding, E width of the language model, V vocabula
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ from transformers import (
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 
 from .configuration_clipcap import ClipCapConfig
+
+# Name of the keys and values in inputs and outputs: `cache` since transformers 5.24.
+_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__annotations__ else "past_key_values"
 
 
 class ClipCapVisionTower(nn.Module):
@@ -68,20 +72,9 @@ class MapperAttention(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         keys, values = self.to_keys_values(states).chunk(2, dim=-1)
-        heads = [
-            x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (self.to_queries(states), keys, values)
-        ]
+        parts = (self.to_queries(states), keys, values)
+        heads = [x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in parts]
         return self.project(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
-
-
-class MapperMlp(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 2 * width)
-        self.fc2 = nn.Linear(2 * width, width)
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.fc1(states)))
 
 
 class MapperLayer(nn.Module):
@@ -90,22 +83,12 @@ class MapperLayer(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attn = MapperAttention(width, num_heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = MapperMlp(width)
+        layers = {"fc1": nn.Linear(width, 2 * width), "relu": nn.ReLU(), "fc2": nn.Linear(2 * width, width)}
+        self.mlp = nn.Sequential(OrderedDict(layers))
 
     def forward(self, states: Tensor) -> Tensor:
         states = states + self.attn(self.norm1(states))
         return states + self.mlp(self.norm2(states))
-
-
-class MapperLayers(nn.Module):
-    def __init__(self, width: int, num_heads: int, num_layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(MapperLayer(width, num_heads) for _ in range(num_layers))
-
-    def forward(self, states: Tensor) -> Tensor:
-        for layer in self.layers:
-            states = layer(states)
-        return states
 
 
 class TransformerMapper(nn.Module):
@@ -114,14 +97,15 @@ class TransformerMapper(nn.Module):
     def __init__(self, config: ClipCapConfig, width: int) -> None:
         super().__init__()
         self.clip_length = config.clip_length
-        self.transformer = MapperLayers(width, config.num_mapper_heads, config.num_mapper_layers)
+        layers = [MapperLayer(width, config.num_mapper_heads) for _ in range(config.num_mapper_layers)]
+        self.transformer = nn.ModuleDict({"layers": nn.Sequential(*layers)})
         self.linear = nn.Linear(config.image_embed_dim, config.clip_length * width)
         self.prefix_const = nn.Parameter(torch.randn(config.prefix_length, width))
 
     def forward(self, embeds: Tensor) -> Tensor:
         image = self.linear(embeds).unflatten(-1, (self.clip_length, -1))  # (B, C, E)
         learned = self.prefix_const.expand(image.size(0), -1, -1)  # (B, P, E)
-        return self.transformer(torch.cat([image, learned], 1))[:, self.clip_length :]
+        return self.transformer["layers"](torch.cat([image, learned], 1))[:, self.clip_length :]
 
 
 class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
@@ -139,7 +123,7 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _skip_keys_device_placement = "past_key_values"
+    _skip_keys_device_placement = _CACHE
     input_modalities = ("image", "text")
 
     def __init__(self, config: ClipCapConfig) -> None:
@@ -196,18 +180,21 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
         past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits `(B, T, V)`, of which position t predicts token t + 1, and the loss if there are labels (not shifted).
 
-        `input_ids` `(B, T)` are start token and caption, or with `past_key_values` the tokens after them. `attention_mask`
-        `(B, T)` is 0 for padding on the right. `inputs_embeds` `(B, S, E)` are used instead of images and ids.
+        `input_ids` `(B, T)` are start token and caption, or with `cache` (before transformers 5.24, `past_key_values`) the
+        tokens after them. `attention_mask` `(B, T)` is 0 for padding on the right. `inputs_embeds` `(B, S, E)` are used instead
+        of images and ids.
         """
-        if inputs_embeds is None and (input_ids is None or (pixel_values is None and past_key_values is None)):
+        cache = past_key_values if cache is None else cache
+        number = kwargs.pop("num_items_in_batch", None)
+        if inputs_embeds is None and (input_ids is None or (pixel_values is None and cache is None)):
             raise ValueError("Pass pixel_values and input_ids (at least a start token), or inputs_embeds.")
-        items = {name: kwargs.pop(name) for name in ("num_items_in_batch",) if name in kwargs}
         length = None
         if inputs_embeds is None and pixel_values is not None:
             assert input_ids is not None
@@ -218,18 +205,17 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
             input_ids=input_ids if inputs_embeds is None else None,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             use_cache=use_cache,
-            **{**kwargs, "return_dict": True},
+            **{**kwargs, _CACHE: cache, "return_dict": True},
         )
         logits = output.logits if length is None else output.logits[:, -length:]  # (B, T, V)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=logits.size(-1), **items)
+            loss = self.loss_function(logits, labels, vocab_size=logits.size(-1), num_items_in_batch=number)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=output.get("past_key_values"),
+            **{_CACHE: output.get(_CACHE)},
             hidden_states=output.get("hidden_states"),
             attentions=output.get("attentions"),
         )
@@ -265,17 +251,16 @@ class ClipCapForConditionalGeneration(PreTrainedModel, GenerationMixin):
         if self.config.stop_at_period if stop_at_period is None else stop_at_period:
             if not self.config.period_token_ids:
                 raise ValueError("stop_at_period needs config.period_token_ids. Use processor.period_token_ids().")
-            ends = [*self.config.period_token_ids, *(end for end in ends if end not in self.config.period_token_ids)]
-            settings.eos_token_id = ends
+            settings.eos_token_id = ends = list(dict.fromkeys([*self.config.period_token_ids, *ends]))
         if settings.pad_token_id is None and ends:
             settings.pad_token_id = ends[-1]
         inputs_embeds, attention_mask = self._with_prefix(pixel_values, input_ids, attention_mask)
         output = self.language_model.generate(
             inputs_embeds=inputs_embeds, attention_mask=attention_mask, generation_config=settings, **kwargs
         )
-        is_plain = isinstance(output, Tensor)  # without return_dict_in_generate
-        new = output if is_plain else output.sequences  # (N, new)
+        new = output if isinstance(output, Tensor) else output.sequences  # (N, new)
         sequences = torch.cat([input_ids.repeat_interleave(new.size(0) // input_ids.size(0), 0), new], 1)
-        if not is_plain:
-            output.sequences = sequences
-        return sequences if is_plain else output
+        if isinstance(output, Tensor):  # without return_dict_in_generate
+            return sequences
+        output.sequences = sequences
+        return output

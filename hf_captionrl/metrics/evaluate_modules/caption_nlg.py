@@ -1,4 +1,4 @@
-"""Captions compared with references: BLEU, ROUGE-L, CIDEr, CIDEr-D, METEOR and SPICE."""
+"""Captions compared with references: BLEU, ROUGE-L, CIDEr, CIDEr-D, METEOR, SPICE and CAPTURE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
 _WITHOUT_JAVA = ("bleu", "rouge_l", "cider", "cider_d")
-_ALL = (*_WITHOUT_JAVA, "meteor", "spice")
+_ALL = (*_WITHOUT_JAVA, "meteor", "spice", "capture")
 
 
 def compute(
@@ -35,8 +35,10 @@ def compute(
     meteor_heap: str = "2G",
     spice_heap: str = "8G",
     timeout_s: float = 3600.0,
+    extractor: Any = None,
+    encoder: Any = None,
 ) -> dict[str, Any]:
-    """Call the chosen metrics and join their results; a metric whose Java program is missing becomes a reason."""
+    """Call the chosen metrics and join their results; a metric whose Java program or parser is missing becomes a reason."""
     wanted = list(_ALL) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
     if not wanted or not set(wanted) <= set(_ALL):
         raise ValueError(f"which must be some of {list(_ALL)}, or 'all', got {which!r}.")
@@ -55,6 +57,7 @@ def compute(
         "cider_d": {"frequencies": frequencies, "eos": eos, "sigma": sigma},
         "meteor": {"java": java, "heap": meteor_heap, "timeout_s": timeout_s},
         "spice": {"corenlp_dir": corenlp_dir, "java": java, "heap": spice_heap, "timeout_s": timeout_s},
+        "capture": {"extractor": extractor, "encoder": encoder},
     }
     result: dict[str, Any] = {}
     per_sample: dict[str, Any] = {}
@@ -62,7 +65,7 @@ def compute(
     for name in wanted:
         try:
             found = getattr(metrics, name)(predictions, references, **options[name])
-        except JavaError as error:
+        except (JavaError, ImportError) as error:
             result |= {name: None, f"{name}_reason": str(error)}
             continue
         signatures.append(found.pop("signature"))
@@ -83,13 +86,14 @@ METRIC = Metric(
 How similar captions are to human references: BLEU-1 to BLEU-4, ROUGE-L, CIDEr and CIDEr-D (two metrics: what
 pycocoevalcap and most papers call "CIDEr" is CIDEr-D), on the words of the PTB tokenizer, without Java; they equal
 pycocoevalcap's to 1e-4 or better. METEOR and SPICE are the authors' Java programs and need Java (the extra
-`[java]`; SPICE also needs Stanford CoreNLP); if a part is missing, their value is None and `<key>_reason` says why.
+`[java]`; SPICE also needs Stanford CoreNLP), and CAPTURE, precision and recall of objects, attributes and relations, needs
+spaCy (`[analysis]`); if a part is missing, their value is None and `<key>_reason` says why.
 """,
     arguments="""\
     predictions: One caption per image (`list[str]`, B), or a list of captions per image.
     references (`list[list[str]]`, B): References of each image, at least one.
-    which (`list[str]` or `"all"`): Some of `"bleu"`, `"rouge_l"`, `"cider"`, `"cider_d"`, `"meteor"` and `"spice"`;
-        by default those without Java.
+    which (`list[str]` or `"all"`): Some of `"bleu"`, `"rouge_l"`, `"cider"`, `"cider_d"`, `"meteor"`, `"spice"` and `"capture"`;
+        by default those without Java and spaCy.
     frequencies: Document frequencies for CIDEr and CIDEr-D: a `hf_captionrl.text.cider_d.DocumentFrequencies`, the
         path of a saved one, or the references of a training set (`list[list[str]]`). By default they are counted in
         `references`, as in pycocoevalcap; CIDEr of a single image is then 0.
@@ -101,10 +105,11 @@ pycocoevalcap's to 1e-4 or better. METEOR and SPICE are the authors' Java progra
     java: Path of the Java program; found automatically by default.
     meteor_heap, spice_heap (`str`): Maximum heap of each program, `"2G"` and `"8G"`.
     timeout_s (`float`): Seconds after which METEOR or SPICE is stopped.
+    extractor, encoder: For CAPTURE, from texts to their units (by default spaCy's parser) and to features (by default none).
 """,
     returns="""\
     bleu_1 ... bleu_4, rouge_l, meteor, spice (`float` in [0, 1]), cider, cider_d (`float` in [0, 10]; 1.0 is what papers
-    print as 100), higher is better; spice_subsets; `meteor_reason`, `spice_reason` if these were not run; per_sample,
+    print as 100), higher is better; spice_subsets; capture and its parts; `<key>_reason` where one was not run; per_sample,
     a list of each number; signature, the metrics' signatures joined by " + ".
 """,
     examples="""\
@@ -164,8 +169,8 @@ document frequencies: those of another set give other numbers. English only.
     references=("texts",),
     references_required=True,
     extra="java",
-    functions=("bleu", "rouge_l", "cider", "cider_d", "meteor", "spice"),
-    keys="`bleu_1` ... `bleu_4`, `rouge_l`, `cider`, `cider_d`, `meteor`, `spice`",
+    functions=("bleu", "rouge_l", "cider", "cider_d", "meteor", "spice", "capture"),
+    keys="`bleu_1` ... `bleu_4`, `rouge_l`, `cider`, `cider_d`, `meteor`, `spice`, `capture`",
     cases=(
         {
             "predictions": ["a man rides a horse", "two dogs play"],

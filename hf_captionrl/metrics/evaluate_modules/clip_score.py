@@ -8,7 +8,7 @@ from typing import Any
 import evaluate
 
 import hf_captionrl.metrics as metrics
-from hf_captionrl.metrics.clip_scores import score_prefix
+from hf_captionrl.metrics.clip_scores import CLIP_SCORE_PRESETS, score_prefix
 from hf_captionrl.metrics.evaluate_modules.inputs import (
     captions_and_pool,
     reference_features_of,
@@ -47,7 +47,9 @@ def compute(
     if reference_features is None:
         reference_features = reference_features_of(references, reference_captions, scorer, prefix)
     if reference_features is not None:
-        found = metrics.ref_clip_score(text, own, reference_features, prefix=prefix, scorer=name)
+        # RefPAC-S has the scale of PAC-S; the other presets only scale CLIPScore.
+        factor = {"scale": CLIP_SCORE_PRESETS[preset].scale} if preset == "pac_s" else {}
+        found = metrics.ref_clip_score(text, own, reference_features, prefix=prefix, scorer=name, **factor)
         result["ref_clip_score"] = found["ref_clip_score"]
         result["per_sample"]["ref_clip_score"] = found["per_sample"]
         result["signature"] += " + " + found["signature"]
@@ -61,8 +63,8 @@ METRIC = Metric(
     description="""\
 CLIPScore: the scaled cosine between a caption and its image under a frozen image-text model; negative cosines count as
 0. RefCLIPScore, if reference captions are given: the harmonic mean of CLIPScore and the largest cosine with a
-reference. Presets name the conventions of papers: `hessel` (2.5), `smile` (250), both after "A photo depicts", and
-`ndlb` (100, no clamp, no prefix). A caption that is too long for the scorer is truncated before its end-of-text token.
+reference. Presets name the conventions of papers: `hessel` (2.5), `smile` (250), both after "A photo depicts",
+`ndlb` (100, no clamp, no prefix), and `pac_s` (2, after "A photo depicts"), which is PAC-S with its weights. A caption that is too long for the scorer is truncated before its end-of-text token.
 """,
     arguments="""\
     predictions (`list[str]`, N): Captions; or their features, N vectors of D floats.
@@ -75,7 +77,7 @@ reference. Presets name the conventions of papers: `hessel` (2.5), `smile` (250)
     images, image_features, image_ids, targets: The images, as in `self_retrieval`.
     reference_captions (`list[list[str]]`, N): For RefCLIPScore, if references are images.
     reference_features: Features of the reference captions, N arrays `(R, D)`.
-    preset (`str`): `"hessel"`, `"smile"` or `"ndlb"`.
+    preset (`str`): `"hessel"`, `"smile"`, `"ndlb"` or `"pac_s"` (with a scorer of `captionrl convert clip_ViT-B-32.pth`).
     scale (`float`), clamp (`bool`), prefix (`str`): Override the preset's.
 """,
     returns="""\

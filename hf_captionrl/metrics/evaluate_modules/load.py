@@ -29,6 +29,7 @@ from hf_captionrl.utils.lazy_import import call_after_import
 MODULES = (
     "caption_diversity",
     "caption_faithfulness",
+    "caption_judge",
     "caption_nlg",
     "caption_perplexity",
     "clip_score",

@@ -192,6 +192,8 @@ def test_text_files_are_written_without_any_model(photos, capsys, monkeypatch):
         monkeypatch.setattr(command, name, None)
     write_table("captions.csv", {"a.png": "two cows", "sub/c.png": "two cows", "sub/copy.png": "a calf"})
     command_line = ["album", "photos", "--captions", "captions.csv", "--sidecars", "--output", "o.jsonl", "o.html"]
+    assert main([*command_line, "--dry_run"]) == 0
+    assert "in about 0 s" in capsys.readouterr().out
     assert main([*command_line, "--trigger", "ohwx"]) == 0
     said = capsys.readouterr().out
     assert "Use --scorer to compare them with the images." in said
@@ -205,6 +207,18 @@ def test_text_files_are_written_without_any_model(photos, capsys, monkeypatch):
     assert (rows["a.png"]["rank"], rows["a.png"]["problems"]) == (None, ["duplicate"])
     assert "rank their image" not in Path("o.html").read_text(encoding="utf-8")
     assert not Path("o.shards").exists()
+
+
+def test_what_no_output_or_audit_can_have_is_said(photos, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        for name in ("load_captioner", "load_scorer"):
+            patch.setattr(command, name, None)  # before any model
+        assert main(["album", "scenes", *MODEL, "--max_images", "3", "--output", "metadata.jsonl"]) == 2
+    assert "metadata.jsonl" in capsys.readouterr().err
+    assert album("--audit", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["audit"] == []
+    assert album("--audit") == 0
+    assert "--shared_share" in capsys.readouterr().out
 
 
 def test_trigger_and_shared_phrases_of_existing_captions_alone(photos, capsys):
@@ -306,12 +320,12 @@ def test_what_is_written_after_a_kill_is_not_the_command_s(tmp_path, monkeypatch
     monkeypatch.setattr(command, "atomic_write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):
         OwnFiles(first).write({one: b"new", two: b"new"})
-    assert OwnFiles(first).foreign([one, two]) == [], "the old content or the new one"
+    assert [*map(OwnFiles(first).is_ours, [one, two])] == [True, True], "the old content or the new one"
     two.write_bytes(b"by hand")
-    assert OwnFiles(first).foreign([one, two]) == [two]
+    assert [*map(OwnFiles(first).is_ours, [one, two])] == [True, False]
     # A file that only looks like a record.
     (tmp_path / "x.files.json").write_text("[1]")
-    assert OwnFiles(first).foreign([one, two]) == [two]
+    assert [*map(OwnFiles(first).is_ours, [one, two])] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -447,7 +461,7 @@ def test_earlier_texts_of_replaced_files_are_kept(tmp_path):
     assert write(two).old_texts() == {"1.txt": text, "2.txt": "theirs"}
     assert [line["file"] for line in rows_of(kept.old)] == ["1.txt", "2.txt"]
     one.write_text("edited", encoding="utf-8")
-    assert OwnFiles(first).foreign([one, two]) == [one], "an edit after writing is not ours"
+    assert [*map(OwnFiles(first).is_ours, [one, two])] == [False, True], "an edit after writing is not ours"
 
 
 @pytest.fixture

@@ -259,10 +259,10 @@ SOURCE = dict.fromkeys(("model", "revision", "prompt_hash", "time"), STRING) | {
 TEXTS = datasets.List(STRING)
 
 
-def png(number, size=0):
+def png(number):
     file = io.BytesIO()
     Image.new("RGB", (4, 4), (number % 256, 200, 30)).save(file, "PNG")
-    return file.getvalue() + bytes(size)
+    return file.getvalue()
 
 
 def row_of(number):
@@ -287,13 +287,9 @@ def mixed(tmp_path_factory):
         path.write_bytes(png(number))
         name = None if number % 3 else "/somewhere/else.png"
         images.append({"bytes": png(number), "path": name} if number % 2 else {"bytes": None, "path": str(path)})
-    columns = {
-        "image": images,
-        "image_id": [f"{n:05d}" for n in range(250)],
-        "captions": [[f"{n}"] for n in range(250)],
-    }
+    columns = {"image": images, "image_id": [f"{n:05d}" for n in range(250)]}
+    columns |= {"captions": [[f"{n}"] for n in range(250)], "split": [n % 100 for n in range(250)]}
     features = {"image": datasets.Image(), "image_id": STRING, "captions": TEXTS, "split": datasets.Value("int8")}
-    columns["split"] = [n % 100 for n in range(250)]
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 

@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from hf_captionrl.apps.boosting.boost import journals, read_journals
 from hf_captionrl.cli import main
-from hf_captionrl.data import open_image
 from hf_captionrl.utils.model_files import model_path
 from tests.apps.boosting.doubles import content, endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
+from tests.tiny import write_photos
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -111,12 +111,7 @@ def test_two_processes_equal_one_process(tmp_path):
 
 def photographs(folder):
     """Scenes as a folder of images with captions."""
-    folder.mkdir()
-    lines = []
-    for number, row in enumerate(scenes()):
-        open_image(row["image"]).save(folder / f"{number}.png")
-        lines.append(json.dumps({"file_name": f"{number}.png", "captions": row["captions"]}))
-    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    write_photos(folder, scenes())
     return ["boost", "--dataset", "imagefolder", "--data_dir", str(folder), "--split", "train"]
 
 

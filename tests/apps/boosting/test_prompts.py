@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 
 import pytest
 
@@ -21,27 +22,16 @@ from hf_captionrl.apps.boosting.prompts import (
 from hf_captionrl.scenes import load_scenes
 
 # SHA-256, first 16 digits, of each string as it was compared with Appendix A.1, letter by letter and digit by digit.
-OF_THE_PAPER = {
-    "1430bc0734bddb87": BLEND_SYSTEM,
-    "701549ccb672867c": VISUAL_PROMPT,
-    "ea875f03e406b81e": HOLISTIC_SYSTEM,
-    "c56615d34e27b74a": BLEND_EXAMPLES[0][0],
-    "6239c0ba5ee4e7a5": BLEND_EXAMPLES[0][1],
-    "58d583c860cfe409": BLEND_EXAMPLES[1][0],
-    "379e788e7a56d513": BLEND_EXAMPLES[1][1],
-    "3f022be091bfb504": BLEND_EXAMPLES[2][0],
-    "5b9b9cb8cae8b8d8": BLEND_EXAMPLES[2][1],
-    "1cb7fd13e972133f": HOLISTIC_EXAMPLES[0][0],
-    "a19a77119a78875d": HOLISTIC_EXAMPLES[0][1],
-    "2df5ec735761a709": HOLISTIC_EXAMPLES[1][0],
-    "81de7bb936a1a6f1": HOLISTIC_EXAMPLES[1][1],
-    "ec82debdaa5d16b5": HOLISTIC_EXAMPLES[2][0],
-    "871ba74f26d52a5d": HOLISTIC_EXAMPLES[2][1],
-}
+OF_THE_PAPER = """
+    1430bc0734bddb87 701549ccb672867c ea875f03e406b81e c56615d34e27b74a 6239c0ba5ee4e7a5 58d583c860cfe409
+    379e788e7a56d513 3f022be091bfb504 5b9b9cb8cae8b8d8 1cb7fd13e972133f a19a77119a78875d 2df5ec735761a709
+    81de7bb936a1a6f1 ec82debdaa5d16b5 871ba74f26d52a5d
+""".split()
 
 
 def test_prompts_equal_the_paper():
-    assert {hashlib.sha256(text.encode()).hexdigest()[:16]: text for text in OF_THE_PAPER.values()} == OF_THE_PAPER
+    texts = [BLEND_SYSTEM, VISUAL_PROMPT, HOLISTIC_SYSTEM, *itertools.chain(*BLEND_EXAMPLES, *HOLISTIC_EXAMPLES)]
+    assert [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts] == OF_THE_PAPER
 
 
 def test_blend_prompt_has_instruction_examples_and_numbered_references():

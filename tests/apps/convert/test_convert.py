@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_captionrl.apps.convert.convert import convert, read_pickle
+from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
@@ -152,14 +152,6 @@ def test_tied_weights_are_all_written(tmp_path):
     found = load_file(tmp_path / "w.safetensors")
     for name, value in {"a": shared, "b": shared, "c": shared.T, "d": shared[:2]}.items():
         assert torch.equal(found[name], value)
-
-
-def test_wrapped_state_dicts_are_found(tmp_path):
-    state = {"a": torch.ones(2)}
-    torch.save({"model": state, "epoch": 3, "optimizer": {"lr": 1.0}}, tmp_path / "w.pth")
-    assert read_pickle(tmp_path / "w.pth")[1] == ["epoch", "optimizer"]
-    torch.save({"state_dict": {"module.a": torch.ones(2)}}, tmp_path / "v.pth")
-    assert set(read_pickle(tmp_path / "v.pth")[0]) == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import open_clip
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +13,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.retrieval import load_scorer
 from tests.captioners.test_clipcap import MAPPERS, inputs, published_logits
 from tests.offline import python_path
@@ -90,6 +92,16 @@ def saved(model, processor, folder):
     return str(folder)
 
 
+def refused(message, state, folder, **settings):
+    """A checkpoint of these tensors is refused in one line, and nothing is left behind."""
+    torch.save(state, folder / "weights.pth")
+    before = sorted(folder.iterdir())
+    with pytest.raises(ValueError, match=message) as error:
+        convert(folder / "weights.pth", folder / "refused", **settings)
+    assert "\n" not in str(error.value)
+    assert sorted(folder.iterdir()) == before
+
+
 def test_training_checkpoint_of_blip_with_a_configuration(tmp_path):
     """What SMILE's training writes: weights, optimizer, configuration and epoch in one file."""
     model, processor = tiny_blip(seed=3)
@@ -138,11 +150,8 @@ def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
     assert_close(larger.vision_model(pixels).last_hidden_state, expected)
     convert(tmp_path / "w.pth", tmp_path / "same", config=like, image_size=size // 2)
     assert_same_tensors(tmp_path / "same", model)
-    with pytest.raises(ValueError, match="image_size is 33"):
-        convert(tmp_path / "w.pth", tmp_path / "odd", config=like, image_size=33)
-    torch.save(original_clip(make_clip()[0]), tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match="image_size is 384"):
-        convert(tmp_path / "clip.pth", tmp_path / "clip", image_size=384)
+    refused("image_size is 33", original_blip(model), tmp_path, config=like, image_size=33)
+    refused("image_size is 384", original_clip(make_clip()[0]), tmp_path, image_size=384)
 
 
 def test_sizes_of_blip_come_from_the_shapes(tmp_path):
@@ -151,9 +160,7 @@ def test_sizes_of_blip_come_from_the_shapes(tmp_path):
         hidden_size=128, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=24
     )
     vision = model.config.vision_config
-    torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"A width of 32 cannot be split into heads of 64\. Use --config"):
-        convert(tmp_path / "w.pth", tmp_path / "new")
+    refused(r"A width of 32 cannot be split into heads of 64\. Use --config", original_blip(model), tmp_path)
     vision.hidden_size, vision.num_attention_heads, vision.intermediate_size = 64, 1, 40
     model.config.text_config.encoder_hidden_size = 64
     model = type(model)(model.config)
@@ -182,6 +189,36 @@ def test_clip_with_a_configuration(tmp_path):
     assert torch.equal(again.text_features(texts), source.text_features(texts))
     assert torch.equal(again.image_features(images), source.image_features(images))
     assert again.logit_scale == source.logit_scale
+
+
+@pytest.mark.parametrize("names", ["openai", "open_clip"])
+def test_weights_of_pac_s(tmp_path, names):
+    """Its two checkpoints are training states of OpenAI's CLIP and of open_clip's, with GELU."""
+    model, processor = make_clip()
+    model.config.text_config.hidden_act = model.config.vision_config.hidden_act = "gelu"
+    state = original_clip(model)
+    if names == "open_clip":
+        state = {name: value for name, value in state.items() if name not in ("input_resolution", "context_length")}
+        sizes = {"image_size": 32, "layers": 2, "width": 16, "head_width": 8, "patch_size": 16, "mlp_ratio": 2}
+        text = {"context_length": 12, "vocab_size": len(processor.tokenizer), "width": 16, "heads": 2, "layers": 2}
+        theirs = open_clip.model.CLIP(
+            8, sizes, text | {"mlp_ratio": 2, "context_length": len(state["positional_embedding"])}
+        )
+        assert theirs.load_state_dict(state, strict=False).missing_keys == []
+        state = theirs.state_dict()
+    torch.save({"state_dict": state, "epoch": 7}, tmp_path / "clip_ViT-B-32.pth")
+    convert(tmp_path / "clip_ViT-B-32.pth", tmp_path / "new", config=saved(model, processor, tmp_path / "like"))
+    again = load_scorer(tmp_path / "new")
+    captions, images = ["a cat", "a red dog"], tiny_images(2, size=24)
+    found = metric_function("pac_s", scorer=again)(captions, [["x"]] * 2, images)
+    text = again.text_features([f"A photo depicts {caption}" for caption in captions])
+    cosines = [float(t @ v) for t, v in zip(text, again.image_features(images), strict=True)]
+    assert_close(found, [2 * max(cosine, 0) for cosine in cosines], dtype="float32", magnitude=2)
+    if names == "open_clip":
+        pixels = processor(images=images, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            features = torch.nn.functional.normalize(theirs.eval().encode_image(pixels), dim=1)
+        assert_close(again.image_features(images), features, dtype="float32", ulps=256)
 
 
 def test_sizes_of_clip_come_from_the_shapes(tmp_path):
@@ -213,12 +250,8 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
     ],
 )
 def test_tensors_without_numbers_raise(name, shape, tmp_path):
-    state = original_clip(make_clip()[0])
-    torch.save(state | {name: torch.zeros(shape)}, tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match=r"CLIP|width|square|release") as error:
-        convert(tmp_path / "clip.pth", tmp_path / "new")
-    assert "\n" not in str(error.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["clip.pth"]
+    state = original_clip(make_clip()[0]) | {name: torch.zeros(shape)}
+    refused(r"CLIP|width|square|release", state, tmp_path)
 
 
 def test_configuration_names_the_widest_dtype(tmp_path):
@@ -234,28 +267,21 @@ def test_configuration_names_the_widest_dtype(tmp_path):
 
 
 def test_resnet_and_other_checkpoints_raise(tmp_path):
-    torch.save({"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path / "RN50.pth")
-    with pytest.raises(ValueError, match=r"vision tower is a ResNet.*open_clip:RN50@openai"):
-        convert(tmp_path / "RN50.pth", tmp_path / "new")
+    resnet = {"visual.layer1.0.conv1.weight": torch.ones(1)}
+    refused(r"vision tower is a ResNet.*open_clip:RN50@openai", resnet, tmp_path)
     for part in ("text_encoder", "text_decoder"):  # of question answering, and alone
-        state = {f"{name}.weight": torch.ones(1) for name in ("text_encoder", part)}
-        torch.save({"model": state | {"visual_encoder.cls_token": torch.ones(1)}}, tmp_path / "w.pth")
-        with pytest.raises(ValueError, match="so it is not a captioner of BLIP"):
-            convert(tmp_path / "w.pth", tmp_path / "new")
+        state = dict.fromkeys(("text_encoder.weight", f"{part}.weight", "visual_encoder.cls_token"), torch.ones(1))
+        refused("so it is not a captioner of BLIP", state, tmp_path)
     model, _ = tiny_blip()
     model.config.save_pretrained(tmp_path / "like")
-    state = original_blip(model)
+    like = {"config": str(tmp_path / "like")}
     for change, message in [
         ({"visual_encoder.blocks.0.attn.qkv.weight": torch.ones(3)}, r"qkv.weight is \(3,\) instead of \(96, 32\)"),
         ({"visual_encoder.strange": torch.ones(3)}, "visual_encoder.strange is unknown"),
     ]:
-        torch.save({"model": {**state, **change}}, tmp_path / "w.pth")
-        with pytest.raises(ValueError, match=message):
-            convert(tmp_path / "w.pth", tmp_path / "new", config=str(tmp_path / "like"))
-    clip, _ = make_clip()
-    torch.save(original_clip(clip), tmp_path / "clip.pth")
-    with pytest.raises(ValueError, match="has model type 'blip', but the checkpoint has 'clip'"):
-        convert(tmp_path / "clip.pth", tmp_path / "new", config=str(tmp_path / "like"))
+        refused(message, original_blip(model) | change, tmp_path, **like)
+    clip = original_clip(make_clip()[0])
+    refused("has model type 'blip', but the checkpoint has 'clip'", clip, tmp_path, **like)
 
 
 @pytest.fixture(scope="module")
@@ -361,10 +387,7 @@ def test_files_that_are_not_checkpoints_raise(tmp_path):
 def test_tensors_that_do_not_match_raise(name, shape, shown, parts, tmp_path):
     state = torch.load(published(tiny_clipcap()[0], tmp_path / "weights.pt"), weights_only=True)
     state.pop(name, None)
-    torch.save(state | ({} if shape is None else {name: torch.ones(shape)}), tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=shown):
-        convert(tmp_path / "weights.pt", tmp_path / "out", **parts)
-    assert not (tmp_path / "out").exists()
+    refused(shown, state | ({} if shape is None else {name: torch.ones(shape)}), tmp_path, **parts)
 
 
 # First without, then with trust_remote_code.

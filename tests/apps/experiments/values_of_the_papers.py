@@ -8,7 +8,9 @@ FINETUNED, PRETRAINED = "outputs/blip-coco-finetuned", "outputs/blip-pretrained"
 
 # --- DiscriTune and No Detail Left Behind ---
 
-CLIP = "openai/clip-vit-base-patch32"
+SCORERS = {"scorer": "openai/clip-vit-base-patch32", "judge": "openai/clip-vit-large-patch14"}  # the judge is ours
+# code: the mean over the tokens of a caption, then over captions; no paper penalises.
+CODE = {"loss_type": "grpo", "repetition": 0.0, "truncation": 0.0}
 COCO, FLICKR = "dataset_coco.json", "dataset_flickr30k.json"
 BOOSTED = "outputs/boosted/train/captions.parquet"
 TEST_REFERENCES = "outputs/boosted/test/captions.parquet"
@@ -21,20 +23,14 @@ P1, NLG = {"reward_blocks_recall_at_1"}, {"bleu_4", "meteor", "cider_d", "spice"
 DISCRITUNE = {"recipe": "self_retrieval_clipcap", "start": "outputs/clipcap-coco", "data": COCO, "tune": None}
 DISCRITUNE |= {"rate": 1e-7, "schedule": "constant", "decay": 0.0, "batch": 100, "epochs": 20, "frozen_tower": True}
 DISCRITUNE |= {"do_sample": False, "baseline": "running_mean", "reward": "log_prob"}
-DISCRITUNE |= {"loss_type": "grpo"}  # code: the mean over the tokens of a caption, then over captions
-DISCRITUNE |= {"repetition": 0.0}  # no paper penalises
-DISCRITUNE |= {"truncation": 0.0, "bags": None, "longest": 30, "beams": 5, "train_longest": 30, "cider": 0.0}
-DISCRITUNE |= {"scope": "batch", "scale": "model", "paper": "discritune", "scorer": CLIP}
-DISCRITUNE |= {"judge": "openai/clip-vit-large-patch14"}  # ours
-DISCRITUNE |= {"measures": P1 | NLG}
+DISCRITUNE |= {"bags": None, "longest": 30, "beams": 5, "train_longest": 30, "cider": 0.0}
+DISCRITUNE |= {"scope": "batch", "scale": "model", "paper": "discritune", "measures": P1 | NLG, **SCORERS, **CODE}
 # Table 12 ranks among the k nearest and 99 - k random images of each target.
 HARD = {"scope": "bank", "bank": "nearest_and_random", "bank_size": 99, "bank_batch": 100, "bank_weighting": "equal"}
 # Flickr30K for 10 epochs; the tables show its validation images.
 ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10, "table_split": "validation"}
 EVALUATION = {"recipe": "self_retrieval_clipcap", "start": "outputs/clipcap-coco", "data": COCO, "epochs": 0}
-EVALUATION |= {"beams": 5, "longest": 30, "paper": "discritune", "scorer": CLIP}
-EVALUATION |= {"judge": "openai/clip-vit-large-patch14"}  # ours
-EVALUATION |= {"measures": P1 | NLG, "table_split": "test"}
+EVALUATION |= {"beams": 5, "longest": 30, "paper": "discritune", "measures": P1 | NLG, "table_split": "test"} | SCORERS
 # The data of Tables 1, 3 and 5, and the captioners of Tables 1 and 3 with their starts.
 CONCEPTUAL = {"data": "imagefolder", "folder": "conceptual_captions"}
 NOCAPS, CONCADIA = {"data": "nocaps", "folder": "nocaps"}, {"data": "concadia", "folder": "concadia"}
@@ -60,44 +56,24 @@ AGAINST_BOOSTED = NDLB_COLUMNS | {"more_cider_d"}  # CIDEr against BlendCap or H
 # No Detail Left Behind, Table 12 and Appendix C.3; code: finetuning/lora.py, configs/sr_final.yml (temperature, lengths).
 NDLB = {"recipe": "self_retrieval_clipcap", "start": "outputs/ndlb/table11/coco/model", "data": COCO, "rate": 9e-8}
 NDLB |= {"schedule": "constant", "decay": 0.01, "batch": 100, "steps": 23000, "tune": "language", "rank": 32}
-NDLB |= {
-    "lora_alpha": 16,
-    "dropout": 0.0,
-    "lora_init": "paper",
-    "frozen_tower": True,
-    "do_sample": True,
-    "temperature": 0.3,
-}
-NDLB |= {"baseline": "running_mean", "bags": None, "retrieval": 1.0, "cider": 0.0, "train_longest": 40, "longest": 40}
-NDLB |= {"beams": 5, "scope": "batch", "reward": "log_prob"}
-NDLB |= {"loss_type": "grpo"}  # code: the mean over the tokens of a caption, then over captions
-NDLB |= {"repetition": 0.0}  # no paper penalises
-NDLB |= {"truncation": 0.0, "paper": "ndlb", "scorer": CLIP}
-NDLB |= {"judge": "openai/clip-vit-large-patch14"}  # ours
+NDLB |= {"lora_alpha": 16, "dropout": 0.0, "lora_init": "paper", "frozen_tower": True, "do_sample": True}
+NDLB |= {"temperature": 0.3, "baseline": "running_mean", "bags": None, "retrieval": 1.0, "cider": 0.0, "longest": 40}
+NDLB |= {"train_longest": 40, "beams": 5, "scope": "batch", "reward": "log_prob", "paper": "ndlb", **SCORERS, **CODE}
 NDLB |= {"truematch": "truematch", "train_captions": None, "test_references": None, "measures": NDLB_COLUMNS}
 NDLB_MLE = {"recipe": "self_retrieval_clipcap", "start": "outputs/ndlb/table11/coco/model", "data": COCO}
-NDLB_MLE |= {"epochs": 0, "longest": 40, "beams": 5, "paper": "ndlb", "scorer": CLIP, "truematch": "truematch"}
+NDLB_MLE |= {"epochs": 0, "longest": 40, "beams": 5, "paper": "ndlb", "truematch": "truematch"}
+NDLB_MLE |= {"scorer": SCORERS["scorer"]}
 NDLB_MLE |= {"test_references": None, "measures": NDLB_COLUMNS}
-BLEND = {
-    "start": "outputs/ndlb/table11/blendcap/model",
-    "train_captions": BOOSTED,
-    "train_column": "blend_caption",
-    "test_references": TEST_REFERENCES,
-    "test_column": "blend_caption",
-    "measures": AGAINST_BOOSTED,
-}
-HOLISTIC = {
-    "start": "outputs/ndlb/table11/holisticcap/model",
-    "train_captions": BOOSTED,
-    "train_column": "captions",
-    "test_references": TEST_REFERENCES,
-    "test_column": "captions",
-    "measures": AGAINST_BOOSTED,
-}
+REFERENCES = {"train_captions": BOOSTED, "test_references": TEST_REFERENCES}
+BLEND_TEXTS = REFERENCES | dict.fromkeys(("train_column", "test_column"), "blend_caption")
+HOLISTIC_TEXTS = REFERENCES | dict.fromkeys(("train_column", "test_column"), "captions")
+BLEND = {"start": "outputs/ndlb/table11/blendcap/model", **BLEND_TEXTS, "measures": AGAINST_BOOSTED}
+HOLISTIC = {"start": "outputs/ndlb/table11/holisticcap/model", **HOLISTIC_TEXTS, "measures": AGAINST_BOOSTED}
 TESTED = ("start", "test_references", "test_column", "measures")  # of an evaluation
 V = {"tune": "vision", "frozen_tower": False}
 LV = {"tune": "both", "frozen_tower": False}
 CURRICULUM = {"bags": "paper"}
+TOWERS = ({}, V, LV)
 CIDER = {"cider": 1.0, "retrieval": 0.0, "baseline": "greedy"}
 BOTH = {"cider": 0.5, "baseline": "greedy", "rate": 1e-7}
 # Table 11; the vision tower is frozen.
@@ -156,23 +132,15 @@ SELF_RETRIEVAL = {
     "ndlb/table3/row4": NDLB,
     "ndlb/table3/row5": NDLB | BLEND,
     "ndlb/table3/row6": NDLB | HOLISTIC,
-    "ndlb/table4/row1": NDLB,
-    "ndlb/table4/row2": NDLB | V,
-    "ndlb/table4/row3": NDLB | LV,
-    "ndlb/table4/row4": NDLB | BLEND,
-    "ndlb/table4/row5": NDLB | BLEND | V,
-    "ndlb/table4/row6": NDLB | BLEND | LV,
-    "ndlb/table4/row7": NDLB | HOLISTIC,
-    "ndlb/table4/row8": NDLB | HOLISTIC | V,
-    "ndlb/table4/row9": NDLB | HOLISTIC | LV,
+    **{
+        f"ndlb/table4/row{3 * texts + tower + 1}": NDLB | start | tuned
+        for texts, start in enumerate(({}, BLEND, HOLISTIC))
+        for tower, tuned in enumerate(TOWERS)
+    },
     "ndlb/table5/row1": NDLB,
-    "ndlb/table5/row2": NDLB | CURRICULUM,
-    "ndlb/table5/row3": NDLB | V | CURRICULUM,
-    "ndlb/table5/row4": NDLB | LV | CURRICULUM,
     "ndlb/table5/row5": NDLB | HOLISTIC,
-    "ndlb/table5/row6": NDLB | HOLISTIC | CURRICULUM,
-    "ndlb/table5/row7": NDLB | HOLISTIC | V | CURRICULUM,
-    "ndlb/table5/row8": NDLB | HOLISTIC | LV | CURRICULUM,
+    **{f"ndlb/table5/row{row}": NDLB | tuned | CURRICULUM for row, tuned in enumerate(TOWERS, 2)},
+    **{f"ndlb/table5/row{row}": NDLB | HOLISTIC | tuned | CURRICULUM for row, tuned in enumerate(TOWERS, 6)},
     "ndlb/table6/blendcap": NDLB | BLEND | LV | CURRICULUM,
     # 100 epochs, as in Figure 3: 113,287 images in batches of 100. Every point of the curve is a stopping point.
     **{
@@ -192,25 +160,20 @@ SELF_RETRIEVAL = {
     # code: finetuning/losses.py, CiderReward (PTB words without the full stop); configs/cider.yml, cider-sr.yml (baselines).
     "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "baseline": "running_mean", "frequencies": "batch", "eos": False},
     "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch", "eos": False},
-    "ndlb/table10/row1": NDLB | HOLISTIC | LV,
     **{
         f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}
-        for row, size in ((2, 2), (3, 3), (4, 5), (5, 7), (6, 10), (7, 15), (8, 20), (9, "paper"))
+        for row, size in enumerate((None, 2, 3, 5, 7, 10, 15, 20, "paper"), 1)
     },
     "ndlb/table13/row1": NDLB | HOLISTIC | LV | CURRICULUM,
     **{
         f"ndlb/table13/row{row}": NDLB | HOLISTIC | LV | CURRICULUM | BOTH | {"cider": weight}
-        for row, weight in ((2, 0.1), (3, 0.3), (4, 0.5), (5, 0.7), (6, 1.0))
+        for row, weight in enumerate((0.1, 0.3, 0.5, 0.7, 1.0), 2)
     },
     "mle_clipcap/coco": CLIPCAP,
     "ndlb/table11/coco": NDLB_CLIPCAP,
     # Training captions of up to 50 tokens: ours.
-    "ndlb/table11/blendcap": NDLB_CLIPCAP
-    | {k: v for k, v in BLEND.items() if k not in ("start", "measures")}
-    | {"longest_reference": 50},
-    "ndlb/table11/holisticcap": NDLB_CLIPCAP
-    | {k: v for k, v in HOLISTIC.items() if k not in ("start", "measures")}
-    | {"longest_reference": 50},
+    "ndlb/table11/blendcap": NDLB_CLIPCAP | BLEND_TEXTS | {"longest_reference": 50},
+    "ndlb/table11/holisticcap": NDLB_CLIPCAP | HOLISTIC_TEXTS | {"longest_reference": 50},
 }
 
 # --- SMILE and SLE ---
@@ -229,45 +192,22 @@ SMILE |= {"measures": SMILE_COLUMNS}
 UNSELECTED = {"curves": True, "selected": False}
 # BLIP's finetuning with maximum likelihood smooths labels with 0.1 (code).
 MLE = SMILE | {"start": PRETRAINED, "mle_weight": 1.0, "smoothing": 0.1}
-# SMILE, Table 6: MSR-VTT and BLIP4video, which is not published. The paper states no settings of this training.
-VIDEO = {
-    "recipe": "smile_video",
-    "start": FINETUNED,
-    "data": "msr-vtt",
-    "frames": 8,  # ours
-    "mle_epochs": 2,  # ours
-    "mle_weight": 0.0,
-    "rate": 1e-5,  # ours, as on images
-    "schedule": "cosine",  # ours, as on images
-    "decay": 0.05,  # ours, as on images
-    "batch": 32,  # ours, as on images
-    "epochs": 5,  # ours, as on images
-    "beams": 3,  # ours, as on images
-    "longest": 40,  # ours
-    "longest_reference": 40,  # ours, as on images
-    "prompt": "a video of ",  # ours
-    "mle_rate": 1e-5,  # ours, as on images
-    "frozen_tower": True,  # ours
-    # Table 6: EMScore's precision, recall and F, and R@1 and R@5 by F.
-    "measures": {"length", "lexical_diversity", "perplexity", "emscore", "emscore_precision", "emscore_recall"}
-    | {"emscore_recall_at_1", "emscore_recall_at_5"},
-}
+# SMILE, Table 6: MSR-VTT and BLIP4video, which is not published. The paper states no settings of this training: those from the frames
+# on are ours, and from the rate on as on images.
+VIDEO = {"recipe": "smile_video", "start": FINETUNED, "data": "msr-vtt", "mle_weight": 0.0}
+VIDEO |= {"frames": 8, "mle_epochs": 2, "longest": 40, "prompt": "a video of ", "frozen_tower": True}
+VIDEO |= {"rate": 1e-5, "mle_rate": 1e-5, "schedule": "cosine", "decay": 0.05, "batch": 32, "epochs": 5, "beams": 3}
+VIDEO |= {"longest_reference": 40}
+# Table 6: EMScore's precision, recall and F, and R@1 and R@5 by F.
+VIDEO |= {"measures": {"length", "lexical_diversity", "perplexity", "emscore", "emscore_precision", "emscore_recall"}}
+VIDEO["measures"] |= {"emscore_recall_at_1", "emscore_recall_at_5"}
 # SMILE, Appendix B: LLaMA-13B on Alpaca, batch 8, 5 to 20 epochs; its learning rate and rank are not stated.
-LLAMA = {
-    "recipe": "smile_llama_lora",
-    "start": "huggyllama/llama-13b",
-    "data": "tatsu-lab/alpaca",
-    "batch": 8,
-    "rate": 1e-4,  # ours
-    "rank": 8,  # ours
-    "lora_alpha": 16,  # ours
-    "lora_targets": ["q_proj", "v_proj"],  # ours
-    "controls": [1.0],  # the objectives of the table: MLE and SMILE
-    "mle_weight": 0.0,
-    # Table 7: length, words, seven categories, overall.
-    "measures": {"length", "lexical_diversity", "generic", "knowledge", "roleplay", "common-sense", "fermi"}
-    | {"counterfactual", "writing", "overall"},
-}
+LLAMA = {"recipe": "smile_llama_lora", "start": "huggyllama/llama-13b", "data": "tatsu-lab/alpaca", "batch": 8}
+LLAMA |= {"rate": 1e-4, "rank": 8, "lora_alpha": 16, "lora_targets": ["q_proj", "v_proj"]}  # ours
+LLAMA |= {"mle_weight": 0.0, "controls": [1.0]}  # the objectives of the table: MLE and SMILE
+# Table 7: length, words, seven categories, overall.
+LLAMA |= {"measures": {"length", "lexical_diversity", "generic", "knowledge", "roleplay", "common-sense", "fermi"}}
+LLAMA["measures"] |= {"counterfactual", "writing", "overall"}
 # ours: a current small LLaMA.
 LLAMA_1B = LLAMA | {"start": "meta-llama/Llama-3.2-1B", "epochs": 5, "rate": 2e-4, "rank": 16, "lora_alpha": 32}
 LLAMA_1B |= {"lora_targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]}
@@ -277,29 +217,18 @@ SLE = {
     "recipe": "sle_blip",
     "start": PRETRAINED,
     "data": COCO,
+    "paper": "sle",
     "alpha": 0.75,
     "samples": 5,
-    "entropy": 0.0,
-    "diversity": "pairwise",
-    "distance": "bleu34",
-    "baseline": "greedy",
-    "loss_type": "dapo",
-    "eos": True,
-    "xe_epochs": 5,
-    "epochs": 15,
-    "batch": 20,
-    "rate": 1e-6,
-    "xe_rate": 1e-5,
     "beams": 5,
-    "longest": 75,  # ours
-    "train_longest": 40,  # ours
-    "decay": 0.0,  # ours
-    "frozen_tower": True,  # section 5.1: features are not finetuned
-    "paper": "sle",
-    # Tables 2 and 3, and Tables 1 and 4: five samples (rs) and the beam's five captions (bs).
-    "measures": {"meteor", "cider_d", "spice"}
-    | {f"{by}_{key}" for by in ("rs", "bs") for key in ("cider_d", "div_1", "div_2", "mbleu_4_per_image")},
 }
+SLE |= {"entropy": 0.0, "diversity": "pairwise", "distance": "bleu34", "baseline": "greedy", "loss_type": "dapo"}
+SLE |= {"eos": True, "xe_epochs": 5, "epochs": 15, "batch": 20, "rate": 1e-6, "xe_rate": 1e-5}
+SLE |= {"longest": 75, "train_longest": 40, "decay": 0.0}  # ours
+SLE |= {"frozen_tower": True}  # section 5.1: features are not finetuned
+# Tables 2 and 3, and Tables 1 and 4: five samples (rs) and the beam's five captions (bs).
+SLE |= {"measures": {f"{by}_{k}" for by in ("rs", "bs") for k in ("cider_d", "div_1", "div_2", "mbleu_4_per_image")}}
+SLE["measures"] |= {"meteor", "cider_d", "spice"}
 # Number of frames and prompt are ours.
 TGIF = SLE | {"data": "tgif", "frames": 8, "prompt": "a video of "}
 
@@ -322,29 +251,22 @@ PAPERS = {
     "smile/table4/none": SMILE | {"first_token": "smile"},
     "smile/table4/shifting": SMILE | {"first_token": "shift"},
     "smile/table5/lambda-1": SMILE | {"epochs": 0},
-    "smile/table5/lambda-0.5": SMILE | {"mle_weight": 0.5},
-    "smile/table5/lambda-0.1": SMILE | {"mle_weight": 0.1},
-    "smile/table5/lambda-0.05": SMILE | {"mle_weight": 0.05},
-    "smile/table5/lambda-0.01": SMILE | {"mle_weight": 0.01},
-    "smile/table5/lambda-0": SMILE,
+    **{f"smile/table5/lambda-{weight}": SMILE | {"mle_weight": weight} for weight in (0.5, 0.1, 0.05, 0.01, 0)},
     "smile/figure4a/smile": SMILE | UNSELECTED,
     "smile/figure4a/random": SMILE | UNSELECTED | {"subset": "random", "first_token": "smile", "num_random": 10},
     # Not in the paper: the least that a subset of words can add.
     "smile/figure4a/one-random": SMILE | UNSELECTED | {"subset": "random", "first_token": "smile", "num_random": 1},
     "smile/figure4a/reverse": SMILE | UNSELECTED | {"subset": "reverse"},
-    "smile/figure4b/simpler-mle": SMILE
-    | {"start": "outputs/smile/mle/simpler-coco/model", "simplify": "simpler", "mle_weight": 1.0},
-    "smile/figure4b/simpler-smile": SMILE | {"start": "outputs/smile/mle/simpler-coco/model", "simplify": "simpler"},
-    "smile/figure4b/simplest-mle": SMILE
-    | {"start": "outputs/smile/mle/simplest-coco/model", "simplify": "simplest", "mle_weight": 1.0},
-    "smile/figure4b/simplest-smile": SMILE
-    | {"start": "outputs/smile/mle/simplest-coco/model", "simplify": "simplest"},
+    **{
+        f"smile/figure4b/{simple}-{name}": SMILE
+        | {"start": f"outputs/smile/mle/{simple}-coco/model", "simplify": simple, "mle_weight": weight}
+        for simple in ("simpler", "simplest")
+        for name, weight in (("mle", 1.0), ("smile", 0.0))
+    },
     "smile_video/msrvtt": VIDEO,
     "smile/table6/tgif": VIDEO | {"data": "tgif", "frames": 4},  # ours: the paper has MSR-VTT alone
     "smile_llama_lora/alpaca": LLAMA | {"epochs": 5},
-    "smile/table7/5-epochs": LLAMA | {"epochs": 5},
-    "smile/table7/10-epochs": LLAMA | {"epochs": 10},
-    "smile/table7/20-epochs": LLAMA | {"epochs": 20},
+    **{f"smile/table7/{epochs}-epochs": LLAMA | {"epochs": epochs} for epochs in (5, 10, 20)},
     "smile/llama-1b/document": LLAMA_1B,
     "smile/llama-1b/sentence": LLAMA_1B | {"subset_scope": "sentence"},
     "smile/llama-1b/window": LLAMA_1B | {"subset_scope": "window"},
@@ -352,12 +274,8 @@ PAPERS = {
     "sle_blip/coco": SLE,
     "sle/table1/xe": SLE | {"epochs": 5},
     "sle/table1/sll": SLE | {"alpha": 1.0},
-    "sle/table2/sll-me-0.1": SLE | {"alpha": 1.0, "entropy": 0.1},
-    "sle/table2/sll-me-0.01": SLE | {"alpha": 1.0, "entropy": 0.01},
-    "sle/table2/sll-me-0.001": SLE | {"alpha": 1.0, "entropy": 0.001},
-    "sle/table2/sle-0.25": SLE | {"alpha": 0.25},
-    "sle/table2/sle-0.5": SLE | {"alpha": 0.5},
-    "sle/table2/sle-0.75": SLE,
+    **{f"sle/table2/sll-me-{weight}": SLE | {"alpha": 1.0, "entropy": weight} for weight in (0.1, 0.01, 0.001)},
+    **{f"sle/table2/sle-{alpha}": SLE | {"alpha": alpha} for alpha in (0.25, 0.5, 0.75)},
     "sle/table3/sll": TGIF | {"alpha": 1.0},
     "sle/table3/sll-me": TGIF | {"alpha": 1.0, "entropy": 0.01},
     "sle/table3/sle": TGIF,

@@ -25,6 +25,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli import main
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.utils.io import to_plain
 from hf_captionrl.utils.model_files import model_path
 from tests.evaluation.test_pages import HOSTILE, Page
@@ -313,12 +314,46 @@ def test_greedy_caption_has_advantage_0_against_the_greedy_baseline(tmp_path, ca
     assert found["reward"]["advantage"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("caption", "wrong"),
+    [(CAPTION_COMMAND, []), ("two red trucks ABOVE a pizza in the rain", ["red", "in the rain"]), ("hello", [])],
+)
+def test_claims_of_a_scene_have_a_verdict_and_a_credit(caption, wrong, rows, tmp_path, capsys):
+    facts = {row["image_id"]: row["facts"] for row in rows}["test-00012"]
+    assert explain(tmp_path, "--caption", caption, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    claims, marks = found["claims"], mark_caption(caption, facts)
+    assert [(c["text"], c["is_true"], c["start"], c["end"]) for c in claims["claims"]] == [
+        (m.claim.text, m.verdict == "right", m.start, m.end) for m in marks
+    ]
+    assert [c["text"] for c in claims["claims"] if not c["is_true"]] == wrong
+    precision = sum(m.verdict == "right" for m in marks) / max(len(marks), 1)
+    at, expected = 0, []
+    for word in caption.split():
+        truths = [float(m.verdict == "right") for m in marks if m.start <= at < m.end]
+        expected.append(sum(truths) / len(truths) - precision if truths else 0.0)
+        at += len(word) + 1
+    own = [token["text"] for token in found["tokens"]].index("[SEP]")
+    if own == len(expected):  # one token per word
+        assert claims["credits"] == pytest.approx([*expected, 0.0])
+    else:
+        assert claims["credits"] == [0.0] * len(found["tokens"])
+    text = " ".join(Page(tmp_path / "explain.html").text.split())
+    for mark in marks:
+        assert f"{mark.claim.text}: {'true' if mark.verdict == 'right' else 'false'}, credit" in text
+    assert ("no claim that can be checked" in text) == (not marks)
+    assert explain(tmp_path, "--caption", caption) == 0
+    said = capsys.readouterr().out
+    assert all(f"{word}" in said.partition("wrong: ")[2] for word in wrong)
+
+
 def test_image_files(rows, tmp_path, capsys):
     rows[0]["image"].save(tmp_path / "a<b>.png")
     command = ["explain", "scenes:clipcap-mle", str(tmp_path / "a<b>.png"), "--output_dir", str(tmp_path)]
     assert main([*command, "--distractors", "scenes:test-00003", "--scorer", "scenes:clip-reward"]) == 0
     html = (tmp_path / "explain.html").read_text()
     assert "a&lt;b&gt;.png" in html
+    assert "Claims of the caption" not in html  # the truth of a file is not known
     assert str(tmp_path) not in html
     said = capsys.readouterr().out
     assert "nats per token under MLE" in said

@@ -19,6 +19,7 @@ from hf_captionrl.metrics import cider_d
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import Facts, check
 from hf_captionrl.utils.model_files import model_path
+from tests.tiny import write_captions
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 RIGHT, WRONG, BOUND = Mark("a", "right", 0, 1), Mark("b", "wrong", 0, 1), Mark("c", "misbound", 0, 1, "pig")
@@ -50,10 +51,12 @@ def rows():
     return hf_captionrl.scenes.load_scenes(num_train=0, num_validation=0, num_test=15)["test"]
 
 
-@pytest.fixture(autouse=True)
-def small_world(monkeypatch, rows, tmp_path):
-    monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda **settings: {"test": rows})
-    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
+@pytest.fixture(scope="module", autouse=True)
+def small_world(rows, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf_captionrl.scenes, "load_scenes", lambda **settings: {"test": rows})
+        patch.setenv("CAPTIONRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +70,32 @@ def files(rows, tmp_path_factory):
     }
     captions["sr"][4] = HOSTILE
     for name, mine in captions.items():
-        lines = [json.dumps({"image_id": i, "caption": c}) for i, c in zip(rows["image_id"], mine, strict=True)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+        write_captions(folder / f"{name}.jsonl", rows["image_id"], mine)
     return folder, captions
 
 
 def run(files, folder, *more):
     sources = [str(files[0] / f"{name}.jsonl") for name in files[1]]
     return main(["gallery", "--captions", *sources, "--output_dir", str(folder), *more])
+
+
+@pytest.fixture(scope="module")
+def pages(files, tmp_path_factory):
+    """The folder of a run with all pages, and the numbers that it wrote."""
+    folder = tmp_path_factory.mktemp("pages")
+    assert run(files, folder, "--max_cider", "1.5") == 0
+    return folder, json.loads((folder / "gallery.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def expected(files, rows):
+    """CIDEr-D and the claims of each source, row by row."""
+    scores = {name: cider_d(mine, list(rows["captions"]))["per_sample"] for name, mine in files[1].items()}
+    checks = {
+        name: [check(caption, facts) for caption, facts in zip(mine, rows["facts"], strict=True)]
+        for name, mine in files[1].items()
+    }
+    return scores, checks
 
 
 def plain_ranks(captions, rows, members):
@@ -111,68 +132,55 @@ def test_bags_side_by_side_with_their_ranks(files, rows, tmp_path):
             assert files[1]["mle"][bag[at]] in card
 
 
-def test_every_wrong_claim_is_counted_and_marked(files, rows, tmp_path, capsys):
-    assert run(files, tmp_path, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_every_wrong_claim_is_counted_and_marked(pages, expected):
+    folder, found = pages
     wrong_rows = []
-    for name, mine in files[1].items():
-        results = [check(caption, facts) for caption, facts in zip(mine, rows["facts"], strict=True)]
+    for name, results in expected[1].items():
         counts = found["errors"][name]
         assert counts["hallucinated"] + counts["misbound"] == sum(len(result.wrong) for result in results)
         assert counts["claims"] == sum(len(result.wrong) + len(result.right) for result in results)
         assert counts["wrong_captions"] == sum(bool(result.wrong) for result in results)
         wrong_rows += [number for number, result in enumerate(results) if result.wrong]
-    html = (tmp_path / "errors.html").read_text()
+    html = (folder / "errors.html").read_text()
     assert html.count("<article") == len(set(wrong_rows)) > 2
     marked = len(re.findall('<span class="(?:wrong|misbound)" title', html))
-    assert marked == found["errors"]["mle"]["hallucinated"] + found["errors"]["sr"]["hallucinated"] + sum(
-        found["errors"][name]["misbound"] for name in ("mle", "sr")
-    )
+    assert marked == sum(counts["hallucinated"] + counts["misbound"] for counts in found["errors"].values())
     assert "<script>alert" not in html
     assert html.count("</style>") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
 
-def test_cider_cases_follow_the_rule(files, rows, tmp_path):
-    assert run(files, tmp_path) == 0
-    found = json.loads((tmp_path / "gallery.json").read_text())["cider"]
-    scores = {name: cider_d(mine, list(rows["captions"]))["per_sample"] for name, mine in files[1].items()}
+def test_cider_cases_follow_the_rule(pages, expected, files, rows):
+    folder, found = pages[0], pages[1]["cider"]
+    scores, checks = expected
     ranks = {name: plain_ranks(mine, rows, range(15)) for name, mine in files[1].items()}
-    expected = []
+    cases = []
     for row in range(15):
         high, low = ("mle", "sr") if scores["mle"][row] > scores["sr"][row] else ("sr", "mle")
-        results = {name: check(files[1][name][row], rows[row]["facts"]) for name in (high, low)}
-        more = len(results[low].recalled) - len(results[high].recalled)
-        fewer = len(results[high].wrong) - len(results[low].wrong)
+        more = len(checks[low][row].recalled) - len(checks[high][row].recalled)
+        fewer = len(checks[high][row].wrong) - len(checks[low][row].wrong)
         gap = scores[high][row] - scores[low][row]
         if gap > 0 and more >= 0 and fewer >= 0 and more + fewer > 0 and ranks[low][row] < ranks[high][row]:
-            expected.append((f"test-{row:05d}", high, low))
-    assert {(case["image_id"], case["preferred"], case["better"]) for case in found["cases"]} == set(expected)
-    assert found["failures"] == len(expected) > 0
+            cases.append((f"test-{row:05d}", high, low))
+    assert {(case["image_id"], case["preferred"], case["better"]) for case in found["cases"]} == set(cases)
+    assert found["failures"] == len(cases) > 0
     gaps = [case["gap"] for case in found["cases"]]
     assert gaps == sorted(gaps, reverse=True)
-    card = texts(tmp_path / "cider.html")[0]
+    card = texts(folder / "cider.html")[0]
     number = int(found["cases"][0]["image_id"][-5:])
     assert f"CIDEr-D {scores[found['cases'][0]['preferred']][number]:.2f}" in card
 
 
-def test_right_captions_with_a_cider_d_near_0(files, rows, tmp_path):
+def test_right_captions_with_a_cider_d_near_0(pages, expected):
     """By hand: no wrong claim, a right one, and a score below the bound."""
-    assert run(files, tmp_path, "--max_cider", "1.5") == 0
-    found = json.loads((tmp_path / "gallery.json").read_text())["unrewarded"]
-    expected, good = set(), 0
-    for name, mine in files[1].items():
-        scores = cider_d(mine, list(rows["captions"]))["per_sample"]
-        for row, (caption, facts) in enumerate(zip(mine, rows["facts"], strict=True)):
-            result = check(caption, facts)
-            if result.right and not result.wrong:
-                good += 1
-                if scores[row] < 1.5:
-                    expected.add((f"test-{row:05d}", name))
-    assert {(case["image_id"], case["source"]) for case in found["cases"]} == expected
-    assert (found["right_captions"], found["unrewarded"]) == (good, len(expected))
-    assert 0 < len(expected) < good
-    assert f"{len(expected)} of {good} captions" in (tmp_path / "unrewarded.html").read_text()
+    folder, found = pages[0], pages[1]["unrewarded"]
+    scores, checks = expected
+    good = [(name, row) for name in checks for row, c in enumerate(checks[name]) if c.right and not c.wrong]
+    poor = {(f"test-{row:05d}", name) for name, row in good if scores[name][row] < 1.5}
+    assert {(case["image_id"], case["source"]) for case in found["cases"]} == poor
+    assert (found["right_captions"], found["unrewarded"]) == (len(good), len(poor))
+    assert 0 < len(poor) < len(good)
+    assert f"{len(poor)} of {len(good)} captions" in (folder / "unrewarded.html").read_text()
 
 
 def test_captioner_as_source_and_removal_of_old_pages(files, tmp_path, capsys):

@@ -104,7 +104,11 @@ def a_study(kind="retrieval", seed=0):
         parts = retrieval_parts(sets, captions, controls, block_size=6, seed=seed)
     else:
         parts = rating_parts(ids[:6], captions, num_raters=3, seed=seed)
-    key = {"format": KEY_FORMAT, "kind": kind, "systems": ["A", "B"], "settings": {"set_size": 10}, "parts": parts}
+    return key_of(kind, captions, parts, set_size=10)
+
+
+def key_of(kind, systems, parts, **settings):
+    key = {"format": KEY_FORMAT, "kind": kind, "systems": list(systems), "settings": settings, "parts": parts}
     return {**key, "fingerprint": study_fingerprint(key)}
 
 
@@ -264,14 +268,13 @@ def pictures(ids):
     return {i: Image.new("RGB", (8, 8), (37 * n % 256, 101 * n % 256, 59 * n % 256)) for n, i in enumerate(ids)}
 
 
-def write_study(folder, kind, key, images, **more):
-    key = {"format": KEY_FORMAT, "kind": kind, **key}
-    key["fingerprint"] = study_fingerprint(key)
+def write_study(folder, key, images, **more):
     pages = {}
     for part, questions in key["parts"].items():
         pages[part] = folder / f"{part}.html"
         more |= {"study": key["fingerprint"], "part": part}
-        pages[part].write_text(render_study_page(kind, questions, images.__getitem__, **more), encoding="utf-8")
+        html = render_study_page(key["kind"], questions, images.__getitem__, **more)
+        pages[part].write_text(html, encoding="utf-8")
     return key, pages
 
 
@@ -283,20 +286,17 @@ def retrieval(tmp_path_factory):
     controls = [(ids[n : n + 10], f"control caption {n}") for n in range(200, 300, 10)]
     captions = {"SYSTEM-A": [f"caption {n}" for n in range(20)], "SYSTEM-B": [HOSTILE] * 19 + [""]}
     parts = retrieval_parts(sets, captions, controls, block_size=20, seed=3)
-    key = {"systems": list(captions), "settings": {"set_size": 10}, "parts": parts}
-    example = ("an example", ids[300:], 4)
-    return write_study(
-        tmp_path_factory.mktemp("retrieval"), "retrieval", key, pictures(ids), example=example, consent="One.\nTwo."
-    )
+    key = key_of("retrieval", captions, parts, set_size=10)
+    more = {"example": ("an example", ids[300:], 4), "consent": "One.\nTwo."}
+    return write_study(tmp_path_factory.mktemp("retrieval"), key, pictures(ids), **more)
 
 
 @pytest.fixture(scope="module")
 def rating(tmp_path_factory):
     ids = [f"SECRET-{n}" for n in range(3)]
     captions = {"SYSTEM-A": ["a dog", "a cat", "a cow"], "SYSTEM-B": [HOSTILE] * 3}
-    parts = rating_parts(ids, captions, num_raters=2, seed=1)
-    key = {"systems": list(captions), "settings": {}, "parts": parts}
-    return write_study(tmp_path_factory.mktemp("rating"), "rating", key, pictures(ids))
+    key = key_of("rating", captions, rating_parts(ids, captions, num_raters=2, seed=1))
+    return write_study(tmp_path_factory.mktemp("rating"), key, pictures(ids))
 
 
 @pytest.fixture(scope="module")
@@ -321,14 +321,18 @@ def saved(browser, part, participant):
     return path
 
 
+def press(browser, questions, choose):
+    for question in questions:
+        for value in choose(question):
+            browser.key(str(value % 10))
+        browser.key("Enter")
+
+
 def play(browser, study, part, participant, choose, folder):
     """Answer a whole page with the keyboard, and download the file."""
     key, pages = study
     start(browser, pages[part], participant)
-    for question in key["parts"][part]:
-        for value in choose(question):
-            browser.key(str(value % 10))
-        browser.key("Enter")
+    press(browser, key["parts"][part], choose)
     assert browser.evaluate("document.getElementById('end').hidden") is False
     browser.click("#download")
     path = saved(browser, part, participant)
@@ -359,9 +363,7 @@ def test_page_holds_the_questions_and_not_the_key(retrieval, rating):
     for key, pages in (retrieval, rating):
         for part, page in pages.items():
             html = page.read_text(encoding="utf-8")
-            data = json.loads(
-                re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S).group(1)
-            )
+            data = json.loads(re.search(r'"application/json" id="data">(.*?)</script>', html, re.S).group(1))
             assert [set(q) for q in data["questions"]] == [{"id", "caption", "images"}] * len(data["questions"])
             assert [q["id"] for q in data["questions"]] == [q["id"] for q in key["parts"][part]]
             for word in ("SECRET", "SYSTEM", "set-", "control-", '"right"'):
@@ -423,9 +425,7 @@ def test_ratings_of_two_raters_are_scored(browser, rating, tmp_path):
 def test_closing_the_page_loses_no_answers(browser, retrieval, tmp_path):
     key, pages = retrieval
     start(browser, pages["block-1"], "stops")
-    for question in key["parts"]["block-1"][:7]:
-        browser.key(str(question["right"] % 10))
-        browser.key("Enter")
+    press(browser, key["parts"]["block-1"][:7], perfect)
     browser.click("#partial")
     first = read_answers(saved(browser, "block-1", "stops").rename(tmp_path / "first.json"), key)
     assert len(first.values) == 7
@@ -443,9 +443,7 @@ def test_closing_the_page_loses_no_answers(browser, retrieval, tmp_path):
     assert browser.evaluate("document.querySelector('#task input:checked').value") == str(right)
     browser.key(str((right + 1) % 10))
     browser.key("Enter")
-    for question in key["parts"]["block-1"][7:]:
-        browser.key(str(question["right"] % 10))
-        browser.key("Enter")
+    press(browser, key["parts"]["block-1"][7:], perfect)
     browser.click("#download")
     last = saved(browser, "block-1", "stops").rename(tmp_path / "last.json")
     answers, rejected = collect_answers([tmp_path], key)
@@ -499,9 +497,7 @@ def test_keyboard_names_and_hostile_captions(browser, retrieval, rating):
     assert browser.evaluate("document.getElementById('task').hidden") is True
     start(browser, pages["block-2"], "keys")
     place = next(n for n, q in enumerate(key["parts"]["block-2"]) if q["caption"] == HOSTILE)
-    for _ in range(place):
-        browser.key("1")
-        browser.key("Enter")
+    press(browser, range(place), lambda _: [1])
     assert browser.evaluate("document.getElementById('caption').textContent") == HOSTILE
     assert browser.evaluate("document.title") == "Which image is it?"
     # Enter without a choice shows a message.

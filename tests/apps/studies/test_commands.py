@@ -11,6 +11,7 @@ from hf_captionrl.apps.studies.build import read_key, study_fingerprint
 from hf_captionrl.cli import main
 from hf_captionrl.scenes import load_scenes
 from tests.apps.studies.test_build import answers_of, written
+from tests.tiny import write_captions
 
 PAGE = (Path(__file__).parents[3] / "docs" / "studies.md").read_text(encoding="utf-8")
 IMAGES = 250
@@ -25,10 +26,7 @@ def scenes():
 def files(scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("captions")
     for name, captions in (("mle", [c[0] for c in scenes["captions"]]), ("smile", list(scenes["full_caption"]))):
-        rows = zip(scenes["image_id"], captions, strict=True)
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps({"image_id": i, "caption": c}) + "\n" for i, c in rows)
-        )
+        write_captions(folder / f"{name}.jsonl", scenes["image_id"], captions)
     return folder
 
 

@@ -11,9 +11,10 @@ from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics.columns import Column
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.utils.io import write_json, write_jsonl
+from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import model_path
 from tests.apps.truematch.conftest import IMAGES, build, truematch
+from tests.tiny import write_captions
 from tests.tolerances import within
 
 
@@ -21,11 +22,8 @@ from tests.tolerances import within
 def measured(built, scenes, cache, tmp_path_factory):
     """Captions with every fact, captions without facts, and the references."""
     out = tmp_path_factory.mktemp("measured")
-    ids = scenes["image_id"][:]
-    write_jsonl(
-        out / "full.jsonl", [{"image_id": i, "caption": c} for i, c in zip(ids, scenes["full_caption"], strict=True)]
-    )
-    write_jsonl(out / "same.jsonl", [{"image_id": i, "caption": "a picture"} for i in ids])
+    for name, captions in (("full", scenes["full_caption"]), ("same", ["a picture"] * IMAGES)):
+        write_captions(out / f"{name}.jsonl", scenes["image_id"], captions)
     options = ["--captions", out / "full.jsonl", out / "same.jsonl", "--references", "--cache_dir", cache]
     assert truematch("evaluate", built, *options, "--output_dir", out) == 0
     return out
@@ -166,16 +164,14 @@ KEY = "bag_3_recall_at_1"
 COLUMNS = [Column(KEY, "R@1, bags of 3", "higher", is_fraction=True), Column("cider_d", "CIDEr-D", "higher")]
 
 
-def measured_leaderboard(name, values, groups, cider=1.0):
-    mean = float(np.mean(values))
-    row = {"name": name, KEY: mean, f"{KEY}_ci": [max(mean - 0.1, 0), min(mean + 0.1, 1)], "cider_d": cider}
-    return row, {"values": list(values), "groups": list(groups)}
-
-
 def table(**hits):
+    """Rows and hits of captioners in 60 bags of 3."""
+    means = {name: float(np.mean(values)) for name, values in hits.items()}
+    rows = [
+        {"name": n, KEY: m, f"{KEY}_ci": [max(m - 0.1, 0), min(m + 0.1, 1)], "cider_d": 1.0} for n, m in means.items()
+    ]
     groups = np.repeat(np.arange(60), 3).tolist()
-    pairs = [measured_leaderboard(name, values, groups) for name, values in hits.items()]
-    return [row for row, _ in pairs], {row["name"]: values for row, values in pairs}
+    return rows, {name: {"values": list(values), "groups": groups[:]} for name, values in hits.items()}
 
 
 def test_rows_are_sorted_and_noise_is_marked():

@@ -250,10 +250,12 @@ def test_decisions_need_the_token_of_the_page(server, folder):
     assert ask(server, "POST", "/decisions", good, X_Review_Token="guess")[0] == 403
     assert ask(server, "POST", "/decisions", good, X_Review_Token=token, Host="evil.test")[0] == 403
     assert ask(server, "GET", "/", Host="evil.test")[0] == 403
-    assert ask(server, "POST", "/elsewhere", good, X_Review_Token=token)[0] == 400
-    for bad in ("{", "[" * 5000, '{"bag": "3-0", "decision": "keep"}', json.dumps({"bag": bag, "decision": "shoot"})):
+    assert ask(server, "POST", "/elsewhere", good, X_Review_Token=token)[0] == 404
+    for bad in ("{", "[" * 5000):
         assert ask(server, "POST", "/decisions", bad, X_Review_Token=token)[0] == 400
-    assert ask(server, "POST", "/decisions", "x" * 2**17, X_Review_Token=token)[0] == 400
+    for bad in ('{"bag": "3-0", "decision": "keep"}', json.dumps({"bag": bag, "decision": "shoot"})):
+        assert ask(server, "POST", "/decisions", bad, X_Review_Token=token)[0] == 422
+    assert ask(server, "POST", "/decisions", "x" * 2**17, X_Review_Token=token)[0] == 413
     assert lines(folder) == []
     assert ask(server, "POST", "/decisions", good, X_Review_Token=token)[0] == 200
     assert lines(folder) == [("keep", None)]
@@ -277,7 +279,7 @@ def test_other_sites_and_huge_numbers_are_refused(server, folder, capsys):
         connection.putrequest("POST", "/decisions")
         connection.putheader("Content-Length", length.encode())
         connection.endheaders()
-        assert connection.getresponse().status == 400
+        assert connection.getresponse().status == 411
         connection.close()
     assert lines(folder) == []
     assert "Traceback" not in capsys.readouterr().err

@@ -7,7 +7,6 @@ import pytest
 
 from hf_captionrl.metrics.evaluate_modules.inputs import resolve_scorer
 from hf_captionrl.scenes import load_scenes
-from tests.metrics.evaluate_modules.warm_process import WarmProcess
 
 SCORER = "scenes:clip-reward"
 
@@ -16,12 +15,6 @@ def _forget_modules() -> None:
     """The package that `evaluate` makes for modules keeps its first home for the whole process."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
         del sys.modules[name]
-
-
-@pytest.fixture(scope="session")
-def warm_process():
-    with WarmProcess() as running:
-        yield running
 
 
 @pytest.fixture(scope="package")
@@ -58,6 +51,5 @@ def held_out_scorer():
 @pytest.fixture(scope="session")
 def features(scenes, held_out_scorer):
     """Features of first references and of images by the held-out scorer."""
-    return held_out_scorer.text_features([row[0] for row in scenes["captions"]]), held_out_scorer.image_features(
-        list(scenes["image"])
-    )
+    text = held_out_scorer.text_features([row[0] for row in scenes["captions"]])
+    return text, held_out_scorer.image_features(list(scenes["image"]))

@@ -13,6 +13,7 @@ import pytest
 from hf_captionrl.hub.spaces import space_files
 from hf_captionrl.metrics.evaluate_modules import MODULES, install, path
 from hf_captionrl.metrics.evaluate_modules.load import class_name, modules_cache
+from tests.metrics.evaluate_modules import warm_process
 from tests.metrics.evaluate_modules.test_spaces import two_rows
 from tests.offline import python_path
 from tests.test_docs import blocks
@@ -92,7 +93,7 @@ def job(tmp_path, code, name="run", **env):
     return {"code": code, "cwd": str(folder), "env": env}
 
 
-def test_every_bare_name_offline_in_a_new_process_and_folder(warm_process, tmp_path):
+def test_every_bare_name_offline_in_a_new_process_and_folder(tmp_path):
     code = LOAD + (
         "for name in modules.MODULES:\n"
         "    metric = evaluate.load(name)\n"
@@ -137,7 +138,7 @@ except FileNotFoundError:
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_after_the_import_alone_bare_names_are_known(warm_process, hub, tmp_path, online):
+def test_after_the_import_alone_bare_names_are_known(hub, tmp_path, online):
     settings = {"HF_EVALUATE_OFFLINE": "1"}
     if online:  # a Hub that would return another module of this name
         settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}/200-foreign"}
@@ -150,7 +151,7 @@ def test_after_the_import_alone_bare_names_are_known(warm_process, hub, tmp_path
         assert "FOREIGN" not in said, name
 
 
-def test_a_script_in_the_working_folder_comes_first_as_for_every_name(warm_process, tmp_path):
+def test_a_script_in_the_working_folder_comes_first_as_for_every_name(tmp_path):
     work = job(tmp_path, "import hf_captionrl\nimport evaluate\nevaluate.load('caption_diversity')", "own")
     own = Path(work["cwd"], "caption_diversity")
     own.mkdir()
@@ -162,7 +163,7 @@ def test_a_script_in_the_working_folder_comes_first_as_for_every_name(warm_proce
 
 
 @pytest.mark.slow  # a fresh process per case
-def test_bare_names_with_every_answer_of_the_hub(warm_process, hub, tmp_path):
+def test_bare_names_with_every_answer_of_the_hub(hub, tmp_path):
     endpoint = "http://127.0.0.1:{}/{}".format
     cases = {name: endpoint(hub.server_port, name) for name in HUB}
     cases["refused"] = endpoint(9, "nobody-listens")
@@ -176,7 +177,7 @@ def test_bare_names_with_every_answer_of_the_hub(warm_process, hub, tmp_path):
 
 
 @pytest.mark.slow  # a fresh process per case
-def test_cached_page_is_not_loaded(warm_process, hub, tmp_path):
+def test_cached_page_is_not_loaded(hub, tmp_path):
     # A process without the package has cached a sign-in page under the name; later the Hub is unreachable.
     before = "import evaluate\ntry:\n    evaluate.load('caption_diversity')\nexcept BaseException as error:\n    print(error)"
     home = {"HF_HOME": str(tmp_path / "home")}
@@ -188,7 +189,7 @@ def test_cached_page_is_not_loaded(warm_process, hub, tmp_path):
     assert OURS in warm_process.run(job(tmp_path, LOAD, HF_EVALUATE_OFFLINE="1", **home))[0][1]
 
 
-def test_a_pushed_space_loads_by_its_name(warm_process, hub, tmp_path):
+def test_a_pushed_space_loads_by_its_name(hub, tmp_path):
     code = """
 import evaluate
 for name in ("self_retrieval", "caption_faithfulness"):
@@ -277,7 +278,7 @@ print("RESULT", json.dumps(found))
 """
 
 
-def test_two_processes_equal_one_for_every_module(warm_process, tmp_path, evaluate):
+def test_two_processes_equal_one_for_every_module(tmp_path, evaluate):
     cases = {name: two_rows(name) for name in sorted(MODULES)}
     codes = [EVERY.format(cases=json.dumps(cases), process=n, cache=str(tmp_path / "cache")) for n in (0, 1)]
     jobs = [job(tmp_path, code, f"every-{n}", HF_EVALUATE_OFFLINE="1") for n, code in enumerate(codes)]
@@ -308,7 +309,7 @@ print("RESULT", json.dumps([hf_captionrl.__file__, found, row["word_repetition"]
 """
 
 
-def test_metric_example_works_as_printed(warm_process, tmp_path):
+def test_metric_example_works_as_printed(tmp_path):
     """In a copy of the package: linked, and copied where files are added."""
     root, package = Path(__file__).parents[3], tmp_path / "hf_captionrl"
     package.mkdir()

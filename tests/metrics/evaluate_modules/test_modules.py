@@ -18,6 +18,7 @@ from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics.evaluate_modules.metric import forwards
 from hf_captionrl.retrieval.feature_cache import FeatureCache
 from hf_captionrl.scenes import check
+from hf_captionrl.utils.prompts import AnswerScores, Prompt
 from tests.metrics.evaluate_modules.conftest import SCORER
 from tests.metrics.evaluate_modules.test_spaces import two_rows
 from tests.tolerances import assert_close, close
@@ -82,9 +83,8 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
     arguments = {"references": ids, "image_ids": [*ids, "missing"], "image_features": cache}
     with pytest.raises(ValueError, match=r"image_ids\[15\]: 'missing' is not among"):
         metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
-    found = metric.compute(
-        predictions=[" ".join(["a pig"] * 40), "a pig"], references=images[:2], scorer=held_out_scorer
-    )
+    long = [" ".join(["a pig"] * 40), "a pig"]
+    found = metric.compute(predictions=long, references=images[:2], scorer=held_out_scorer)
     assert (found["num_truncated"], found["truncated_share"]) == (1, 0.5)
 
 
@@ -125,7 +125,7 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     metric = evaluate.load("clip_score")
     prefix = "A photo depicts "
     text = held_out_scorer.text_features([prefix + caption for caption in captions])
-    for preset in ("hessel", "smile"):
+    for preset in ("hessel", "smile", "pac_s"):
         found = metric.compute(predictions=captions, references=images, scorer=held_out_scorer, preset=preset)
         agree(found, metrics.clip_score(text, features[1], preset=preset))
         assert f"preset:{preset}" in found["signature"]
@@ -133,17 +133,17 @@ def test_clip_score_is_the_function_with_prefix_and_references(evaluate, scenes,
     agree(bare, metrics.clip_score(features[0], features[1], preset="ndlb"))
     groups = [held_out_scorer.text_features([prefix + text for text in group]) for group in references]
     expected = metrics.ref_clip_score(text, features[1], groups)
-    for arguments in (
-        {"references": images, "reference_captions": references},
-        {"references": references, "images": images},
-    ):
+    forms = {"references": images, "reference_captions": references}, {"references": references, "images": images}
+    for arguments in forms:
         found = metric.compute(predictions=captions, scorer=held_out_scorer, **arguments)
         assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
         assert_close(found["per_sample"]["ref_clip_score"], expected["per_sample"], dtype="float32")
         assert len(found["per_sample"]["clip_score"]) == len(captions)
-    several = metric.compute(
-        predictions=captions[:3], references=[4, 4, 0], images=images, scorer=held_out_scorer, prefix=""
-    )
+    found = metric.compute(predictions=captions, scorer=held_out_scorer, preset="pac_s", **arguments)
+    expected = metrics.ref_clip_score(text, features[1], groups, scale=2.0)
+    assert found["ref_clip_score"] == close(expected["ref_clip_score"], dtype="float32")
+    rows = {"references": [4, 4, 0], "images": images, "prefix": ""}
+    several = metric.compute(predictions=captions[:3], scorer=held_out_scorer, **rows)
     agree(several, metrics.clip_score(features[0][:3], features[1][[4, 4, 0]]))
 
 
@@ -284,7 +284,7 @@ def test_misspelt_argument_is_named(evaluate):
         metric.compute(**arguments, num_distractor=99)
 
 
-PATHS, ONE_FRAME = ["a.png", "b.png"], [[[1.0, 0.0]]]
+PATHS, ONE_FRAME, EYE = ["a.png", "b.png"], [[[1.0, 0.0]]], np.eye(2)
 
 
 @pytest.mark.parametrize(
@@ -301,20 +301,16 @@ PATHS, ONE_FRAME = ["a.png", "b.png"], [[[1.0, 0.0]]]
         ("self_retrieval", {"references": PATHS, "scorer": SCORER}, r"references\[0\]: .*'a.png' is not a file"),
         ("self_retrieval", {"references": [{"bytes": b"no image", "path": None}] * 2}, r"references\[0\]: .*8 bytes"),
         ("self_retrieval", {"references": ["x", "y"], "image_features": {"x": [1.0, 0.0]}}, r"references\[1\]"),
-        ("self_retrieval", {"references": ["x", "y"], "image_features": np.eye(2)}, "image_ids"),
+        ("self_retrieval", {"references": ["x", "y"], "image_features": EYE}, "image_ids"),
         (
             "self_retrieval",
-            {"references": ["x"] * 2, "image_ids": ["x"] * 2, "image_features": np.eye(2)},
+            {"references": ["x"] * 2, "image_ids": ["x"] * 2, "image_features": EYE},
             r"image_ids\[1\]",
         ),
-        ("self_retrieval", {"references": ["x", "z"], "image_ids": ["x"], "image_features": np.eye(2)}, "1 image_ids"),
-        (
-            "self_retrieval",
-            {"references": [0, 1], "targets": [0, 1], "image_features": np.eye(2)},
-            "targets and references",
-        ),
+        ("self_retrieval", {"references": ["x", "z"], "image_ids": ["x"], "image_features": EYE}, "1 image_ids"),
+        ("self_retrieval", {"references": [0, 1], "targets": [0], "image_features": EYE}, "targets and references"),
         ("self_retrieval", {"references": [0, 1]}, "there are no images"),
-        ("self_retrieval", {"images": ["a.png"], "image_features": np.eye(2)}, "images and image_features"),
+        ("self_retrieval", {"images": ["a.png"], "image_features": EYE}, "images and image_features"),
         ("self_retrieval", {"image_ids": ["a"]}, "image_ids"),
         ("self_retrieval", {"text_features": np.eye(3)}, "text_features"),
         ("self_retrieval", {"image_ids": ["x", "z"], "image_features": {"x": [1.0, 0.0]}}, r"image_ids\[1\]"),
@@ -328,11 +324,7 @@ PATHS, ONE_FRAME = ["a.png", "b.png"], [[[1.0, 0.0]]]
         ("caption_diversity", {}, "image_ids"),
         ("caption_diversity", {"predictions": [["a", "b"]], "image_ids": [1]}, "image_ids"),
         ("caption_perplexity", {}, "model is missing"),
-        (
-            "clip_score",
-            {"references": [0, 9], "image_features": np.eye(2), "text_features": np.eye(2)},
-            "image 9|is 9",
-        ),
+        ("clip_score", {"references": [0, 9], "image_features": EYE, "text_features": EYE}, "image 9|is 9"),
         ("emscore", {"references": ONE_FRAME * 2, "token_features": ONE_FRAME}, "1 token_features"),
         ("emscore", {"references": [*ONE_FRAME, [[1.0]]], "token_features": ONE_FRAME * 2}, r"frame_features\[1\]"),
         ("emscore", {"token_features": ONE_FRAME * 2}, "there are no frames"),
@@ -399,7 +391,7 @@ def test_tensors_of_two_devices_cannot_be_combined():
 
 
 def test_modules_accept_features_on_any_device(evaluate, scenes, features, remote):
-    captions, images, ids = [row[0] for row in scenes["captions"]], list(scenes["image"]), scenes["image_id"]
+    captions, images, ids = first_captions(scenes), list(scenes["image"]), scenes["image_id"]
     text, pool = features
     retrieval, score = (evaluate.load(name, keep_in_memory=True) for name in ("self_retrieval", "clip_score"))
     ranks = metrics.self_retrieval(text, pool, num_bootstrap=0)["ranks"].tolist()
@@ -418,10 +410,8 @@ def test_modules_accept_features_on_any_device(evaluate, scenes, features, remot
         found = score.compute(predictions=captions, references=vectors, scorer=remote, prefix="", **given)
         assert found["ref_clip_score"] == close(expected, dtype="float32")
     frames = [images[:2], images[1:3]]
-    found = evaluate.load("emscore", keep_in_memory=True).compute(
-        predictions=captions[:2], frames=frames, scorer=remote
-    )
-    assert -1 <= found["f"] <= 1
+    emscore = evaluate.load("emscore", keep_in_memory=True)
+    assert -1 <= emscore.compute(predictions=captions[:2], frames=frames, scorer=remote)["f"] <= 1
     tokens, frames = torch.eye(3), torch.eye(3)[:2]
     found = metrics.emscore([away(tokens)], [away(frames)], reference_features=[[away(frames)]])
     expected = metrics.emscore([tokens], [frames], reference_features=[[frames]])
@@ -441,3 +431,59 @@ def test_forwarded_options_are_in_the_signature():
     assert compute(["a"], scale=3.0) == {"scale": 3.0, "scorer": "mine"}
     with pytest.raises(TypeError, match="'bags'"):
         compute(["a"], bags=[])
+
+
+# --- Judges ----------------------------------------------------------------------------------------------------------
+
+
+class Judge(AnswerScores):
+    """Prefers the first of the answers, the more the longer the question, and writes a score."""
+
+    model, revision, is_multimodal = "judge", "1", True
+
+    def score_answers(self, prompts, answers):
+        for at, prompt in enumerate(prompts):
+            yield at, [-0.01 * len(prompt.user) * place - 0.1 for place in range(len(answers))]
+
+    def complete(self, prompts):
+        yield from ((at, json.dumps({"score": len(prompt.user) % 101})) for at, prompt in enumerate(prompts))
+
+
+def test_caption_judge_is_each_function(evaluate, scenes):
+    captions, images, judge = first_captions(scenes), list(scenes["image"]), Judge()
+    groups, bags = [list(row) for row in scenes["captions"]], [[0, 1, 2], [3, 4]]
+    metric = functools.partial(evaluate.load("caption_judge").compute, predictions=captions, backend=judge)
+    agree(metric(references=images), metrics.vqa_score(captions, images, judge))
+    raw = metrics.vqa_score(captions, images, judge, normalise=False)
+    agree(metric(references=images, normalise=False), raw)
+    leave = ("signature", "failures")
+    agree(metric(references=images, metric="fleur"), metrics.fleur(captions, images, judge), leave)
+    expected = metrics.fleur(captions, images, judge, groups)
+    for rows in ({"references": images, "reference_captions": groups}, {"references": groups, "images": images}):
+        agree(metric(**rows, metric="fleur"), expected, leave)
+    agree(metric(references=groups, metric="clair"), metrics.clair(captions, groups, judge), (*leave, "reasons"))
+    expected = metrics.listener(captions, images, judge, bags=bags)
+    agree(metric(references=images, metric="listener", bags=bags), expected, leave)
+    log_probs = judge.answer_log_probs([Prompt("x", "", "?")] * len(captions), ["Yes", "No"])
+    found = metric(references=images, log_probs=log_probs)
+    assert found["vqa_score"] == close(1 / (1 + math.exp(-0.01)))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"metric": "clip"}, "metric is 'clip'"),
+        ({"backend": None}, "backend"),
+        ({"backend": "Qwen/Qwen2.5-VL-3B-Instruct"}, "backend"),
+        ({}, "images"),
+        ({"metric": "clair"}, "reference_captions"),
+        ({"metric": "listener", "images": [1]}, "bags"),
+        ({"log_probs": [[0.0, -1.0, -2.0]]}, "log_probs"),
+        ({"log_probs": [[0.0, math.nan]]}, "log_probs"),
+        ({"log_probs": [["yes", "no"]]}, "log_probs"),
+        ({"metric": "clair", "log_probs": [[0.0, -1.0]]}, "log_probs"),
+    ],
+)
+def test_caption_judge_refuses(evaluate, options, named):
+    with pytest.raises(ValueError, match=named):
+        evaluate.load("caption_judge").compute(predictions=["a"], **{"backend": Judge(), **options})

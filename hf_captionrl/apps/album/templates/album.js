@@ -133,6 +133,7 @@
     old.replaceChildren(...(was ? [element("del", card.old_caption)] : []));
     const facts = element("p");
     if (card.unreadable) facts.append(element("span", `unreadable: ${card.unreadable}`, "wrong"));
+    else if (card.decorative && !edits.has(card.key)) facts.append("decorative: it needs no caption ");
     else if (edits.has(card.key)) facts.append("edited; the rank is not known ");
     else if (card.rank !== null) facts.append(element("span", `rank ${card.rank} of ${data.compared} `, card.rank === 1 ? "first" : "wrong"));
     for (const problem of problemsOf(card, owners)) {

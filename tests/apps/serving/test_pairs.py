@@ -1,0 +1,144 @@
+"""Preference pairs: the choice against an enumeration, files against scores, TRL's data path, refusals."""
+
+import itertools
+import json
+import random
+
+import datasets
+import pytest
+from trl import DPOConfig, DPOTrainer
+
+from hf_captionrl.apps.serving.pairs import choose_pairs
+from hf_captionrl.apps.serving.server import RewardService
+from hf_captionrl.cli import main
+from hf_captionrl.data import open_image
+from hf_captionrl.metrics import cider_d
+from hf_captionrl.scenes import load_scenes
+from tests.tiny.chat import tiny_chat
+
+
+@pytest.mark.parametrize("margin", [0.25, 0.5, 2.0])
+def test_pairs_equal_an_enumeration(margin):
+    for seed in range(30):
+        draw = random.Random(seed)
+        scores = {f"caption {n}": draw.choice([0.0, 0.25, 0.5, 1.0]) for n in range(draw.randint(2, 6))}
+        ordered = list(itertools.permutations(scores, 2))
+        wide = [(a, b) for a, b in ordered if scores[a] - scores[b] >= margin]
+        ties = sum(scores[a] == scores[b] for a, b in ordered) // 2
+        for most in (1, 3, 99):
+            chosen, counts = choose_pairs(scores, margin, most)
+            assert set(chosen) <= set(wide)
+            gaps = sorted((scores[a] - scores[b] for a, b in wide), reverse=True)
+            assert [scores[a] - scores[b] for a, b in chosen] == gaps[:most]
+            under = len(ordered) // 2 - ties - len(wide)
+            assert counts.tolist() == [len(ordered) // 2, ties, under, min(most, len(wide))]
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
+
+
+@pytest.fixture
+def sampled(scenes, tmp_path):
+    """Two files: two references of five images, one of them twice; the full caption of four."""
+    lines = [{"image_id": row["image_id"], "captions": row["captions"][:2]} for row in scenes]
+    lines[3]["captions"] = ["a pig", "a pig"]
+    full = [{"image_id": row["image_id"], "caption": row["full_caption"]} for row in scenes.select(range(3))]
+    for name, rows in (("a", lines[:5]), ("b", full)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {row["image_id"]: row["captions"] for row in lines[:5]}, {row["image_id"]: row["caption"] for row in full}
+
+
+def pairs(folder, *arguments):
+    files = ["--captions", folder / "a.jsonl", folder / "b.jsonl", "--output", folder / "pairs.parquet"]
+    given = [*files, "--dataset", "scenes", "--max_images", 6, "--cache_dir", folder / "cache", *arguments]
+    return main(["pairs", *map(str, given)])
+
+
+def test_pairs_by_a_reward(scenes, sampled, tmp_path, capsys, options):
+    assert pairs(tmp_path, "--reward", "self_retrieval", "--margin", 0.01, "--max_pairs_per_image", 2, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    several = {i: [*dict.fromkeys([*texts, *filter(None, [sampled[1].get(i)])])] for i, texts in sampled[0].items()}
+    several = {image_id: texts for image_id, texts in several.items() if len(texts) > 1}
+    assert (said["images"], said["images_with_several"]) == (5, len(several))
+    service = RewardService(options(max_images=6), ["self_retrieval"])
+    flat = [(row, text) for row, texts in enumerate(several.values()) for text in texts]
+    found = service.score([text for _, text in flat], list(several), [row for row, _ in flat])["rewards"]
+    scores = {(list(several)[row], text): value for (row, text), value in zip(flat, found, strict=True)}
+    written = datasets.load_dataset("parquet", data_files=str(tmp_path / "pairs.parquet"), split="train")
+    assert len(written) == said["written"] > 4
+    rows = {row["image_id"]: row for row in scenes}
+    for row in written:
+        texts = [row[name][0]["content"] for name in ("chosen", "rejected")]
+        values = [scores[row["image_id"], text] for text in texts]
+        assert [row["score_chosen"], row["score_rejected"]] == values
+        assert values[0] - values[1] >= 0.01
+        assert row["prompt"] == [{"role": "user", "content": "Describe the image in one sentence."}]
+        assert open_image(row["images"][0]).tobytes() == open_image(rows[row["image_id"]]["image"]).tobytes()
+    compared = sum(len(texts) * (len(texts) - 1) // 2 for texts in several.values())
+    assert said["compared"] == compared
+    assert said["ties_share"] == said["ties"] / compared
+
+
+def test_pairs_by_a_metric(scenes, sampled, tmp_path, capsys):
+    assert pairs(tmp_path, "--metric", "bleu_1", "--margin", 1e-6) == 0
+    assert "% are ties" in capsys.readouterr().out
+    assert pairs(tmp_path, "--metric", "cider_d", "--margin", 1e-6, "--max_pairs_per_image", 9) == 0
+    written = datasets.load_dataset("parquet", data_files=str(tmp_path / "pairs.parquet"), split="train")
+    several = {i: [*dict.fromkeys([*texts, *filter(None, [sampled[1].get(i)])])] for i, texts in sampled[0].items()}
+    flat = [(i, text) for i, texts in several.items() if len(texts) > 1 for text in texts]
+    references = {row["image_id"]: list(row["captions"]) for row in scenes}
+    scores = cider_d([text for _, text in flat], [references[i] for i, _ in flat])["per_sample"]
+    expected = dict(zip(flat, map(float, scores), strict=True))
+    mine = [[expected[i, text] for text in texts] for i, texts in several.items() if len(texts) > 1]
+    gaps = [abs(a - b) for values in mine for a, b in itertools.combinations(values, 2)]
+    assert len(written) == sum(gap >= 1e-6 for gap in gaps) > 5
+    for row in written:
+        assert row["score_chosen"] == pytest.approx(expected[row["image_id"], row["chosen"][0]["content"]])
+    assert pairs(tmp_path, "--metric", "clip_score", "--scorer", "scenes:clip-reward", "--margin", 1e-6) == 0
+
+
+def test_trl_trains_on_the_file(sampled, tmp_path):
+    assert pairs(tmp_path, "--metric", "cider_d", "--margin", 1e-6) == 0
+    data = datasets.load_dataset("parquet", data_files=str(tmp_path / "pairs.parquet"), split="train")
+    model, processor = tiny_chat("llava")
+    settings = {"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    args = DPOConfig(
+        str(tmp_path / "dpo"), per_device_train_batch_size=2, max_steps=2, max_length=None, logging_steps=1, **settings
+    )
+    trainer = DPOTrainer(
+        model, ref_model=tiny_chat("llava")[0], args=args, train_dataset=data, processing_class=processor
+    )
+    batch = next(iter(trainer.get_train_dataloader()))
+    texts = processor.batch_decode(batch["input_ids"])
+    chosen = [row["chosen"][0]["content"] for row in data]
+    assert all(any(caption in text for caption in chosen) for text in texts[:2])  # the chosen ones come first
+    assert batch["pixel_values"].shape[0] == 4
+    trainer.train()
+    assert trainer.state.log_history[0]["rewards/accuracies"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "--reward"),
+        (["--reward", "length", "--metric", "cider_d"], "--metric"),
+        (["--metric", "clip_score"], "--scorer"),
+        (["--metric", "cider_d", "--reward_weights", "2"], "--reward_weights"),
+        (["--metric", "cider_d", "--tokenizer", "gpt2"], "--tokenizer"),
+        (["--metric", "meteorite"], "'meteorite'"),
+        (["--reward", "meteorite"], "'meteorite'"),
+        (["--metric", "cider_d", "--margin", "0"], "margin"),
+        (["--metric", "cider_d", "--margin", "99"], "--margin"),
+        (["--metric", "cider_d", "--max_images", "2"], "two different"),
+        (["--metric", "cider_d", "--split", "train"], "--split"),
+    ],
+)
+def test_bad_arguments(sampled, tmp_path, capsys, arguments, named):
+    if "two different" in named:
+        (tmp_path / "b.jsonl").write_text('{"image_id": "test-00003", "caption": "a pig"}\n')
+        (tmp_path / "a.jsonl").write_text('{"image_id": "test-00003", "caption": "a pig"}\n')
+    assert pairs(tmp_path, *arguments) == 2
+    assert named in capsys.readouterr().err
+    assert not (tmp_path / "pairs.parquet").exists()

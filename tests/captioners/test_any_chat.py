@@ -1,0 +1,287 @@
+"""Chat models of types without a family: they compute what the model alone computes, or are refused with the reason."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+import types
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from hf_captionrl.captioners import any_chat, load_captioner
+from hf_captionrl.captioners.decoding import DecodingLoop
+from hf_captionrl.utils.versions import cache_name
+from tests.captioners.test_families import CAPTIONS, gradients, own_chat, some_images
+from tests.tiny.any_chat import ANY_CHAT_TYPES, tiny_any_chat
+from tests.tolerances import assert_close
+
+NAMES = (*ANY_CHAT_TYPES, "joycaption")
+GENERATED = {"qwen3_5", "lfm2_vl", "minicpmv4_6"}
+"""With caches of states, whose rows the package's loop cannot select."""
+
+
+def tiny(name):
+    kind = "llava" if name == "joycaption" else name
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no model type {kind}")
+    if name == "minicpmv4_6" and Version(transformers.__version__) < Version("5.21"):
+        pytest.skip(f"MiniCPM-V of transformers {transformers.__version__} fails on an image with tiles of two sizes")
+    return tiny_any_chat(name)
+
+
+@functools.cache
+def built(name):
+    model, processor = tiny(name)
+    plain = copy.deepcopy(model)
+    return load_captioner(model, processor=processor), plain
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def captioner(name):
+    return copy.deepcopy(built(name)[0])
+
+
+def test_log_probs_and_gradients_equal_those_of_the_original_class(name, captioner):
+    """The original class reads the whole chat from the processor, one image at a time; the captioner a padded batch."""
+    plain = copy.deepcopy(built(name)[1])
+    batch = captioner.collate(some_images(), CAPTIONS)
+    found, labels = captioner.log_probs(batch), captioner.align_labels(batch["labels"])
+    total = torch.zeros(())
+    for row, (image, caption) in enumerate(zip(some_images(), CAPTIONS, strict=True)):
+        inputs, first = own_chat(captioner, image, caption)
+        number = int((labels[row] != -100).sum())
+        assert torch.equal(inputs["input_ids"][0, first : first + number - 1], labels[row, : number - 1])
+        logits = plain(**inputs).logits[0, first - 1 : first - 1 + number]
+        expected = logits.log_softmax(-1).gather(-1, labels[row, :number, None]).squeeze(-1)
+        assert_close(found[row, :number], expected, ulps=64)
+        total = total - expected.sum()
+    total.backward()
+    ours = gradients(captioner, batch)
+    theirs = {key: p.grad for key, p in plain.named_parameters() if p.grad is not None}
+    largest = max(float(value.abs().max()) for value in theirs.values())
+    for key, value in theirs.items():
+        magnitude = float(value.abs().max())
+        if magnitude > 1e-5 * largest:  # biases of keys have no gradient but rounding
+            assert_close(ours[key], value, ulps=1024, magnitude=magnitude, msg=key)
+
+
+def test_captions_equal_those_of_the_original_class(name, captioner):
+    """Greedy ones of the model's own `generate`, and the same ones as the only possible samples, several per image."""
+    plain, tokens = built(name)[1], 6
+    banned = [plain.config.image_token_id, *captioner.end_token_ids]
+    settings = {"max_new_tokens": tokens, "suppress_tokens": banned}
+    expected = []
+    for image in some_images():
+        asked = dict(captioner.processor(text=[captioner._turns()[0]], images=[image], return_tensors="pt"))
+        ids = plain.generate(**asked, **settings, do_sample=False)
+        expected.append(ids[0, asked["input_ids"].size(1) :].tolist())
+    images = captioner.encode_images(some_images())
+    assert captioner.generate(**images, **settings, do_sample=False).ids.tolist() == expected
+    sampled = captioner.generate(**images, **settings, do_sample=True, top_k=1, num_return_sequences=2)
+    assert sampled.ids.tolist() == [ids for ids in expected for _ in range(2)]
+    assert captioner.own_loop == (name not in GENERATED)
+
+
+def test_features_and_several_captions_per_image(name, captioner):
+    batch = captioner.collate(some_images(), CAPTIONS)
+    images = {key: batch.pop(key) for key in captioner.image_inputs if key in batch}
+    with torch.no_grad():
+        expected = captioner.log_probs({**batch, **images})
+        features = captioner.image_features(**images)
+        side = {key: value for key, value in images.items() if key != "pixel_values"}
+        torch.testing.assert_close(captioner.log_probs({**batch, **side, "image_features": features}), expected)
+        twice = {key: value.repeat_interleave(2, 0) for key, value in batch.items()}
+        found = captioner.log_probs({**twice, **images})
+    torch.testing.assert_close(found, expected.repeat_interleave(2, 0))
+
+
+def test_lora_and_freezing_keep_to_their_part(captioner):
+    inside = {id(module) for module in captioner.vision_tower.modules()}
+    for tune in ("language", "vision"):
+        pattern = re.compile(captioner.lora_targets(tune))
+        found = [m for n, m in captioner.base_model.named_modules() if pattern.fullmatch(n)]
+        assert {id(module) in inside for module in found} == {tune == "vision"}
+        assert all(isinstance(module, torch.nn.Linear) for module in found)
+    images = captioner.encode_images(some_images())
+    assert captioner.image_features(**images).requires_grad
+    captioner.freeze_vision()
+    assert not captioner.image_features(**images).requires_grad
+    captioner.add_lora("language", r=2)
+    assert all("lora_" in key for key in gradients(captioner, captioner.collate(some_images(), CAPTIONS)))
+
+
+def test_saved_captioner_loads_equal(name, captioner, tmp_path):
+    captioner.prompt = "a picture of"
+    images = captioner.encode_images(some_images())
+    captioner.save_pretrained(tmp_path)
+    again = load_captioner(tmp_path)
+    assert again.prompt == "a picture of"
+    assert again.own_loop == captioner.own_loop
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    assert again.generate(**images, **settings).captions == captioner.generate(**images, **settings).captions
+
+
+def test_captions_of_reasoning_models_begin_after_the_reasoning():
+    model, processor = tiny("qwen3_5")
+    turn = "<|im_start|>assistant\n"
+    thinks = "{% if enable_thinking is false %}<think></think>{% else %}<think>{% endif %}"
+    assert processor.chat_template.count(turn) == 1
+    processor.chat_template = processor.chat_template.replace(turn, turn + thinks)
+    captioner = load_captioner(model, processor=processor)
+    before = captioner.encode_images(some_images()[:1])["prefix_ids"][0].tolist() + captioner.prompt_ids()
+    assert captioner.tokenizer.decode(before).endswith("assistant\n<think></think>")
+
+
+def test_the_log_says_once_what_was_checked(caplog):
+    model, processor = tiny("lfm2_vl")
+    captioner = load_captioner(model, processor=processor)
+    load_captioner(captioner, prompt="again")
+    (line,) = [record.getMessage() for record in caplog.records if record.name == any_chat.__name__]
+    for said in ("'lfm2_vl'", "labels", "log-probabilities (head tap)", "greedy captions (generate of transformers)"):
+        assert said in line
+
+
+# What the check finds: a part of a model is changed, and the check must see it.
+
+
+def of_features(model):
+    """Features that are given differ from those that the model computes."""
+    forward = model.model.forward
+
+    def changed(*ids, **inputs):
+        if given := inputs.get("mm_encoder_outputs"):
+            given["image"].pooler_output = [part.roll(1, 0) for part in given["image"].pooler_output]
+        return forward(*ids, **inputs)
+
+    model.model.forward = changed
+
+
+def of_padding(model):
+    """The padding of shorter rows is read."""
+    forward = model.model.forward
+    model.model.forward = lambda attention_mask, **inputs: forward(
+        attention_mask=torch.ones_like(attention_mask), **inputs
+    )
+
+
+def of_generation(model):
+    """The cache is lost after each token."""
+    update = model._update_model_kwargs_for_generation
+
+    def lose(outputs, model_kwargs, **settings):
+        model_kwargs = update(outputs, model_kwargs, **settings)
+        for layer in model_kwargs[cache_name()].layers:
+            layer.values = layer.values * -100
+        return model_kwargs
+
+    model._update_model_kwargs_for_generation = lose
+
+
+def test_half_precision_passes_the_check(name):
+    model, processor = tiny(name)
+    captioner = load_captioner(model.to(torch.bfloat16), processor=processor)
+    assert captioner.own_loop == (name not in GENERATED)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("llava_next", of_features, "log-probabilities differ"),
+        ("mistral3", of_padding, "log-probabilities differ"),
+        ("glm4v", of_generation, "greedy captions"),
+    ],
+)
+def test_models_that_compute_something_else_are_refused(name, change, reason):
+    model, processor = tiny(name)
+    change(model)
+    with pytest.raises(ValueError, match=rf"{name}.*{reason}.* Use a model of a tested family: .*SmolVLM2"):
+        load_captioner(model, processor=processor)
+
+
+def test_what_can_be_replaced_is_replaced(monkeypatch):
+    """Logits that change after the head: full logits. A wrong loop of the package: the one of transformers."""
+    model, processor = tiny("mistral3")
+    forward = type(model).forward
+
+    def halved(self, *, labels=None, **inputs):
+        output = forward(self, **inputs)
+        output.logits = output.logits / 2
+        if labels is not None:
+            output.loss = self.loss_function(logits=output.logits, labels=labels, vocab_size=output.logits.size(-1))
+        return output
+
+    model.__class__ = type(type(model).__name__, (type(model),), {"forward": functools.wraps(forward)(halved)})
+    assert load_captioner(model, processor=processor).use_full_logits
+
+    decode = DecodingLoop.__call__
+    monkeypatch.setattr(DecodingLoop, "__call__", lambda *inputs, **named: decode(*inputs, **named).flip(-1))
+    model, processor = tiny("mistral3")
+    captioner = load_captioner(model, processor=processor)
+    assert not captioner.own_loop
+    assert captioner.generate(**captioner.encode_images(some_images()), max_new_tokens=3, do_sample=False).captions
+
+
+def without_template(model, processor):
+    processor.chat_template = None
+
+
+def without_image(model, processor):
+    processor.chat_template = "{% for m in messages %}{{ m['role'] }}{% endfor %}"
+
+
+def of_a_new_input(model, processor):
+    kind = type(processor)
+    call = lambda self, **named: {**kind.__call__(self, **named), "image_weather": torch.zeros(1)}  # noqa: E731
+    processor.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+    get = model.model.get_image_features
+    model.model.get_image_features = lambda pixel_values, image_weather=None, **named: get(pixel_values, **named)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (without_template, "no chat_template"),
+        (without_image, "fails on an image with a chat|writes no image token"),
+        (of_a_new_input, "reads image_weather"),
+        (lambda model, processor: delattr(model.model, "vision_tower"), "called vision_tower or"),
+        (lambda model, processor: model.set_output_embeddings(torch.nn.Identity()), "output head is a Identity"),
+        (lambda model, processor: model.set_output_embeddings(torch.nn.Linear(32, 9)), "the output head 9"),
+    ],
+)
+def test_parts_that_are_missing_are_named(change, reason):
+    model, processor = tiny("mistral3")
+    change(model, processor)
+    with pytest.raises(ValueError, match=rf"{reason}.* Use a model of a tested family"):
+        load_captioner(model, processor=processor)
+
+
+@pytest.mark.parametrize("kind", ["idefics", "kosmos-2.5", "udop", "t5gemma2"])
+def test_types_that_read_images_differently_are_refused_before_the_weights(kind, tmp_path):
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no model type {kind}")
+    config = transformers.AutoConfig.for_model(kind)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    for given in (types.SimpleNamespace(config=config), tmp_path):
+        with pytest.raises(ValueError, match=rf"'{kind}'.*mm_encoder_outputs.* Use a model of a tested family"):
+            load_captioner(given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [("moondream1", "SmolVLM2"), ("internvl_chat", "-HF"), ("minicpmv", "MiniCPM-V-4.6"), ("molmo", "Molmo2")],
+)
+def test_code_in_a_checkpoint_is_refused_with_an_alternative(kind, instead, tmp_path):
+    code = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
+    with pytest.raises(ValueError, match=f"auto_map.*{instead}"):
+        load_captioner(tmp_path)

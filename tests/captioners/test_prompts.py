@@ -1,0 +1,128 @@
+"""Prompts of images, words that captions must not contain, and shortest captions."""
+
+import csv
+import json
+
+import pytest
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from hf_captionrl.captioners import load_captioner, prompts
+from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens, mentions
+from hf_captionrl.cli import main
+from hf_captionrl.utils.model_files import model_path
+from tests.tiny.chat import chat_tokenizer, tiny_chat
+
+
+@pytest.fixture(scope="module")
+def captioner():
+    return load_captioner(model_path("scenes:blip-mle"), device="cpu")
+
+
+def caption(path, *more):
+    command = ["caption", "scenes:blip-mle", "--output", str(path), "--max_images", "12", "--max_new_tokens", "16"]
+    assert main([*command, *more]) == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [text for line in lines for text in line.get("captions", [line["caption"]])]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["--num_beams", "1"],  # the own loop
+        ["--num_beams", "3", "--num_return_sequences", "3"],
+        ["--do_sample", "--num_return_sequences", "3"],
+    ],
+)
+def test_no_caption_contains_a_forbidden_word_and_all_are_long_enough(tmp_path, captioner, how):
+    free = caption(tmp_path / "free.jsonl", *how)
+    words = ["A", "two", "red"]  # "A" stands for "a", too
+    assert all(any(mentions(text, [word]) for text in free) for word in words)
+    lengths = [len(captioner.tokenizer(text, add_special_tokens=False).input_ids) for text in free]
+    least = min(max(lengths), 14)
+    assert min(lengths) < least
+    found = caption(tmp_path / "kept.jsonl", *how, "--do_not_mention", *words, "--min_new_tokens", str(least))
+    assert not any(mentions(text, words) for text in found)
+    ids = [captioner.tokenizer(text, add_special_tokens=False).input_ids for text in found]
+    assert min(map(len, ids)) >= least - 1  # the loop counts tokens, and decoding may join two
+
+
+def test_words_are_found_whole_in_any_case():
+    assert mentions("A Logo.", ["logo"])
+    assert mentions("the no  parking sign", ["no  parking"])
+    assert not mentions("logos, catalogo", ["logo"])
+
+
+def spelling_tokenizer():
+    """One token per character, and one for the space before a word, as SentencePiece has."""
+    vocabulary = {letter: at for at, letter in enumerate('▁?abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",')}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda captioner: captioner.tokenizer,
+        lambda _: chat_tokenizer(("<image>",)),
+        lambda _: spelling_tokenizer(),
+    ],
+)
+def test_every_spelling_of_a_word_has_its_tokens(captioner, make):
+    tokenizer = make(captioner)
+
+    def encoded(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    def found(ids, forbidden):
+        return any(ids[at : at + len(one)] == one for one in forbidden for at in range(len(ids)))
+
+    forbidden = forbidden_tokens(tokenizer, ["red"])
+    for word in ("red", "Red", "RED"):
+        for text in (f"{word} pig", f"a {word} pig", f'a "{word}" pig', f"a pig, {word}"):
+            assert found(encoded(text), forbidden), text
+    for text in ("a blue pig", "two dogs on the left"):
+        assert not found(encoded(text), forbidden), text
+    assert forbidden_tokens(tokenizer, []) == []
+
+
+def test_chat_models_of_this_process_get_a_prompt_per_image(tmp_path, monkeypatch):
+    model, processor = tiny_chat("llava")
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "model")
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (40, 30), (90, 90, 20)).save(tmp_path / "photos" / name)
+    with (tmp_path / "p.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["file_name", "prompt", "context"], ["b.png", "a dog", "two pigs"]])
+    told, real = [], prompts.encode_with_prompts
+
+    def spy(captioner, images, texts):
+        told.extend(texts)
+        return real(captioner, images, texts)
+
+    monkeypatch.setattr(prompts, "encode_with_prompts", spy)
+    command = ["caption", str(tmp_path / "model"), "--dataset", str(tmp_path / "photos"), "--max_new_tokens", "3"]
+    command += ["--prompts", str(tmp_path / "p.csv"), "--prompt", "a pig", "--do_not_mention", "red"]
+    assert main([*command, "--num_beams", "1", "--output", str(tmp_path / "o.jsonl")]) == 0
+    rule, before = 'Do not mention: "red".', "The image stands in this text, quoted for background only: "
+    assert told == [f"a pig\n{rule}", f'a dog\n{rule}\n{before}"two pigs"']
+
+
+def test_other_families_refuse_prompts_per_image(tmp_path, capsys):
+    table = tmp_path / "p.jsonl"
+    table.write_text('{"image": "test-00000", "prompt": "a photo of"}\n')
+    command = ["caption", "scenes:blip-mle", "--output", str(tmp_path / "o.jsonl"), "--max_images", "2"]
+    assert main([*command, "--prompts", str(table)]) == 2
+    assert "--prompts" in capsys.readouterr().err
+    assert main([*command, "--min_new_tokens", "50"]) == 2
+    assert "--max_new_tokens" in capsys.readouterr().err
+
+
+def test_context_is_cut_between_words():
+    table = ImagePrompts(max_context=10, rows={"a": ("", "one two three"), "b": ("", "x" * 30)})
+    assert table.of("a", "P").endswith(': "one two"')
+    assert table.of("b", "P").endswith(f': "{"x" * 10}"')
+    assert table.of("c", "P") == "P"

@@ -1,0 +1,350 @@
+"""Precision, recall and F1 of claims against plain loops; a checker by a language model with answers set by hand; credit of tokens."""
+
+import json
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_captionrl.rewards import ClaimReward, LengthPenalty, resolve_rewards
+from hf_captionrl.rewards.claim_rewards import (
+    CheckedCaption,
+    CheckedClaim,
+    LanguageModelChecker,
+    listed_claims,
+    verdict,
+)
+from hf_captionrl.scenes import Facts, check, full_caption
+from hf_captionrl.scenes.truth_checker import mark_caption
+from hf_captionrl.utils.prompts import BackendError, Failure, KeptAnswers, Prompt, Truncated
+
+PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+APPLE = Facts("apple", 1, "large", "upright", "bottom", "gray")
+CAPTIONS = [
+    "two large pigs on a blue background",
+    full_caption(PIGS),
+    "a nice picture",
+    "a large apple",
+    "two apples at the top",
+    "an apple in the rain",
+]
+FACTS = [PIGS.to_dict()] * 3 + [APPLE.to_dict()] * 3
+
+
+class Spoken:
+    """A backend that answers by a function of the question, and counts."""
+
+    model, revision = "spoken", "1"
+
+    def __init__(self, answer, is_multimodal=False):
+        self.answer, self.is_multimodal, self.asked = answer, is_multimodal, []
+
+    def complete(self, prompts):
+        for position, prompt in enumerate(prompts):
+            self.asked.append(prompt)
+            yield position, self.answer(prompt)
+
+
+def scene_context(rollouts, captions=CAPTIONS, **kwargs):
+    """Three captions of each of two scenes."""
+    columns = {"facts": [PIGS.to_dict(), APPLE.to_dict()], "captions": [["two pigs"], ["an apple"]]}
+    return rollouts.context(captions, [0, 1], columns=columns, **kwargs)
+
+
+def by_hand(caption, facts):
+    found = check(caption, facts)
+    right, wrong = len(found.right), len(found.wrong)
+    precision = right / (right + wrong) if right + wrong else 0.0
+    recall = len(found.recalled) / (len(found.recalled) + len(found.missed))
+    return precision, recall, 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+@pytest.mark.parametrize(("score", "place"), [("precision", 0), ("recall", 1), ("f1", 2)])
+def test_scores_of_scenes_equal_a_loop(rollouts, score, place):
+    reward = ClaimReward(score=score)
+    expected = [by_hand(caption, facts)[place] for caption, facts in zip(CAPTIONS, FACTS, strict=True)]
+    context = scene_context(rollouts)
+    assert reward(context).tolist() == pytest.approx(expected)
+    assert expected[1] == 1.0
+    assert len(set(expected)) > 3  # a reward that distinguishes captions
+    assert context.statistics["claims/wrong"] == pytest.approx(
+        sum(len(check(c, f).wrong) for c, f in zip(CAPTIONS, FACTS, strict=True))
+        / sum(len(check(c, f).wrong + check(c, f).right) for c, f in zip(CAPTIONS, FACTS, strict=True))
+    )
+    # Negative control: with the facts of the other scene, full captions are false.
+    context.columns = {"facts": [APPLE.to_dict(), PIGS.to_dict()]}
+    assert reward(rollouts.context(CAPTIONS, [0, 1], columns=context.columns))[1] < 0.5
+
+
+def test_rules_of_length(rollouts):
+    context = scene_context(rollouts)
+    plain = ClaimReward(score="precision")(context)
+    few = ClaimReward(score="precision", min_claims=4)(context)
+    numbers = [len(check(c, f).right + check(c, f).wrong) for c, f in zip(CAPTIONS, FACTS, strict=True)]
+    assert few.tolist() == [p if n >= 4 else 0.0 for p, n in zip(plain.tolist(), numbers, strict=True)]
+    assert (few != plain).any()
+    recall = ClaimReward(score="recall")(context)
+    short = ClaimReward(score="recall", max_words=7)(context)
+    assert short.tolist() == [
+        r if len(c.split()) <= 7 else 0.0 for r, c in zip(recall.tolist(), CAPTIONS, strict=True)
+    ]
+    assert (short != recall).sum() == 1
+    assert ClaimReward(min_claims=4)(context)[3] == 0.0  # of F1, too
+
+
+def test_undecided_claims_do_not_count_and_unread_captions_have_no_reward(rollouts):
+    found = [
+        CheckedCaption([CheckedClaim("a", True), CheckedClaim("b", None), CheckedClaim("c", False)]),
+        CheckedCaption([CheckedClaim("a", None)]),
+        CheckedCaption([]),
+        None,
+    ]
+    context = rollouts.context(list("abcd"), [0])
+    values = ClaimReward(lambda completions: found, score="precision")(context)
+    assert [None if math.isnan(v) else v for v in values.tolist()] == [0.5, None, 0.0, None]
+    assert context.statistics["claims/undecided"] == 0.5
+    assert context.statistics["claims/unread_captions"] == 1.0
+
+
+def test_functions_of_trl(rollouts):
+    reward = ClaimReward(score="precision")
+    function = pickle.loads(pickle.dumps(reward.as_function()))
+    logged = {}
+    chats = [[{"role": "assistant", "content": caption}] for caption in CAPTIONS]
+    values = function(chats, facts=FACTS, prompts=[""] * 6, trainer_state=None, log_metric=logged.__setitem__)
+    assert values == pytest.approx(reward(scene_context(rollouts)).tolist())
+    assert function.__name__ == "claim_precision"
+    assert logged["claims/undecided"] == 0.0
+    assert resolve_rewards([function, "claim_f1"]).names == ["claim_precision", "claim_f1"]
+
+
+REFUSED = [
+    (lambda: ClaimReward(score="accuracy"), "score"),
+    (lambda: ClaimReward(credit="word"), "credit"),
+    (lambda: ClaimReward(min_claims=0), "min_claims"),
+    (lambda: ClaimReward(max_words=-1), "max_words"),
+    (lambda: ClaimReward(credit="claim").as_function(), "credit"),
+    (lambda: LengthPenalty().as_function(), "captions and columns"),
+    (lambda: ClaimReward(lambda completions: [CheckedCaption([])]).as_function()(["a"]), "score"),
+    (lambda: ClaimReward(lambda completions: []).as_function()(["a"]), "checker"),
+]
+
+
+@pytest.mark.parametrize(("call", "named"), REFUSED, ids=[named for _, named in REFUSED])
+def test_bad_input_is_named(call, named):
+    with pytest.raises(ValueError, match=named):
+        call()
+
+
+def test_missing_columns_are_named_before_training(rollouts):
+    with pytest.raises(ValueError, match="facts"):
+        ClaimReward().prepare(rollouts.data([["a"]], columns=["image"]))
+    with pytest.raises(ValueError, match="credit"):
+        ClaimReward(credit="claim").token_credit(scene_context(rollouts))
+
+
+# --- Credit of tokens ---
+
+
+def words_decoded(rollouts):
+    """The tokenizer's way back: words by id, without the end token."""
+
+    def decode(ids, mask):
+        names = {number: word for word, number in rollouts.words.ids.items()}
+        rows = zip(ids.tolist(), mask.tolist(), strict=True)
+        return [" ".join(names[i] for i, keep in zip(row, kept, strict=True) if keep and i) for row, kept in rows]
+
+    return decode
+
+
+def test_credit_equals_a_loop_over_marks(rollouts):
+    captions = ["two large pigs on a yellow background", "some pigs", "nothing at all", *CAPTIONS[3:]]
+    context = scene_context(rollouts, captions)
+    reward = ClaimReward(score="precision", credit="claim")
+    reward.prepare(rollouts.data([["a"]], columns=["facts"], decode=words_decoded(rollouts)))
+    precision, credit = reward(context), reward.token_credit(context)
+    assert credit.shape == context.ids.shape
+    seen = set()
+    for n, (caption, facts) in enumerate(zip(captions, FACTS, strict=True)):
+        marks, at = mark_caption(caption, facts), 0
+        for t, word in enumerate(caption.split()):
+            inside = [m for m in marks if m.start <= at < m.end]
+            truths = [float(m.verdict == "right") for m in inside]
+            expected = sum(truths) / len(truths) - float(precision[n]) if truths else 0.0
+            assert float(credit[n, t]) == pytest.approx(expected), (caption, word)
+            seen.add(round(expected, 3))
+            at += len(word) + 1
+        assert (credit[n, len(caption.split()) :] == 0).all()  # the end token and the padding
+    assert len(seen) > 4
+    # With the mean of the group as baseline, a token has the verdict of its claim minus the group's mean precision.
+    advantages = precision.view(2, 3) - precision.view(2, 3).mean(1, keepdim=True)
+    of_large = advantages.flatten()[0] + credit[0, 1]
+    assert float(of_large) == pytest.approx(0.0 - float(precision[:3].mean()))
+
+
+# --- A language model as checker ---
+
+
+@pytest.mark.parametrize(
+    ("answer", "claims", "said"),
+    [
+        ("- two pigs\n- a blue background\n- two pigs", ["two pigs", "a blue background"], None),
+        ("Here they are:\n* one\n  • two  ", ["one", "two"], None),
+        ("None.", [], None),
+        ("I cannot help with that.", None, None),
+        ("", None, None),
+        (None, None, None),
+        ("Yes.", None, "yes"),
+        ("no, it is red", None, "no"),
+        ("Unclear", None, "unclear"),
+        ("It is not: yes", None, None),
+        ("Yes and no", None, None),
+        ("Yesterday", None, None),
+    ],
+)
+def test_answers_are_read_strictly(answer, claims, said):
+    assert listed_claims(answer) == claims
+    assert verdict(answer) == said
+
+
+def world(prompt):
+    """Splits at " and "; true is what the descriptions, or the picture of a red cat, contain."""
+    text = prompt.user
+    if prompt.stage == "split":
+        said = text.partition("Description: ")[2]
+        parts = [part.strip("- ") for line in said.splitlines() for part in line.split(" and ")]
+        return "gibberish" if "garbled" in said else "\n".join(f"- {part}" for part in parts)
+    claim = text.rpartition("Statement: ")[2]
+    if claim == "odd":
+        return "perhaps"
+    if claim == "endless":
+        return Truncated("Well")
+    told = (
+        "a cat red"
+        if "Look at the picture" in text
+        else "\n".join(line for line in text.splitlines() if line.startswith("- "))
+    )
+    return "unclear" if claim == "dark" else "Yes." if claim in told else "No."
+
+
+def numbers(found):
+    return None if found is None else ([(c.text, c.is_true) for c in found.claims], found.num_stated, found.num_facts)
+
+
+def test_a_language_model_checks_against_references(tmp_path):
+    backend = Spoken(world)
+    checker = LanguageModelChecker(backend, tmp_path / "answers.jsonl")
+    captions = ["a cat and a dog and dark", "garbled", "odd and endless", "", "a cat and a cat and x and y and a mat"]
+    found = checker(captions, [["a cat and a mat", "a mouse"]] * 5)
+    assert numbers(found[0]) == ([("a cat", True), ("a dog", False), ("dark", None)], 1, 3)
+    assert found[1] is None
+    assert numbers(found[2]) == ([("odd", None), ("endless", None)], 0, 3)
+    assert numbers(found[3]) == ([], 0, 3)
+    assert numbers(found[4]) == ([("a cat", True), ("x", False), ("y", False), ("a mat", True)], 2, 3)
+    assert [(c.start, c.end) for c in found[0].claims] == [(0, 5), (10, 15), (20, 24)]
+    assert checker.num_unreadable == 3  # the caption, and two verdicts; "unclear" is an answer
+    assert not any(prompt.user.endswith(": ") for prompt in backend.asked)  # an empty caption has nothing to split
+    # Nothing is asked twice, also by another process with the same file.
+    number = len(backend.asked)
+    assert len({prompt.hash for prompt in backend.asked}) == number
+    checker.backend.close()
+    again = LanguageModelChecker(backend, tmp_path / "answers.jsonl")
+    assert [numbers(one) for one in again(captions, [["a cat and a mat", "a mouse"]] * 5)] == list(map(numbers, found))
+    assert len(backend.asked) == number
+
+
+def test_a_vision_model_checks_against_the_image(tmp_path):
+    backend = Spoken(world, is_multimodal=True)
+    checker = LanguageModelChecker(backend, tmp_path / "a.jsonl", recall=False)
+    images = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    found = checker(["a cat and a dog"] * 2, image=images)
+    assert [numbers(one) for one in found] == [([("a cat", True), ("a dog", False)], None, None)] * 2
+    asked = [prompt for prompt in backend.asked if prompt.stage == "verify"]
+    assert len({prompt.image_id for prompt in asked}) == 2  # the picture is part of the question
+    assert len(asked) == 4
+    assert all(prompt.image is not None for prompt in backend.asked)
+    for given in ({"recall": True}, {"recall": False}):
+        with pytest.raises(ValueError, match=r"captions|image"):
+            LanguageModelChecker(backend, tmp_path / f"{len(given)}{given['recall']}.jsonl", **given)(["a"])
+
+
+def test_the_reward_of_a_language_model(rollouts, tmp_path):
+    reward = ClaimReward(LanguageModelChecker(Spoken(world), tmp_path / "a.jsonl"), score="f1")
+    context = rollouts.context(["a cat and a dog", "garbled"], [0], columns={"captions": [["a cat and a mat"]]})
+    values = reward(context)
+    assert float(values[0]) == pytest.approx(0.5)  # precision and recall are both 1 of 2
+    assert math.isnan(float(values[1]))
+    # References whose claims cannot be read leave recall unknown, and do not end the run.
+    unread = rollouts.context(["a cat", "a dog"], [0], columns={"captions": [["garbled"]]})
+    assert reward(unread).isnan().all()
+
+
+def test_places_are_those_of_the_caption_in_its_own_letters(tmp_path):
+    """Folding the case of a letter may lengthen it."""
+    caption = "Groß und weiß and A Cat"
+    (found,) = LanguageModelChecker(Spoken(world), tmp_path / "a.jsonl")([caption.replace("A C", "a c")], [["a cat"]])
+    assert [caption[c.start : c.end].lower() for c in found.claims] == [c.text.lower() for c in found.claims]
+
+
+def test_failures_are_asked_again_and_stop_a_run(tmp_path):
+    fails = [True]
+    backend = Spoken(lambda prompt: Failure("backend_failed", "no route") if fails[0] else world(prompt))
+    checker = LanguageModelChecker(backend, tmp_path / "a.jsonl")
+    assert checker(["a cat"], [["a cat"]]) == [None]
+    fails[0] = False
+    assert checker(["a cat"], [["a cat"]])[0].precision == 1.0
+    fails[0] = True
+    with pytest.raises(BackendError, match="no route"):
+        checker([f"caption {n}" for n in range(30)], [["a"]] * 30)
+    rejected = Spoken(lambda prompt: Failure("backend_rejected", "too long"))
+    kept = KeptAnswers(rejected, tmp_path / "b.jsonl")
+    for _ in range(2):
+        assert list(kept.complete([Prompt("s", "", "q")])) == [(0, Failure("backend_rejected", "too long"))]
+    assert len(rejected.asked) == 1
+    (tmp_path / "c.jsonl").write_text('{"key": "k", "answer": "yes"}\n{"other": 1}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        KeptAnswers(rejected, tmp_path / "c.jsonl")
+
+
+KILLED = """
+import os, signal, sys
+from hf_captionrl.rewards.claim_rewards import LanguageModelChecker
+from tests.rewards.test_claim_rewards import Spoken, world
+
+def answer(prompt):
+    if len(backend.asked) == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return world(prompt)
+
+backend = Spoken(answer)
+LanguageModelChecker(backend, sys.argv[1])(["a cat and a dog", "x and y"], [["a cat"]] * 2)
+"""
+
+
+def test_a_killed_process_loses_no_answer(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == -signal.SIGKILL
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 5
+    path.write_bytes(path.read_bytes() + b'["half a li')  # as a power failure may leave it
+    backend = Spoken(world)
+    found = LanguageModelChecker(backend, path)(["a cat and a dog", "x and y"], [["a cat"]] * 2)
+    fresh = Spoken(world)
+    expected = LanguageModelChecker(fresh, tmp_path / "fresh.jsonl")(["a cat and a dog", "x and y"], [["a cat"]] * 2)
+    assert list(map(numbers, found)) == list(map(numbers, expected))
+    assert len(backend.asked) == len(fresh.asked) - 5
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_each_process_has_its_file(tmp_path, monkeypatch):
+    for rank, name in (("0", "a.jsonl"), ("1", "a-1.jsonl")):
+        monkeypatch.setitem(os.environ, "RANK", rank)
+        LanguageModelChecker(Spoken(world), tmp_path / "a.jsonl")(["a cat"], [["a cat"]])
+        assert (tmp_path / name).read_bytes().count(b"\n") == 3

@@ -1,0 +1,362 @@
+"""Numbers of results over seeds, their intervals, p-values and differences, and what these say of a finding, on constructed data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hf_captionrl.utils.io import write_json
+from scripts import reproduce
+from scripts.reproduction import estimators, findings, hacking
+from scripts.reproduction.numbers import Measured, detectable, difference, look_up, measured, p_value, seed_interval
+from scripts.reproduction.runs import world_version
+from scripts.run_seeds import aggregate, to_markdown
+
+
+def result(**rows):
+    return {"seeds": [0, 1, 2], "rows": [{"name": name, "x": {"values": values}} for name, values in rows.items()]}
+
+
+def page_of(results, *compared, **finding):
+    compare = [{"what": "x", "run": "r", "first": f"rows/{a}/x", "second": "rows/base/x", **c} for a, c in compared]
+    pages = {"p": {"title": "P", "intro": "", "findings": [{"claim": "c", "compare": compare, "why": "w", **finding}]}}
+    return findings.pages({"r": results}, pages)["findings_p.md"]
+
+
+NUMBERS = result(
+    base=[1.0, 1.1, 1.2], up=[2.0, 2.2, 2.1], down=[0.0, 0.2, 0.1], near=[1.0, 1.11, 1.19], far=[0.1, 1.9, 1.3]
+)
+MORE, LESS, NONE, EQUAL = {"expect": ">"}, {"expect": "<"}, {"expect": "="}, {"expect": "=", "margin": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("compared", "said"),
+    [
+        ([("up", MORE)], "holds"),
+        ([("down", MORE)], "does not hold"),
+        ([("up", MORE), ("down", MORE)], "mixed"),
+        ([("up", MORE), ("down", LESS)], "holds"),
+        ([("up", MORE), ("far", MORE)], "holds in part"),
+        ([("down", MORE), ("far", MORE)], "open or does not hold"),
+        ([("up", MORE), ("near", NONE)], "holds in part"),  # that no difference was seen supports nothing
+        ([("up", MORE), ("near", EQUAL)], "holds"),
+        ([("near", NONE)], "no difference seen"),
+        ([("near", EQUAL)], "holds"),
+        ([("far", EQUAL)], "open"),
+        ([("up", EQUAL)], "does not hold"),
+    ],
+)
+def test_a_claim_is_what_all_of_its_comparisons_say(compared, said):
+    text = page_of(NUMBERS, *compared)
+    assert f"**{said}**" in text
+    assert f"**{said.capitalize()}.** w" in text
+    withdrawn = page_of(NUMBERS, *compared, withdrawn=True)
+    assert "**withdrawn**" in withdrawn
+    assert "the 0 differences of this page" in withdrawn
+
+
+def test_a_margin_belongs_to_a_claim_of_equality():
+    with pytest.raises(ValueError, match="margin"):
+        findings.verdict(Measured(1.0, 0.9, 1.1), ">", 0.1)
+
+
+def test_p_values_are_scipys():
+    first, second = [1.0, 2.5, 3.0, 4.2], [0.8, 1.9, 3.1, 3.7]
+    paired = difference(seed_interval(first), seed_interval(second))
+    assert p_value(paired) == pytest.approx(stats.ttest_rel(first, second).pvalue)
+    assert p_value(Measured(0.5, 0.5 - 1.959964 * 0.2, 0.5 + 1.959964 * 0.2)) == pytest.approx(2 * stats.norm.sf(2.5))
+    assert p_value(Measured(0.5)) is None
+
+
+def test_the_correction_is_benjamini_and_hochbergs():
+    """Equals the step-up procedure written as a loop, over the comparisons of the whole page."""
+    rng = random.Random(0)
+    rows = {f"r{i}": [1 + 0.1 * i * (seed + 1) / 3 + rng.random() * 0.2 for seed in range(3)] for i in range(8)}
+    numbers = result(base=[1.0, 1.1, 1.2], **rows)
+    text = page_of(numbers, *((name, MORE) for name in rows))
+    p = sorted(p_value(difference(seed_interval(values), seed_interval([1.0, 1.1, 1.2]))) for values in rows.values())
+    wanted, least = [], 1.0
+    for rank in range(len(p), 0, -1):
+        least = min(least, p[rank - 1] * len(p) / rank)
+        wanted.append(least)
+    cells = [line.split("|")[5].strip() for line in text.splitlines() if line.startswith("| x ")]
+    assert sorted(cells) == sorted("< 0.001" if q < 0.001 else f"{q:.3f}" for q in wanted)
+    significant, survive = sum(q < 0.05 for q in p), sum(q < 0.05 for q in wanted)
+    assert survive < significant  # the data would otherwise show nothing
+    assert f"{survive} of {significant} intervals" in text.replace("\n", " ")
+
+
+def test_a_detectable_difference_is_detected_in_four_of_five_experiments():
+    found = seed_interval([0.0, 0.3, 0.1, -0.2, 0.15, 0.05, -0.1, 0.2])
+    least, deviation = detectable(found), float(np.std(found.values, ddof=1))
+    rng = np.random.default_rng(0)
+    samples = rng.normal(least, deviation, (20_000, 8))
+    share = float((stats.ttest_1samp(samples, 0.0, axis=1).pvalue < 0.05).mean())
+    # Of eight seeds the sum of two quantiles is a little optimistic.
+    assert 0.77 < share < 0.83
+    assert detectable(Measured(0.0, -1.959964, 1.959964)) == pytest.approx(1.959964 + 0.841621)
+    assert f"(detectable: {least:.3f})" in page_of(result(base=[0.0] * 8, a=list(found.values)), ("a", MORE))
+
+
+def test_a_result_of_a_checkout_with_changes_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "installed_versions", lambda: {"git_revision": "0a4a3f1a+changes"})
+    monkeypatch.setattr(reproduce, "_run_all", lambda *args: {})
+    with pytest.raises(SystemExit):
+        reproduce.main(["--only", "smile-table-1"])
+    assert "--output" in capsys.readouterr().err
+    monkeypatch.setattr(reproduce, "installed_versions", lambda: {"git_revision": "0a4a3f1a"})
+    assert reproduce.main(["--only", "smile-table-1"]) == 0
+
+
+def test_recall_is_also_told_by_the_other_listeners():
+    """More images by the held-out scorer, fewer by the reward scorer; by truth in bags of 7, where the comparison is of 100."""
+    keys = ("rd100_recall_at_1", "reward_rd100_recall_at_1", "bag_7_truth_recall_at_1")
+    numbers = {"base": [0.5, 0.52, 0.51], "up": [0.7, 0.71, 0.72], "down": [0.2, 0.21, 0.23]}
+
+    def row(name, *by):
+        return {"name": name} | {key: {"values": numbers[way]} for key, way in zip(keys, by, strict=True)}
+
+    results = {"r": {"seeds": [0, 1, 2], "rows": [row("MLE", *["base"] * 3), row("SR", "up", "down", "up")]}}
+    compare = {"what": "x", "run": "r", "expect": ">"}
+    compare |= {side: f"rows/{name}/rd100_recall_at_1" for side, name in (("first", "SR"), ("second", "MLE"))}
+    finding = {"claim": "c", "compare": [compare], "why": "w"}
+    page = {"p": {"title": "P", "intro": "", "findings": [finding]}}
+    text = findings.pages(results, page)["findings_p.md"]
+    assert "| **holds** | by the reward scorer: does not hold; by truth: holds |" in text
+    assert "first is larger | holds | -0.297 [" in text
+    for row in results["r"]["rows"]:
+        del row["reward_rd100_recall_at_1"]
+    assert "| **holds** | by truth: holds |" in findings.pages(results, page)["findings_p.md"]
+
+
+def test_the_interval_is_students_and_differences_are_paired_by_seed():
+    found = seed_interval([1.0, 2.0, 4.0])
+    error = math.sqrt(((1 - 7 / 3) ** 2 + (2 - 7 / 3) ** 2 + (4 - 7 / 3) ** 2) / 2 / 3)
+    assert found.value == pytest.approx(7 / 3)
+    assert found.high - found.value == pytest.approx(4.302653 * error, rel=1e-5)
+    assert seed_interval([2.0]).low is None
+    assert seed_interval([2.0, 2.0]).low is None
+    paired = difference(seed_interval([1.0, 2.0, 3.0]), seed_interval([0.5, 1.5, 2.4]))
+    wanted = seed_interval([0.5, 0.5, 0.6])
+    assert (paired.value, paired.low, paired.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    # Errors without seeds are independent.
+    apart = difference(Measured(0.9, 0.6, 1.2), Measured(0.2, -0.2, 0.6))
+    assert (apart.value, apart.high - apart.value) == pytest.approx((0.7, math.hypot(0.3, 0.4)))
+    assert difference(Measured(0.9, 0.6, 1.2), Measured(0.2)).low is None
+
+
+def test_places_of_a_result():
+    rows = [{"name": "MLE", "x": 1}, {"name": "SLL-ME (entropy=0.03)", "x": 5}, {"name": "SLE (alpha=1)", "x": 6}]
+    rows += [{"name": "SLE (alpha=0)", "x": 7}, {"name": "SR", "x": {"values": [1, 3]}}]
+    record = {"rows": [*rows, {"name": "references", "x": 9}]}
+    assert look_up("rows/MLE/x", record) == look_up("start/x", record) == 1
+    assert measured("trained/x", record).value == 2
+    assert measured("a", {"a": 0.5, "a_ci": [0.4, 0.7]}) == Measured(0.5, 0.4, 0.7)
+    assert measured("a", {"a": {"value": 0.5, "interval": [0.4, 0.7]}}) == Measured(0.5, 0.4, 0.7)
+    # A row may be named without its settings if it is the only one.
+    assert measured("rows/SLL-ME/x", record).value == 5
+    curve = [{"step": 0, "x": {"values": [1, 1]}}, {"step": 10, "x": {"values": [2, 4]}}]
+    curves = {"learning_curves": {"SR": curve}}
+    assert [measured(f"learning_curves/SR/{step}/x", curves).value for step in ("0", "10", "last")] == [1, 3, 3]
+    for place, wrong in (("learning_curves/SR/5/x", "5"), ("rows/GAN/x", "GAN"), ("rows/SLE/x", "SLE")):
+        with pytest.raises(KeyError, match=f"leads nowhere at '{wrong}'"):
+            look_up(place, {**record, **curves})
+
+
+def test_verdicts_follow_from_the_interval():
+    up, down, both = Measured(1, 0.5, 1.5), Measured(-1, -1.5, -0.5), Measured(0.1, -0.1, 0.3)
+    same = seed_interval([0.0, 0.0])
+    answers = {
+        ">": ["holds", "does not hold", "open", "does not hold"],
+        "<": ["does not hold", "holds", "open", "does not hold"],
+        "=": ["does not hold", "does not hold", "no difference seen", "no difference seen"],
+    }
+    for expected, wanted in answers.items():
+        assert [findings.verdict(found, expected) for found in (up, down, both, same)] == wanted
+    assert findings.verdict(Measured(1.0), ">") == "open"
+
+
+def test_a_finding_may_compare_two_runs_seed_by_seed():
+    def of(*values, seeds=(0, 1, 2)):
+        return result(A=list(values)) | {"seeds": list(seeds), "world": world_version()}
+
+    compare = {"what": "x", "run": "one", "second_run": "other", "expect": ">"}
+    compare |= {"first": "rows/A/x", "second": "rows/A/x"}
+    page = {"smile": {"title": "S", "intro": "I", "findings": [{"claim": "More", "compare": [compare], "why": "So."}]}}
+
+    def said(**results):
+        return findings.pages(results, page)["findings_smile.md"]
+
+    # Pairs of seeds: apart, the two intervals would overlap by far.
+    text = said(one=of(1.0, 5.0, 9.0), other=of(0.9, 4.8, 8.9))
+    assert "| x | 5.00 | 4.87 | 0.133 [-0.010 to 0.277] | 0.057 | first is larger | open (detectable: 0.179) |" in text
+    assert "**Holds.** So." in said(one=of(1.0, 5.0, 9.0), other=of(0.9, 4.9, 8.91))
+    assert "[one](results/one.json), [other](results/other.json)" in text
+    assert "**Not tested.**" in said(one=of(1.0, 2.0, 3.0))
+    older = {**of(0.9, 4.8, 8.9), "world": "1"}
+    assert "Its runs are not finished." in said(one=of(1.0, 5.0, 9.0), other=older)
+    both = said(one={**of(1.0, 5.0, 9.0), "world": "1"}, other=older)
+    assert "| x (version 1 of the world) | 5.00 | 4.87 |" in both
+    # More, but not three times as much.
+    compare["times"] = 3
+    thrice = said(one=of(1.0, 5.0, 9.0), other=of(0.4, 1.6, 3.1))
+    assert "| x | 5.00 | 5.10 | -0.100 [" in thrice
+    del compare["times"]
+    with pytest.raises(ValueError, match="one and other have different seeds"):
+        said(one=of(1.0, 2.0, 3.0), other=of(1.0, 2.0, seeds=(0, 1)))
+
+
+def rows(length, other="SMILE"):
+    return [{"name": "MLE", "length": 2.0, "length_ci": [1, 3]}, {"name": other, "length": length, "perplexity": None}]
+
+
+def test_mean_and_standard_error_over_seeds(tmp_path):
+    mle, smile = aggregate([rows(10.0), rows(12.0), rows(14.0)])
+    assert mle["length"] == {"mean": 2.0, "standard_error": 0.0, "values": [2.0, 2.0, 2.0]}
+    assert smile["length"]["mean"] == 12.0
+    assert smile["length"]["standard_error"] == pytest.approx(2.0 / 3**0.5)
+    assert "length_ci" not in mle
+    assert "perplexity" not in smile
+    text = to_markdown([mle, smile], [0, 1, 2], "a command")
+    assert "| SMILE | 12.00 ±1.15 | –" in text
+    assert "seeds 0, 1, 2. Made by `a command`." in text
+    # A number of one seed has no standard error, but the interval over images.
+    found = aggregate([rows(10.0)])
+    write_json(tmp_path / "seeds.json", {"rows": found})  # JSON has no NaN
+    assert found[0]["length"] == {"mean": 2.0, "standard_error": None, "values": [2.0], "interval": [1, 3]}
+    text = to_markdown(found, [3], "a command")
+    assert "| MLE | 2.00 [1.00, 3.00] |" in text
+    assert "Seed 3. Made by `a command`." in text
+    # One that a seed lacks has no mean, and different rows are refused.
+    assert "length" not in aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])[1]
+    with pytest.raises(ValueError, match="different rows"):
+        aggregate([rows(1.0), rows(1.0, "SLE")])
+
+
+KEYS = ("fact_recall", "hallucination", hacking.HELD_OUT, "cider_d", "words", "unique")
+START = dict(zip(KEYS, (0.3, 0.12, 0.6, 1.8, 4.0, 0.6), strict=True))
+AS_PREDICTED = {
+    "CIDEr": {"cider_d": 0.1, hacking.HELD_OUT: 0.01},
+    "SR": {"fact_recall": 0.2, "hallucination": 0.05, "words": 4, hacking.HELD_OUT: 0.2},
+    "SR, bags of 5": {"fact_recall": 0.2, "hallucination": 0.3, hacking.HELD_OUT: 0.3},
+    "CLIPScore": {"fact_recall": 0.1, "hallucination": 0.4, "words": 8, hacking.HELD_OUT: 0.25},
+    "log-probability": {"fact_recall": -0.1, "unique": -0.2, hacking.HELD_OUT: -0.1},
+    "precision of claims": {"hallucination": -0.1},
+    "recall of claims": {"words": 9, "hallucination": 0.2},
+    "F1 of claims": {"fact_recall": 0.4},
+    "questions, exact reader": {"fact_recall": 0.4, "hallucination": 0.05},
+    "questions, guessing reader": {},
+    "judge with length bias": {"fact_recall": 0.4, "words": 9, "hallucination": 0.1},
+    "SR by truth": {"fact_recall": 0.3},
+    "random": {},
+}
+
+
+def observed(gains, noise=0.003):
+    """Five seeds of every reward, whose ends differ from the start by the gains."""
+    curves = {}
+    for number, (reward, gained) in enumerate(gains.items()):
+        values = {
+            # Differences of seeds add up to 0, and no two rewards have the same.
+            key: [START[key] + gained.get(key, 0) + noise * np.sin(7 * number + 2 * math.pi * s / 5) for s in range(5)]
+            for key in KEYS
+        }
+        first = {key: {"values": [START[key]] * 5} for key in KEYS}
+        curves[reward] = [{"step": 0, **first}, {"step": 200, **{key: {"values": v} for key, v in values.items()}}]
+    return curves
+
+
+def test_predictions_of_the_observatory():
+    assert hacking.judged(observed(AS_PREDICTED)) == {f"O{number}": "holds" for number in range(1, 13)}
+
+
+@pytest.mark.parametrize(
+    ("reward", "key", "gain", "broken"),
+    [
+        ("CIDEr", "fact_recall", -0.1, "O1"),
+        ("SR, bags of 5", "hallucination", -0.05, "O2"),
+        ("CLIPScore", "words", 2, "O3"),
+        ("log-probability", "unique", 0.1, "O4"),
+        ("precision of claims", "hallucination", 0.0, "O5"),
+        ("recall of claims", "words", 3, "O6"),
+        ("F1 of claims", "hallucination", 0.04, "O7"),
+        ("questions, exact reader", "fact_recall", 0.2, "O8"),
+        ("random", "words", -0.1, "O9"),
+        ("judge with length bias", "hallucination", -0.02, "O10"),
+        ("SR by truth", "fact_recall", 0.1, "O11"),
+    ],
+)
+def test_a_prediction_fails_alone(reward, key, gain, broken):
+    gains = {**AS_PREDICTED, reward: {**AS_PREDICTED[reward], key: gain}}
+    assert {name for name, said in hacking.judged(observed(gains)).items() if said != "holds"} == {broken}
+    assert hacking.judged(observed(gains))[broken] == "does not hold"
+
+
+def test_a_prediction_is_open_where_seeds_differ():
+    found = hacking.judged(observed(AS_PREDICTED, noise=1.0))
+    assert {found[name] for name in ("O1", "O2", "O5", "O8", "O11")} == {"open"}
+
+
+def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
+    gains = {
+        name: {**gained, hacking.HELD_OUT: gained.get("fact_recall", 0) - gained.get("hallucination", 0)}
+        for name, gained in AS_PREDICTED.items()
+    }
+    assert hacking.judged(observed(gains, noise=0.0))["O12"] == "does not hold"
+
+
+def estimated(gains, noise=0.01):
+    """Three seeds of the 18 estimators, from 4 words; `gains` are by temperature, and words also by reduction and baseline."""
+    curves, first = {}, {"length": 4.0, "bag_7_truth_recall_at_1": 0.1, "cider_d": 1.8, "rd100_recall_at_1": 0.6}
+    names = itertools.product(estimators.REDUCTIONS, estimators.BASELINES, estimators.TEMPERATURES)
+    for number, (reduction, baseline, temperature) in enumerate(names):
+        gained = {**gains.get(temperature, {}), **gains.get((reduction, baseline, temperature), {})}
+        ends = {
+            key: [start + gained.get(key, 0) + noise * np.sin(5 * number + 2 * math.pi * s / 3) for s in range(3)]
+            for key, start in first.items()
+        }
+        name = f"{reduction}, {baseline}, {temperature}"
+        start = {key: {"values": [value] * 3} for key, value in first.items()}
+        trained = {key: {"values": values} for key, values in ends.items()}
+        points = [{"step": 0, **start}, {"step": 50, **trained}, {"step": 200, **trained}]
+        curves["SR (random)" if number == 0 else f"{name} (baseline={baseline})"] = points
+    return {"learning_curves": curves, "seeds": [0, 1, 2], "command": "a command"}
+
+
+LONGER = {("mean", "greedy", "T 1"): {"length": 3}}
+ESTIMATED = {
+    "estimators_seeds": {"T 1": {"length": 2, "bag_7_truth_recall_at_1": 0.3}, "T 0.3": {"length": 1}, **LONGER},
+    "estimators_cider_seeds": {"T 1": {"length": 1}, "T 0.3": {"length": 1, "cider_d": 0.2}, **LONGER},
+}
+POSITIVE = {t: {b: {"of_mean": 0.1, "of_sum": 0.2} for b in estimators.BASELINES} for t in estimators.TEMPERATURES}
+
+
+@pytest.mark.parametrize(
+    ("run", "cell", "gain", "broken", "verdict"),
+    [
+        ("estimators_seeds", "T 1", {}, None, "holds"),
+        ("estimators_cider_seeds", "T 1", {"length": -1}, "E1", "does not hold"),
+        ("estimators_cider_seeds", ("mean", "greedy", "T 1"), {"length": 0.5}, "E2", "does not hold"),
+        ("estimators_cider_seeds", ("sum", "others", "T 0.3"), {"cider_d": 0.0}, "E3", "open"),
+        ("estimators_seeds", ("tokens", "others", "T 1"), {"bag_7_truth_recall_at_1": 0.5}, "E4", "does not hold"),
+        ("estimators_seeds", ("sum", "greedy", "T 1"), {"bag_7_truth_recall_at_1": -0.1}, "E5", "does not hold"),
+    ],
+)
+def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
+    gains = {**ESTIMATED, run: {**ESTIMATED[run], cell: {**ESTIMATED[run].get(cell, {}), **gain}}}
+    records = {name: estimated(found) for name, found in gains.items()}
+    expected = dict.fromkeys(("E1", "E2", "E3", "E4", "E5"), "holds")
+    found = estimators.judged(records, dict.fromkeys(estimators.RUNS, POSITIVE))
+    assert found == {**expected, **({broken: verdict} if broken else {})}
+
+
+def test_the_table_of_the_estimators():
+    text = estimators.table(estimated(ESTIMATED["estimators_seeds"], noise=0.0), POSITIVE)
+    assert "| 1 | mean | greedy | +0.100 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 |" in text
+    assert "| 0.3 | sum | others | +0.200 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 |" in text
+    assert "words 4.00, R@1 by truth, bags of 7 0.100" in text
