@@ -24,7 +24,7 @@ from scripts.reproduction.runs import ROOT, of_older_world
 
 FINDINGS = ROOT / "docs" / "findings.yaml"
 HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "does not hold", "not tested"
-MIXED, WITHDRAWN, UNFINISHED = "mixed", "withdrawn", "not finished"
+MIXED, UNFINISHED = "mixed", "not finished"
 
 
 def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
@@ -143,9 +143,7 @@ def _compared(finding: Mapping[str, Any], results: Mapping[str, Any]) -> list[Co
         if None not in worlds and len(worlds) == 1:
             first, second, found = _sides(compare, results)
             said = verdict(found, compare["expect"], compare.get("margin"))
-            heard = {} if finding.get("withdrawn") else _heard(compare, results)
-            said = WITHDRAWN if finding.get("withdrawn") else said
-            made.append(Comparison(compare, first, second, found, said, heard))
+            made.append(Comparison(compare, first, second, found, said, _heard(compare, results)))
     return made
 
 
@@ -163,7 +161,7 @@ def _by_listener(made: Sequence[Comparison]) -> str:
 
 def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
     """The p-value of each difference after Benjamini and Hochberg's correction for all of them, by the id of its entry."""
-    p_values = {id(c.compare): p_value(c.found) for c in made if c.verdict != WITHDRAWN}
+    p_values = {id(c.compare): p_value(c.found) for c in made}
     known = {key: value for key, value in p_values.items() if value is not None}
     return dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True)) if known else {}
 

@@ -55,9 +55,6 @@ def test_a_claim_is_what_all_of_its_comparisons_say(compared, said):
     text = page_of(NUMBERS, *compared)
     assert f"**{said}**" in text
     assert f"**{said.capitalize()}.** w" in text
-    withdrawn = page_of(NUMBERS, *compared, withdrawn=True)
-    assert "**withdrawn**" in withdrawn
-    assert "the 0 differences of this page" in withdrawn
 
 
 def test_a_margin_belongs_to_a_claim_of_equality():
