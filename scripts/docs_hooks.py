@@ -2,8 +2,8 @@
 
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
-  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->` and
-  `<!-- estimators_seeds -->` for others.
+  `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
+  `<!-- estimators_seeds -->`, `<!-- listeners -->` and `<!-- listening_seeds -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -137,7 +137,7 @@ def metrics_table() -> str:
 
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
-    from scripts.reproduction import estimators, hacking
+    from scripts.reproduction import estimators, hacking, listening
 
     if name == "table" and arguments:
         run, _, headings = arguments.partition(": ")
@@ -160,7 +160,7 @@ def _table(name: str, arguments: str | None) -> str | None:
         run, section = hacking.TABLES[name]
         record = campaign()[2].get(run)
         return section(record) if record else f"Not finished: `python scripts/reproduce.py --only {run}`."
-    return estimators.section(name, campaign()[2])
+    return estimators.section(name, campaign()[2]) or listening.section(name, campaign()[2])
 
 
 def mathml(latex: str, *, block: bool = False) -> str:

@@ -41,10 +41,17 @@ def covariance(start: Mapping[str, Any], reduction: str, baseline: str, temperat
     return float(start[temperature][baseline]["of_mean" if reduction == "mean" else "of_sum"])
 
 
+def _stopped(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
+    """In how many runs the guard broke a limit."""
+    (name,) = [name for name, found in record["learning_curves"].items() if found is points]
+    steps = record["guard"][name]
+    return f"{sum(step is not None for step in steps)} of {len(steps)}"
+
+
 def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     """A row per estimator: the covariance at the start, the change of words after 50 and 200 steps, and changes of other numbers."""
     curves, names = curves_of(record), [*_COLUMNS.values()]
-    columns = ["tokens", "baseline", "covariance", "words, 50 steps", "words, 200 steps", *names]
+    columns = ["tokens", "baseline", "covariance", "words, 50 steps", "words, 200 steps", *names, "guard"]
     lines = [f"| {' | '.join(['T', *columns])} |", f"|:--|:--|:--|{'--:|' * (len(columns) - 2)}"]
     for temperature in TEMPERATURES:
         for reduction in REDUCTIONS:
@@ -58,6 +65,7 @@ def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
                 ]
                 cells += [cell(_change(points, _WORDS, step)) for step in (50, 200)]
                 cells += [cell(_change(points, key)) for key in _COLUMNS]
+                cells.append(_stopped(record, points))
                 lines.append(f"| {' | '.join(cells)} |")
     before = next(iter(curves.values()))
     first = ", ".join(

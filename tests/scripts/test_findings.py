@@ -12,7 +12,7 @@ from scipy import stats
 
 from hf_captionrl.utils.io import write_json
 from scripts import reproduce
-from scripts.reproduction import estimators, findings, hacking
+from scripts.reproduction import estimators, findings, hacking, listening
 from scripts.reproduction.numbers import Measured, detectable, difference, look_up, measured, p_value, seed_interval
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import aggregate, to_markdown
@@ -322,7 +322,8 @@ def estimated(gains, noise=0.01):
         trained = {key: {"values": values} for key, values in ends.items()}
         points = [{"step": 0, **start}, {"step": 50, **trained}, {"step": 200, **trained}]
         curves["SR (random)" if number == 0 else f"{name} (baseline={baseline})"] = points
-    return {"learning_curves": curves, "seeds": [0, 1, 2], "command": "a command"}
+    guard = {name: [None, 40, None] for name in curves}
+    return {"learning_curves": curves, "guard": guard, "seeds": [0, 1, 2], "command": "a command"}
 
 
 LONGER = {("mean", "greedy", "T 1"): {"length": 3}}
@@ -354,6 +355,46 @@ def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
 
 def test_the_table_of_the_estimators():
     text = estimators.table(estimated(ESTIMATED["estimators_seeds"], noise=0.0), POSITIVE)
-    assert "| 1 | mean | greedy | +0.100 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 |" in text
-    assert "| 0.3 | sum | others | +0.200 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 |" in text
+    assert "| 1 | mean | greedy | +0.100 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 | 1 of 3 |" in text
+    assert "| 0.3 | sum | others | +0.200 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 | 1 of 3 |" in text
     assert "words 4.00, R@1 by truth, bags of 7 0.100" in text
+
+
+def listened(by_truth=(0.0, 0.1, 0.2, 0.3), by_reward=0.1, noise=0.002):
+    """Five seeds of the twelve cells; the gain by truth rises with the facts."""
+    rows = []
+    for number, (start, at) in enumerate(itertools.product(listening.STARTS, range(4))):
+        name = f"{start}, {listening.FACTS[at]} facts"
+        shifts = [noise * np.sin(5 * number + 2 * math.pi * s / 5) for s in range(5)]
+        values = {key: [0.2 + shift for shift in shifts] for key in listening._COLUMNS}
+        values[listening.TRUTH] = [0.2 + by_truth[at] + shift for shift in shifts]
+        values[listening.REWARD] = [0.2 + by_reward + shift for shift in shifts]
+        rows += [{"name": f"{name}, start", **{key: {"values": [0.2] * 5} for key in values}}]
+        rows += [{"name": name, **{key: {"values": found} for key, found in values.items()}}]
+    return {"rows": rows, "seeds": list(range(5))}
+
+
+def agreeing(first=0.0):
+    """Tau of five seeds, `first` with the scorer of 2 facts."""
+    cells = itertools.product(listening.STARTS, zip(listening.FACTS, (first, 0.2, 0.3, 0.4), strict=True))
+    return {"rows": {f"{s}, {k} facts": {"tau": [tau - 0.01, tau, tau, tau, tau + 0.01]} for s, (k, tau) in cells}}
+
+
+@pytest.mark.parametrize(
+    ("record", "start", "broken"),
+    [
+        (listened(), agreeing(), {}),
+        (listened(by_truth=(0.1, 0.2, 0.3, 0.4)), agreeing(-0.2), {"L1": "does not hold"}),
+        (listened(by_truth=(0.1, 0.2, 0.3, 0.4)), agreeing(0.005), {"L1": "open"}),
+        (listened(by_reward=0.0), agreeing(), {"L2": "open"}),
+        (listened(by_truth=(0.3, 0.2, 0.1, 0.0)), agreeing(0.1), {"L3": "does not hold"}),
+    ],
+)
+def test_predictions_of_who_is_listening(record, start, broken):
+    assert listening.judged(record, start) == {"L1": "holds", "L2": "holds", "L3": "holds", **broken}
+
+
+def test_the_table_of_who_is_listening():
+    text = listening.table(listened(noise=0.0), agreeing())
+    assert "| blend | 8 | +0.300 ±" in text
+    assert "| +0.000 | +0.100 | +0.000 | +0.200 | +0.000 |" in text

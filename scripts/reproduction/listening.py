@@ -1,0 +1,90 @@
+"""Tables of docs/listening.md: does the coverage of the reward's scorer decide whether self-retrieval helps?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from scipy.stats import kendalltau
+
+from scripts.reproduction.hacking import PREDICTIONS, above, cell, prediction_rows, verdict_of
+from scripts.reproduction.numbers import Measured, difference, seed_interval
+
+RUN = "listening_seeds"
+STARTS, FACTS = ("short", "blend", "holistic"), (2, 4, 8, 13)
+REWARD, TRUTH = "reward_rd100_recall_at_1", "bag_7_truth_recall_at_1"
+_COLUMNS = {
+    "length": "words",
+    REWARD: "R@1 among 100, the reward's scorer",
+    "rd100_recall_at_1": "R@1 among 100, held-out",
+    TRUTH: "R@1 in bags of 7, truth",
+    "hallucination": "hallucination",
+}
+_START = PREDICTIONS.parent / "results" / "listening_start.json"
+
+
+def gains(record: Mapping[str, Any], key: str) -> dict[tuple[str, int], Measured]:
+    """What self-retrieval adds to a number, by start and facts of the scorer's captions, paired by seed."""
+    rows = {row["name"]: row[key]["values"] for row in record["rows"] if key in row}
+    return {
+        (start, facts): difference(
+            seed_interval(rows[f"{start}, {facts} facts"]), seed_interval(rows[f"{start}, {facts} facts, start"])
+        )
+        for start in STARTS
+        for facts in FACTS
+    }
+
+
+def taus(start: Mapping[str, Any]) -> dict[tuple[str, int], Measured]:
+    """Kendall's tau between the scorer's reward and the truth's over samples of the start."""
+    return {(s, facts): seed_interval(start["rows"][f"{s}, {facts} facts"]["tau"]) for s in STARTS for facts in FACTS}
+
+
+def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
+    """A row per start and scorer: tau over samples of the start, and what training changes."""
+    found, agreement = {key: gains(record, key) for key in _COLUMNS}, taus(start)
+    lines = [f"| start | facts | tau | {' | '.join(_COLUMNS.values())} |", f"|:--|--:|{'--:|' * (len(_COLUMNS) + 1)}"]
+    for one in agreement:
+        cells = [one[0], str(one[1]), cell(agreement[one]), *(cell(found[key][one]) for key in _COLUMNS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    seeds = ", ".join(map(str, record["seeds"]))
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Change ± half of the 95 % interval over seeds {seeds}. Made by `python scripts/reproduce.py --only {RUN}`.",
+        ]
+    )
+
+
+def judged(record: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, str]:
+    """What became of L1 to L3 of docs/predictions.md, by the rule of the observatory's predictions.
+
+    L3 is judged by each seed's Kendall's tau between the facts of a scorer's captions and the gain.
+    """
+    by_truth, by_reward, agreement = gains(record, TRUTH), gains(record, REWARD), taus(start)
+    gained = [one for one, gain in by_truth.items() if above(gain)]
+    of_seed = zip(*(by_truth["holistic", facts].values for facts in FACTS), strict=True)
+    rises = seed_interval([float(kendalltau(FACTS, values).statistic) for values in of_seed])
+    conditions: dict[str, list[bool | None]] = {
+        "L1": [above(agreement[one]) for one in gained],
+        "L2": [above(gain) for gain in by_reward.values()],
+        "L3": [above(rises)],
+    }
+    return {name: verdict_of(found) for name, found in conditions.items()}
+
+
+def section(name: str, results: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The table, or with the name "listeners" the predictions; None for other names."""
+    if name not in (RUN, "listeners"):
+        return None
+    if RUN not in results or not _START.is_file():
+        return f"Not finished: `python scripts/reproduce.py --only {RUN}`."
+    start = json.loads(_START.read_text(encoding="utf-8"))
+    if name == RUN:
+        return table(results[RUN], start)
+    said, text = judged(results[RUN], start), prediction_rows("L")
+    return "\n".join(
+        ["| | prediction | verdict |", "|:--|:--|:--|", *(f"| {one} | {text[one]} | {said[one]} |" for one in said)]
+    )
