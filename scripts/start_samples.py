@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python scripts/start_samples.py estimators --output docs/results/estimators_start.json
     OMP_NUM_THREADS=1 python scripts/start_samples.py listening --folder RUN --output docs/results/listening_start.json
 
-`estimators`: how advantages go with lengths, for the cells of `--row discritune/scenes/estimators`. `listening`: Kendall's tau between the
+`estimators`: how advantages go with lengths, for the cells of `--row discritune/scenes/estimators`: over 2,000 samples, as predicted, and
+within images, which is what a captioner can learn, over 10,000. `listening`: Kendall's tau between the
 reward of each scorer of "Who is listening?" and self-retrieval by the truth, among the images of a rollout; RUN is the folder of
-`listening_seeds`. 2,000 samples each. Legend: A advantage, L tokens with the end token.
+`listening_seeds`, over 2,000 samples. Legend: A advantage, L tokens with the end token.
 """
 
 from __future__ import annotations
@@ -54,15 +55,21 @@ class Recorded(Reward):
 
 
 def sampled(
-    start: str, rewards: Sequence[Any], *, temperature: float = 1.0, images: int = 50, seed: int = 0
+    start: str,
+    rewards: Sequence[Any],
+    *,
+    number: int = NUMBER,
+    temperature: float = 1.0,
+    images: int = 50,
+    seed: int = 0,
 ) -> list[Recorded]:
-    """The rewards of NUMBER samples, in rollouts of so many images; the captioner does not change."""
+    """The rewards of so many samples, in rollouts of so many images; the captioner does not change."""
     recorded = [Recorded(reward, number) for number, reward in enumerate(rewards)]
     with tempfile.TemporaryDirectory() as folder:
         args = SelfRetrievalConfig(
             folder,
             learning_rate=0.0,
-            max_steps=NUMBER // (images * SAMPLES),
+            max_steps=number // (images * SAMPLES),
             per_device_train_batch_size=images,
             num_generations=SAMPLES,
             do_sample=True,
@@ -84,19 +91,38 @@ def sampled(
     return recorded
 
 
+def within(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
+    """Covariance of the two samples `(M, 2)` of an image, averaged over M images, with its standard error."""
+    products = np.diff(first)[:, 0] * np.diff(second)[:, 0] / 2
+    return {"mean": float(products.mean()), "standard_error": float(products.std(ddof=1) / np.sqrt(len(products)))}
+
+
 def covariances(reward: Any, temperature: float) -> dict[str, Any]:
-    """Mean advantage, Cov(A, L) and Cov(A / L, L) for each baseline."""
-    (recorded,) = sampled(model_path(START), [reward], temperature=temperature)
+    """Mean advantage, Cov(A, L) and Cov(A / L, L) for each baseline: of NUMBER samples together, and within images."""
+    (recorded,) = sampled(model_path(START), [reward], number=5 * NUMBER, temperature=temperature)
     rewards, lengths = recorded.all(SAMPLES)  # (M, 2)
     greedy, _ = recorded.all(1)  # (M, 1)
     baselines = {"running": rewards.mean(), "greedy": greedy, "others": rewards[:, ::-1]}
+    first = slice(NUMBER // SAMPLES)
     result: dict[str, Any] = {"samples": int(rewards.size), "tokens": float(lengths.mean())}
     for name, baseline in baselines.items():
-        advantages = rewards - baseline
+        advantages = rewards - (rewards[first].mean() if name == "running" else baseline)
+        weights = advantages / lengths
+        pooled = [np.cov(weight[first].ravel(), lengths[first].ravel())[0, 1] for weight in (advantages, weights)]
+        of_mean = within(weights, lengths)
+        if name == "others":  # its advantage contains the other sample, which is independent of this one's length
+            found = within(rewards, 1 / lengths)
+            of_mean = {
+                key: sign * float(lengths.mean()) * found[key] for key, sign in (("mean", -1), ("standard_error", 1))
+            }
         result[name] = {
             "advantage": float(advantages.mean()),
-            "of_sum": float(np.cov(advantages.ravel(), lengths.ravel())[0, 1]),
-            "of_mean": float(np.cov((advantages / lengths).ravel(), lengths.ravel())[0, 1]),
+            "negative": float((advantages < 0).mean()),
+            "positive": float((advantages > 0).mean()),
+            "of_sum": float(pooled[0]),
+            "of_mean": float(pooled[1]),
+            "of_sum_within": within(rewards, lengths),
+            "of_mean_within": of_mean,
         }
     return result
 

@@ -15,6 +15,7 @@ REDUCTIONS, BASELINES, TEMPERATURES = ("mean", "sum", "tokens"), ("running", "gr
 _START = PREDICTIONS.parent / "results" / "estimators_start.json"
 _WORDS, _TRUTH, _CIDER, _HELD_OUT = "length", "bag_7_truth_recall_at_1", "cider_d", "rd100_recall_at_1"
 _COLUMNS = {_TRUTH: "R@1 by truth, bags of 7", _HELD_OUT: "R@1 among 100, held-out", _CIDER: "CIDEr-D"}
+_COLUMNS |= {"hallucination": "wrong claims"}
 _NAME = re.compile(rf"({'|'.join(REDUCTIONS)}), ({'|'.join(BASELINES)}), T [\d.]+")
 
 Curves = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -37,35 +38,49 @@ def _change(points: Sequence[Mapping[str, Any]], key: str, step: int = 200) -> M
 
 
 def covariance(start: Mapping[str, Any], reduction: str, baseline: str, temperature: str) -> float:
-    """Cov(A, L) at the start, or Cov(A / L, L) for the mean over a caption's tokens."""
+    """Cov(A, L) of all samples at the start, or Cov(A / L, L) for the mean over a caption's tokens: what E1 is judged by."""
     return float(start[temperature][baseline]["of_mean" if reduction == "mean" else "of_sum"])
 
 
-def _stopped(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
-    """In how many runs the guard broke a limit."""
+def covariance_within(start: Mapping[str, Any], reduction: str, baseline: str, temperature: str) -> Measured:
+    """The same within images, which is what training can use, with its 95 % interval."""
+    found = start[temperature][baseline][f"of_{'mean' if reduction == 'mean' else 'sum'}_within"]
+    mean, half = found["mean"], 1.96 * found["standard_error"]
+    return Measured(mean, mean - half, mean + half)
+
+
+def _ends(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The share of degenerate captions after training, and in how many runs the guard broke a limit."""
     (name,) = [name for name, found in record["learning_curves"].items() if found is points]
+    (row,) = [row for row in record["rows"] if row["name"] == name]
     steps = record["guard"][name]
-    return f"{sum(step is not None for step in steps)} of {len(steps)}"
+    stopped = f"{sum(step is not None for step in steps)} of {len(steps)}"
+    return [f"{row['degenerate']['mean']:.3f}", stopped]
 
 
 def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
-    """A row per estimator: the covariance at the start, the change of words after 50 and 200 steps, and changes of other numbers."""
+    """A row per estimator: the covariance within images at the start, the change of words after 50 and 200 steps, and changes of other numbers."""
     curves, names = curves_of(record), [*_COLUMNS.values()]
-    columns = ["tokens", "baseline", "covariance", "words, 50 steps", "words, 200 steps", *names, "guard"]
+    columns = [
+        "tokens",
+        "baseline",
+        "covariance within images",
+        "words, 50 steps",
+        "words, 200 steps",
+        *names,
+        "degenerate",
+        "guard",
+    ]
     lines = [f"| {' | '.join(['T', *columns])} |", f"|:--|:--|:--|{'--:|' * (len(columns) - 2)}"]
     for temperature in TEMPERATURES:
         for reduction in REDUCTIONS:
             for baseline in BASELINES:
                 points = curves[f"{reduction}, {baseline}, {temperature}"]
-                cells = [
-                    temperature[2:],
-                    reduction,
-                    baseline,
-                    f"{covariance(start, reduction, baseline, temperature):+.3f}",
-                ]
+                cells = [temperature[2:], reduction, baseline]
+                cells.append(cell(covariance_within(start, reduction, baseline, temperature)))
                 cells += [cell(_change(points, _WORDS, step)) for step in (50, 200)]
                 cells += [cell(_change(points, key)) for key in _COLUMNS]
-                cells.append(_stopped(record, points))
+                cells += _ends(record, points)
                 lines.append(f"| {' | '.join(cells)} |")
     before = next(iter(curves.values()))
     first = ", ".join(
@@ -76,7 +91,7 @@ def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
         [
             *lines,
             "",
-            f"Before training: {first}. Change ± half of the 95 % interval over seeds {seeds}. Made by `{record['command']}`.",
+            f"Before training: {first}. Change ± half of the 95 % interval over seeds {seeds}, and of the covariance over images. Made by `{record['command']}`.",
         ]
     )
 

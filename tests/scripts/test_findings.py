@@ -309,7 +309,7 @@ def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
 
 def estimated(gains, noise=0.01):
     """Three seeds of the 18 estimators, from 4 words; `gains` are by temperature, and words also by reduction and baseline."""
-    curves, first = {}, {"length": 4.0, "bag_7_truth_recall_at_1": 0.1, "cider_d": 1.8, "rd100_recall_at_1": 0.6}
+    curves, first = {}, dict(zip((*estimators._COLUMNS, "length"), (0.1, 0.6, 1.8, 0.1, 4.0), strict=True))
     names = itertools.product(estimators.REDUCTIONS, estimators.BASELINES, estimators.TEMPERATURES)
     for number, (reduction, baseline, temperature) in enumerate(names):
         gained = {**gains.get(temperature, {}), **gains.get((reduction, baseline, temperature), {})}
@@ -323,7 +323,8 @@ def estimated(gains, noise=0.01):
         points = [{"step": 0, **start}, {"step": 50, **trained}, {"step": 200, **trained}]
         curves["SR (random)" if number == 0 else f"{name} (baseline={baseline})"] = points
     guard = {name: [None, 40, None] for name in curves}
-    return {"learning_curves": curves, "guard": guard, "seeds": [0, 1, 2], "command": "a command"}
+    rows = [{"name": name, "degenerate": {"mean": 0.01}} for name in curves]
+    return {"learning_curves": curves, "rows": rows, "guard": guard, "seeds": [0, 1, 2], "command": "a command"}
 
 
 LONGER = {("mean", "greedy", "T 1"): {"length": 3}}
@@ -331,7 +332,10 @@ ESTIMATED = {
     "estimators_seeds": {"T 1": {"length": 2, "bag_7_truth_recall_at_1": 0.3}, "T 0.3": {"length": 1}, **LONGER},
     "estimators_cider_seeds": {"T 1": {"length": 1}, "T 0.3": {"length": 1, "cider_d": 0.2}, **LONGER},
 }
-POSITIVE = {t: {b: {"of_mean": 0.1, "of_sum": 0.2} for b in estimators.BASELINES} for t in estimators.TEMPERATURES}
+WITHIN = {f"of_{r}_within": {"mean": mean, "standard_error": 0.05} for r, mean in (("mean", 0.1), ("sum", 0.2))}
+POSITIVE = {
+    t: {b: {"of_mean": 0.1, "of_sum": 0.2, **WITHIN} for b in estimators.BASELINES} for t in estimators.TEMPERATURES
+}
 
 
 @pytest.mark.parametrize(
@@ -355,8 +359,14 @@ def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
 
 def test_the_table_of_the_estimators():
     text = estimators.table(estimated(ESTIMATED["estimators_seeds"], noise=0.0), POSITIVE)
-    assert "| 1 | mean | greedy | +0.100 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 | 1 of 3 |" in text
-    assert "| 0.3 | sum | others | +0.200 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 | 1 of 3 |" in text
+    assert (
+        "| 1 | mean | greedy | +0.100 ±0.098 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
+        in text
+    )
+    assert (
+        "| 0.3 | sum | others | +0.200 ±0.098 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
+        in text
+    )
     assert "words 4.00, R@1 by truth, bags of 7 0.100" in text
 
 
