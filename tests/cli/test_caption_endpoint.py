@@ -105,9 +105,7 @@ def test_nothing_is_asked_twice_after_a_kill(folder):
         assert ask(server, folder / "whole", *SAMPLES) == 0
     with serve(lambda number, _: "hang" if number == 3 else "ok", log_probs=log_probs) as server:
         with Forked(ask, server, folder, *SAMPLES, "--concurrency", "1") as run:
-            assert server.wait_for(3)
-            while len(server.requests) < 4:  # the one that hangs
-                time.sleep(0.01)
+            assert server.wait_for(4)  # the last of them hangs
             run.kill()
             assert run.wait() == -signal.SIGKILL
         assert lines_of(folder) == []  # the whole batch was on its way

@@ -40,10 +40,9 @@ class ChatServer:
                     number = len(double.requests)
                     double.requests.append(body)
                     double.headers.append(dict(self.headers))
+                    double.arrived.notify_all()
                 with contextlib.suppress(OSError):  # the client was killed, or closed the connection
                     self.act(double.plan(number, body["messages"]), body)
-                with double.arrived:
-                    double.arrived.notify_all()
 
             def act(self, what, body):
                 if what == "hang":
