@@ -27,17 +27,17 @@ from hf_captionrl.rewards import CiderReward, Reward, SelfRetrieval
 from hf_captionrl.utils.io import installed_versions, write_json
 from hf_captionrl.utils.model_files import model_path
 from scripts.observatory import TruthRetrieval
+from scripts.reproduction.listening import FACTS, STARTS
 
 SAMPLES, NUMBER = 2, 2000
 START = "scenes:blip-mle"
-FACTS, STARTS = (2, 4, 8, 13), ("short", "blend", "holistic")
 
 
 class Recorded(Reward):
     """A reward that keeps what it returns, and the lengths of the captions, by the number of captions per image."""
 
-    def __init__(self, reward: Any, number: int) -> None:
-        self.reward, self.name = reward, f"{reward.name}_{number}"
+    def __init__(self, reward: Any, place: int) -> None:
+        self.reward, self.name = reward, f"{reward.name}_{place}"
         self.kept: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {1: [], SAMPLES: []}
 
     def prepare(self, data: Any) -> None:
@@ -64,7 +64,7 @@ def sampled(
     seed: int = 0,
 ) -> list[Recorded]:
     """The rewards of so many samples, in rollouts of so many images; the captioner does not change."""
-    recorded = [Recorded(reward, number) for number, reward in enumerate(rewards)]
+    recorded = [Recorded(reward, place) for place, reward in enumerate(rewards)]
     with tempfile.TemporaryDirectory() as folder:
         args = SelfRetrievalConfig(
             folder,
@@ -102,11 +102,11 @@ def covariances(reward: Any, temperature: float) -> dict[str, Any]:
     (recorded,) = sampled(model_path(START), [reward], number=5 * NUMBER, temperature=temperature)
     rewards, lengths = recorded.all(SAMPLES)  # (M, 2)
     greedy, _ = recorded.all(1)  # (M, 1)
-    baselines = {"running": rewards.mean(), "greedy": greedy, "others": rewards[:, ::-1]}
     first = slice(NUMBER // SAMPLES)
+    baselines = {"running": rewards[first].mean(), "greedy": greedy, "others": rewards[:, ::-1]}
     result: dict[str, Any] = {"samples": int(rewards.size), "tokens": float(lengths.mean())}
     for name, baseline in baselines.items():
-        advantages = rewards - (rewards[first].mean() if name == "running" else baseline)
+        advantages = rewards - baseline
         weights = advantages / lengths
         pooled = [np.cov(weight[first].ravel(), lengths[first].ravel())[0, 1] for weight in (advantages, weights)]
         of_mean = within(weights, lengths)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts.reproduction.hacking import PREDICTIONS, above, cell, prediction_rows, unchanged, verdict_of
+from scripts.reproduction.hacking import PREDICTIONS, above, cell, unchanged, verdict_of, verdict_table
 from scripts.reproduction.numbers import Measured, difference, seed_interval
 
 RUNS = {"estimators_seeds": "self-retrieval", "estimators_cider_seeds": "CIDEr-D"}
@@ -139,7 +139,6 @@ def section(name: str, results: Mapping[str, Mapping[str, Any]]) -> str | None:
     starts = json.loads(_START.read_text(encoding="utf-8"))
     if name in RUNS:
         return table(results[name], starts[name])
-    text, said = prediction_rows("E"), judged(results, starts)
+    said = judged(results, starts)
     signs = " and ".join(f"{same_signs(results[run], starts[run])} of 18 with {title}" for run, title in RUNS.items())
-    rows = [f"| {name} | {text[name]} | {said[name]}{f': {signs}' if name == 'E1' else ''} |" for name in said]
-    return "\n".join(["| | prediction | verdict |", "|:--|:--|:--|", *rows])
+    return verdict_table({"verdict": {**said, "E1": f"{said['E1']}: {signs}"}})

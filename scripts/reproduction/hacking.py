@@ -94,9 +94,12 @@ def verdict_of(conditions: Sequence[bool | None]) -> str:
     return "does not hold" if False in conditions else "open" if None in conditions else "holds"
 
 
-def prediction_rows(prefix: str) -> dict[str, str]:
-    """The text of each prediction of docs/predictions.md whose name begins with a letter."""
-    return dict(re.findall(rf"^\| ({prefix}\d+) \| (.*) \|$", PREDICTIONS.read_text(encoding="utf-8"), re.M))
+def verdict_table(columns: Mapping[str, Mapping[str, str]]) -> str:
+    """The predictions of docs/predictions.md with these names, and a column of verdicts for each heading."""
+    text = dict(re.findall(r"^\| ([A-Z]\d+) \| (.*) \|$", PREDICTIONS.read_text(encoding="utf-8"), re.M))
+    lines = [["", "prediction", *columns], [":--"] * (len(columns) + 2)]
+    lines += [[name, text[name], *(said[name] for said in columns.values())] for name in next(iter(columns.values()))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def observatory(record: Mapping[str, Any]) -> str:
@@ -116,10 +119,8 @@ def observatory(record: Mapping[str, Any]) -> str:
 
 def predictions(record: Mapping[str, Any]) -> str:
     """The verdict of each prediction on the test scenes and in the held-back world."""
-    both = [judged(record[world]) for world in ("learning_curves", "held_back")]
-    text = prediction_rows("O")
-    rows = [f"| {name} | {text[name]} | {both[0][name]} | {both[1][name]} |" for name in both[0]]
-    return "\n".join(["| | prediction | test scenes | held-back world |", "|:--|:--|:--|:--|", *rows])
+    worlds = {"test scenes": "learning_curves", "held-back world": "held_back"}
+    return verdict_table({heading: judged(record[world]) for heading, world in worlds.items()})
 
 
 def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
-from scripts.reproduction.hacking import PREDICTIONS, above, cell, prediction_rows, verdict_of
+from scripts.reproduction.hacking import PREDICTIONS, above, cell, verdict_of, verdict_table
 from scripts.reproduction.numbers import Measured, difference, seed_interval
 
 RUN = "listening_seeds"
@@ -36,17 +36,19 @@ def gains(record: Mapping[str, Any], key: str) -> dict[tuple[str, int], Measured
     }
 
 
-def taus(start: Mapping[str, Any]) -> dict[tuple[str, int], Measured]:
-    """Kendall's tau between the scorer's reward and the truth's over samples of the start."""
-    return {(s, facts): seed_interval(start["rows"][f"{s}, {facts} facts"]["tau"]) for s in STARTS for facts in FACTS}
+def agreement(start: Mapping[str, Any], key: str = "tau") -> dict[tuple[str, int], Measured]:
+    """Kendall's tau between the scorer's reward and the truth's over samples of the start; or within images, `"same_better"`."""
+    return {(s, facts): seed_interval(start["rows"][f"{s}, {facts} facts"][key]) for s in STARTS for facts in FACTS}
 
 
 def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
-    """A row per start and scorer: tau over samples of the start, and what training changes."""
-    found, agreement = {key: gains(record, key) for key in _COLUMNS}, taus(start)
-    lines = [f"| start | facts | tau | {' | '.join(_COLUMNS.values())} |", f"|:--|--:|{'--:|' * (len(_COLUMNS) + 1)}"]
-    for one in agreement:
-        cells = [one[0], str(one[1]), cell(agreement[one]), *(cell(found[key][one]) for key in _COLUMNS)]
+    """A row per start and scorer: its agreement with the truth on samples of the start, and what training changes."""
+    agreed = [agreement(start), agreement(start, "same_better")]
+    found = [gains(record, key) for key in _COLUMNS]
+    columns = ["tau", "same better", *_COLUMNS.values()]
+    lines = [f"| start | facts | {' | '.join(columns)} |", f"|:--|--:|{'--:|' * len(columns)}"]
+    for one in agreed[0]:
+        cells = [one[0], str(one[1]), *(cell(column[one], signed=column in found) for column in (*agreed, *found))]
         lines.append(f"| {' | '.join(cells)} |")
     seeds = ", ".join(map(str, record["seeds"]))
     return "\n".join(
@@ -63,12 +65,12 @@ def judged(record: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, str
 
     L3 is judged by each seed's Kendall's tau between the facts of a scorer's captions and the gain.
     """
-    by_truth, by_reward, agreement = gains(record, TRUTH), gains(record, REWARD), taus(start)
+    by_truth, by_reward, tau = gains(record, TRUTH), gains(record, REWARD), agreement(start)
     gained = [one for one, gain in by_truth.items() if above(gain)]
     of_seed = zip(*(by_truth["holistic", facts].values for facts in FACTS), strict=True)
     rises = seed_interval([float(kendalltau(FACTS, values).statistic) for values in of_seed])
     conditions: dict[str, list[bool | None]] = {
-        "L1": [above(agreement[one]) for one in gained],
+        "L1": [above(tau[one]) for one in gained],
         "L2": [above(gain) for gain in by_reward.values()],
         "L3": [above(rises)],
     }
@@ -82,9 +84,4 @@ def section(name: str, results: Mapping[str, Mapping[str, Any]]) -> str | None:
     if RUN not in results or not _START.is_file():
         return f"Not finished: `python scripts/reproduce.py --only {RUN}`."
     start = json.loads(_START.read_text(encoding="utf-8"))
-    if name == RUN:
-        return table(results[RUN], start)
-    said, text = judged(results[RUN], start), prediction_rows("L")
-    return "\n".join(
-        ["| | prediction | verdict |", "|:--|:--|:--|", *(f"| {one} | {text[one]} | {said[one]} |" for one in said)]
-    )
+    return table(results[RUN], start) if name == RUN else verdict_table({"verdict": judged(results[RUN], start)})

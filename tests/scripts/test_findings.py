@@ -387,7 +387,8 @@ def listened(by_truth=(0.0, 0.1, 0.2, 0.3), by_reward=0.1, noise=0.002):
 def agreeing(first=0.0):
     """Tau of five seeds, `first` with the scorer of 2 facts."""
     cells = itertools.product(listening.STARTS, zip(listening.FACTS, (first, 0.2, 0.3, 0.4), strict=True))
-    return {"rows": {f"{s}, {k} facts": {"tau": [tau - 0.01, tau, tau, tau, tau + 0.01]} for s, (k, tau) in cells}}
+    values = {f"{s}, {k} facts": [tau - 0.01, tau, tau, tau, tau + 0.01] for s, (k, tau) in cells}
+    return {"rows": {name: {"tau": found, "same_better": found} for name, found in values.items()}}
 
 
 @pytest.mark.parametrize(
@@ -406,5 +407,5 @@ def test_predictions_of_who_is_listening(record, start, broken):
 
 def test_the_table_of_who_is_listening():
     text = listening.table(listened(noise=0.0), agreeing())
-    assert "| blend | 8 | +0.300 ±" in text
+    assert "| blend | 8 | 0.300 ±" in text
     assert "| +0.000 | +0.100 | +0.000 | +0.200 | +0.000 |" in text
