@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
     output = parser.parse_args().output
-    rng, train = np.random.default_rng(0), load_scenes(num_validation=0, num_test=0)["train"]
+    rng, train = np.random.default_rng(0), load_scenes()["train"]  # without its other splits, train has other scenes
     rows = [
         {"image_id": image_id, **captions(rng, Facts(**facts))}
         for image_id, facts in zip(train["image_id"], train["facts"], strict=True)
