@@ -61,7 +61,7 @@ from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
-from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, Words, annotate, vocabulary, write_sentence
+from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, vocabulary
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.world import (
     EMOJI_KINDS,
@@ -74,6 +74,7 @@ from hf_captionrl.scenes.world import (
 )
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import MODELS
+from scripts.omission import sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINTS = ROOT / "hf_captionrl" / "scenes" / "checkpoints"
@@ -163,9 +164,7 @@ def stated(rng: np.random.Generator, facts: Facts, number: int) -> str:
     places = [place for place, name in enumerate(order) if name in ("second", "relation", "second_colour")]
     for place, name in zip(places, sorted((order[p] for p in places), key="second".__ne__), strict=True):
         order[place] = name
-    kept = {"kind", *order[: number - 1]}
-    said = {name: value if name in kept else "" for name, value in said.items()}
-    return write_sentence({**said, "several": not said["count"] and facts.count > 1}, Words(rng))
+    return sentence(rng, facts, set(order[: number - 1]))
 
 
 def make_optimizers(
