@@ -6,7 +6,6 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import datasets
@@ -333,8 +332,8 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
 
 def evaluation_rows(dataset: Any) -> Any:
     """As [`training_rows`], for evaluation: `validation` of a `DatasetDict`, each of several in a dict; captions may be missing."""
-    if dataset is None or (isinstance(dataset, str) and not Path(dataset).exists()):
-        return dataset  # transformers' `eval_dataset` may also be the name of one of several
+    if dataset is None:
+        return dataset
     if isinstance(dataset, Mapping) and not isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         return {name: evaluation_rows(rows) for name, rows in dataset.items()}
     if isinstance(dataset, _Stream):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import socket
 import threading
 import traceback
 from abc import ABC, abstractmethod
@@ -84,12 +85,14 @@ class LocalServer(ABC):
     def __init__(self, host: str, port: int) -> None:
         self._hosts = OwnHosts.of(host)
         try:
-            self._server = ThreadingHTTPServer((host, port), self._handler())
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            kind = type("Server", (ThreadingHTTPServer,), {"address_family": family})
+            self._server = kind((host, port), self._handler())
         except (OSError, OverflowError) as error:
             remedy = "Use an address of this machine, and --port 0 for any free port."
             raise ValueError(f"The server cannot listen at {host}, --port {port} ({error}). {remedy}") from None
         self.port = self._server.server_address[1]
-        self.address = f"http://{host}:{self.port}"
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @abstractmethod
     def respond(self, request: BaseHTTPRequestHandler) -> tuple[bytes, str]:

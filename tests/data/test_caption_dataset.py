@@ -306,6 +306,7 @@ def test_trainers_accept_the_data_of_load_captions(tmp_path):
     folder = make_folder(tmp_path, 10)
     assert len(training_rows(str(folder))) == 8
     assert len(evaluation_rows(folder)) == 1
+    assert len(evaluation_rows("scenes")) == 500
     several = evaluation_rows({"one": ds, "two": embedded(2)})
     assert several["one"]["captions"][:] == [["a"], ["b"]]
     assert several["two"]["captions"][:] == [captions(0), captions(1)]

@@ -1,11 +1,13 @@
 """A server on this machine answers requests for its names only: the rule, the demo's middleware, and the names it is started with."""
 
 import asyncio
+import socket
+import urllib.request
 
 import pytest
 
 from hf_captionrl.apps.album.page import _OnlyFromHere
-from hf_captionrl.utils.local_server import OwnHosts
+from hf_captionrl.utils.local_server import LocalServer, OwnHosts
 
 HERE = "127.0.0.1:7860"
 
@@ -49,6 +51,20 @@ def test_additional_names_are_accepted():
     assert not OwnHosts.of("192.168.1.7").accepts(["192.168.1.7:7860"], ["http://192.168.1.7:9999"])
     asked.add("x.share.test")
     assert asked.accepts(["x.share.test"], ["https://x.share.test"])
+
+
+class Hello(LocalServer):
+    def respond(self, request):
+        return b"hello", "text/plain"
+
+
+NO_IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=NO_IPV6)])
+def test_a_server_answers_at_its_address(host):
+    with Hello(host, 0) as running, urllib.request.urlopen(running.address) as found:
+        assert found.read() == b"hello"
 
 
 def answer(headers, kind="http"):
