@@ -3,8 +3,8 @@
     python scripts/omission.py --output captions.parquet
 
 Five captions for each training scene, without mistakes, in one column per way. `random_P`: each caption states each fact with probability
-P / 100. `shared_40`: the same, but the five captions of an image state the same facts. `systematic`: every caption states the same
-kinds of facts, and the others are never stated.
+P / 100; relation and colour of the second object only with it, and one object always ("a dog"). `shared_40`: the same, but the five
+captions of an image state the same facts. `systematic`: every caption states the same kinds of facts, and the others are never stated.
 """
 
 from __future__ import annotations
