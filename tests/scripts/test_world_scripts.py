@@ -1,0 +1,43 @@
+"""scripts/omission.py: what its captions state."""
+
+import numpy as np
+import pytest
+
+from hf_captionrl import load_scenes
+from hf_captionrl.scenes import check
+from hf_captionrl.scenes.world import Facts
+from scripts import omission
+
+SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
+
+
+@pytest.fixture(scope="module")
+def made():
+    rng = np.random.default_rng(0)
+    return [omission.captions(rng, facts) for facts in SCENES]
+
+
+def recalled(made, column):
+    """What each caption recalls: scenes, captions, names of facts."""
+    found = [[check(caption, facts) for caption in one[column]] for one, facts in zip(made, SCENES, strict=True)]
+    assert not any(result.wrong or result.unknown_words for results in found for result in results)
+    return [[set(result.recalled) for result in results] for results in found]
+
+
+def test_captions_are_true_and_state_each_fact_with_the_probability(made):
+    for percent in omission.PERCENT:
+        stated = recalled(made, f"random_{percent}")
+        assert all("kind" in names for scene in stated for names in scene)
+        for name in ("size", "position", "background"):
+            has = [bool(facts.to_dict()[name]) and facts.to_dict()[name] != "upright" for facts in SCENES]
+            share = np.mean([name in names for scene, one in zip(stated, has, strict=True) if one for names in scene])
+            # five standard errors of 1,000 captions at most
+            assert abs(share - percent / 100) < 5 * (0.25 / (5 * sum(has))) ** 0.5
+        assert len({frozenset(names) for names in stated[0]}) > 1
+
+
+def test_shared_captions_state_the_same_facts_and_systematic_ones_the_same_kinds_of_facts(made):
+    assert all(scene.count(scene[0]) == 5 for scene in recalled(made, "shared_40"))
+    for scene, facts in zip(recalled(made, "systematic"), SCENES, strict=True):
+        there = {name for name in ("kind", *omission.SYSTEMATIC) if facts.to_dict()[name]}
+        assert all(names == there for names in scene)
