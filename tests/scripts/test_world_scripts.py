@@ -1,12 +1,15 @@
-"""scripts/omission.py: what its captions state."""
+"""scripts/omission.py: what its captions state. scripts/frames.py: its clips, and what it measures."""
+
+import json
 
 import numpy as np
 import pytest
 
 from hf_captionrl import load_scenes
 from hf_captionrl.scenes import check
+from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import Facts
-from scripts import omission
+from scripts import frames, omission
 
 SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
 
@@ -41,3 +44,24 @@ def test_shared_captions_state_the_same_facts_and_systematic_ones_the_same_kinds
     for scene, facts in zip(recalled(made, "systematic"), SCENES, strict=True):
         there = {name for name in ("kind", *omission.SYSTEMATIC) if facts.to_dict()[name]}
         assert all(names == there for names in scene)
+
+
+def test_frames_differ_in_the_row_of_one_thing(monkeypatch, tmp_path):
+    chosen = frames.clips(3, 4)
+    for clip in chosen:
+        rows = [facts.position for facts in frames.frame_facts(clip)]
+        assert rows in (
+            [*["top"] * 3, *["middle"] * 4, *["bottom"] * 3],
+            [*["bottom"] * 3, *["middle"] * 4, *["top"] * 3],
+        )
+        pictures = {frame.tobytes() for frame in render_clip(clip, frames.FRAMES)}
+        assert len(pictures) == frames.FRAMES
+    monkeypatch.setattr(frames, "clips", lambda seed: chosen)
+    command = ["frames", "--models", "scenes:blip-mle", "--names", "MLE", "--output", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", command)
+    frames.main()
+    facts, generic = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert (facts["name"], facts["hallucination"], generic["name"]) == ("facts", 0, "MLE")
+    assert facts["length"] > generic["length"]
+    # Frames of a row have the same caption, of which only one can be first.
+    assert 0 < facts["recall_at_1_all"] <= 0.3
