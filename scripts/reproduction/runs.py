@@ -267,7 +267,7 @@ def execute(
             at = words.index("--") if "--" in words else len(words)
             words[at:at] = ["--runs_dir", str(folder)]
         start = time.monotonic()
-        if code := caller(words):
+        if (code := caller(words)) and not _has_row(words):
             return f"exit code {code} of `{command}`"
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
     try:
@@ -275,6 +275,12 @@ def execute(
     except UnreachedError as error:
         return str(error)
     return None
+
+
+def _has_row(words: Sequence[str]) -> bool:
+    """Whether a recipe that failed has written its results: captions collapsed, no model is delivered, and the row counts."""
+    places = dict(itertools.pairwise(words))
+    return "--output_dir" in places and (ROOT / places["--output_dir"] / "results.json").is_file()
 
 
 def in_order(needs: Mapping[str, Collection[str]], work: Callable[[str], None], processes: int) -> None:
