@@ -48,6 +48,13 @@ def aggregate(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return result
 
 
+def collapsed(folder: Path) -> bool:
+    """Whether a recipe has failed because the captions of a run have collapsed: its rows are written, and count."""
+    path = folder / "results.json"
+    found = json.loads(path.read_text()).get("selected", {}) if path.is_file() else {}
+    return any("collapsed" in run for run in found.values())
+
+
 def aggregate_curves(
     runs: Sequence[Mapping[str, Sequence[Mapping[str, float]]]], x: str = "step"
 ) -> dict[str, list[dict[str, Any]]]:
@@ -143,7 +150,7 @@ def main() -> None:
         if not (folder / "results.json").exists():
             command = [sys.executable, str(ROOT / "recipes" / f"{args.recipe}.py"), "--seed", str(seed)]
             done = subprocess.run([*command, "--output_dir", str(folder), *further], check=False)
-            if not (folder / "results.json").exists():  # a collapsed run fails, and its row counts
+            if not collapsed(folder):
                 done.check_returncode()
         runs.append(json.loads((folder / "results.json").read_text()))
         found = folder / "samples.json"

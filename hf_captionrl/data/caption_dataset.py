@@ -330,15 +330,15 @@ def training_rows(dataset: Any, args: Any = None, *, whole_set_for: str | None =
     return rows
 
 
-def evaluation_rows(dataset: Any) -> Any:
-    """As [`training_rows`], for evaluation: `validation` of a `DatasetDict`, each of several in a dict; captions may be missing."""
+def evaluation_rows(dataset: Any, split: str = "validation") -> Any:
+    """As [`training_rows`], for evaluation: `split` of a `DatasetDict`, each of several in a dict; captions may be missing."""
     if dataset is None:
         return dataset
     if isinstance(dataset, Mapping) and not isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
-        return {name: evaluation_rows(rows) for name, rows in dataset.items()}
+        return {name: evaluation_rows(rows, split) for name, rows in dataset.items()}
     if isinstance(dataset, _Stream):
         raise ValueError(_refused("eval_dataset", dataset, "evaluation ranks each image among all others"))
-    return _with_columns(dataset, "evaluation", "validation", require_captions=False)
+    return _with_columns(dataset, "evaluation", split, require_captions=False)
 
 
 def _with_columns(dataset: Any, data: str, split: str, *, require_captions: bool) -> datasets.Dataset:

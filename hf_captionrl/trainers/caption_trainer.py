@@ -140,7 +140,8 @@ class CaptionTrainer(ExactResumeTrainer):
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts. [`SmileTrainer`]
             also accepts a `datasets.IterableDataset`, with `max_steps`.
-        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): With several, metrics are `eval_{name}_...`.
+        eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): As `train_dataset`; of several splits, `validation`. With
+            several data sets, metrics are `eval_{name}_...`.
         processing_class (processor, *optional*): Processor, if `model` does not bring one.
         scorer ([`Scorer`], *optional*): Frozen image-text model for retrieval at evaluation.
         peft_config (`peft.PeftConfig` or `dict`, *optional*): Adapter to train: a `LoraConfig`, for instance of
@@ -407,10 +408,9 @@ class CaptionTrainer(ExactResumeTrainer):
             Without references there is neither `loss` nor `cider_d`; with `prediction_loss_only` there is nothing else.
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            known = list(self.eval_dataset) if isinstance(self.eval_dataset, Mapping) else []
-            if dataset not in known:
-                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {known}, or a data set.")
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
+            if dataset not in self.eval_dataset:
+                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {list(self.eval_dataset)}, or a data set.")
             dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
@@ -453,14 +453,14 @@ class CaptionTrainer(ExactResumeTrainer):
         """Caption a data set and measure the captions as `evaluate` does, without logging.
 
         Args:
-            test_dataset (`datasets.Dataset`): As `eval_dataset`; references are optional.
+            test_dataset (`datasets.Dataset`): As `eval_dataset`, but of several splits `test`; references are optional.
             ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
             metric_key_prefix (`str`): Prefix of every key.
 
         Returns:
             `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
         """
-        test_dataset = self._rows_of(test_dataset)
+        test_dataset = self._rows_of(test_dataset, "test")
         self._memory_tracker.start()
         captions, _, metrics = self._measure(test_dataset, metric_key_prefix, generate=True)
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
@@ -473,9 +473,10 @@ class CaptionTrainer(ExactResumeTrainer):
         callbacks = self.callback_handler.callbacks
         return next((c.tb_writer for c in callbacks if isinstance(c, TensorBoardCallback)), None)
 
-    def _rows_of(self, dataset: Any) -> datasets.Dataset:
+    def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        return self._kept("rows", (dataset,), lambda: evaluation_rows(dataset))
+        name = "rows" if isinstance(dataset, datasets.Dataset) else f"rows of {split}"
+        return self._kept(name, (dataset,), lambda: evaluation_rows(dataset, split))
 
     def _measure(
         self, dataset: datasets.Dataset, prefix: str, *, generate: bool = False

@@ -28,7 +28,7 @@ from typing import Any
 from hf_captionrl.apps.experiments.arguments import load_row, read_yaml
 from hf_captionrl.utils.io import installed_versions, write_json
 from scripts.reproduction.numbers import look_up
-from scripts.run_seeds import aggregate, aggregate_curves
+from scripts.run_seeds import aggregate, aggregate_curves, collapsed
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "recipes" / "configs"
@@ -267,7 +267,8 @@ def execute(
             at = words.index("--") if "--" in words else len(words)
             words[at:at] = ["--runs_dir", str(folder)]
         start = time.monotonic()
-        if (code := caller(words)) and not _has_row(words):
+        code, places = caller(words), dict(itertools.pairwise(words))
+        if code and not ("--output_dir" in places and collapsed(ROOT / places["--output_dir"])):
             return f"exit code {code} of `{command}`"
         write_json(done, {"command": command, "seconds": time.monotonic() - start, "versions": installed_versions()})
     try:
@@ -275,12 +276,6 @@ def execute(
     except UnreachedError as error:
         return str(error)
     return None
-
-
-def _has_row(words: Sequence[str]) -> bool:
-    """Whether a recipe that failed has written its results: captions collapsed, no model is delivered, and the row counts."""
-    places = dict(itertools.pairwise(words))
-    return "--output_dir" in places and (ROOT / places["--output_dir"] / "results.json").is_file()
 
 
 def in_order(needs: Mapping[str, Collection[str]], work: Callable[[str], None], processes: int) -> None:

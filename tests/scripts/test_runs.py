@@ -80,15 +80,20 @@ def test_what_fails_or_is_missing_is_said(tmp_path):
     arguments = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert "exit code 3 of `python make.py" in execute(TINY, [0], caller=lambda words: 3, **arguments)
 
-    def collapsed(words):
-        """A recipe whose captions have collapsed writes its row, and fails."""
-        if "--output_dir" not in words:
-            write_result(tmp_path)
-            return 0
-        write_json(Path(words[-1]) / "results.json", {})
-        return 1
+    def failing(selected):
+        """A recipe that writes its row, and fails."""
 
-    assert execute(TINY, [0], caller=collapsed, **arguments) is None
+        def caller(words):
+            if "--output_dir" not in words:
+                write_result(tmp_path)
+                return 0
+            write_json(Path(words[-1]) / "results.json", {"selected": {"SR": selected}})
+            return 1
+
+        return caller
+
+    assert "exit code 1" in execute(TINY, [0], caller=failing({"step": 50}), **arguments)
+    assert execute(TINY, [0], caller=failing({"collapsed": "loops"}), **arguments) is None
     needy = Run(name="needy", preset="", minutes=1, command="python x.py", needs=["no-such-program"])
     assert execute(needy, [], caller=lambda words: 0, **arguments) == "needs no-such-program"
     other = Run(name="tiny", preset="none", minutes=1, seeds=[0, 1], steps=[*TINY.steps, "python more.py"])

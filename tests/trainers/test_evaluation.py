@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from peft import LoraConfig
 from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, HyperParamSearchBackendBase
 from transformers.trainer_utils import BestRun, HPSearchBackend
@@ -347,6 +347,8 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     assert predicted.metrics["test_loss"] == first["eval_loss"]
     assert predicted.label_ids == [[text] for text in raw["text"]]
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
+    splits = DatasetDict({"validation": raw, "test": raw.select([0])})
+    assert len(trainer.predict(splits).predictions) == 1
     with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
         trainer.predict(raw.remove_columns("image"))
 

@@ -58,11 +58,13 @@ class Hello(LocalServer):
         return b"hello", "text/plain"
 
 
-NO_IPV6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=NO_IPV6)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_server_answers_at_its_address(host):
+    if host == "::1":
+        try:
+            socket.create_server((host, 0), family=socket.AF_INET6).close()
+        except OSError as error:
+            pytest.skip(f"this machine has no ::1: {error}")
     with Hello(host, 0) as running, urllib.request.urlopen(running.address) as found:
         assert found.read() == b"hello"
 
