@@ -41,14 +41,15 @@ def clips(seed: int, number: int = CLIPS) -> list[Clip]:
     found: list[Clip] = []
     while len(found) < number:
         clip = sample_clip(rng)
-        found += [clip] * (clip.facts.motion in ("up", "down") and clip.facts.speed == "fast")
+        if clip.facts.motion in ("up", "down") and clip.facts.speed == "fast":
+            found.append(clip)
     return found
 
 
-def frame_facts(clip: Clip, frames: int = FRAMES) -> list[Facts]:
+def frame_facts(clip: Clip) -> list[Facts]:
     """What is true of each frame: the thing is in the row that is nearest to it."""
     still = {field.name: getattr(clip.facts, field.name) for field in fields(Facts)}
-    rows = (clip.cell(number / (frames - 1))[0] for number in range(frames))
+    rows = (clip.cell(number / (FRAMES - 1))[0] for number in range(FRAMES))
     return [Facts(**still | {"position": POSITIONS[round(row)]}) for row in rows]
 
 

@@ -349,6 +349,8 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
     splits = DatasetDict({"validation": raw, "test": raw.select([0])})
     assert len(trainer.predict(splits).predictions) == 1
+    named, given = trainer.evaluate("scenes"), trainer.evaluate(load_scenes()["validation"])
+    assert named["eval_loss"] == given["eval_loss"]
     with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
         trainer.predict(raw.remove_columns("image"))
 
