@@ -3,7 +3,7 @@
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
-  `<!-- estimators_seeds -->`, `<!-- listeners -->` and `<!-- listening_seeds -->` for others.
+  `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->` and `<!-- redrawn_seeds -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -137,7 +137,7 @@ def metrics_table() -> str:
 
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
-    from scripts.reproduction import estimators, hacking, listening
+    from scripts.reproduction import estimators, hacking, listening, worlds
 
     if name == "table" and arguments:
         run, _, headings = arguments.partition(": ")
@@ -156,8 +156,8 @@ def _table(name: str, arguments: str | None) -> str | None:
         from scripts.metric_audit import tables
 
         return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
-    elif name in hacking.TABLES:
-        run, section = hacking.TABLES[name]
+    elif name in (known := {**hacking.TABLES, **worlds.TABLES}):
+        run, section = known[name]
         record = campaign()[2].get(run)
         return section(record) if record else f"Not finished: `python scripts/reproduce.py --only {run}`."
     return estimators.section(name, campaign()[2]) or listening.section(name, campaign()[2])

@@ -153,6 +153,11 @@ def _said(finding: Mapping[str, Any], made: Sequence[Comparison]) -> str:
     return _of_all([comparison.verdict for comparison in made])
 
 
+def said(finding: Mapping[str, Any], results: Mapping[str, Any]) -> str:
+    """The verdict on a finding."""
+    return _said(finding, _compared(finding, results))
+
+
 def _by_listener(made: Sequence[Comparison]) -> str:
     """The verdict on the comparisons of recall by each of the other listeners, in a clause; empty if there are none."""
     verdicts = {name: [c.heard[name][1] for c in made if name in c.heard] for name in LISTENERS}
@@ -219,7 +224,7 @@ def _naming(paper: str, kind: str, number: str) -> list[Mapping[str, Any]]:
 
 def verdicts_of(paper: str, kind: str, number: str, results: Mapping[str, Any]) -> list[str]:
     """Verdicts of the findings that name a table or figure of a paper."""
-    return [_said(finding, _compared(finding, results)) for finding in _naming(paper, kind, number)]
+    return [said(finding, results) for finding in _naming(paper, kind, number)]
 
 
 def _places_of(compare: Mapping[str, Any]) -> set[tuple[str, str]]:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from hf_captionrl.utils.io import write_json
 from scripts import reproduce
-from scripts.reproduction import estimators, findings, hacking, listening
+from scripts.reproduction import estimators, findings, hacking, listening, worlds
 from scripts.reproduction.numbers import Measured, detectable, difference, look_up, measured, p_value, seed_interval
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import aggregate, to_markdown
@@ -409,3 +409,50 @@ def test_the_table_of_who_is_listening():
     text = listening.table(listened(noise=0.0), agreeing())
     assert "| blend | 8 | 0.300 ±" in text
     assert "| +0.000 | +0.100 | +0.000 | +0.200 | +0.000 |" in text
+
+
+def drawn_anew(apart=0.1, noise=0.01, **changed):
+    """Ten worlds in which every method moves as the claims say; `apart`: what a world shifts all rows but the start's by."""
+    keys = (*worlds._NAMES, "bag_7_recall_at_1", "length")
+    rows = {"references": 0.1, "MLE": 0.4, "further MLE": 0.4, "SMILE": 1.2, "SMILE (lambda=0.01)": 0.9}
+    rows |= {
+        "SR": 0.8,
+        "BagCurri": 0.8,
+        "CIDEr": 0.7,
+        "SMILE, again": 1.2,
+        "further MLE, again": 0.4,
+        "SR, again": 0.8,
+    }
+    down = {"SMILE": -0.4, "SR": -0.2, "CIDEr": 0.6}  # CIDEr-D, from 0.4
+    found = []
+    for number, (name, value) in enumerate({**rows, **changed}.items()):
+        values = {key: value if key != "cider_d" else down.get(name, 0.4) for key in keys}
+        wave = [noise * math.sin(number + 2 * math.pi * world / 10) for world in range(10)]
+        worlds_share = [apart * math.cos(4 * math.pi * w / 10) if name.startswith("S") else 0.0 for w in range(10)]
+        found.append({"name": name})
+        for key, mean in values.items():
+            shifts = [a + b for a, b in zip(wave, worlds_share, strict=True)] if name != "MLE" else [0.0] * 10
+            found[-1][key] = {"values": [mean + shift for shift in shifts]}
+    return {"rows": found, "seeds": list(range(10)), "world": world_version()}
+
+
+@pytest.mark.parametrize(
+    ("record", "broken"),
+    [
+        (drawn_anew(), {}),
+        (drawn_anew(apart=0.0), {"W2": "does not hold"}),
+        (drawn_anew(**{"SMILE": 0.3, "SMILE, again": 0.3}), {"W1": "does not hold"}),
+        (drawn_anew(BagCurri=2.0), {"W1": "does not hold"}),  # not open
+    ],
+)
+def test_predictions_of_worlds_drawn_anew(record, broken):
+    assert worlds.judged(record) == {"W1": "holds", "W2": "holds", **broken}
+
+
+def test_spread_over_worlds_and_of_two_trainings():
+    rng = np.random.default_rng(0)
+    world, trainings = rng.normal(0, 3, 4000), rng.normal(0, 1, (2, 4000))
+    over, within = worlds.spread(world + trainings[0], world + trainings[1])
+    assert over == pytest.approx(10**0.5, rel=0.05)  # both variances
+    assert within == pytest.approx(1, rel=0.05)
+    assert "| hallucination, SMILE - further MLE | +0.800 ±" in worlds.table(drawn_anew())

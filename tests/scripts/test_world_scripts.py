@@ -1,16 +1,18 @@
-"""scripts/omission.py: what its captions state. scripts/frames.py: its clips, and what it measures."""
+"""scripts/omission.py: what its captions state. scripts/frames.py: its clips, and what it measures. A world drawn anew."""
 
+import functools
 import json
 
+import datasets
 import numpy as np
 import pytest
 import torch
 
-from hf_captionrl import load_scenes
+from hf_captionrl import load_scenes, load_scorer, pipeline
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import Facts
-from scripts import frames, omission
+from scripts import frames, omission, train_scenes_models
 
 SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
 
@@ -81,3 +83,24 @@ class Listener:
         found[rows, own] = 1
         found[rows, (rows + frames.FRAMES) % len(rows)] = 2
         return found
+
+
+def test_a_world_drawn_anew_has_its_own_scenes_scorers_and_captioner(tmp_path, monkeypatch):
+    fit = train_scenes_models.fit
+    monkeypatch.setattr(train_scenes_models, "fit", lambda title, steps, *args, **named: fit(title, 1, *args, **named))
+    monkeypatch.setattr(train_scenes_models, "NUM_GROUPS", 125)
+    few = functools.partial(load_scenes, num_train=20, num_validation=5, num_test=14)
+    monkeypatch.setattr(train_scenes_models, "load_scenes", few)
+    logs = [train_scenes_models.draw_world(tmp_path / str(seed), seed) for seed in (0, 1)]
+    assert [log["seed"] for log in logs[0] + logs[1]] == [1001, 1002, 1004, 2001, 2002, 2004]
+    drawn = [datasets.load_dataset(str(tmp_path / str(seed) / "scenes"), cache_dir=str(tmp_path)) for seed in (0, 1)]
+    for seed, splits in enumerate(drawn):
+        assert {name: len(rows) for name, rows in splits.items()} == {"train": 20, "validation": 5, "test": 14}
+        assert list(splits["test"]["bag_id"]) == ["000"] * 7 + ["001"] * 7
+        assert splits["test"][:]["facts"] == few(seed=1000 * (seed + 1))["test"][:]["facts"]
+    images = drawn[0]["test"][:2]["image"]
+    features = [load_scorer(str(tmp_path / str(seed) / "clip-reward")).image_features(images) for seed in (0, 1)]
+    assert features[0].shape == features[1].shape
+    assert not torch.allclose(features[0], features[1], atol=1e-2)
+    assert load_scorer(str(tmp_path / "0" / "siglip-held-out")).text_features(["a cat"]).shape == (1, 160)
+    assert len(pipeline(str(tmp_path / "1" / "blip-mle"), max_new_tokens=3)(images)) == 2
