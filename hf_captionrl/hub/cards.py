@@ -97,7 +97,7 @@ class ModelCardFacts:
     scorer_max_text_tokens: int  # after which the scorer truncates a caption
     generation: Mapping[str, Any]  # arguments of `generate` for all captions of the table
     row: str  # of this model in the results
-    license: str  # identifier of the Hub; a finetuned model must respect the licence of its base model
+    license: str  # identifier of the Hub, or its terms in words; a finetuned model must respect the licence of its base model
     baseline_row: str | None = "MLE"  # the model that it is compared with in the limitations; None for none
     mle_weight: Fraction = 0.0  # lambda, the weight of plain maximum likelihood
     first_token: Literal["mle", "smile"] = "mle"  # distribution there: the whole vocabulary, or the subset
@@ -272,14 +272,18 @@ def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
     )
 
 
-def _model_data(base_model: str | None, dataset_id: str | None, *, is_adapter: bool, **more: Any) -> str:
+def _model_data(base_model: str | None, dataset_id: str | None, *, is_adapter: bool, license: str, **more: Any) -> str:
     """The YAML block of a model."""
+    if re.search(r"[^\w.+-]", license):  # terms in words, for which the Hub has no identifier
+        more["license_name"] = "-".join(re.findall(r"[a-z0-9.+]+", license.lower()))
+        license = "other"
     if is_adapter:
         more["base_model_relation"] = "adapter"
     if dataset_id:
         more["datasets"] = [dataset_id]
     return ModelCardData(
         library_name="peft" if is_adapter else "transformers",
+        license=license,
         base_model=base_model if base_model and HUB_NAME.fullmatch(base_model) else None,
         **more,
     ).to_yaml()

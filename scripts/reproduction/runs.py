@@ -46,7 +46,7 @@ class UnreachedError(Exception):
 
 UNKNOWN = "unknown"
 IGNORED = {"title", "output_dir", "paper", "learning_curves", "gallery_size", "disable_tqdm", "logging_steps"}
-IGNORED |= {"dataloader_pin_memory", "per_device_eval_batch_size"}
+IGNORED |= {"dataloader_pin_memory", "per_device_eval_batch_size", "model_license"}
 """Settings that change no number of a result; `paper` and `learning_curves` add some."""
 
 

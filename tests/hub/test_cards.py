@@ -14,6 +14,7 @@ import yaml
 from huggingface_hub import DatasetCard, ModelCard, parse_eval_result_entries
 
 from hf_captionrl import SmileConfig, SmileTrainer
+from hf_captionrl.apps.experiments.arguments import load_row
 from hf_captionrl.cli import main
 from hf_captionrl.hub import (
     DatasetCardFacts,
@@ -55,6 +56,15 @@ def test_metadata_is_read_back_by_the_hub_client():
     }
     assert values["rd100_recall_at_1"].metric_args == {"interval_95": [0.637, 0.679]}
     assert values["length"].dataset_split == "test"
+
+
+def test_terms_in_words_are_a_licence_without_an_identifier():
+    terms = "trained on Flickr8k: research use"
+    assert load_row(Path("recipes/configs"), "photographs/flickr8k/sr-curriculum").settings["model_license"] == terms
+    card = render_model_card(make_results(), replace(FACTS, license=terms))
+    data = ModelCard(card).data
+    assert (data.license, data.license_name) == ("other", "trained-on-flickr8k-research-use")
+    assert section(card, "Licence").strip().startswith(f"{terms}.")
 
 
 def test_card_has_all_required_parts():

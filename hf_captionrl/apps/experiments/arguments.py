@@ -124,7 +124,9 @@ class ModelArguments(LoadingArguments):
     )
     lora_dropout: float = documented(0.0, "Dropout before the LoRA.")
     model_license: str | None = documented(
-        None, "Licence of the base model, for the model card. None: apache-2.0 for shipped models, else 'other'."
+        None,
+        "Licence for the model card: an identifier of the Hub, or terms in words, such as 'trained on Flickr8k: research use'. "
+        "None: apache-2.0 for shipped models, else 'other'.",
     )
 
     def __post_init__(self) -> None:
