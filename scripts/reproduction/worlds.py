@@ -9,7 +9,7 @@ import numpy as np
 
 from scripts.reproduction.findings import HOLDS, OPEN, load_findings, said
 from scripts.reproduction.hacking import cell, verdict_of, verdict_table
-from scripts.reproduction.numbers import seed_interval, shown
+from scripts.reproduction.numbers import seed_interval, shown, survivors
 
 RUN = "redrawn_seeds"
 _NAMES = {
@@ -38,12 +38,14 @@ def table(record: Mapping[str, Any]) -> str:
     """A row per difference."""
     columns = ["", "difference", "standard deviation over worlds", "of two trainings in one world"]
     lines = [f"| {' | '.join(columns)} |", "|:--|--:|--:|--:|"]
+    means = []
     for more, less in _PAIRS:
         for key, name in _NAMES.items():
             found = differences(record, more, less, key)
-            cells = [cell(seed_interval(list(found[0]))), *map(shown, spread(*found))]
+            means.append(seed_interval(list(found[0])))
+            cells = [cell(means[-1]), *map(shown, spread(*found))]
             lines.append(f"| {name}, {more} - {less} | {' | '.join(cells)} |")
-    made = f"Mean ± half of the 95 % interval over ten worlds. Made by `python scripts/reproduce.py --only {RUN}`."
+    made = f"Mean ± half of the 95 % interval over ten worlds. {survivors(means)} Made by `python scripts/reproduce.py --only {RUN}`."
     return "\n".join([*lines, "", made])
 
 
