@@ -102,10 +102,10 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
 
 _RECALL = re.compile(r"(.+/)(bag_\d|rd100|pool)_recall_at_1")
 LISTENERS = {
-    "the reward scorer": lambda images: f"reward_{images}_recall_at_1",
+    "the reward scorer": lambda images: f"reward_{images.replace('pool', 'rd100')}_recall_at_1",
     "truth": lambda images: f"{images if images.startswith('bag') else 'bag_7'}_truth_recall_at_1",
 }
-"""Who else finds the image from the caption, and the key of its recall; the truth checker does in bags alone."""
+"""Who else finds the image from the caption, and the key of its recall: of the pool, that among 100; by truth, in bags alone."""
 
 
 class Comparison(NamedTuple):
@@ -126,10 +126,10 @@ def _heard(compare: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, 
     for listener, key in LISTENERS.items():
         places = {side: match[1] + key(match[2]) for side, match in sides.items() if match}
         try:
-            number = _sides({**compare, **places}, results)[2] if len(places) == 2 else None
+            first, second, number = _sides({**compare, **places}, results) if len(places) == 2 else ("", "", None)
         except KeyError:  # a result without this listener
             continue
-        if number is not None:
+        if number is not None and not first == second == shown(0):  # who hears nothing cannot tell
             found[listener] = number, verdict(number, compare["expect"], compare.get("margin"))
     return found
 
@@ -247,8 +247,8 @@ PAGE = """# Findings: {title}
 
 {intro}
 
-[What the verdicts mean](findings.md). Recall is by the held-out scorer; beside it stand the reward scorer and the truth checker (in bags of 7 where the
-comparison is not of bags). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
+[What the verdicts mean](findings.md). Recall is by the held-out scorer; beside it stand the reward scorer (among 100 where the comparison is of the pool) and
+the truth checker (in bags of 7 where it is not of bags; nothing where it accepts no caption at all). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
 Corrected p: the p-value after Benjamini and Hochberg's correction for the {number} differences of this page. {survive} of {significant} intervals \
 that exclude 0 remain significant (p < 0.05).
 

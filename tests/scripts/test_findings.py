@@ -128,7 +128,13 @@ def test_recall_is_also_told_by_the_other_listeners():
     assert "first is larger | holds | -0.297 [" in text
     for row in results["r"]["rows"]:
         del row["reward_rd100_recall_at_1"]
+        row["pool_recall_at_1"] = row["rd100_recall_at_1"]
     assert "| **holds** | by truth: holds |" in findings.pages(results, page)["findings_p.md"]
+    for row, values in zip(results["r"]["rows"], (numbers["base"], numbers["down"]), strict=True):
+        row |= {"reward_rd100_recall_at_1": {"values": values}, "bag_7_truth_recall_at_1": {"values": [0.0] * 3}}
+    compare |= {side: compare[side].replace("rd100", "pool") for side in ("first", "second")}
+    text = findings.pages(results, page)["findings_p.md"]  # of the pool, the reward scorer among 100; truth hears nothing
+    assert "| **holds** | by the reward scorer: does not hold |" in text
 
 
 def test_the_interval_is_students_and_differences_are_paired_by_seed():
