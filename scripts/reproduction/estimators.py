@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scripts.reproduction.hacking import PREDICTIONS, above, cell, unchanged, verdict_of, verdict_table
-from scripts.reproduction.numbers import Measured, difference, seed_interval
+from scripts.reproduction.numbers import Measured, difference, seed_interval, survivors
 
 RUNS = {"estimators_seeds": "self-retrieval", "estimators_cider_seeds": "CIDEr-D"}
 REDUCTIONS, BASELINES, TEMPERATURES = ("mean", "sum", "tokens"), ("running", "greedy", "others"), ("T 1", "T 0.3")
 _START = PREDICTIONS.parent / "results" / "estimators_start.json"
 _WORDS, _TRUTH, _CIDER, _HELD_OUT = "length", "bag_7_truth_recall_at_1", "cider_d", "rd100_recall_at_1"
-_COLUMNS = {_TRUTH: "R@1 by truth, bags of 7", _HELD_OUT: "R@1 among 100, held-out", _CIDER: "CIDEr-D"}
+_COLUMNS = {_TRUTH: "R@1 by truth, bags of 7", _HELD_OUT: "R@1 among 100, held-out"}
+_COLUMNS |= {f"reward_{_HELD_OUT}": "R@1 among 100, reward scorer", _CIDER: "CIDEr-D"}
 _COLUMNS |= {"hallucination": "wrong claims"}
 _NAME = re.compile(rf"({'|'.join(REDUCTIONS)}), ({'|'.join(BASELINES)}), T [\d.]+")
 
@@ -64,6 +65,7 @@ def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
     columns = [
         "tokens",
         "baseline",
+        "mean advantage",
         "covariance within images",
         "words, 50 steps",
         "words, 200 steps",
@@ -71,16 +73,18 @@ def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
         "degenerate",
         "guard",
     ]
+    changes: list[Measured] = []
     lines = [f"| {' | '.join(['T', *columns])} |", f"|:--|:--|:--|{'--:|' * (len(columns) - 2)}"]
     for temperature in TEMPERATURES:
         for reduction in REDUCTIONS:
             for baseline in BASELINES:
                 points = curves[f"{reduction}, {baseline}, {temperature}"]
-                cells = [temperature[2:], reduction, baseline]
+                cells = [temperature[2:], reduction, baseline, f"{start[temperature][baseline]['advantage']:+.3f}"]
                 cells.append(cell(covariance_within(start, reduction, baseline, temperature)))
-                cells += [cell(_change(points, _WORDS, step)) for step in (50, 200)]
-                cells += [cell(_change(points, key)) for key in _COLUMNS]
-                cells += _ends(record, points)
+                of_cell = [_change(points, _WORDS, step) for step in (50, 200)]
+                of_cell += [_change(points, key) for key in _COLUMNS]
+                changes += of_cell
+                cells += [*map(cell, of_cell), *_ends(record, points)]
                 lines.append(f"| {' | '.join(cells)} |")
     before = next(iter(curves.values()))
     first = ", ".join(
@@ -91,7 +95,7 @@ def table(record: Mapping[str, Any], start: Mapping[str, Any]) -> str:
         [
             *lines,
             "",
-            f"Before training: {first}. Change ± half of the 95 % interval over seeds {seeds}, and of the covariance over images. Made by `{record['command']}`.",
+            f"Before training: {first}. Change ± half of the 95 % interval over seeds {seeds}, and of the covariance over images. {survivors(changes)} Made by `{record['command']}`.",
         ]
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import norm
+from scipy.stats import false_discovery_control, norm
 from scipy.stats import t as student
 
 _NORMAL = 1.959964
@@ -116,6 +116,16 @@ def p_value(number: Measured) -> float | None:
         return None
     errors = abs(number.value) / _standard_error(number)
     return float(2 * (student.sf(errors, len(number.values) - 1) if number.values else norm.sf(errors)))
+
+
+def survivors(differences: Sequence[Measured]) -> str:
+    """How many significant differences of a table remain so when it corrects for their number, as a sentence."""
+    known = [p for number in differences if (p := p_value(number)) is not None]
+    remain = sum(q < 0.05 for q in false_discovery_control(known)) if known else 0
+    return (
+        f"{remain} of {sum(p < 0.05 for p in known)} intervals that exclude 0 remain significant after Benjamini and Hochberg's "
+        f"correction for the {len(known)} differences of the table."
+    )
 
 
 def detectable(number: Measured, power: float = 0.8) -> float | None:

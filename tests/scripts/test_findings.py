@@ -13,7 +13,16 @@ from scipy import stats
 from hf_captionrl.utils.io import write_json
 from scripts import reproduce
 from scripts.reproduction import estimators, findings, hacking, listening
-from scripts.reproduction.numbers import Measured, detectable, difference, look_up, measured, p_value, seed_interval
+from scripts.reproduction.numbers import (
+    Measured,
+    detectable,
+    difference,
+    look_up,
+    measured,
+    p_value,
+    seed_interval,
+    survivors,
+)
 from scripts.reproduction.runs import world_version
 from scripts.run_seeds import aggregate, to_markdown
 
@@ -133,7 +142,9 @@ def test_recall_is_also_told_by_the_other_listeners():
     for row, values in zip(results["r"]["rows"], (numbers["base"], numbers["down"]), strict=True):
         row |= {"reward_rd100_recall_at_1": {"values": values}, "bag_7_truth_recall_at_1": {"values": [0.0] * 3}}
     compare |= {side: compare[side].replace("rd100", "pool") for side in ("first", "second")}
-    text = findings.pages(results, page)["findings_p.md"]  # of the pool, the reward scorer among 100; truth hears nothing
+    text = findings.pages(results, page)[
+        "findings_p.md"
+    ]  # of the pool, the reward scorer among 100; truth hears nothing
     assert "| **holds** | by the reward scorer: does not hold |" in text
 
 
@@ -151,6 +162,14 @@ def test_the_interval_is_students_and_differences_are_paired_by_seed():
     apart = difference(Measured(0.9, 0.6, 1.2), Measured(0.2, -0.2, 0.6))
     assert (apart.value, apart.high - apart.value) == pytest.approx((0.7, math.hypot(0.3, 0.4)))
     assert difference(Measured(0.9, 0.6, 1.2), Measured(0.2)).low is None
+
+
+def test_survivors_of_the_correction_for_the_number_of_differences():
+    """A tenth of them, far from 0, remain; of 40 without an effect, two are significant alone."""
+    far = [Measured(1.0, 0.9, 1.1)] * 5
+    chance = [Measured(0.21, 0.01, 0.41)] * 2 + [Measured(0.1, -0.1, 0.3)] * 38
+    said = "remain significant after Benjamini and Hochberg's correction for the 45 differences of the table."
+    assert survivors([*far, *chance, Measured(0.5)]) == f"5 of 7 intervals that exclude 0 {said}"
 
 
 def test_places_of_a_result():
@@ -315,7 +334,7 @@ def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
 
 def estimated(gains, noise=0.01):
     """Three seeds of the 18 estimators, from 4 words; `gains` are by temperature, and words also by reduction and baseline."""
-    curves, first = {}, dict(zip((*estimators._COLUMNS, "length"), (0.1, 0.6, 1.8, 0.1, 4.0), strict=True))
+    curves, first = {}, dict(zip((*estimators._COLUMNS, "length"), (0.1, 0.6, 0.5, 1.8, 0.1, 4.0), strict=True))
     names = itertools.product(estimators.REDUCTIONS, estimators.BASELINES, estimators.TEMPERATURES)
     for number, (reduction, baseline, temperature) in enumerate(names):
         gained = {**gains.get(temperature, {}), **gains.get((reduction, baseline, temperature), {})}
@@ -340,7 +359,8 @@ ESTIMATED = {
 }
 WITHIN = {f"of_{r}_within": {"mean": mean, "standard_error": 0.05} for r, mean in (("mean", 0.1), ("sum", 0.2))}
 POSITIVE = {
-    t: {b: {"of_mean": 0.1, "of_sum": 0.2, **WITHIN} for b in estimators.BASELINES} for t in estimators.TEMPERATURES
+    t: {b: {"advantage": -0.2, "of_mean": 0.1, "of_sum": 0.2, **WITHIN} for b in estimators.BASELINES}
+    for t in estimators.TEMPERATURES
 }
 
 
@@ -366,11 +386,11 @@ def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
 def test_the_table_of_the_estimators():
     text = estimators.table(estimated(ESTIMATED["estimators_seeds"], noise=0.0), POSITIVE)
     assert (
-        "| 1 | mean | greedy | +0.100 ±0.098 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
+        "| 1 | mean | greedy | -0.200 | +0.100 ±0.098 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
         in text
     )
     assert (
-        "| 0.3 | sum | others | +0.200 ±0.098 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
+        "| 0.3 | sum | others | -0.200 | +0.200 ±0.098 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
         in text
     )
     assert "words 4.00, R@1 by truth, bags of 7 0.100" in text
