@@ -71,7 +71,7 @@ def generated_pages() -> dict[str, str]:
     """Markdown by file name."""
     from scripts import make_paper_index
     from scripts.reproduction import findings
-    from scripts.reproduction.pages import leaderboard_page, reproduction_page
+    from scripts.reproduction.pages import leaderboard_page, presets_page, reproduction_page
 
     rows, runs, results = campaign()
     tables = [
@@ -85,6 +85,7 @@ def generated_pages() -> dict[str, str]:
         "paper_index.md": make_paper_index.to_markdown(rows),
         "reproduction.md": reproduction_page(rows, runs, results, RESULTS),
         "leaderboard.md": leaderboard_page(runs, results),
+        "presets.md": presets_page(),
         "full_tables.md": "\n\n".join(tables) + "\n",
         **findings.pages(results),
     }

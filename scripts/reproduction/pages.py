@@ -1,4 +1,4 @@
-"""Pages of the site that are made of the committed results: reproduction and leaderboard."""
+"""Pages of the site that are made of the committed results and presets: reproduction, leaderboard, presets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from scripts.make_paper_index import HEADINGS, PAPERS
 from scripts.reproduction.numbers import Measured, measured, shown
 from scripts.reproduction.real import missing_of, result_path
-from scripts.reproduction.runs import ROOT, Run, of_older_world
+from scripts.reproduction.runs import CONFIGS, IGNORED, ROOT, Run, of_older_world, settings_in
 
 DOCS = ROOT / "docs"
 
@@ -209,3 +209,34 @@ def leaderboard_page(runs: Mapping[str, Run], results: Mapping[str, Any]) -> str
     best = [bars.get(f"full_captions/{key}", "") for key in COLUMNS]
     table, parts = leaderboard(runs, results, COLUMNS, best), leaderboard(runs, results, PARTS)
     return LEADERBOARD.format(table=table, parts=parts)
+
+
+# --- docs/presets.md ------------------------------------------------------------------------------------------------
+
+PRESETS = {
+    "smile_blip/scenes": "smile_blip/coco",
+    "discritune/scenes/tables": "discritune/blip",
+    "self_retrieval_clipcap/scenes": "self_retrieval_clipcap/discritune",
+    "sle/scenes/frontier": "sle_blip/coco",
+    "ndlb/scenes/generic-lv": "ndlb/table5/row4",
+    "ndlb/scenes/holistic-lv": "ndlb/table5/row8",
+}
+"""Presets of the embedded world, and those of the papers that they stand for."""
+
+
+def presets_page() -> str:
+    """Every setting in which a preset of the embedded world differs from that of its paper."""
+    lines = [
+        "# Presets here and in the papers",
+        "Every setting in which a preset of the embedded world differs from the paper's that it stands for; a dash is the option's default. "
+        "What was [chosen on these scenes](findings.md#what-was-chosen-on-these-scenes) is listed; other reasons stand beside the preset in `recipes/configs`.",
+    ]
+    for here, paper in PRESETS.items():
+        ours, theirs = settings_in(CONFIGS, here), settings_in(CONFIGS, paper)
+        differing = [name for name in sorted({*ours, *theirs} - IGNORED) if ours.get(name) != theirs.get(name)]
+        rows = [
+            f"| `{name}` | {' | '.join(f'`{side[name]}`' if name in side else '–' for side in (ours, theirs))} |"
+            for name in differing
+        ]
+        lines += [f"## {here}", "\n".join([f"| | `{here}` | `{paper}` |", "|:--|:--|:--|", *rows])]
+    return "\n\n".join(lines) + "\n"

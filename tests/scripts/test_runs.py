@@ -172,6 +172,14 @@ def test_check_says_which_result_is_stale(monkeypatch, capsys):
     assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
 
 
+def test_presets_differ_from_the_papers_only_as_the_page_says():
+    sections = dict(text.split("\n", 1) for text in generated_pages()["presets.md"].split("\n## ")[1:])
+    table = sections["ndlb/scenes/generic-lv"]
+    assert "| `learning_rate` | `0.0003` | `9e-08` |" in table
+    assert "| `lr_scheduler_type` | – | `constant` |" in table
+    assert not {"`temperature`", "`baseline`", "`lora_r`"} & set(table.split())  # as in the paper
+
+
 def test_every_figure_of_the_index_is_on_the_page():
     page = generated_pages()["reproduction.md"]
     sections = dict(zip(PAPERS, page.split("\n## ")[1:], strict=True))
