@@ -124,6 +124,32 @@ def references_of(dataset: Any) -> list[list[str]] | None:
     return found if any(found) else None
 
 
+def check_best_metric(
+    args: CaptionConfig, sets: Mapping[str, Any], has_scorer: bool, has_selecting_scorer: bool
+) -> None:
+    """Refuse a metric for the best model that evaluation of these sets, by name, does not compute, before training."""
+    wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
+    used = args.load_best_model_at_end or args.save_strategy == "best"
+    if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
+        return
+    known = []
+    for name, rows in sets.items():
+        own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
+        if not args.prediction_loss_only:
+            own += ["length", "lexical_diversity", *(["cider_d"] if own else [])]
+            for prefix in (*([""] if has_scorer else []), *(["reward_"] if has_selecting_scorer else [])):
+                own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
+                own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
+            own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
+        own += ["runtime", "samples_per_second", "steps_per_second"]
+        known += [f"{name}_{metric}" if name else metric for metric in own]
+    if wanted not in known:
+        raise ValueError(
+            f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
+            f"{', '.join(known)}, pass the scorer that recall needs, or compute it in compute_metrics."
+        )
+
+
 class CaptionTrainer(ExactResumeTrainer):
     """`transformers.Trainer` for image captioners.
 
@@ -203,7 +229,8 @@ class CaptionTrainer(ExactResumeTrainer):
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         if compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate:
-            self._check_best_metric(args, eval_dataset)
+            sets = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
+            check_best_metric(args, sets, self.scorer is not None, self.selecting_scorer is not None)
         self._train_source = train_dataset
         self.caption_collator: Any = data_collator or CaptionCollator(
             self.captioner, max_length=args.max_caption_length
@@ -248,30 +275,6 @@ class CaptionTrainer(ExactResumeTrainer):
                 del self._once[key]  # the new tower may differ
             self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
         return self.captioner.model
-
-    def _check_best_metric(self, args: CaptionConfig, sets: Any) -> None:
-        """Refuse a metric for the best model that evaluation does not compute, before training."""
-        wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
-        used = args.load_best_model_at_end or args.save_strategy == "best"
-        if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
-            return
-        known = []
-        for name, rows in (sets if isinstance(sets, Mapping) else {"": sets}).items():
-            own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
-            if not args.prediction_loss_only:
-                own += ["length", "lexical_diversity", *(["cider_d"] if own else [])]
-                for prefix, scorer in (("", self.scorer), ("reward_", self.selecting_scorer)):
-                    if scorer is not None:
-                        own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
-                        own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
-                own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
-            own += ["runtime", "samples_per_second", "steps_per_second"]
-            known += [f"{name}_{metric}" if name else metric for metric in own]
-        if wanted not in known:
-            raise ValueError(
-                f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
-                f"{', '.join(known)}, pass the scorer that recall needs, or compute it in compute_metrics."
-            )
 
     # Data
 
