@@ -25,6 +25,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import datasets
@@ -187,6 +188,7 @@ class CaptionTrainer(ExactResumeTrainer):
     config_class: ClassVar[type[Any]] = CaptionConfig
     method_name = "Captioning"
     selecting_scorer: Scorer | None = None
+    start_metrics: Mapping[str, float] = MappingProxyType({})  # of the captioner before training, if it was measured
     """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
     whole_set_for: ClassVar[str | None] = None
     """Why every training image must be known before the first step; None if a stream is enough."""
@@ -437,7 +439,7 @@ class CaptionTrainer(ExactResumeTrainer):
     def _warn_of_runaway(self, dataset: datasets.Dataset, metrics: Mapping[str, float], prefix: str) -> None:
         """Warn where captions outgrow the references while fewer find their image: detail that is not in the image."""
         recall, length = (metrics.get(f"{prefix}_{name}") for name in ("recall_at_1", "length"))
-        seen = [entry for entry in self.state.log_history if f"{prefix}_recall_at_1" in entry]
+        seen = [entry for entry in (self.start_metrics, *self.state.log_history) if f"{prefix}_recall_at_1" in entry]
         words = [len(text.split()) for texts in references_of(dataset) or [] for text in texts]
         if recall is None or length is None or not seen or not words or not self.is_world_process_zero():
             return
@@ -447,7 +449,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 "Captions have %.1f words, the references %.1f, and R@1 fell from %.3f at step %d to %.3f: the captions invent "
                 "details. Keep that checkpoint (metric_for_best_model='recall_at_1'), and use a lower learning_rate, a higher "
                 "mle_weight, or a stronger start.",
-                *(length, human, best[f"{prefix}_recall_at_1"], best["step"], recall),
+                *(length, human, best[f"{prefix}_recall_at_1"], best.get("step", 0), recall),
             )
 
     def predict(

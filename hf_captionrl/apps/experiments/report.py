@@ -339,6 +339,7 @@ def train_runs(
         if run.is_trained:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
+            trainer.start_metrics = before[run.starts_from]
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
