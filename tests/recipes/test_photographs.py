@@ -75,7 +75,7 @@ def test_a_row_runs_on_photographs(folders, preset, monkeypatch):
 def test_models_of_the_data_root_are_found_by_their_names(folders):
     data, _ = folders
     root = ["--row", "photographs/flickr8k/mle", "--data_root", str(data)]
-    parts, _, evaluation, config = mle_clipcap.parse_args(root)
+    parts, _, evaluation, _ = mle_clipcap.parse_args(root)
     models = data / "models"
     assert (parts.vision_model, parts.language_model) == (
         str(models / "google/efficientnet-b0"),
