@@ -119,8 +119,8 @@ def check() -> tuple[list[str], list[str]]:
     for preset in preset_names():
         path = result_path(preset, RESULTS)
         record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        if path.exists() and (why := changed(record, [preset], CONFIGS).get(preset)):
-            (wrong if why == "stale" else unknown).append(f"{path.name}: the settings of its preset are {why}.")
+        if path.exists() and (state := changed(record, [preset], CONFIGS).get(preset)):
+            (wrong if state == "stale" else unknown).append(f"{path.name}: the settings of its preset are {state}.")
     return wrong, unknown
 
 
