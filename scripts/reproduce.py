@@ -13,6 +13,7 @@ the embedded world is not computed again.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 from hf_captionrl.utils.io import installed_versions  # noqa: E402
 from scripts import make_paper_index as index  # noqa: E402
 from scripts.reproduction.real import is_embedded, missing_of, preset_names, result_path, run_preset, with_makers  # noqa: E402
-from scripts.reproduction.runs import Run, execute, finished, in_order, moved_targets, to_run  # noqa: E402
+from scripts.reproduction.runs import CONFIGS, Run, changed, execute, finished, in_order, moved_targets, to_run  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results"
 
@@ -115,6 +116,11 @@ def check() -> tuple[list[str], list[str]]:
                 f"docs/results/{name}.json: {title} is where a curve reaches numbers of {runs[name].until[title][0]} that have "
                 f"changed. Run python scripts/reproduce.py --only {name}."
             )
+    for preset in preset_names():
+        path = result_path(preset, RESULTS)
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if path.exists() and (state := changed(record, [preset], CONFIGS).get(preset)):
+            (wrong if state == "stale" else unknown).append(f"{path.name}: the settings of its preset are {state}.")
     return wrong, unknown
 
 
@@ -129,28 +135,24 @@ def _run_all(
     reasons: dict[str, str] = {}
     wanted = [name for name in wanted if to_run(runs[name], _seeds(runs[name], args.seeds), args.output)]
     until = index.until_of(rows)
-    presets = with_makers(_presets(rows), args.data_root, until) if args.data_root else []
+    presets = with_makers(_presets(rows), args.data_root, until) if args.data_root else {}
     folders = {"output": args.output.resolve(), "runs_dir": args.runs_dir.resolve()}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("runs", total=len(wanted) + len(presets))
+        told = {"told": progress.console.print, **folders}
 
         def work(name: str) -> None:
             progress.update(bar, description=name)
-            told = progress.console.print
-            why = execute(runs[name], _seeds(runs[name], args.seeds), others=runs, told=told, **folders)
+            if name in presets:
+                why = run_preset(name, args.data_root, args.seeds or [0], until=until.get(name), **told)
+            else:
+                why = execute(runs[name], _seeds(runs[name], args.seeds), others=runs, **told)
             if why is not None:
                 reasons[name] = why
             progress.advance(bar)
 
-        in_order({name: set(runs[name].after) for name in wanted}, work, args.processes)
-        for preset in presets:
-            progress.update(bar, description=result_path(preset, args.output).stem)
-            more = {"until": until.get(preset), "told": progress.console.print}
-            why = run_preset(preset, args.data_root, args.seeds or [0], **more, **folders)
-            if why is not None:
-                reasons[preset] = why
-            progress.advance(bar)
+        in_order({**{name: set(runs[name].after) for name in wanted}, **presets}, work, args.processes)
     return reasons
 
 
@@ -163,7 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     models = ROOT / "outputs" / "reproduction"
     parser.add_argument("--runs_dir", type=Path, default=models, help="folder of the models")
     parser.add_argument("--data_root", type=Path, help="folder of the papers' data and captioners")
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time; use about one per core")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=1,
+        help="runs at a time; use about one per core, and 7 GB of memory for each on photographs",
+    )
     parser.add_argument("--list", action="store_true", help="show what is finished and what is missing; runs nothing")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if something is out of date or wrong")
     args = parser.parse_args(argv)

@@ -142,6 +142,7 @@ class EvaluateOptions(
     )
     language_model: str | None = option(
         None,
+        aliases=("--perplexity_model",),  # its name in the recipes
         group="evaluation",
         metavar="NAME",
         help="causal language model for perplexity, or 'none' (default: scenes:gpt2-perplexity on the embedded world, else "

@@ -25,6 +25,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import datasets
@@ -124,6 +125,32 @@ def references_of(dataset: Any) -> list[list[str]] | None:
     return found if any(found) else None
 
 
+def check_best_metric(
+    args: CaptionConfig, sets: Mapping[str, Any], has_scorer: bool, has_selecting_scorer: bool
+) -> None:
+    """Refuse a metric for the best model that evaluation of these sets, by name, does not compute, before training."""
+    wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
+    used = args.load_best_model_at_end or args.save_strategy == "best"
+    if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
+        return
+    known = []
+    for name, rows in sets.items():
+        own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
+        if not args.prediction_loss_only:
+            own += ["length", "lexical_diversity", *(["cider_d"] if own else [])]
+            for prefix in (*([""] if has_scorer else []), *(["reward_"] if has_selecting_scorer else [])):
+                own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
+                own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
+            own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
+        own += ["runtime", "samples_per_second", "steps_per_second"]
+        known += [f"{name}_{metric}" if name else metric for metric in own]
+    if wanted not in known:
+        raise ValueError(
+            f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
+            f"{', '.join(known)}, pass the scorer that recall needs, or compute it in compute_metrics."
+        )
+
+
 class CaptionTrainer(ExactResumeTrainer):
     """`transformers.Trainer` for image captioners.
 
@@ -161,6 +188,7 @@ class CaptionTrainer(ExactResumeTrainer):
     config_class: ClassVar[type[Any]] = CaptionConfig
     method_name = "Captioning"
     selecting_scorer: Scorer | None = None
+    start_metrics: Mapping[str, float] = MappingProxyType({})  # of the captioner before training, if it was measured
     """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
     whole_set_for: ClassVar[str | None] = None
     """Why every training image must be known before the first step; None if a stream is enough."""
@@ -203,7 +231,8 @@ class CaptionTrainer(ExactResumeTrainer):
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         if compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate:
-            self._check_best_metric(args, eval_dataset)
+            sets = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
+            check_best_metric(args, sets, self.scorer is not None, self.selecting_scorer is not None)
         self._train_source = train_dataset
         self.caption_collator: Any = data_collator or CaptionCollator(
             self.captioner, max_length=args.max_caption_length
@@ -248,30 +277,6 @@ class CaptionTrainer(ExactResumeTrainer):
                 del self._once[key]  # the new tower may differ
             self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
         return self.captioner.model
-
-    def _check_best_metric(self, args: CaptionConfig, sets: Any) -> None:
-        """Refuse a metric for the best model that evaluation does not compute, before training."""
-        wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
-        used = args.load_best_model_at_end or args.save_strategy == "best"
-        if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
-            return
-        known = []
-        for name, rows in (sets if isinstance(sets, Mapping) else {"": sets}).items():
-            own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
-            if not args.prediction_loss_only:
-                own += ["length", "lexical_diversity", *(["cider_d"] if own else [])]
-                for prefix, scorer in (("", self.scorer), ("reward_", self.selecting_scorer)):
-                    if scorer is not None:
-                        own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
-                        own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
-                own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
-            own += ["runtime", "samples_per_second", "steps_per_second"]
-            known += [f"{name}_{metric}" if name else metric for metric in own]
-        if wanted not in known:
-            raise ValueError(
-                f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
-                f"{', '.join(known)}, pass the scorer that recall needs, or compute it in compute_metrics."
-            )
 
     # Data
 
@@ -434,7 +439,7 @@ class CaptionTrainer(ExactResumeTrainer):
     def _warn_of_runaway(self, dataset: datasets.Dataset, metrics: Mapping[str, float], prefix: str) -> None:
         """Warn where captions outgrow the references while fewer find their image: detail that is not in the image."""
         recall, length = (metrics.get(f"{prefix}_{name}") for name in ("recall_at_1", "length"))
-        seen = [entry for entry in self.state.log_history if f"{prefix}_recall_at_1" in entry]
+        seen = [entry for entry in (self.start_metrics, *self.state.log_history) if f"{prefix}_recall_at_1" in entry]
         words = [len(text.split()) for texts in references_of(dataset) or [] for text in texts]
         if recall is None or length is None or not seen or not words or not self.is_world_process_zero():
             return
@@ -444,7 +449,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 "Captions have %.1f words, the references %.1f, and R@1 fell from %.3f at step %d to %.3f: the captions invent "
                 "details. Keep that checkpoint (metric_for_best_model='recall_at_1'), and use a lower learning_rate, a higher "
                 "mle_weight, or a stronger start.",
-                *(length, human, best[f"{prefix}_recall_at_1"], best["step"], recall),
+                *(length, human, best[f"{prefix}_recall_at_1"], best.get("step", 0), recall),
             )
 
     def predict(

@@ -29,7 +29,7 @@ from hf_captionrl.evaluation.evaluator import more_columns
 from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, VIDEO_COLUMNS
 from hf_captionrl.utils.io import installed_versions, write_json
-from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, hardware, reached
+from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, digests, hardware, reached
 from scripts.run_seeds import aggregate, aggregate_curves
 
 _START = "model_name_or_path"
@@ -85,23 +85,22 @@ def _makers_to_run(preset: str, data_root: Path | None) -> dict[str, str]:
 
 def with_makers(
     presets: Iterable[str], data_root: Path | None, until: Mapping[str, Sequence[str]] | None = None
-) -> list[str]:
-    """Presets in an order in which they can be run; what they need is added.
+) -> dict[str, set[str]]:
+    """Presets and what they need, each with the presets that must run before it, in an order in which they can be run.
 
-    Each comes after those that make its start and its scorers, and after the one whose number its curve has to reach (`until`).
+    These make its start and its scorers, or the number that its curve has to reach (`until`).
     """
-    ordered: dict[str, None] = {}
+    ordered: dict[str, set[str]] = {}
 
     def add(preset: str) -> None:
-        needed = (*_makers_to_run(preset, data_root).values(), (until or {}).get(preset, (None,))[0])
-        for other in needed:
-            if other is not None and other not in ordered:
-                add(other)
-        ordered[preset] = None
+        needed = {*_makers_to_run(preset, data_root).values(), *(until or {}).get(preset, ())[:1]}
+        for other in sorted(needed - ordered.keys()):
+            add(other)
+        ordered[preset] = needed
 
     for preset in presets:
         add(preset)
-    return list(ordered)
+    return ordered
 
 
 def columns_of(preset: str) -> set[str]:
@@ -254,5 +253,6 @@ def run_preset(
             record["reached"] = aggregate([[reached(preset, folder, "trained", seed, targets)] for seed in seeds])[0]
         except UnreachedError as error:
             why = str(error)  # the curve is of use without it
-    write_json(path, record | {"versions": installed_versions(), "hardware": hardware()})
+    more = {"versions": installed_versions(), "hardware": hardware(), "settings": digests([preset], CONFIGS)}
+    write_json(path, record | more)
     return why

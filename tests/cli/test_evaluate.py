@@ -160,7 +160,7 @@ def test_models_that_cannot_be_loaded_are_the_reason_in_the_cells(files, tmp_pat
     assert "no weights in safetensors" in capsys.readouterr().err
     # A folder with another kind of model is bad input, not a missing part.
     assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
-    assert main([*command, "--scorer", "none", "--language_model", "scenes:siglip-held-out"]) == 2
+    assert main([*command, "--scorer", "none", "--perplexity_model", "scenes:siglip-held-out"]) == 2
     assert "is not a causal language model" in capsys.readouterr().err
 
 

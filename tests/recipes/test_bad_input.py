@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_captionrl.apps.experiments import report
 from hf_captionrl.apps.experiments.arguments import describe
 from hf_captionrl.utils import console
 from hf_captionrl.utils.console import is_input_error, run_main
@@ -16,6 +17,7 @@ from recipes import self_retrieval_blip, smile_blip
 SMALL = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "8", "--use_cpu", "--max_steps", "1"),
     *("--perplexity_name_or_path", "none", "--scorer_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
+    *("--metric_for_best_model", "length"),
 ]
 
 
@@ -94,6 +96,22 @@ def test_bad_input_to_self_retrieval(words, message, tmp_path, monkeypatch, caps
     assert message in said.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"--{name} nowhere/x" for name in ("model", "scorer", "held_out_scorer", "perplexity_model")),
+        "--metric_for_best_model recall_at_7",
+    ],
+)
+def test_what_is_not_there_is_said_before_the_data_are_read(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "load_data", lambda *args, **named: pytest.fail("the data were read"))
+    code, said = run(
+        smile_blip.main, [*SMALL, "--output_dir", str(tmp_path / "out"), *words.split()], monkeypatch, capsys
+    )
+    assert code == 2
+    assert words.split()[1] in said.splitlines()[-1]
+
+
 def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
     with FolderLock(tmp_path / "out"):
         code, said = run(smile_blip.main, [*SMALL, "--output_dir", str(tmp_path / "out")], monkeypatch, capsys)
@@ -102,10 +120,20 @@ def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
 
 
 def test_names_of_the_commands_options_work_in_recipes():
-    short = ["--model", "m", "--scorer=s=1", "--held_out_scorer", "h", "--perplexity_model=p", "--use_cpu"]
+    short = [
+        "--model",
+        "m",
+        "--scorer=s=1",
+        "--held_out_scorer",
+        "h",
+        "--perplexity_model=p",
+        "--dataset",
+        "d",
+        "--use_cpu",
+    ]
     long = [
         *("--model_name_or_path", "m", "--scorer_name_or_path", "s=1", "--held_out_scorer_name_or_path", "h"),
-        *("--perplexity_name_or_path", "p", "--use_cpu"),
+        *("--perplexity_name_or_path", "p", "--dataset_name", "d", "--use_cpu"),
     ]
     settings = describe(smile_blip.parse_args(short))
     assert settings["EvaluationArguments"]["scorer_name_or_path"] == "s=1"

@@ -222,6 +222,10 @@ def test_fingerprint_supports_all_dtypes_and_scalars():
         (lambda s: HFScorer(s.model, s.tokenizer), "image_processor"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding"),
+        (
+            lambda s: load_scorer(s.model, processor=make_clip(make_tokenizer(last=("more",)))[1]),
+            "do not belong together",
+        ),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], max_text_tokens=13), "max_text_tokens"),
         (lambda s: HFScorer(*make_clip(eos=7)), "position 0 would be pooled"),
         (lambda s: load_scorer(tiny_bert()), "get_text_features"),

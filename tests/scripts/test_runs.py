@@ -172,6 +172,19 @@ def test_check_says_which_result_is_stale(monkeypatch, capsys):
     assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
 
 
+def test_a_result_on_photographs_of_a_changed_preset_is_stale(tmp_path, monkeypatch, capsys):
+    preset = "photographs/flickr8k/mle"
+    record = json.loads(real.result_path(preset, ROOT / "docs/results").read_text())
+    path, of_preset = tmp_path / "mle.json", real.result_path
+    monkeypatch.setattr(
+        reproduce, "result_path", lambda name, output: path if name == preset else of_preset(name, output)
+    )
+    for settings, code, said in (({preset: "0" * 16}, 1, "are stale"), ({}, 0, "are unknown")):
+        path.write_text(json.dumps({**record, "settings": settings}))
+        assert reproduce.main(["--check"]) == code
+        assert f"mle.json: the settings of its preset {said}" in capsys.readouterr().out
+
+
 def test_presets_differ_from_the_papers_only_as_the_page_says():
     sections = dict(text.split("\n", 1) for text in generated_pages()["presets.md"].split("\n## ")[1:])
     table = sections["ndlb/scenes/generic-lv"]
@@ -313,7 +326,9 @@ def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
     # A preset whose curve has to reach the result of another one comes after it.
     until = until_of(load_rows())
     assert until["ndlb/table14/coco"] == ["ndlb/table4/row2", "trained/reward_rd100_recall_at_1"]
-    assert real.with_makers(["ndlb/table14/coco"], None, until)[-2:] == ["ndlb/table4/row2", "ndlb/table14/coco"]
+    ordered = real.with_makers(["ndlb/table14/coco"], None, until)
+    assert list(ordered)[-2:] == ["ndlb/table4/row2", "ndlb/table14/coco"]
+    assert "ndlb/table4/row2" in ordered["ndlb/table14/coco"]
     make_data(tmp_path / "data")
     folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
     said = real.run_preset(preset, tmp_path / "data", [0], **folders)

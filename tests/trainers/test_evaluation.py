@@ -63,6 +63,10 @@ def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeyp
     trainer.state.log_history = [{"step": 50, "eval_recall_at_1": best}, {"step": 100, "loss": 1.0}]
     trainer.evaluate()
     assert ("at step 50" in caplog.text and "mle_weight" in caplog.text) == warns
+    # The start, measured before training, counts as step 0.
+    trainer.state.log_history, trainer.start_metrics = [], {"eval_recall_at_1": best}
+    trainer.evaluate()
+    assert ("at step 0" in caplog.text) == warns
 
 
 def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp_path, scenes):

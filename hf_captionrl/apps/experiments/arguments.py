@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import itertools
 import json
 import os
 import sys
@@ -284,7 +285,14 @@ SHORT = {
     "--scorer": "--scorer_name_or_path",
     "--held_out_scorer": "--held_out_scorer_name_or_path",
     "--perplexity_model": "--perplexity_name_or_path",
+    "--dataset": "--dataset_name",
 }
+PARTS = ("vision_model", "language_model", "text_model")
+MODEL_OPTIONS = (
+    *("model_name_or_path", *PARTS),
+    *("scorer_name_or_path", "held_out_scorer_name_or_path", "perplexity_name_or_path"),
+)
+"""Options that name a model; with `data_root`, its folder may stand there, as models/NAME."""
 
 
 def parse_arguments(
@@ -339,6 +347,12 @@ def parse_arguments(
     if unknown:
         name = unknown[0].split("=")[0]
         raise ValueError(f"Unknown argument {name!r}.{_suggestion(types, name.lstrip('-'), '--')}")
+    root = next((part.data_root for part in parsed if getattr(part, "data_root", None)), None)
+    for part, option in itertools.product(parsed if root else (), MODEL_OPTIONS):
+        name = str(getattr(part, option, None))
+        folder = Path(str(root), "models", name.removeprefix("outputs/"))
+        if folder.is_dir() and not os.path.exists(name):
+            setattr(part, option, str(folder))
     for config in parsed if run.total_train_batch_size is not None else ():
         if hasattr(config, "gradient_accumulation_steps"):
             set_total_batch(config, run.total_train_batch_size)

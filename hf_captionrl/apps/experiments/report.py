@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from typing import Any
 import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments, describe
+from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, PARTS, DataArguments, ModelArguments, describe
 from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.logs import (
     COLLAPSED_FOLDER,
@@ -50,9 +51,11 @@ from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes import check
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
+from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json
+from hf_captionrl.utils.model_files import model_path, read_config
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
 
@@ -273,6 +276,21 @@ def should_resume(config: CaptionConfig) -> bool:
     return value == "true"
 
 
+def check_models(arguments: tuple[Any, ...]) -> None:
+    """Refuse a model that is not there, and a metric that no evaluation computes, before the data are read."""
+    for part, option in itertools.product(arguments, MODEL_OPTIONS):
+        name = getattr(part, option, None) or "none"
+        # An adapter and a GGUF file have another configuration, and models of open_clip none; their loaders tell.
+        is_other = name == "none" or name.startswith("open_clip:") or Path(name).is_file()
+        is_unused = option in PARTS and getattr(part, "model_name_or_path", None)
+        if not is_other and not is_unused and not Path(model_path(name), "adapter_config.json").is_file():
+            revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
+            read_config(model_path(name), revision)
+    has_scorer = _of(EvaluationArguments, arguments).scorer_name_or_path not in (None, "none")
+    rows = datasets.Dataset.from_dict({"captions": [""] * 100})  # what is wrong for these is wrong for all data
+    check_best_metric(_of(CaptionConfig, arguments), {"": rows}, has_scorer, has_scorer)
+
+
 def prepare(
     arguments: tuple[Any, ...],
     *,
@@ -284,6 +302,7 @@ def prepare(
     eval_args: EvaluationArguments = _of(EvaluationArguments, arguments)
     config: CaptionConfig = _of(CaptionConfig, arguments)
     cache_dir = config.feature_cache_dir
+    check_models(arguments)
     with config.main_process_first(local=False, desc="loading the data"):
         splits = load_data(
             _of(DataArguments, arguments),
@@ -320,6 +339,7 @@ def train_runs(
         if run.is_trained:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
+            trainer.start_metrics = before[run.starts_from]
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
             trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))

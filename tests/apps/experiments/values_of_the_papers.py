@@ -160,6 +160,8 @@ SELF_RETRIEVAL = {
     # code: finetuning/losses.py, CiderReward (PTB words without the full stop); configs/cider.yml, cider-sr.yml (baselines).
     "ndlb/code/cider": NDLB | CIDER | {"rate": 1e-6, "baseline": "running_mean", "frequencies": "batch", "eos": False},
     "ndlb/code/cider-sr": NDLB | LV | CURRICULUM | BOTH | {"frequencies": "batch", "eos": False},
+    # Appendix B, Algorithm 1: the mean of the texts is not normalised before it is concatenated.
+    "ndlb/code/concatenated": NDLB | HOLISTIC | LV | CURRICULUM | {"features": "concatenated"},
     **{
         f"ndlb/table10/row{row}": NDLB | HOLISTIC | LV | {"bags": size}
         for row, size in enumerate((None, 2, 3, 5, 7, 10, 15, 20, "paper"), 1)
