@@ -9,7 +9,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
-from scripts.reproduction.numbers import Measured, difference, scaled, seed_interval, shown
+from scripts.reproduction.numbers import Measured, difference, scaled, seed_interval, shown, survivors
 
 OBSERVATORY, BAGS = "observatory", "large_bags_seeds"
 HELD_OUT = "rd100_recall_at_1"
@@ -106,15 +106,18 @@ def observatory(record: Mapping[str, Any]) -> str:
     """The change of every number by 200 steps of each reward, and in the held-back world."""
     columns = ["reward", *_OBSERVED.values(), "KL", "fact recall, held back", "hallucination, held back"]
     lines = [f"| {' | '.join(columns)} |", f"|:--|{'--:|' * (len(columns) - 1)}"]
+    all_changes: list[Measured] = []
     for name, points in record["learning_curves"].items():
+        changes = [difference(_at(points, -1, key), _at(points, 0, key)) for key in _OBSERVED]
         held_back = record["held_back"][name]
-        cells = [cell(difference(_at(points, -1, key), _at(points, 0, key))) for key in _OBSERVED]
-        cells.append(cell(_at(points, -1, "kl"), signed=False))
-        cells += [cell(difference(_at(held_back, -1, key), _at(held_back, 0, key))) for key in list(_OBSERVED)[:2]]
+        changes += [difference(_at(held_back, -1, key), _at(held_back, 0, key)) for key in list(_OBSERVED)[:2]]
+        cells = [cell(change) for change in changes]
+        cells.insert(len(_OBSERVED), cell(_at(points, -1, "kl"), signed=False))
+        all_changes += changes
         lines.append(f"| {name} | {' | '.join(cells)} |")
     first = {key: shown(_at(points, 0, key).value) for key in _OBSERVED}
     before = ", ".join(f"{title} {first[key]}" for key, title in _OBSERVED.items())
-    return "\n".join([*lines, "", f"Before training: {before}. {_made_by(record)}"])
+    return "\n".join([*lines, "", f"Before training: {before}. {survivors(all_changes)} {_made_by(record)}"])
 
 
 def predictions(record: Mapping[str, Any]) -> str:

@@ -49,8 +49,9 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     "preset",
     [
-        pytest.param(f"photographs/flickr8k/{name}", marks=[pytest.mark.slow] * (name in ("sr-cider", "sle")))
-        for name in ("smile", "sr-curriculum", "sr-cider", "sle")
+        pytest.param(name, marks=[pytest.mark.slow] * name.endswith("/sle"))
+        for name in real.preset_names()
+        if name.startswith("photographs/flickr8k/")
     ],
 )
 def test_a_row_runs_on_photographs(folders, preset, monkeypatch):
