@@ -100,6 +100,7 @@ def test_bad_input_to_self_retrieval(words, message, tmp_path, monkeypatch, caps
     "words",
     [
         *(f"--{name} nowhere/x" for name in ("model", "scorer", "held_out_scorer", "perplexity_model")),
+        "--model outputs/photographs/flickr8k/mle/model",
         "--metric_for_best_model recall_at_7",
     ],
 )

@@ -282,6 +282,10 @@ def check_models(arguments: tuple[Any, ...]) -> None:
         name = getattr(part, option, None) or "none"
         # An adapter and a GGUF file have another configuration, and models of open_clip none; their loaders tell.
         is_other = name == "none" or name.startswith("open_clip:") or Path(name).is_file()
+        if name.count("/") > 1 and not os.path.exists(name) and not is_other:
+            raise FileNotFoundError(
+                f"{option} is {name!r}, and there is no such folder. Train that model first, or pass another."
+            )
         is_unused = option in PARTS and getattr(part, "model_name_or_path", None)
         if not is_other and not is_unused and not Path(model_path(name), "adapter_config.json").is_file():
             revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
