@@ -290,7 +290,7 @@ SHORT = {
 PARTS = ("vision_model", "language_model", "text_model")
 MODEL_OPTIONS = (
     *("model_name_or_path", *PARTS),
-    *("scorer_name_or_path", "held_out_scorer_name_or_path", "perplexity_name_or_path"),
+    *("held_out_scorer_name_or_path", "scorer_name_or_path", "perplexity_name_or_path"),
 )
 """Options that name a model; with `data_root`, its folder may stand there, as models/NAME."""
 
