@@ -274,8 +274,8 @@ def _metadata(row: Mapping[str, Any], facts: ModelCardFacts) -> str:
 
 def _model_data(base_model: str | None, dataset_id: str | None, *, is_adapter: bool, license: str, **more: Any) -> str:
     """The YAML block of a model."""
-    if re.search(r"[^\w.+-]", license):  # terms in words, for which the Hub has no identifier
-        more["license_name"] = "-".join(re.findall(r"[a-z0-9.+]+", license.lower()))
+    if not re.fullmatch(r"[A-Za-z0-9.+-]+", license):  # terms in words, for which the Hub has no identifier
+        more["license_name"] = "-".join(re.findall(r"[a-z0-9.+]+", license.lower())) or "other"
         license = "other"
     if is_adapter:
         more["base_model_relation"] = "adapter"

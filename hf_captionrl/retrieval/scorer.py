@@ -529,9 +529,8 @@ class HFScorer(DualEncoder):
             raise ValueError(f"The processor of {model_id} is {kind}, {needs}. Pass processor=.")
         if padding not in ("auto", "longest", "max_length"):
             raise ValueError(f"padding is {padding!r}. Use 'auto', 'longest' or 'max_length'.")
-        if self.tokenizer.vocab_size > (
-            known := _text_config(model).vocab_size
-        ):  # without tokens that were added later
+        known = getattr(_text_config(model), "vocab_size", None)
+        if known is not None and self.tokenizer.vocab_size > known:  # without tokens that were added later
             raise ValueError(
                 f"The tokenizer of {model_id} has {self.tokenizer.vocab_size} tokens and its text encoder {known}: they do not belong together. "
                 "Use the tokenizer that the encoder was trained with."

@@ -188,8 +188,9 @@ class CaptionTrainer(ExactResumeTrainer):
     config_class: ClassVar[type[Any]] = CaptionConfig
     method_name = "Captioning"
     selecting_scorer: Scorer | None = None
-    start_metrics: Mapping[str, float] = MappingProxyType({})  # of the captioner before training, if it was measured
     """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
+    start_metrics: Mapping[str, float] = MappingProxyType({})
+    """Evaluation of the captioner before training, if it was measured: what the warning of invented details compares with."""
     whole_set_for: ClassVar[str | None] = None
     """Why every training image must be known before the first step; None if a stream is enough."""
     _tap_checked = False

@@ -233,7 +233,9 @@ def presets_page() -> str:
     ]
     for here, paper in PRESETS.items():
         ours, theirs = settings_in(CONFIGS, here), settings_in(CONFIGS, paper)
-        differing = [name for name in sorted({*ours, *theirs} - IGNORED) if ours.get(name) != theirs.get(name)]
+        differing = [
+            name for name in sorted({*ours, *theirs} - IGNORED - {"variants"}) if ours.get(name) != theirs.get(name)
+        ]
         rows = [
             f"| `{name}` | {' | '.join(f'`{side[name]}`' if name in side else '–' for side in (ours, theirs))} |"
             for name in differing

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.apps.experiments.arguments import Row, load_row, read_yaml, row_names
+from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, Row, load_row, read_yaml, row_names
 from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
 from hf_captionrl.evaluation.evaluator import more_columns
 from hf_captionrl.evaluation.options import EMBEDDED
@@ -34,7 +34,6 @@ from scripts.run_seeds import aggregate, aggregate_curves
 
 _START = "model_name_or_path"
 _SCORERS = ("held_out_scorer_name_or_path", "scorer_name_or_path")
-_MODELS = (_START, "vision_model", "language_model", "text_model", *_SCORERS, "perplexity_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
 _FILES = ("train_captions", "test_references", "pool", "bags")
 _JUDGED = {
@@ -119,7 +118,7 @@ def _places(preset: str, data_root: Path) -> dict[str, Path]:
     settings = _preset(preset).settings
     places = {
         option: data_root / "models" / settings[option].removeprefix("outputs/")
-        for option in _MODELS
+        for option in MODEL_OPTIONS
         if option in settings
     }
     # Files that other commands write into outputs/ stand directly in the folder.

@@ -65,6 +65,8 @@ def test_terms_in_words_are_a_licence_without_an_identifier():
     data = ModelCard(card).data
     assert (data.license, data.license_name) == ("other", "trained-on-flickr8k-research-use")
     assert section(card, "Licence").strip().startswith(f"{terms}.")
+    other = ModelCard(render_model_card(make_results(), replace(FACTS, license="研究用途のみ"))).data
+    assert (other.license, other.license_name) == ("other", "other")
 
 
 def test_card_has_all_required_parts():

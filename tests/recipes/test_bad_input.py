@@ -100,6 +100,7 @@ def test_bad_input_to_self_retrieval(words, message, tmp_path, monkeypatch, caps
     "words",
     [
         *(f"--{name} nowhere/x" for name in ("model", "scorer", "held_out_scorer", "perplexity_model")),
+        "--model outputs/photographs/flickr8k/mle/model",
         "--metric_for_best_model recall_at_7",
     ],
 )
@@ -110,6 +111,18 @@ def test_what_is_not_there_is_said_before_the_data_are_read(words, tmp_path, mon
     )
     assert code == 2
     assert words.split()[1] in said.splitlines()[-1]
+
+
+def test_models_that_only_their_loaders_can_read_are_left_to_them(tmp_path, monkeypatch):
+    """A folder with a GGUF file or a configuration of open_clip; the scorer of recall may be the held-out one."""
+    for name, file in (("gguf", "x.gguf"), ("open", "open_clip_config.json")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("{}")
+    scorers = ["--scorer", "none", "--held_out_scorer", str(tmp_path / "open")]
+    more = [*scorers, "--perplexity_model", str(tmp_path / "gguf"), "--metric_for_best_model", "recall_at_1"]
+    report.check_models(
+        smile_blip.parse_args([*SMALL, *more, "--dataset", "scenes", "--output_dir", str(tmp_path / "out")])
+    )
 
 
 def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):

@@ -82,6 +82,7 @@ def test_models_of_the_data_root_are_found_by_their_names(folders):
         str(models / "google/efficientnet-b0"),
         str(models / "HuggingFaceTB/SmolLM2-135M"),
     )
+    assert parts.model_name_or_path == ""  # none, and not the folder itself
     assert evaluation.perplexity_name_or_path == parts.language_model
     assert evaluation.scorer_name_or_path == "outputs/photographs/flickr8k/reward-scorer/model"  # of a row before it
     given = mle_clipcap.parse_args([*root, "--vision_model", str(PHOTOGRAPHS)])[0]

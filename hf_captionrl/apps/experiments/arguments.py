@@ -290,7 +290,7 @@ SHORT = {
 PARTS = ("vision_model", "language_model", "text_model")
 MODEL_OPTIONS = (
     *("model_name_or_path", *PARTS),
-    *("scorer_name_or_path", "held_out_scorer_name_or_path", "perplexity_name_or_path"),
+    *("held_out_scorer_name_or_path", "scorer_name_or_path", "perplexity_name_or_path"),
 )
 """Options that name a model; with `data_root`, its folder may stand there, as models/NAME."""
 
@@ -349,9 +349,9 @@ def parse_arguments(
         raise ValueError(f"Unknown argument {name!r}.{_suggestion(types, name.lstrip('-'), '--')}")
     root = next((part.data_root for part in parsed if getattr(part, "data_root", None)), None)
     for part, option in itertools.product(parsed if root else (), MODEL_OPTIONS):
-        name = str(getattr(part, option, None))
+        name = getattr(part, option, None) or ""
         folder = Path(str(root), "models", name.removeprefix("outputs/"))
-        if folder.is_dir() and not os.path.exists(name):
+        if name and folder.is_dir() and not os.path.exists(name):
             setattr(part, option, str(folder))
     for config in parsed if run.total_train_batch_size is not None else ():
         if hasattr(config, "gradient_accumulation_steps"):

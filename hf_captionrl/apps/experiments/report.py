@@ -55,7 +55,7 @@ from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json
-from hf_captionrl.utils.model_files import model_path, read_config
+from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
 
@@ -276,19 +276,28 @@ def should_resume(config: CaptionConfig) -> bool:
     return value == "true"
 
 
+CONFIGURATIONS = ("config.json", "adapter_config.json", "open_clip_config.json")
+
+
 def check_models(arguments: tuple[Any, ...]) -> None:
     """Refuse a model that is not there, and a metric that no evaluation computes, before the data are read."""
     for part, option in itertools.product(arguments, MODEL_OPTIONS):
         name = getattr(part, option, None) or "none"
-        # An adapter and a GGUF file have another configuration, and models of open_clip none; their loaders tell.
-        is_other = name == "none" or name.startswith("open_clip:") or Path(name).is_file()
         is_unused = option in PARTS and getattr(part, "model_name_or_path", None)
-        if not is_other and not is_unused and not Path(model_path(name), "adapter_config.json").is_file():
-            revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
-            read_config(model_path(name), revision)
-    has_scorer = _of(EvaluationArguments, arguments).scorer_name_or_path not in (None, "none")
+        if name == "none" or name.startswith("open_clip:") or is_unused or os.path.exists(model_path(name)):
+            continue  # what is in a folder, its loader tells
+        if hub_name(name) is None:
+            raise FileNotFoundError(
+                f"{option} is {name!r}, and there is no such folder. Train that model first, or pass another."
+            )
+        revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
+        revision = usable_revision(name, revision, CONFIGURATIONS)
+        if not any(find_file(name, file, revision) for file in CONFIGURATIONS):
+            read_config(name, revision)  # which says why
+    models = _of(EvaluationArguments, arguments)
+    scorers = [n not in (None, "none") for n in (models.held_out_scorer_name_or_path, models.scorer_name_or_path)]
     rows = datasets.Dataset.from_dict({"captions": [""] * 100})  # what is wrong for these is wrong for all data
-    check_best_metric(_of(CaptionConfig, arguments), {"": rows}, has_scorer, has_scorer)
+    check_best_metric(_of(CaptionConfig, arguments), {"": rows}, any(scorers), all(scorers))
 
 
 def prepare(
