@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scripts.reproduction.hacking import PREDICTIONS, above, cell, unchanged, verdict_of, verdict_table
-from scripts.reproduction.numbers import Measured, difference, seed_interval, survivors
+from scripts.reproduction.hacking import PREDICTIONS, cell, unchanged, verdict_of, verdict_table
+from scripts.reproduction.numbers import Measured, difference, scaled, seed_interval, survivors
 
 RUNS = {"estimators_seeds": "self-retrieval", "estimators_cider_seeds": "CIDEr-D"}
 REDUCTIONS, BASELINES, TEMPERATURES = ("mean", "sum", "tokens"), ("running", "greedy", "others"), ("T 1", "T 0.3")
@@ -115,20 +115,19 @@ def judged(records: Mapping[str, Mapping[str, Any]], starts: Mapping[str, Mappin
     """What became of E1 to E5 of docs/predictions.md, by the rule of the observatory's predictions."""
     retrieval, cider = (curves_of(records[run]) for run in RUNS)
 
-    def pairs(curves: Curves, key: str) -> list[bool | None]:
-        """Whether temperature 1 ends higher than 0.3, for each reduction and baseline."""
+    def pairs(curves: Curves, key: str) -> list[Measured]:
+        """By how much temperature 1 ends higher than 0.3, for each reduction and baseline."""
         ends = [[_at(curves[f"{r}, {b}, {t}"], 200, key) for t in TEMPERATURES] for r in REDUCTIONS for b in BASELINES]
-        return [above(difference(warm, cold)) for warm, cold in ends]
+        return [difference(warm, cold) for warm, cold in ends]
 
-    lower = [None if found is None else not found for found in pairs(cider, _CIDER)]
     ends = [[_at(c[f"{r}, greedy, T 1"], 200, _WORDS) for r in ("mean", "sum")] for c in (retrieval, cider)]
     baselines = [[_at(retrieval[f"{r}, {b}, T 1"], 200, _TRUTH) for b in ("running", "others")] for r in REDUCTIONS]
-    conditions: dict[str, list[bool | None]] = {
+    conditions: dict[str, list[bool | Measured | None]] = {
         "E1": [same_signs(records[run], starts[run]) >= 15 for run in RUNS],
-        "E2": [above(difference(of_mean, of_sum)) for of_mean, of_sum in ends],
-        "E3": lower,
+        "E2": [difference(of_mean, of_sum) for of_mean, of_sum in ends],
+        "E3": [scaled(higher, -1) for higher in pairs(cider, _CIDER)],
         "E4": [unchanged(difference(running, others)) for running, others in baselines],
-        "E5": pairs(retrieval, _TRUTH),
+        "E5": [*pairs(retrieval, _TRUTH)],
     }
     return {name: verdict_of(found) for name, found in conditions.items()}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from scipy.stats import kendalltau
 
-from scripts.reproduction.numbers import Measured, difference, scaled, seed_interval, shown, survivors
+from scripts.reproduction.numbers import Measured, detectable, difference, scaled, seed_interval, shown, survivors
 
 OBSERVATORY, BAGS = "observatory", "large_bags_seeds"
 HELD_OUT = "rd100_recall_at_1"
@@ -89,9 +89,17 @@ def unchanged(number: Measured) -> bool:
     return above(number) is None or number.value == 0
 
 
-def verdict_of(conditions: Sequence[bool | None]) -> str:
-    """What became of a prediction with these conditions."""
-    return "does not hold" if False in conditions else "open" if None in conditions else "holds"
+def verdict_of(conditions: Sequence[bool | Measured | None]) -> str:
+    """What became of a prediction with these conditions; a number stands for that it is above 0.
+
+    An open verdict names the least effect that each of its open comparisons would have shown.
+    """
+    found = [above(one) if isinstance(one, Measured) else one for one in conditions]
+    if False in found or None not in found:
+        return "does not hold" if False in found else "holds"
+    unsure = [one for one, said in zip(conditions, found, strict=True) if said is None]
+    least = [detectable(one) or 0.0 for one in unsure if isinstance(one, Measured)]
+    return f"open (detectable: {shown(max(least))})" if least else "open"
 
 
 def verdict_table(columns: Mapping[str, Mapping[str, str]]) -> str:
@@ -157,25 +165,23 @@ def judged(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
 
     f1, exact, judge, truth = "F1 of claims", "questions, exact reader", "judge with length bias", "SR by truth"
     words = difference(end("recall of claims", "words"), scaled(_at(curves["recall of claims"], 0, "words"), 2))
-    conditions: dict[str, list[bool | None]] = {
-        "O1": [between(gain("CIDEr"), 0.05), above(gain("CIDEr", "cider_d"))],
-        "O2": [
-            above(gain(reward, key)) for reward in ("SR", "SR, bags of 5") for key in ("fact_recall", "hallucination")
-        ],
-        "O3": [above(difference(end("CLIPScore", key), end("SR", key))) for key in ("words", "hallucination")],
-        "O4": [below(gain("log-probability", key)) for key in ("fact_recall", "unique")],
+    conditions: dict[str, list[bool | Measured | None]] = {
+        "O1": [between(gain("CIDEr"), 0.05), gain("CIDEr", "cider_d")],
+        "O2": [gain(reward, key) for reward in ("SR", "SR, bags of 5") for key in ("fact_recall", "hallucination")],
+        "O3": [difference(end("CLIPScore", key), end("SR", key)) for key in ("words", "hallucination")],
+        "O4": [scaled(gain("log-probability", key), -1) for key in ("fact_recall", "unique")],
         "O5": [below(end("precision of claims", "hallucination"), 0.05), below(gain("precision of claims"), 0.05)],
-        "O6": [above(words), above(end("recall of claims", "hallucination"), 0.2)],
+        "O6": [words, above(end("recall of claims", "hallucination"), 0.2)],
         "O7": [above(gain(f1), 0.2), above(gain(f1, "hallucination")) is not True],
         "O8": [
             between(difference(gain(exact), gain(f1)), 0.1),
-            above(difference(end(exact, "hallucination"), end(f1, "hallucination"))),
+            difference(end(exact, "hallucination"), end(f1, "hallucination")),
         ],
         "O9": [
             unchanged(gain(reward, key)) for reward in ("questions, guessing reader", "random") for key in _OBSERVED
         ],
-        "O10": [above(difference(end(judge, key), end(f1, key))) for key in ("words", "hallucination")],
-        "O11": [above(difference(gain(truth), gain("SR"))), above(difference(gain(f1), gain(truth)))],
+        "O10": [difference(end(judge, key), end(f1, key)) for key in ("words", "hallucination")],
+        "O11": [difference(gain(truth), gain("SR")), difference(gain(f1), gain(truth))],
         "O12": [below(taus(), 0.5)],
     }
     return {name: verdict_of(found) for name, found in conditions.items()}

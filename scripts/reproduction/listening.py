@@ -69,10 +69,10 @@ def judged(record: Mapping[str, Any], start: Mapping[str, Any]) -> dict[str, str
     gained = [one for one, gain in by_truth.items() if above(gain)]
     of_seed = zip(*(by_truth["holistic", facts].values for facts in FACTS), strict=True)
     rises = seed_interval([float(kendalltau(FACTS, values).statistic) for values in of_seed])
-    conditions: dict[str, list[bool | None]] = {
-        "L1": [above(tau[one]) for one in gained],
-        "L2": [above(gain) for gain in by_reward.values()],
-        "L3": [above(rises)],
+    conditions: dict[str, list[bool | Measured | None]] = {
+        "L1": [tau[one] for one in gained],
+        "L2": list(by_reward.values()),
+        "L3": [rises],
     }
     return {name: verdict_of(found) for name, found in conditions.items()}
 

@@ -91,7 +91,8 @@ def _mean_of_captions(place: str, mean: float, record: Any) -> Measured:
 
 def scaled(number: Measured, times: float) -> Measured:
     """A number and its interval times a factor."""
-    low, high = (None if end is None else times * end for end in (number.low, number.high))
+    ends = [None if end is None else times * end for end in (number.low, number.high)]
+    low, high = ends if times >= 0 else ends[::-1]
     return Measured(times * number.value, low, high, tuple(times * value for value in number.values))
 
 
