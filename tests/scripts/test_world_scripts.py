@@ -1,4 +1,4 @@
-"""scripts/omission.py: what its captions state. scripts/frames.py: its clips, and what it measures."""
+"""scripts/omission.py: what its captions state. scripts/frames.py: its clips. scripts/boosted.py, and what both measure."""
 
 import json
 
@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from hf_captionrl import load_scenes
+from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
+from hf_captionrl.apps.boosting.boost import boost_shard
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import Facts
-from scripts import frames, omission
+from scripts import boosted, frames, omission
 
 SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
 
@@ -81,3 +83,19 @@ class Listener:
         found[rows, own] = 1
         found[rows, (rows + frames.FRAMES) % len(rows)] = 2
         return found
+
+
+def test_rows_of_boosted_captions(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["boosted", "--scenes", "42", "--error_rate", "0.3", "--output", str(tmp_path)])
+    boosted.main()
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    assert list(rows) == ["references", "BlendCap", "VisualCap", "HolisticCap"]
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=42)["test"]
+    describer = SceneDescriber(dict(zip(scenes["image_id"], scenes["facts"], strict=True)), error_rate=0.3)
+    made = boost_shard(scenes, tmp_path / "again", text=SceneWriter(), vision=describer)
+    for name, column in boosted.SOURCES.items():
+        wrong = [len(check(one[column], Facts(**facts)).wrong) for one, facts in zip(made, scenes["facts"], strict=True)]
+        assert rows[name]["wrong_claims"] == pytest.approx(sum(wrong) / 42)
+        assert rows[name]["length"] == rows[name]["mean_words"] < rows[name]["mean_tokens"]
+        assert {"rd100_recall_at_1", "reward_bag_7_recall_at_1", "bag_7_truth_recall_at_1"} <= rows[name].keys()
+    assert rows["HolisticCap"]["conflicts"] == 0 < rows["VisualCap"]["conflicts_by_words"] < rows["VisualCap"]["conflicts"]
