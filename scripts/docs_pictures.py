@@ -100,10 +100,7 @@ def _cell(found: dict[str, Any], column: str) -> tuple[float, float, float]:
 
 
 def _dots(result: str, rows: Sequence[str], columns: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    record = _record(result)
-    found = {row["name"]: row for row in record["rows"]} if "rows" in record else {}
-    if not found:  # boosting_quality.json
-        found = {row: {**record["recall_at_1"][row], **record["claims"][row]} for row in rows}
+    found = {row["name"]: row for row in _record(result)["rows"]}
     cells = [[_cell(found[row], key) for key, _ in columns] for row in rows]
     return {"rows": rows, "columns": [key for key, _ in columns], "cells": cells}
 
@@ -199,8 +196,13 @@ PICTURES: dict[str, Picture] = {
         *(_RETRIEVAL, _HALLUCINATION, _CIDER),
     ),
     "boosting": _dot_plot(
-        *("boosting_quality", ("references", "BlendCap", "VisualCap", "HolisticCap")),
-        *(("rd100", "R@1 among 100 ↑"), _HALLUCINATION, ("fact_recall", "Fact recall ↑")),
+        *("boosting_seeds", ("references", "BlendCap", "VisualCap", "HolisticCap")),
+        *(
+            _RETRIEVAL,
+            ("bag_7_truth_recall_at_1", "R@1 in bags of 7, truth ↑"),
+            _HALLUCINATION,
+            ("fact_recall", "Fact recall ↑"),
+        ),
     ),
     "truematch": _dot_plot(
         *("truematch_scenes", ("every fact", "references", "scenes:blip-mle", "scenes:clipcap-mle")),

@@ -1,4 +1,4 @@
-"""scripts/omission.py: what its captions state. scripts/frames.py: its clips, and what it measures. A world drawn anew."""
+"""Programs on the embedded world: captions of scripts/omission.py, clips of scripts/frames.py, scripts/boosted.py, a world drawn anew."""
 
 import functools
 import json
@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from hf_captionrl import load_scenes, load_scorer, pipeline
+from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
+from hf_captionrl.apps.boosting.boost import boost_shard
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import Facts
-from scripts import frames, omission, train_scenes_models
+from scripts import boosted, frames, omission, train_scenes_models
 
 SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
 
@@ -104,3 +106,26 @@ def test_a_world_drawn_anew_has_its_own_scenes_scorers_and_captioner(tmp_path, m
     assert not torch.allclose(features[0], features[1], atol=1e-2)
     assert load_scorer(str(tmp_path / "0" / "siglip-held-out")).text_features(["a cat"]).shape == (1, 160)
     assert len(pipeline(str(tmp_path / "1" / "blip-mle"), max_new_tokens=3)(images)) == 2
+
+
+def test_rows_of_boosted_captions(monkeypatch, tmp_path):
+    monkeypatch.setattr("sys.argv", ["boosted", "--scenes", "42", "--error_rate", "0.3", "--output", str(tmp_path)])
+    boosted.main()
+    rows = {row["name"]: row for row in json.loads((tmp_path / "results.json").read_text())["rows"]}
+    assert list(rows) == ["references", "BlendCap", "VisualCap", "HolisticCap"]
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=42)["test"]
+    describer = SceneDescriber(dict(zip(scenes["image_id"], scenes["facts"], strict=True)), error_rate=0.3)
+    made = boost_shard(scenes, tmp_path / "again", text=SceneWriter(), vision=describer)
+    for name, column in boosted.SOURCES.items():
+        wrong = [
+            len(check(one[column], Facts(**facts)).wrong) for one, facts in zip(made, scenes["facts"], strict=True)
+        ]
+        assert rows[name]["wrong_claims"] == pytest.approx(sum(wrong) / 42)
+        assert rows[name]["length"] == rows[name]["mean_words"] < rows[name]["mean_tokens"]
+        assert {"rd100_recall_at_1", "reward_bag_7_recall_at_1", "bag_7_truth_recall_at_1"} <= rows[name].keys()
+    assert (
+        rows["HolisticCap"]["conflicts"]
+        == 0
+        < rows["VisualCap"]["conflicts_by_words"]
+        < rows["VisualCap"]["conflicts"]
+    )
