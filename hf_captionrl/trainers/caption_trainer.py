@@ -413,13 +413,7 @@ class CaptionTrainer(ExactResumeTrainer):
             100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and `runtime`.
             Without references there is neither `loss` nor `cider_d`; with `prediction_loss_only` there is nothing else.
         """
-        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
-            if dataset not in self.eval_dataset:
-                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {list(self.eval_dataset)}, or a data set.")
-            dataset = self.eval_dataset[dataset]
-        if dataset is None:
-            raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
+        dataset = self._evaluated(eval_dataset)
         if isinstance(dataset, Mapping):
             found: dict[str, float] = {}
             for name, rows in dataset.items():
@@ -436,6 +430,25 @@ class CaptionTrainer(ExactResumeTrainer):
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
+
+    def _evaluated(self, eval_dataset: Any) -> Any:
+        """The data that an argument `eval_dataset` means."""
+        dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
+            if dataset not in self.eval_dataset:
+                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {list(self.eval_dataset)}, or a data set.")
+            dataset = self.eval_dataset[dataset]
+        if dataset is None:
+            raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
+        return dataset
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Batches of the images of one data set, each with one reference, the same in each epoch."""
+        return super().get_eval_dataloader(self._reference_items(self._rows_of(self._evaluated(eval_dataset))))
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """As `get_eval_dataloader`, of the split `test` of several."""
+        return super().get_test_dataloader(self._reference_items(self._rows_of(test_dataset, "test")))
 
     def _warn_of_runaway(self, dataset: datasets.Dataset, metrics: Mapping[str, float], prefix: str) -> None:
         """Warn where captions outgrow the references while fewer find their image: detail that is not in the image."""
@@ -542,13 +555,7 @@ class CaptionTrainer(ExactResumeTrainer):
         rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
         if not rows:
             return None
-        items = CaptionDataset(
-            dataset,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            pixels=self._pixels(dataset, args),
-            image_features=self._vision_tower_features(dataset, args),
-            resample=False,
-        )
+        items = self._reference_items(dataset)
         size, number = args.per_device_eval_batch_size, len(rows)
         own = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
         batches = [own[start : start + size] for start in range(0, len(own), size)]
@@ -570,6 +577,12 @@ class CaptionTrainer(ExactResumeTrainer):
         if self.accelerator.num_processes > 1:
             sums = self.accelerator.gather(sums[None].to(self.accelerator.device)).sum(0).cpu()
         return float(sums[0] / sums[1].clamp(min=1))
+
+    def _reference_items(self, dataset: datasets.Dataset) -> CaptionDataset:
+        args = self.args
+        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return CaptionDataset(dataset, seed=seed, pixels=pixels, image_features=features, resample=False)
 
     def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
         """Print the first captions of an evaluation and send them to the trackers."""

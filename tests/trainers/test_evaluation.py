@@ -55,6 +55,22 @@ def looped_loss(captioner, dataset, seed, *, smile):
     return total / number
 
 
+def test_batches_of_the_evaluation_data_have_the_loss_of_evaluate(tmp_path, scenes):
+    """Twice the same batches, by the name of a data set, and of a split `test`."""
+    data = {"first": scenes["validation"], "other": scenes["train"]}
+    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"eval_dataset": data})
+    splits = DatasetDict({"validation": scenes["train"], "test": scenes["validation"]})
+    expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=True)
+    for batches in (*[trainer.get_eval_dataloader("first")] * 2, trainer.get_test_dataloader(splits)):
+        with torch.no_grad():
+            sums = [(trainer.loss_sum(dict(batch)), (batch["labels"] != -100).sum()) for batch in batches]
+        assert len(sums) == len(batches) > 1
+        loss, tokens = map(sum, zip(*sums, strict=True))
+        assert float(loss / tokens) == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="eval_dataset"):
+        trainer.get_eval_dataloader("none")
+
+
 @pytest.mark.parametrize(("words", "best", "warns"), [(40, 0.9, True), (2, 0.9, False), (40, 0.0, False)])
 def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeypatch, caplog, words, best, warns):
     trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"scorer": scorer})
