@@ -100,7 +100,7 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+):([^{}]+)\}", number, text)
 
 
-_RECALL = re.compile(r"(.+/)(bag_\d|rd100|pool)_recall_at_1")
+_RECALL = re.compile(r"(.+/)(bag_\d|rd100|pool|emscore)_recall_at_1")
 LISTENERS = {
     "the reward scorer": lambda images: f"reward_{images.replace('pool', 'rd100')}_recall_at_1",
     "truth": lambda images: f"{images if images.startswith('bag') else 'bag_7'}_truth_recall_at_1",

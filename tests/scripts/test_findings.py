@@ -146,6 +146,10 @@ def test_recall_is_also_told_by_the_other_listeners():
         "findings_p.md"
     ]  # of the pool, the reward scorer among 100; truth hears nothing
     assert "| **holds** | by the reward scorer: does not hold |" in text
+    for row, way in zip(results["r"]["rows"], ("base", "down"), strict=True):  # clips: truth alone
+        row |= {"emscore_recall_at_1": row["pool_recall_at_1"], "bag_7_truth_recall_at_1": {"values": numbers[way]}}
+    compare |= {side: compare[side].replace("pool", "emscore") for side in ("first", "second")}
+    assert "| **holds** | by truth: does not hold |" in findings.pages(results, page)["findings_p.md"]
 
 
 def test_the_interval_is_students_and_differences_are_paired_by_seed():
