@@ -28,6 +28,7 @@ from hf_captionrl.utils.io import installed_versions, write_json
 from hf_captionrl.utils.model_files import model_path
 from scripts.observatory import TruthRetrieval
 from scripts.reproduction.listening import FACTS, STARTS
+from scripts.reproduction.runs import hardware
 
 SAMPLES, NUMBER = 2, 2000
 START = "scenes:blip-mle"
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args()
     found = estimators() if args.what == "estimators" else listening(args.folder)
-    write_json(args.output, {**found, "versions": installed_versions()})
+    write_json(args.output, {**found, "versions": installed_versions(), "hardware": hardware()})
 
 
 if __name__ == "__main__":
