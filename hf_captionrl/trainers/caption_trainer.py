@@ -32,7 +32,7 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
@@ -443,12 +443,20 @@ class CaptionTrainer(ExactResumeTrainer):
         return dataset
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Batches of the images of one data set, each with one reference, the same in each epoch."""
-        return super().get_eval_dataloader(self._reference_items(self._rows_of(self._evaluated(eval_dataset))))
+        """Batches of one data set, of which `evaluate` measures the loss: one reference per image, the same in each epoch."""
+        dataset = self._evaluated(eval_dataset)
+        if isinstance(dataset, Mapping):
+            raise ValueError(f"There are several evaluation data. Pass as eval_dataset one of {list(dataset)}.")
+        # The Trainer's own method would keep the first data set's workers for all.
+        return self._reference_loader(self._rows_of(dataset))
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """As `get_eval_dataloader`, of the split `test` of several."""
-        return super().get_test_dataloader(self._reference_items(self._rows_of(test_dataset, "test")))
+        return self._reference_loader(self._rows_of(test_dataset, "test"))
+
+    def _reference_loader(self, dataset: datasets.Dataset) -> DataLoader:
+        items, rows = self._reference_items(dataset)
+        return super().get_test_dataloader(Subset(items, rows))
 
     def _warn_of_runaway(self, dataset: datasets.Dataset, metrics: Mapping[str, float], prefix: str) -> None:
         """Warn where captions outgrow the references while fewer find their image: detail that is not in the image."""
@@ -552,10 +560,9 @@ class CaptionTrainer(ExactResumeTrainer):
     def _reference_loss(self, dataset: datasets.Dataset) -> float | None:
         """Mean nats per supervised token of one reference per image, the same in each epoch; None without references."""
         args = self.args
-        rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
+        items, rows = self._reference_items(dataset)
         if not rows:
             return None
-        items = self._reference_items(dataset)
         size, number = args.per_device_eval_batch_size, len(rows)
         own = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
         batches = [own[start : start + size] for start in range(0, len(own), size)]
@@ -578,11 +585,13 @@ class CaptionTrainer(ExactResumeTrainer):
             sums = self.accelerator.gather(sums[None].to(self.accelerator.device)).sum(0).cpu()
         return float(sums[0] / sums[1].clamp(min=1))
 
-    def _reference_items(self, dataset: datasets.Dataset) -> CaptionDataset:
+    def _reference_items(self, dataset: datasets.Dataset) -> tuple[CaptionDataset, list[int]]:
+        """The images with one reference each, and the rows of those that have any."""
         args = self.args
+        rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
         pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         seed = args.seed if args.data_seed is None else args.data_seed
-        return CaptionDataset(dataset, seed=seed, pixels=pixels, image_features=features, resample=False)
+        return CaptionDataset(dataset, seed=seed, pixels=pixels, image_features=features, resample=False), rows
 
     def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
         """Print the first captions of an evaluation and send them to the trackers."""

@@ -92,14 +92,14 @@ def unchanged(number: Measured) -> bool:
 def verdict_of(conditions: Sequence[bool | Measured | None]) -> str:
     """What became of a prediction with these conditions; a number stands for that it is above 0.
 
-    An open verdict names the least effect that each of its open comparisons would have shown.
+    An open verdict names the least effect that each of its open comparisons with 0 would have shown, in the order of the prediction.
     """
     found = [above(one) if isinstance(one, Measured) else one for one in conditions]
     if False in found or None not in found:
         return "does not hold" if False in found else "holds"
     unsure = [one for one, said in zip(conditions, found, strict=True) if said is None]
-    least = [detectable(one) or 0.0 for one in unsure if isinstance(one, Measured)]
-    return f"open (detectable: {shown(max(least))})" if least else "open"
+    least = [shown(detectable(one) or 0.0) for one in unsure if isinstance(one, Measured)]
+    return f"open (detectable: {', '.join(least)})" if least else "open"
 
 
 def verdict_table(columns: Mapping[str, Mapping[str, str]]) -> str:

@@ -74,19 +74,8 @@ def measured(place: str, record: Any) -> Measured:
     try:
         low, high = look_up(f"{place}_ci", record)
     except KeyError:
-        return _mean_of_captions(place, float(found), record)
+        return Measured(float(found))
     return Measured(float(found), float(low), float(high))
-
-
-def _mean_of_captions(place: str, mean: float, record: Any) -> Measured:
-    """A mean over captions; with an interval if its standard deviation and the number of captions stand beside it."""
-    where, _, key = place.rpartition("/")
-    beside = look_up(where, record) if where else record
-    deviation, number = beside.get(key.replace("mean_", "std_", 1)), beside.get("captions")
-    if not key.startswith("mean_") or deviation is None or not isinstance(number, int):
-        return Measured(mean)
-    half = _NORMAL * deviation / math.sqrt(number)
-    return Measured(mean, mean - half, mean + half)
 
 
 def scaled(number: Measured, times: float) -> Measured:

@@ -330,8 +330,8 @@ def test_a_prediction_is_open_where_seeds_differ():
 
 def test_an_open_prediction_names_the_effect_that_each_comparison_would_have_shown():
     wide, narrow = seed_interval([-0.2, 0.0, 0.2]), seed_interval([-0.1, 0.0, 0.1])
-    least = (stats.t.ppf(0.975, 2) + stats.t.ppf(0.8, 2)) * 0.2 / 3**0.5
-    assert hacking.verdict_of([True, narrow, wide, None]) == f"open (detectable: {least:.3f})"
+    least = (stats.t.ppf(0.975, 2) + stats.t.ppf(0.8, 2)) * 0.1 / 3**0.5
+    assert hacking.verdict_of([True, narrow, wide, None]) == f"open (detectable: {least:.3f}, {2 * least:.3f})"
     assert hacking.verdict_of([wide, seed_interval([-0.3, -0.2, -0.3])]) == "does not hold"
     assert hacking.verdict_of([True, None]) == "open"
 

@@ -56,19 +56,27 @@ def looped_loss(captioner, dataset, seed, *, smile):
 
 
 def test_batches_of_the_evaluation_data_have_the_loss_of_evaluate(tmp_path, scenes):
-    """Twice the same batches, by the name of a data set, and of a split `test`."""
-    data = {"first": scenes["validation"], "other": scenes["train"]}
-    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"eval_dataset": data})
-    splits = DatasetDict({"validation": scenes["train"], "test": scenes["validation"]})
-    expected = looped_loss(trainer.captioner, scenes["validation"], 42, smile=True)
-    for batches in (*[trainer.get_eval_dataloader("first")] * 2, trainer.get_test_dataloader(splits)):
+    """Also of a second data set with workers that stay, of a split `test`, and where an image has no reference."""
+    rows = scenes["validation"]
+    odd = rows.remove_columns("captions").add_column("captions", [[], *rows["captions"][1:]])
+    data = {"first": rows, "other": odd}
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"eval_dataset": data}, **workers)
+    splits = DatasetDict({"validation": odd, "test": rows})
+    loaders = [trainer.get_eval_dataloader(name) for name in ("first", "other", "first")]
+    losses = []
+    for batches in (*loaders, trainer.get_test_dataloader(splits)):
         with torch.no_grad():
             sums = [(trainer.loss_sum(dict(batch)), (batch["labels"] != -100).sum()) for batch in batches]
         assert len(sums) == len(batches) > 1
         loss, tokens = map(sum, zip(*sums, strict=True))
-        assert float(loss / tokens) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ValueError, match="eval_dataset"):
-        trainer.get_eval_dataloader("none")
+        losses.append(float(loss / tokens))
+    first, other = (looped_loss(trainer.captioner, each, 42, smile=True) for each in (rows, odd.select(range(1, 12))))
+    assert losses == pytest.approx([first, other, first, first], rel=1e-5)
+    assert abs(first - other) > 1e-3
+    for name in (None, "none"):
+        with pytest.raises(ValueError, match="eval_dataset"):
+            trainer.get_eval_dataloader(name)
 
 
 @pytest.mark.parametrize(("words", "best", "warns"), [(40, 0.9, True), (2, 0.9, False), (40, 0.0, False)])
