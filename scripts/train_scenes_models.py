@@ -702,6 +702,8 @@ def main() -> None:
         parser.error("--facts needs the stage reward-scorer and --name.")
     if args.stage == "world" and not args.name:
         parser.error("world needs --name, the folder to write.")
+    if args.stage == "world" and args.steps:
+        parser.error("world has its own --steps.")
     if args.name not in known:
         parser.error(f"--name is {args.name!r}; use one of {known}.")  # before training
     torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores

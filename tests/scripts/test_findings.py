@@ -489,6 +489,19 @@ def test_predictions_of_worlds_drawn_anew(record, broken):
     assert worlds.judged(record) == {"W1": "holds", "W2": "holds", **broken}
 
 
+@pytest.mark.parametrize(("ratio", "verdict"), [(1.9, "does not hold"), (2.1, "holds")])
+@pytest.mark.parametrize(
+    ("more", "less", "key"), [("SMILE", "further MLE", "pool_recall_at_1"), ("SR", "MLE", "rd100_recall_at_1")]
+)
+def test_worlds_must_vary_twice_as_much_as_two_trainings(more, less, key, ratio, verdict):
+    record = drawn_anew()
+    values = {row["name"]: row[key]["values"] for row in record["rows"]}
+    spread = np.std(np.subtract(values[more], values[less]), ddof=1)
+    values[f"{more}, again"][:] = [value + 2**0.5 * spread / ratio for value in values[more]]
+    values.get(f"{less}, again", [])[:] = values[less] if less != "MLE" else []
+    assert worlds.judged(record)["W2"] == verdict
+
+
 def test_spread_over_worlds_and_of_two_trainings():
     rng = np.random.default_rng(0)
     world, trainings = rng.normal(0, 3, 4000), rng.normal(0, 1, (2, 4000))

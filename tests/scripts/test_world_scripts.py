@@ -11,6 +11,7 @@ import torch
 from hf_captionrl import load_scenes, load_scorer, pipeline
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.apps.boosting.boost import boost_shard
+from hf_captionrl.apps.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import Facts
@@ -116,6 +117,13 @@ def test_rows_of_boosted_captions(monkeypatch, tmp_path):
     scenes = load_scenes(num_train=0, num_validation=0, num_test=42)["test"]
     describer = SceneDescriber(dict(zip(scenes["image_id"], scenes["facts"], strict=True)), error_rate=0.3)
     made = boost_shard(scenes, tmp_path / "again", text=SceneWriter(), vision=describer)
+    for name in ("VisualCap", "HolisticCap"):
+        pairs = [(one["blend_caption"], one[boosted.SOURCES[name]]) for one in made]
+        words = [bool(text_conflicts(*pair)) for pair in pairs]
+        exact = [bool(scene_conflicts(*pair, facts)) for pair, facts in zip(pairs, scenes["facts"], strict=True)]
+        both = sum(a and b for a, b in zip(words, exact, strict=True))
+        found = [rows[name][key] * 42 for key in ("conflicts", "conflicts_by_words", "false_conflicts")]
+        assert found == pytest.approx([sum(exact), both, sum(words) - both])
     for name, column in boosted.SOURCES.items():
         wrong = [
             len(check(one[column], Facts(**facts)).wrong) for one, facts in zip(made, scenes["facts"], strict=True)

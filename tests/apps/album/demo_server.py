@@ -1,6 +1,8 @@
 """The demo in a process of its own, as a person starts it; run as a program, it takes the picture of docs/album.md.
 
-python -m tests.apps.album.demo_server docs/images/demo.png
+python -m tests.apps.album.demo_server docs/images/demo.png --images DIR --model MLE=MODEL --model SMILE=MODEL --model SR=MODEL --scorer MODEL
+
+The first album of DIR has the three players of README's photographs; models and scorer are those of docs/photographs.md.
 """
 
 import contextlib
@@ -76,15 +78,14 @@ def compare(page, cells):
     page.wait(f"document.querySelectorAll('#compared td').length === {cells}", 120)
 
 
-def take_picture(path):
-    with running_demo() as url, Browser(1200, 1520) as page:
+def take_picture(path, *arguments):
+    with running_demo(*arguments) as url, Browser(1200, 1060) as page:
         open_demo(page, url, 3)
-        pick(page, "5 similar images (2)", 5)  # an album of 5 holds the images of the one of 3
-        compare(page, 15)
+        compare(page, 9)
         page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
         page.evaluate("new Promise((done) => setTimeout(done, 600))")  # gradio fades in what has changed
         page.screenshot(path)
 
 
 if __name__ == "__main__":
-    take_picture(sys.argv[1])
+    take_picture(*sys.argv[1:])
