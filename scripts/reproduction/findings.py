@@ -100,10 +100,10 @@ def _filled(text: str, results: Mapping[str, Any]) -> str:
     return re.sub(r"\{(\w+):([^{}]+)\}", number, text)
 
 
-_RECALL = re.compile(r"(.+/)(bag_\d|rd100|pool|emscore)_recall_at_1")
+_RECALL = re.compile(r"(.+/)((?:bag_\d|rd100|pool|emscore)_recall_at_1|recall_at_1_all)")
 LISTENERS = {
-    "the reward scorer": lambda images: f"reward_{images.replace('pool', 'rd100')}_recall_at_1",
-    "truth": lambda images: f"{images if images.startswith('bag') else 'bag_7'}_truth_recall_at_1",
+    "the reward scorer": lambda key: f"reward_{key.replace('pool', 'rd100')}",
+    "truth": lambda key: f"{key[:5] if key.startswith('bag') else 'bag_7'}_truth_recall_at_1",
 }
 """Who else finds the image from the caption, and the key of its recall: of the pool, that among 100; by truth, in bags alone."""
 
