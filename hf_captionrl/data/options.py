@@ -41,7 +41,7 @@ class SplitArguments:
     heading: ClassVar[str] = "data set"
 
     dataset_config: str | None = option(
-        None, metavar="NAME", help="Configuration of a data set on the Hub; of scenes: alt_text or shapes."
+        None, metavar="NAME", help="Configuration of a data set on the Hub; of scenes: alt_text, shapes or held_back."
     )
     dataset_revision: str | None = option(None, metavar="REV", help="Branch, tag or commit of a data set on the Hub.")
     data_dir: str | None = option(
@@ -349,11 +349,9 @@ def load_split(
         raise ValueError(
             "--data_dir or --image_root is given, but --dataset is 'scenes', which needs no folder. Use --dataset imagefolder."
         )
-    source: dict[str, Any] = {}
-    if not embedded:
-        names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
-        source = {name: getattr(arguments, name) for name in names}
-        source |= {"revision": arguments.dataset_revision, "require_captions": require_captions}
+    names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
+    source: dict[str, Any] = {name: getattr(arguments, name) for name in names}
+    source |= {"revision": arguments.dataset_revision, "require_captions": require_captions}
     validation, test = arguments.validation_share, arguments.test_share
     if validation + test >= 1:
         raise ValueError(
