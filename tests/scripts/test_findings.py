@@ -150,6 +150,11 @@ def test_recall_is_also_told_by_the_other_listeners():
         row |= {"emscore_recall_at_1": row["pool_recall_at_1"], "bag_7_truth_recall_at_1": {"values": numbers[way]}}
     compare |= {side: compare[side].replace("pool", "emscore") for side in ("first", "second")}
     assert "| **holds** | by truth: does not hold |" in findings.pages(results, page)["findings_p.md"]
+    for row, way in zip(results["r"]["rows"], ("base", "up"), strict=True):  # frames of a clip
+        row |= {"recall_at_1_all": row["pool_recall_at_1"], "reward_recall_at_1_all": {"values": numbers[way]}}
+        del row["bag_7_truth_recall_at_1"]
+    compare |= {side: compare[side].replace("emscore_recall_at_1", "recall_at_1_all") for side in ("first", "second")}
+    assert "| **holds** | by the reward scorer: holds |" in findings.pages(results, page)["findings_p.md"]
 
 
 def test_the_interval_is_students_and_differences_are_paired_by_seed():
