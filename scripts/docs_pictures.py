@@ -157,7 +157,6 @@ def _dot_plot(result: str, rows: Sequence[str], *columns: tuple[str, str]) -> Pi
     return partial(_dots, result, rows, columns), partial(draw_dots, columns=columns)
 
 
-_RETRIEVAL = ("rd100_recall_at_1", "R@1 among 100 ↑")
 _HELD_OUT = ("rd100_recall_at_1", "R@1 among 100,\nheld-out scorer ↑")
 _TRUTH = ("bag_7_truth_recall_at_1", "R@1 in bags of 7,\ntruth ↑")
 _LISTENERS = (_HELD_OUT, ("reward_rd100_recall_at_1", "R@1 among 100,\nreward scorer ↑"), _TRUTH)
@@ -172,11 +171,11 @@ PICTURES: dict[str, Picture] = {
         *(*_LISTENERS, _HALLUCINATION, _CIDER),
     ),
     "smile_curves": _curve_plot("smile_blip_seeds"),
-    "smile_subsets": _curve_plot("smile_subset_seeds", (("length", "Mean length (words)"), _RETRIEVAL)),
+    "smile_subsets": _curve_plot("smile_subset_seeds", (("length", "Mean length (words)"), _HELD_OUT)),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
     "observatory_curves": _curve_plot(
         "observatory",
-        (("fact_recall", "Fact recall ↑"), _HALLUCINATION, _RETRIEVAL),
+        (("fact_recall", "Fact recall ↑"), _HALLUCINATION, _HELD_OUT),
         (
             "CIDEr",
             "SR, bags of 5",
@@ -206,7 +205,7 @@ PICTURES: dict[str, Picture] = {
     ),
     "truematch": _dot_plot(
         *("truematch_scenes", ("every fact", "references", "scenes:blip-mle", "scenes:clipcap-mle")),
-        *(("bag_3_recall_at_1", "R@1, bags of 3 ↑"), ("bag_7_recall_at_1", "R@1, bags of 7 ↑"), _RETRIEVAL),
+        *(("bag_3_recall_at_1", "R@1, bags of 3 ↑"), ("bag_7_recall_at_1", "R@1, bags of 7 ↑"), _HELD_OUT),
     ),
 }
 """The numbers of each picture, and how they are drawn. A picture carries its numbers along as text."""
