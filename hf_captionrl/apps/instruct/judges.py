@@ -42,6 +42,8 @@ WORST, BEST = 1.0, 10.0  # scores of a judge
 # With its sign, so that "-1" does not count as a score; a hyphen between two numbers is not a sign.
 _NUMBER = re.compile(r"(?<![\w.])[-\u2212]?[0-9]+(?:\.[0-9]+)?(?:\s*/\s*10\b)?(?![\w]|\.\d)")
 
+_LABEL = re.compile(r"\b(?:answer|assistant)\s*[12]\b", re.IGNORECASE)  # its number is no score
+
 
 @dataclass(frozen=True)
 class Rating:
@@ -55,9 +57,13 @@ class Rating:
 
 
 def parse_scores(reply: str) -> tuple[float, float] | None:
-    """The two scores in a judge's reply: those of the first line with exactly two numbers from 1 to 10, or None."""
+    """The two scores in a judge's reply: the first line with exactly two numbers from 1 to 10, or two labelled lines; or None."""
+    labelled: list[float] = []
     for line in reply.splitlines():
-        numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(line)]
+        text, labels = _LABEL.subn(" ", line)
+        numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(text)]
+        labelled += numbers if labels == len(numbers) == 1 else []
+        numbers = labelled if len(labelled) == 2 else numbers
         if len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers):
             return numbers[0], numbers[1]
     return None
