@@ -18,8 +18,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
 from hf_captionrl.apps.truematch.build import bag_id, load_truematch
 from hf_captionrl.cli import main as captionrl
+from hf_captionrl.evaluation.caption_files import read_caption_file
+from hf_captionrl.evaluation.evaluator import draw_references
 from hf_captionrl.metrics import paired_test
-from hf_captionrl.scenes import load_scenes
+from hf_captionrl.metrics.suites import SuiteRow
+from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.utils.io import write_json, write_jsonl
 
 MODELS = ("scenes:blip-mle", "scenes:clipcap-mle")
@@ -29,6 +32,16 @@ def is_kept(facts: Sequence[Mapping[str, Any]]) -> bool:
     """The script's rule."""
     query = facts[0]
     return all(1 <= sum(other[name] != query[name] for name in query) <= 2 for other in facts[1:])
+
+
+def truth(
+    captions: Sequence[str], facts: Sequence[Mapping[str, Any]], bags: Mapping[int, list[list[int]]]
+) -> dict[str, dict[str, Any]]:
+    """Whether the claims of each caption are true of its image and of no other one of its bag, by size of the bags."""
+    row = SuiteRow(captions=captions, facts=facts, check=check, bags=bags)
+    row.set_truth_recalls([f"bag_{size}_truth_recall_at_1" for size in bags])
+    found = row.result()
+    return {key: {"values": values, "groups": found["groups"][key]} for key, values in found["per_sample"].items()}
 
 
 def _run(*arguments: str) -> None:
@@ -59,13 +72,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     pairs = zip(scenes["image_id"][:], scenes["full_caption"][:], strict=True)
     write_jsonl(full, [{"image_id": i, "caption": caption} for i, caption in pairs])
     results = folder.parent / "results"
-    _run(
+    evaluate = (
         *("evaluate", str(folder), "--captions", str(full), "--models", *MODELS),
-        *("--names", "every fact", *MODELS, "--references", "--output_dir", str(results)),
+        *("--names", "every fact", *MODELS, "--references", "--output_dir"),
     )
+    _run(*evaluate, str(results))
     _run("leaderboard", str(folder), str(results / "results.json"))
     measured = json.loads((results / "results.json").read_text(encoding="utf-8"))
-    hits = measured["hits"]
+    # The other listeners: the reward scorer, which built the bags, and the truth checker.
+    _run(*evaluate, str(results / "reward"), "--scorer", "scenes:clip-reward")
+    reward = json.loads((results / "reward" / "results.json").read_text(encoding="utf-8"))["hits"]
+    written = {name: read_caption_file(results / "captions" / f"{name.replace(':', '_')}.jsonl") for name in MODELS}
+    ids = scenes["image_id"][:]
+    captions = {name: [found[0] for found in file.aligned(ids, ids)] for name, file in written.items()}
+    captions["references"] = [found[0] for found in draw_references(scenes["captions"][:], 0)]
+    kept_bags = load_truematch(folder).kept.rows(ids)
+    hits = {
+        name: measured["hits"][name]
+        | {f"reward_{key}": found for key, found in reward[name].items()}
+        | truth(texts, scenes["facts"][:], kept_bags)
+        for name, texts in captions.items()
+    }
     tests = {
         f"{name} - references": {
             key: paired_test(hits[name][key]["values"], human["values"], groups=human["groups"])

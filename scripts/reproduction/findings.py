@@ -121,12 +121,15 @@ class Comparison(NamedTuple):
 
 def _heard(compare: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, tuple[Measured, str]]:
     """The difference and its verdict by each of the other listeners that a result has."""
-    sides = {side: _RECALL.fullmatch(compare.get(side, "")) for side in ("first", "second")}
+    needed = ("difference",) if "difference" in compare else ("first", "second")
+    sides = {side: _RECALL.fullmatch(compare.get(side, "")) for side in needed}
     found = {}
     for listener, key in LISTENERS.items():
         places = {side: match[1] + key(match[2]) for side, match in sides.items() if match}
         try:
-            first, second, number = _sides({**compare, **places}, results) if len(places) == 2 else ("", "", None)
+            first, second, number = (
+                _sides({**compare, **places}, results) if len(places) == len(needed) else ("", "", None)
+            )
         except KeyError:  # a result without this listener
             continue
         if number is not None and not first == second == shown(0):  # who hears nothing cannot tell

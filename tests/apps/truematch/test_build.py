@@ -26,9 +26,10 @@ from hf_captionrl.hub import folder_contents
 from hf_captionrl.retrieval import load_bags, load_scorer
 from hf_captionrl.retrieval.bags import BagFile, candidate_bags, curate_bags
 from hf_captionrl.retrieval.neighbours import multimodal_features
+from hf_captionrl.scenes import check
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
-from scripts.truematch_scenes import is_kept
+from scripts.truematch_scenes import is_kept, truth
 from tests.apps.truematch.conftest import build, truematch
 from tests.processes import Forked
 from tests.tolerances import close
@@ -204,6 +205,21 @@ def test_review_rule_of_the_script():
     assert is_kept([query, query | {"count": 2}, query | {"count": 2, "size": "large"}])
     assert not is_kept([query, query | {"count": 2}, {"kind": "pig", "count": 2, "size": "large"}])
     assert not is_kept([query, dict(query)])
+
+
+def test_script_asks_the_facts_whether_a_caption_fits_its_image_alone(scenes):
+    facts, captions = scenes["facts"][:6], [references[0] for references in scenes["captions"][:6]]
+    bags = {3: [[0, 1, 2], [5, 4, 3]]}
+    expected = [
+        not check(captions[row], facts[row]).wrong
+        and all(check(captions[row], facts[other]).wrong for other in bag if other != row)
+        for bag in bags[3]
+        for row in bag
+    ]
+    found = truth(captions, facts, bags)["bag_3_truth_recall_at_1"]
+    assert list(found["values"]) == expected
+    assert len(set(expected)) == 2
+    assert list(found["groups"]) == [0, 0, 0, 1, 1, 1]
 
 
 BAGS = BagFile([["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]], [0.9, 0.8, 0.7], "clip@1f2e")
