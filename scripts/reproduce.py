@@ -77,12 +77,16 @@ def _presets(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [preset for preset in named if not is_embedded(preset)]
 
 
-def _listing(rows: Sequence[dict[str, Any]], runs: Mapping[str, Run], args: argparse.Namespace) -> Table:
+def _listing(
+    rows: Sequence[dict[str, Any]], wanted: Sequence[str], runs: Mapping[str, Run], args: argparse.Namespace
+) -> Table:
     left = {name for name, run in runs.items() if to_run(run, _seeds(run, args.seeds), args.output)}
     results = _results(runs, args.output, args.seeds)
     stale = {name for name, record in results.items() if "stale" in runs[name].changed(record).values()}
     table = Table("row", "status", "embedded world", "the paper's data")
-    for row in rows:
+    of_rows = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
+    others = [{"id": "", "status": "no row", "numbers": [{"run": name}]} for name in wanted if name not in of_rows]
+    for row in [*rows, *others]:
         names = dict.fromkeys(entry["run"] for entry in row.get("numbers", ()) if "run" in entry)
         said = []
         for name in names:
@@ -182,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = load_runs()
     rows, wanted = _asked(load_rows(), args.only, runs)
     if args.list:
-        console.print(_listing(rows, runs, args))
+        console.print(_listing(rows, wanted, runs, args))
         return 0
     if args.output == RESULTS and installed_versions().get("git_revision", "").endswith("+changes"):
         parser.error(

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -327,6 +327,9 @@ class LoadedSplit(NamedTuple):
     trained: Sequence[str] = ()  # ids of images that the captioner was trained on
 
 
+_NOT_OF_SCENES = ("data_dir", "image_root", "image_column", "image_id_column", "dataset_revision")
+
+
 def load_split(
     arguments: DatasetOptions | argparse.Namespace,
     *,
@@ -345,9 +348,12 @@ def load_split(
     from hf_captionrl.retrieval.feature_cache import RowLookup, default_cache_dir
 
     embedded = arguments.dataset == "scenes"
-    if embedded and (arguments.data_dir is not None or arguments.image_root is not None):
+    defaults = {field.name: field.default for field in fields(DatasetOptions)}
+    given = [name for name in _NOT_OF_SCENES if getattr(arguments, name) != defaults[name]]
+    if embedded and given:
         raise ValueError(
-            "--data_dir or --image_root is given, but --dataset is 'scenes', which needs no folder. Use --dataset imagefolder."
+            f"--{' and --'.join(given)} cannot be used with --dataset scenes, which has its own images and columns. "
+            "Use another one, such as --dataset imagefolder."
         )
     names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
     source: dict[str, Any] = {name: getattr(arguments, name) for name in names}

@@ -160,6 +160,15 @@ def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
     assert runs.changed(record, presets, tmp_path) == {"smile/a": "unknown", "smile_blip/scenes": "stale"}
 
 
+@pytest.mark.parametrize(("only", "row"), [("redrawn_seeds", "no row"), ("smile-table-1", "smile-table-1")])
+def test_list_shows_rows_and_runs_of_no_row(capsys, only, row):
+    assert reproduce.main(["--list", "--only", only]) == 0
+    shown = capsys.readouterr().out
+    assert row in shown
+    assert "finished" in shown
+    assert ("no row" in shown) == (row == "no row")
+
+
 def test_check_says_which_result_is_stale(monkeypatch, capsys):
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
