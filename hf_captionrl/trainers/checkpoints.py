@@ -221,6 +221,8 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
         "tie_rule": "earliest",
     }
     found |= {} if kept_instead is None else {"kept_instead": kept_instead}
+    starts = [getattr(trainer, "start_metrics", {}), *(entry for entry in state.log_history if entry.get("step") == 0)]
+    found |= {"start": float(entry[metric]) for entry in starts if metric in entry}
     if guard is not None:
         found["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
     return found
@@ -239,6 +241,9 @@ def _sentence(selection: dict[str, Any]) -> str:
     text = (
         f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {number} evaluations; {tied}."
     )
+    reached, start = selection["value"], selection.get("start")
+    if start not in (None, reached) and reached is not None and (start > reached) == selection["greater_is_better"]:
+        text += f" The start is better ({start:.6g})."
     return f"Selected {text}" if instead is None else f"Best was {text} It was not loaded: {instead}."
 
 

@@ -427,9 +427,9 @@ def trained(folder, values, resume=False, **settings):
 def test_selection_is_printed_and_stored_with_the_model(tmp_path, capsys):
     trainer = trained(tmp_path, [9.0, 0.25, 0.5, 0.5, 0.125, 0.5], eval_on_start=True)
     expected = {"step": 2, "metric": "eval_score", "value": 0.5, "greater_is_better": True}
-    expected |= {"evaluations": 5, "ties": [3, 5], "tie_rule": "earliest"}
+    expected |= {"evaluations": 5, "ties": [3, 5], "tie_rule": "earliest", "start": 9.0}
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Selected checkpoint-2")]
-    assert "the highest of 5 evaluations; 2 tied (steps 3, 5): the earliest is taken." in said
+    assert "the highest of 5 evaluations; 2 tied (steps 3, 5): the earliest is taken. The start is better (9)." in said
     assert trainer.selection == expected
     trainer.save_model()
     assert json.loads((tmp_path / SELECTION_FILE).read_text()) == expected
@@ -440,6 +440,12 @@ def test_selection_is_printed_and_stored_with_the_model(tmp_path, capsys):
     assert all(torch.equal(kept[name], best[name]) for name in best)
     assert any(not torch.equal(kept[name], last[name]) for name in last)
     assert not (tmp_path / "checkpoint-2" / SELECTION_FILE).exists()
+
+
+@pytest.mark.parametrize(("start", "greater", "better"), [(0.4, True, False), (0.5, True, False), (0.4, False, True)])
+def test_selection_says_where_the_start_is_better(tmp_path, capsys, start, greater, better):
+    trained(tmp_path, [start, 0.5], eval_on_start=True, greater_is_better=greater)
+    assert ("The start is better (0.4)" in capsys.readouterr().out) == better
 
 
 def test_resumed_run_counts_the_evaluations_before(tmp_path, capsys):
