@@ -308,6 +308,14 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
         curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
         if any(curves[0].values()):
             record["learning_curves"] = aggregate_curves(curves)
+        made = [
+            _results_of(place, seed).get("versions", {}).get("git_revision")
+            for place, _ in places.values()
+            for seed in seeds
+        ]
+        record["revisions"] = sorted(
+            {revision for revision in made if revision}
+        )  # that of this process is the collector's
         if targets:
             record["until"] = {title: [of_seed[seed][1] for seed in seeds] for title, of_seed in targets.items()}
     else:

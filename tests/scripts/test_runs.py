@@ -109,11 +109,12 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path, monkeypatch
     for seed in (0, 1):
         place = run.folder(tmp_path) / "sr" / f"seed-{seed}"
         place.mkdir(parents=True)
-        (place / "results.json").write_text(json.dumps(record))
+        (place / "results.json").write_text(json.dumps(record | {"versions": {"git_revision": "ab"[seed]}}))
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
     assert found["settings"] == runs.digests([PRESET], CONFIGS)
+    assert found["revisions"] == ["a", "b"]
     # From 0.4 to 0.55 in ten steps, and from 0.5 to 0.8.
     assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
     assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
