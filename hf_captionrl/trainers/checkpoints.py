@@ -222,7 +222,8 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
     }
     found |= {} if kept_instead is None else {"kept_instead": kept_instead}
     starts = [getattr(trainer, "start_metrics", {}), *(entry for entry in state.log_history if entry.get("step") == 0)]
-    found |= {"start": float(entry[metric]) for entry in starts if metric in entry}
+    of_start = [float(entry[metric]) for entry in starts if metric in entry]
+    found |= {"start": of_start[0]} if of_start else {}
     if guard is not None:
         found["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
     return found
