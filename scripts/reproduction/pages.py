@@ -218,8 +218,20 @@ PRESETS = {
     "discritune/scenes/tables": "discritune/blip",
     "self_retrieval_clipcap/scenes": "self_retrieval_clipcap/discritune",
     "sle/scenes/frontier": "sle_blip/coco",
+    "self_retrieval_blip/scenes": "discritune/blip",
+    "ndlb/scenes/generic-l": "ndlb/table5/row2",
+    "ndlb/scenes/generic-v": "ndlb/table5/row3",
     "ndlb/scenes/generic-lv": "ndlb/table5/row4",
+    "ndlb/scenes/blend-l": "ndlb/table4/row4",
+    "ndlb/scenes/blend-v": "ndlb/table4/row5",
+    "ndlb/scenes/blend-lv": "ndlb/table6/blendcap",
+    "ndlb/scenes/holistic-l": "ndlb/table5/row6",
+    "ndlb/scenes/holistic-v": "ndlb/table5/row7",
     "ndlb/scenes/holistic-lv": "ndlb/table5/row8",
+    "ndlb/scenes/holistic-large-bags": "ndlb/table10/row8",
+    "ndlb/scenes/clipcap-l": "ndlb/table4/row1",
+    "ndlb/scenes/clipcap-v": "ndlb/table4/row2",
+    "ndlb/scenes/table14-generic": "ndlb/table14/coco",
 }
 """Presets of the embedded world, and those of the papers that they stand for."""
 
