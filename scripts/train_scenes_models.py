@@ -10,6 +10,7 @@
     python scripts/train_scenes_models.py measure --name blip-mle
     python scripts/train_scenes_models.py reward-scorer --seed 1 --fact_steps 1200 --facts 4 --name DIR   # "Who is listening?"
     python scripts/train_scenes_models.py world --seed 0 --name DIR   # scenes, scorers and captioner drawn anew
+    python scripts/train_scenes_models.py world --seed 20 --name DIR --kind shapes --annotators alt_text   # other things
 
 A contrastive loss alone learns this world slowly. Every vision tower therefore first learns the facts with linear
 heads, which are discarded. Each stage appends to `training_log.json` beside the checkpoints.
@@ -62,6 +63,7 @@ from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
+from hf_captionrl.scenes.dataset import DOMAINS, KINDS
 from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, vocabulary
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.world import (
@@ -69,6 +71,8 @@ from hf_captionrl.scenes.world import (
     FACT_VALUES,
     Facts,
     Scene,
+    names_of,
+    plural,
     sample_look_alikes,
     sample_scene,
     vary_scene,
@@ -87,13 +91,10 @@ PATCH = 24
 NUM_GROUPS = 10_000
 """Groups of four images that a model is trained on."""
 
-HEADS_OF: dict[str, tuple[Any, ...]] = {
-    **FACT_VALUES,
-    "kind": EMOJI_KINDS,
-    "second": ("", *EMOJI_KINDS),
-    "relation": ("", *FACT_VALUES["relation"]),
-}
-"""What a linear head can tell of each fact."""
+
+def heads_of(kinds: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """What a linear head can tell of each fact."""
+    return {**FACT_VALUES, "kind": kinds, "second": ("", *kinds), "relation": ("", *FACT_VALUES["relation"])}
 
 
 class ScenePool:
@@ -102,14 +103,17 @@ class ScenePool:
     Drawing a picture takes longer than a step on it, so all of them are drawn once.
     """
 
-    def __init__(self, seed: int, num_groups: int, num_look_alike_sets: int = 0) -> None:
+    def __init__(
+        self, seed: int, num_groups: int, num_look_alike_sets: int = 0, kinds: tuple[str, ...] = EMOJI_KINDS
+    ) -> None:
         rng = np.random.default_rng((seed, 0))
+        self.kinds = kinds
         self.scenes: list[Scene] = []
         for _ in range(num_groups - num_look_alike_sets):
-            base = sample_scene(rng)
-            self.scenes += [base, *(vary_scene(rng, base) for _ in range(3))]
+            base = sample_scene(rng, kinds)
+            self.scenes += [base, *(vary_scene(rng, base, kinds) for _ in range(3))]
         for _ in range(num_look_alike_sets):
-            self.scenes += sample_look_alikes(rng, 4)
+            self.scenes += sample_look_alikes(rng, 4, kinds)
         shape = (len(self.scenes), IMAGE_SIZE, IMAGE_SIZE, 3)
         self.images: np.ndarray = np.empty(shape, dtype=np.uint8)
         for image, scene in zip(self.images, self.scenes, strict=True):
@@ -130,11 +134,12 @@ class ScenePool:
         return [self.scenes[row] for row in rows], pixels
 
 
-def make_tokenizer(max_length: int, **special: str) -> BertTokenizer:
-    """The shared WordPiece tokenizer."""
+def make_tokenizer(max_length: int, kinds: tuple[str, ...] = EMOJI_KINDS, **special: str) -> BertTokenizer:
+    """The shared WordPiece tokenizer, with the names of other kinds added at its end."""
+    words = [form for kind in kinds for name in names_of(kind) for form in (name, plural(name))]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "vocab.txt"
-        file.write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
+        file.write_text("\n".join(dict.fromkeys([*vocabulary(), *words])) + "\n", encoding="utf-8")
         return BertTokenizer(str(file), model_max_length=max_length, do_lower_case=True, **special)
 
 
@@ -240,7 +245,7 @@ def augment(pixels: Tensor, rng: np.random.Generator, largest: int = 2) -> Tenso
     return ((moved + 1) * light - 1).clamp(-1, 1)
 
 
-def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
+def _in_cells(scenes: list[Scene], values: dict[str, tuple[Any, ...]]) -> dict[str, Tensor]:
     """Kind (`second`), colour and orientation of the thing in each cell `(B, 9)`: 0 and -100, -100 in an empty one."""
     found = {"second": torch.zeros(len(scenes), 9, dtype=torch.long)}
     found |= {name: torch.full((len(scenes), 9), -100) for name in ("colour", "orientation")}
@@ -253,7 +258,7 @@ def _in_cells(scenes: list[Scene]) -> dict[str, Tensor]:
             cells.append((*second, look))
         for y, x, look in cells:
             for name, value in look.items():
-                found[name][row, 3 * y + x] = HEADS_OF[name].index(value)
+                found[name][row, 3 * y + x] = values[name].index(value)
     return found
 
 
@@ -266,14 +271,15 @@ def learn_facts(
     `log` receives the accuracy per fact on 1,000 fresh scenes, and CPU seconds.
     """
     rng = np.random.default_rng((seed, 0))
-    heads = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in names})
-    in_cells = _in_cells(pool.scenes)
+    values = heads_of(pool.kinds)
+    heads = nn.ModuleDict({name: nn.Linear(width, len(values[name])) for name in names})
+    in_cells = _in_cells(pool.scenes, values)
     if "orientation" not in names:
         del in_cells["orientation"]
-    cells = nn.ModuleDict({name: nn.Linear(width, len(HEADS_OF[name])) for name in in_cells})
+    cells = nn.ModuleDict({name: nn.Linear(width, len(values[name])) for name in in_cells})
 
     def targets(scenes: list[Scene]) -> dict[str, Tensor]:
-        return {name: torch.tensor([HEADS_OF[name].index(getattr(s.facts, name)) for s in scenes]) for name in names}
+        return {name: torch.tensor([values[name].index(getattr(s.facts, name)) for s in scenes]) for name in names}
 
     pooled_targets = targets(pool.scenes)
 
@@ -292,13 +298,13 @@ def learn_facts(
     start = time.process_time()
     optimizers = make_optimizers(tower, 2e-3, 0.01, heads, cells)
     fit("facts", steps, loss_of, optimizers, clipped=tower.parameters(), every=250)
-    scenes, pixels = ScenePool(10_000 + seed, 250).take(np.arange(1000))
+    scenes, pixels = ScenePool(10_000 + seed, 250, kinds=pool.kinds).take(np.arange(1000))
     with torch.no_grad():
         out = tower(pixel_values=pixels)
         accuracy = {
             n: (heads[n](out.pooler_output).argmax(-1) == t).float().mean().item() for n, t in targets(scenes).items()
         }
-        kinds = _in_cells(scenes)["second"]
+        kinds = _in_cells(scenes, values)["second"]
         right = cells["second"](out.last_hidden_state[:, -9:]).argmax(-1) == kinds
         accuracy["kind in its cell"] = right[kinds > 0].float().mean().item()
     log["fact_accuracy"] = {n: round(a, 4) for n, a in accuracy.items()}
@@ -329,13 +335,20 @@ def _towers(tokenizer: Any, width: int, mlp: int, heads: int) -> tuple[dict[str,
     return text, {**shared, "image_size": IMAGE_SIZE, "patch_size": PATCH}
 
 
-def train_reward_scorer(name: str, seed: int, fact_steps: int, steps: int, facts: int | None = None) -> dict[str, Any]:
+def train_reward_scorer(
+    name: str,
+    seed: int,
+    fact_steps: int,
+    steps: int,
+    facts: int | None = None,
+    kinds: tuple[str, ...] = EMOJI_KINDS,
+) -> dict[str, Any]:
     """Train a CLIP on annotators' short captions, or on [`stated`] ones: five facts first, then contrastive alignment."""
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
+    tokenizer = make_tokenizer(_TEXT_LENGTH, kinds, bos_token="[CLS]", eos_token="[SEP]")
     text_config, vision_config = _towers(tokenizer, HIDDEN, MLP, HEADS)
     model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=HIDDEN))
-    pool = ScenePool(seed, NUM_GROUPS)
+    pool = ScenePool(seed, NUM_GROUPS, kinds=kinds)
     log: dict[str, Any] = {"stage": "reward-scorer", "name": name, "seed": seed}
     log |= {"fact_steps": fact_steps, "steps": steps}
     learn_facts(model.vision_model, pool, _REWARD_FACTS, HIDDEN, seed, fact_steps, log)
@@ -374,10 +387,12 @@ def _optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.AdamW([{"params": rest}, {"params": vision, "lr": 3e-4}], lr=1e-3, weight_decay=0.01)]
 
 
-def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+def train_held_out_scorer(
+    name: str, seed: int, fact_steps: int, steps: int, kinds: tuple[str, ...] = EMOJI_KINDS
+) -> dict[str, Any]:
     """Train a SigLIP on details: all facts first, then the sigmoid loss with similar pictures and swapped objects."""
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer(_TEXT_LENGTH, bos_token="[CLS]", eos_token="[SEP]")
+    tokenizer = make_tokenizer(_TEXT_LENGTH, kinds, bos_token="[CLS]", eos_token="[SEP]")
     width = 160
     text_config, vision_config = _towers(tokenizer, width, 2 * width, 5)
     text_config["projection_size"] = width
@@ -385,12 +400,12 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
     with torch.no_grad():  # as in the paper: most pairs do not fit
         model.logit_scale.fill_(np.log(10.0))
         model.logit_bias.fill_(-10.0)
-    pool = ScenePool(seed, NUM_GROUPS)
+    pool = ScenePool(seed, NUM_GROUPS, kinds=kinds)
     log: dict[str, Any] = {"stage": "held-out-scorer", "name": name, "seed": seed}
     log |= {"fact_steps": fact_steps, "steps": steps}
-    learn_facts(model.vision_model, pool, tuple(HEADS_OF), width, seed, fact_steps, log)
+    learn_facts(model.vision_model, pool, tuple(heads_of(kinds)), width, seed, fact_steps, log)
     optimizers = make_optimizers(model, 1e-3, 0.01, slow=model.vision_model)
-    pool = ScenePool(100 + seed, NUM_GROUPS, NUM_GROUPS // 2)
+    pool = ScenePool(100 + seed, NUM_GROUPS, NUM_GROUPS // 2, kinds)
     rng = np.random.default_rng((seed, 1))
 
     def loss_of() -> Tensor:
@@ -409,9 +424,9 @@ def train_held_out_scorer(name: str, seed: int, fact_steps: int, steps: int) -> 
         # Whether a short caption fits another image is not known without reading it. In its own group it is read; in other
         # groups it is left out where the kind is the same. A full caption fits its own image alone: what it does not say
         # is not there.
-        kinds = np.array([f.kind for f in facts])
+        shown = np.array([f.kind for f in facts])
         counts = torch.ones_like(fits)
-        counts[:, : len(facts)] = torch.from_numpy((kinds[:, None] != kinds[None, :]) | is_full[None, :])
+        counts[:, : len(facts)] = torch.from_numpy((shown[:, None] != shown[None, :]) | is_full[None, :])
         for at, mine in enumerate(facts):
             start = at - at % 4
             for other in range(start, start + 4):
@@ -453,11 +468,14 @@ _SEEN_FACTS = tuple("kind colour size position background pattern weather time s
 
 
 def _annotated(
-    pool: ScenePool, rng: np.random.Generator, tokenizer: BertTokenizer
+    pool: ScenePool,
+    rng: np.random.Generator,
+    tokenizer: BertTokenizer,
+    annotators: tuple[Annotator, ...] = ANNOTATORS,
 ) -> tuple[np.ndarray, BatchEncoding]:
     """Rows, and a fresh caption each: from five captions per image a captioner learns by heart who mentioned what."""
     rows = rng.choice(len(pool.scenes), 96, replace=False)
-    texts = [annotate(rng, pool.scenes[row].facts, ANNOTATORS[rng.integers(len(ANNOTATORS))]) for row in rows]
+    texts = [annotate(rng, pool.scenes[row].facts, annotators[rng.integers(len(annotators))]) for row in rows]
     return rows, tokenizer(texts, padding=True, return_tensors="pt")
 
 
@@ -468,10 +486,17 @@ def _encode(pool: ScenePool, encode: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([encode(pool.take(part)[1]) for part in np.split(rows, len(rows) // 500)])
 
 
-def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[str, Any]:
+def train_captioner(
+    name: str,
+    seed: int,
+    fact_steps: int,
+    steps: int,
+    kinds: tuple[str, ...] = EMOJI_KINDS,
+    annotators: tuple[Annotator, ...] = ANNOTATORS,
+) -> dict[str, Any]:
     """Train a tiny BLIP: facts first, then maximum likelihood on annotators' captions of fresh scenes, tower frozen."""
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer(48)
+    tokenizer = make_tokenizer(48, kinds)
     text, vision = _towers(tokenizer, HIDDEN, MLP, HEADS)
     text |= {"encoder_hidden_size": HIDDEN, "max_position_embeddings": 48, "label_smoothing": 0.0}
     text |= {"bos_token_id": tokenizer.convert_tokens_to_ids("[DEC]"), "sep_token_id": tokenizer.sep_token_id}
@@ -481,7 +506,7 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     config = BlipConfig(text_config=text, vision_config=vision, **widths)
     model = BlipForConditionalGeneration(config)
     log: dict[str, Any] = {"stage": "captioner", "name": name, "seed": seed, "fact_steps": fact_steps, "steps": steps}
-    pool = ScenePool(seed, NUM_GROUPS)
+    pool = ScenePool(seed, NUM_GROUPS, kinds=kinds)
     learn_facts(model.vision_model, pool, _SEEN_FACTS, HIDDEN, seed, fact_steps, log)
     model.vision_model.requires_grad_(False)
 
@@ -491,7 +516,7 @@ def train_captioner(name: str, seed: int, fact_steps: int, steps: int) -> dict[s
     bos = config.text_config.bos_token_id
 
     def loss_of() -> Tensor:
-        rows, batch = _annotated(pool, rng, tokenizer)
+        rows, batch = _annotated(pool, rng, tokenizer, annotators)
         input_ids = batch["input_ids"].clone()
         input_ids[:, 0] = bos  # BLIP's decoder starts with [DEC], not [CLS]
         labels = input_ids.masked_fill(batch["attention_mask"] == 0, -100)
@@ -575,15 +600,15 @@ def train_adapter(name: str, seed: int, checkpoints: Path) -> dict[str, Any]:
     return log | {"recipe": f"recipes/{recipe}.py --row {row}", "seconds": round(time.perf_counter() - start)}
 
 
-def draw_world(folder: Path, seed: int) -> list[dict[str, Any]]:
+def draw_world(folder: Path, seed: int, kind: str = "emoji", annotators: str = "captions") -> list[dict[str, Any]]:
     """Scenes, both scorers and the captioner drawn anew, each with its own seed, in fewer steps than the shipped ones took."""
-    first = 1000 * (seed + 1)
-    for split, rows in load_scenes(seed=first).items():
+    first, kinds = 1000 * (seed + 1), KINDS[kind]
+    for split, rows in load_scenes(kind, annotators=annotators, seed=first).items():  # type: ignore[arg-type]
         rows.to_parquet(str(folder / "scenes" / f"{split}.parquet"))
     return [
-        train_reward_scorer(str(folder / "clip-reward"), first + 1, 800, 800),
-        train_held_out_scorer(str(folder / "siglip-held-out"), first + 2, 1500, 1000),
-        train_captioner(str(folder / "blip-mle"), first + 4, 1500, 2000),
+        train_reward_scorer(str(folder / "clip-reward"), first + 1, 800, 800, kinds=kinds),
+        train_held_out_scorer(str(folder / "siglip-held-out"), first + 2, 1500, 1000, kinds),
+        train_captioner(str(folder / "blip-mle"), first + 4, 1500, 2000, kinds, DOMAINS[annotators]),
     ]
 
 
@@ -694,6 +719,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fact_steps", type=int, default=2500)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--kind", choices=KINDS, default="emoji", help="things of a world")
+    parser.add_argument("--annotators", choices=DOMAINS, default="captions", help="writers of a world's references")
     parser.add_argument("--facts", type=int, help="facts per training caption of a reward scorer in the folder --name")
     args = parser.parse_args()
     named = {"measure": [*MODELS], "adapter": [*ADAPTERS]}
@@ -704,11 +731,14 @@ def main() -> None:
         parser.error("world needs --name, the folder to write.")
     if args.stage == "world" and args.steps:
         parser.error("world has its own --steps.")
+    if args.stage != "world" and (args.kind, args.annotators) != ("emoji", "captions"):
+        parser.error("--kind and --annotators are for the stage world.")
     if args.name not in known:
         parser.error(f"--name is {args.name!r}; use one of {known}.")  # before training
     torch.set_num_threads(1)  # enough for these models, and results do not depend on the number of cores
     if args.stage == "world":
-        write_json(Path(args.name, "training_log.json"), draw_world(Path(args.name).resolve(), args.seed))
+        drawn = draw_world(Path(args.name).resolve(), args.seed, args.kind, args.annotators)
+        write_json(Path(args.name, "training_log.json"), drawn)
         return
     if args.facts:
         folder = str(Path(args.name).resolve())

@@ -7,6 +7,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from hf_captionrl import load_scenes, load_scorer, pipeline
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
@@ -14,7 +15,7 @@ from hf_captionrl.apps.boosting.boost import boost_shard
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
-from hf_captionrl.scenes.world import Facts
+from hf_captionrl.scenes.world import SHAPE_KINDS, Facts
 from scripts import boosted, frames, omission, train_scenes_models
 
 SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
@@ -107,6 +108,15 @@ def test_a_world_drawn_anew_has_its_own_scenes_scorers_and_captioner(tmp_path, m
     assert not torch.allclose(features[0], features[1], atol=1e-2)
     assert load_scorer(str(tmp_path / "0" / "siglip-held-out")).text_features(["a cat"]).shape == (1, 160)
     assert len(pipeline(str(tmp_path / "1" / "blip-mle"), max_new_tokens=3)(images)) == 2
+    # Other things and other annotators: nothing of the first world is left, and each name is a token.
+    train_scenes_models.draw_world(tmp_path / "2", 2, "shapes", "alt_text")
+    test = datasets.load_dataset(str(tmp_path / "2" / "scenes"), cache_dir=str(tmp_path))["test"]
+    assert {row["facts"]["kind"] for row in test} <= set(SHAPE_KINDS)
+    assert all(caption.startswith("image of ") for row in test for caption in row["captions"])
+    for name in ("clip-reward", "siglip-held-out", "blip-mle"):
+        tokenizer = AutoTokenizer.from_pretrained(str(tmp_path / "2" / name))
+        words = {word for text in test["full_caption"] for word in text.split()}
+        assert {tuple(tokenizer.tokenize(word)) for word in words} == {(word,) for word in words}
 
 
 def test_rows_of_boosted_captions(monkeypatch, tmp_path):
