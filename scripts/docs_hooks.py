@@ -3,7 +3,7 @@
 - Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
-  `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->` and `<!-- redrawn_seeds -->` for others.
+  `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """

@@ -12,6 +12,7 @@ from scripts.reproduction.hacking import cell, verdict_of, verdict_table
 from scripts.reproduction.numbers import seed_interval, shown, survivors
 
 RUN = "redrawn_seeds"
+OTHER_KINDS = "other_kinds_seeds"
 _NAMES = {
     "pool_recall_at_1": "R@1 in the pool",
     "rd100_recall_at_1": "R@1 among 100",
@@ -63,5 +64,22 @@ def judged(record: Mapping[str, Any]) -> dict[str, str]:
     return {name: verdict_of(each) for name, each in conditions.items()}
 
 
-TABLES = {RUN: (RUN, table), "worlds": (RUN, lambda record: verdict_table({"verdict": judged(record)}))}
+def judged_kinds(record: Mapping[str, Any]) -> dict[str, str]:
+    """What became of K1 and K2 of docs/predictions.md: in worlds of other things, the claims of self-retrieval hold, and parts of SMILE's."""
+    found = load_findings()["other_kinds"]["findings"]
+    results = {OTHER_KINDS: record}
+    of_smile = [{**finding, "compare": [one]} for finding in found[1:4] for one in finding["compare"]]
+    expected = [HOLDS, HOLDS, OPEN, HOLDS, OPEN]  # words, pool, bags of 7, CIDEr-D, wrong claims
+    conditions: dict[str, list[bool | None]] = {
+        "K1": [said(finding, results) == HOLDS for finding in found[6:]],
+        "K2": [said(finding, results) == verdict for finding, verdict in zip(of_smile, expected, strict=True)],
+    }
+    return {name: verdict_of(each) for name, each in conditions.items()}
+
+
+TABLES = {
+    RUN: (RUN, table),
+    "worlds": (RUN, lambda record: verdict_table({"verdict": judged(record)})),
+    "other_kinds": (OTHER_KINDS, lambda record: verdict_table({"verdict": judged_kinds(record)})),
+}
 """The result and the table behind each marker of a page."""

@@ -494,6 +494,28 @@ def test_predictions_of_worlds_drawn_anew(record, broken):
     assert worlds.judged(record) == {"W1": "holds", "W2": "holds", **broken}
 
 
+@pytest.mark.parametrize(
+    ("changed", "broken"),
+    [
+        ({}, {"K2": "does not hold"}),  # what was predicted to be open is seen
+        ({"BagCurri": 2.0}, {"K1": "holds", "K2": "does not hold"}),
+        ({"SMILE": 0.3}, {"K2": "does not hold"}),
+    ],
+)
+def test_predictions_of_worlds_of_other_things(changed, broken):
+    expected = {"K1": "does not hold", **broken}  # the curriculum gains nothing, unless it is changed
+    assert worlds.judged_kinds(drawn_anew(**changed)) == expected
+
+
+def test_predictions_of_worlds_of_other_things_hold_where_all_comes_as_predicted():
+    record = drawn_anew(BagCurri=2.0)
+    for row in record["rows"]:
+        if row["name"] == "SMILE":
+            for key in ("bag_7_recall_at_1", "hallucination"):
+                row[key]["values"] = [0.4 + (-1) ** world for world in range(10)]
+    assert worlds.judged_kinds(record) == {"K1": "holds", "K2": "holds"}
+
+
 @pytest.mark.parametrize(("ratio", "verdict"), [(1.9, "does not hold"), (2.1, "holds")])
 @pytest.mark.parametrize(
     ("more", "less", "key"), [("SMILE", "further MLE", "pool_recall_at_1"), ("SR", "MLE", "rd100_recall_at_1")]
