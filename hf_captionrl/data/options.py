@@ -352,8 +352,7 @@ def load_split(
     given = [name for name in _NOT_OF_SCENES if getattr(arguments, name) != defaults[name]]
     if embedded and given:
         raise ValueError(
-            f"--{' and --'.join(given)} cannot be used with --dataset scenes, which has its own images and columns. "
-            "Use another one, such as --dataset imagefolder."
+            f"--{' and --'.join(given)} cannot be used with --dataset scenes. Use another data set, such as --dataset imagefolder."
         )
     names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
     source: dict[str, Any] = {name: getattr(arguments, name) for name in names}
