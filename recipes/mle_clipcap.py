@@ -159,7 +159,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
-    splits, scorer, evaluator = prepare(arguments, shows_reward=False)
+    splits, scorer, evaluator = prepare(arguments)
     config.output_dir = str(output_dir / "model")
     set_seed(config.seed)  # initialises the mapper
     trainer = SmileTrainer(

@@ -226,7 +226,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
-    splits, scorer, evaluator = prepare(arguments, shows_reward=eval_args.learning_curves)
+    splits, scorer, evaluator = prepare(arguments)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")

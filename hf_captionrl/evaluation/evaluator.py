@@ -43,6 +43,7 @@ from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
     PAPERS,
+    REWARD_COLUMNS,
     SUITES,
     Column,
     by_reward_scorer,
@@ -144,18 +145,21 @@ MORE_REFERENCES = "more_references"
 """Column of the test split with a second set of references, such as HolisticCaps."""
 
 
-def more_columns(paper: str | None, has_reward_scorer: bool, has_more_references: bool) -> tuple[Column, ...]:
-    """Columns of a paper, of its retrieval by the reward scorer, and of a second set of references."""
+def more_columns(
+    paper: str | None, has_reward_scorer: bool, has_more_references: bool, has_bags: bool = True
+) -> tuple[Column, ...]:
+    """Columns of the reward scorer, of a paper, also by that scorer, and of a second set of references."""
     found = table_columns(*PAPERS[paper], short=True) if paper else ()
     if has_reward_scorer:
-        found += by_reward_scorer(*(column for column in found if column.key in BY_SCORER))
+        reward = REWARD_COLUMNS if has_bags else REWARD_COLUMNS[-2:]
+        found = (*reward, *found, *by_reward_scorer(*(column for column in found if column.key in BY_SCORER)))
     return found + (MORE_REFERENCES_COLUMNS if has_more_references else ())
 
 
 class Evaluator:
     """Evaluates captions of the test split `dataset`, for the table and the gallery.
 
-    `language_model` is `(model, tokenizer)` for perplexity; `reward_scorer` the reward in training, whose retrieval is also shown.
+    `language_model` is `(model, tokenizer)` for perplexity; `reward_scorer` rewards or selects in training; its retrieval is also shown.
     """
 
     def __init__(
@@ -243,7 +247,8 @@ class Evaluator:
     @property
     def columns(self) -> tuple[Column, ...]:
         """Columns in addition to those of every table."""
-        return more_columns(self.arguments.paper, self.reward_scorer is not None, self.more_references is not None)
+        has_more = self.more_references is not None
+        return more_columns(self.arguments.paper, self.reward_scorer is not None, has_more, bool(self.bags))
 
     def row(
         self,

@@ -27,7 +27,7 @@ from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, Row, load_row
 from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
 from hf_captionrl.evaluation.evaluator import more_columns
 from hf_captionrl.evaluation.options import EMBEDDED
-from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, VIDEO_COLUMNS
+from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS, VIDEO_COLUMNS
 from hf_captionrl.utils.io import installed_versions, write_json
 from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, digests, hardware, reached
 from scripts.run_seeds import aggregate, aggregate_curves
@@ -107,9 +107,9 @@ def columns_of(preset: str) -> set[str]:
     recipe, settings = _preset(preset).recipe, _preset(preset).settings
     if recipe == "smile_llama_lora":
         return {column.key for column in ANSWER_COLUMNS}
-    rewards = recipe.startswith("self_retrieval")
-    own = {"smile_video": VIDEO_COLUMNS, "sle_blip": SAMPLE_COLUMNS}.get(recipe, REWARD_COLUMNS if rewards else ())
-    more = more_columns(settings.get("paper"), rewards, bool(settings.get("test_references")))
+    own = {"smile_video": VIDEO_COLUMNS, "sle_blip": SAMPLE_COLUMNS}.get(recipe, ())
+    has_scorer = settings.get("scorer_name_or_path") != "none"
+    more = more_columns(settings.get("paper"), has_scorer, bool(settings.get("test_references")))
     return {column.key for column in (*COLUMNS, *own, *more)}
 
 

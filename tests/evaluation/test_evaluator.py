@@ -136,7 +136,8 @@ def test_columns_of_the_papers_by_both_scorers(evaluated):
     captions = ["a cat runs on a red mat"] * 8
     evaluator, row, *_ = evaluated(paper="ndlb", captions=captions, reward_scorer=RewardScorer())
     scores = ["ndlb_clip_score", "reward_ndlb_clip_score"]
-    assert [c.key for c in evaluator.columns] == ["bleu_4", scores[0], "vocabulary_size", scores[1]]
+    by_reward = ["reward_rd100_recall_at_1", "degenerate"]  # no bags
+    assert [c.key for c in evaluator.columns] == [*by_reward, "bleu_4", scores[0], "vocabulary_size", scores[1]]
     assert row["vocabulary_size"] == 6  # all words occur at least five times
     for key, scorer in zip(scores, (Scorer(), RewardScorer()), strict=True):
         text = scorer.text_features(captions)
@@ -145,7 +146,8 @@ def test_columns_of_the_papers_by_both_scorers(evaluated):
         assert row[key] == close(expected, dtype="float32", magnitude=100)
     assert row[scores[0]] != row[scores[1]]
     evaluator, row, *_ = evaluated(paper="discritune", reward_scorer=RewardScorer())
-    keys = [c.key for c in evaluator.columns]
+    assert [c.key for c in evaluator.columns][:2] == by_reward
+    keys = [c.key for c in evaluator.columns[2:]]
     assert keys == ["blocks_recall_at_1", "bleu_4", "meteor", "spice", "reward_blocks_recall_at_1"]
     assert row["reward_blocks_recall_at_1_reason"] == "fewer than 100 images"
     assert all(key in row and (row[key] is not None or row[f"{key}_reason"]) for key in keys)

@@ -303,11 +303,10 @@ def check_models(arguments: tuple[Any, ...]) -> None:
 def prepare(
     arguments: tuple[Any, ...],
     *,
-    shows_reward: bool,
     is_training: bool = True,
     make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
 ) -> tuple[datasets.DatasetDict, Any, Evaluator]:
-    """Data, scorer that selects or rewards, and evaluator of a recipe; the table may show retrieval by that scorer, too."""
+    """Data, scorer that selects or rewards, and evaluator of a recipe; the table shows retrieval by that scorer, too."""
     eval_args: EvaluationArguments = _of(EvaluationArguments, arguments)
     config: CaptionConfig = _of(CaptionConfig, arguments)
     cache_dir = config.feature_cache_dir
@@ -320,9 +319,8 @@ def prepare(
             is_training=is_training,
         )
     scorer = optional_scorer(eval_args.scorer_name_or_path)
-    reward_scorer = scorer if shows_reward else None
     evaluator = make_evaluator(
-        splits["test"], eval_args, seed=config.seed, cache_dir=cache_dir, reward_scorer=reward_scorer, splits=splits
+        splits["test"], eval_args, seed=config.seed, cache_dir=cache_dir, reward_scorer=scorer, splits=splits
     )
     return splits, scorer, evaluator
 

@@ -32,7 +32,6 @@ from hf_captionrl.apps.experiments.report import (
 from hf_captionrl.data.columns import id_column
 from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.similarity import similarity_features
-from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
 from hf_captionrl.retrieval.bags import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours
 from hf_captionrl.rewards import WeightedRewards
@@ -160,7 +159,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     resume = should_resume(config)
     configs = runs_of(config, bag_args.named_variants if is_training else {})
     settings = settings_of(configs)
-    splits, scorer, evaluator = prepare(arguments, shows_reward=True, is_training=is_training)
+    splits, scorer, evaluator = prepare(arguments, is_training=is_training)
     scorers = [scorer, *map(optional_scorer, bag_args.more_scorers)]
     neighbours = None  # (N, k) rows of training images, most similar first, by the reward scorer
     if is_training and any(c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()):
@@ -205,7 +204,6 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         title="Self-retrieval",
         push=push,
         objective={"objective": "self_retrieval", "reward": describe_reward(config, scorers)},
-        columns=(*COLUMNS, *REWARD_COLUMNS) if evaluator.bags else (*COLUMNS, *REWARD_COLUMNS[-2:]),
     )
 
 

@@ -184,9 +184,7 @@ def compare_smile(
             "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
         )
     resume = should_resume(config)
-    splits, scorer, evaluator = prepare(
-        arguments, shows_reward=eval_args.learning_curves, make_evaluator=make_evaluator
-    )
+    splits, scorer, evaluator = prepare(arguments, make_evaluator=make_evaluator)
     first_folder = output_dir / "model-mle"
 
     def load(run: SmileRecipeConfig) -> Captioner:
