@@ -168,10 +168,25 @@ def _by_listener(made: Sequence[Comparison]) -> str:
 
 
 def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
-    """The p-value of each difference after Benjamini and Hochberg's correction for all of them, by the id of its entry."""
-    p_values = {id(c.compare): p_value(c.found) for c in made}
-    known = {key: value for key, value in p_values.items() if value is not None}
+    """The p-value of each difference, also by the other listeners, after Benjamini and Hochberg's correction for all of them, by its id."""
+    differences = [number for c in made for number in (c.found, *(number for number, _ in c.heard.values()))]
+    known = {id(number): value for number in differences if (value := p_value(number)) is not None}
     return dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True)) if known else {}
+
+
+def _with_effect(found: Measured, said: str) -> str:
+    """A verdict; where nothing is seen, with the difference that would have been."""
+    least = detectable(found) if said in (OPEN, UNSEEN) else None
+    return said if least is None else f"{said} (detectable: {shown(least)})"
+
+
+def _chance(corrected: float | None) -> str:
+    return "" if corrected is None else "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
+
+
+def _by_other(number: Measured, said: str, of_page: Mapping[int, float]) -> str:
+    chance = _chance(of_page.get(id(number)))
+    return f"{_with_interval(number)}{f' p {chance}' if chance else ''} {_with_effect(number, said)}"
 
 
 def _with_interval(number: Measured) -> str:
@@ -188,13 +203,9 @@ def _lines(made: Sequence[Comparison], of_page: Mapping[int, float], results: Ma
         claim = {">": "first is larger", "<": "first is smaller", "=": "no difference"}[compare["expect"]]
         claim += f" (±{shown(compare['margin'])})" if "margin" in compare else ""
         what = compare["what"] + of_older_world(*(results[run] for run in _runs_of(compare)))
-        corrected = of_page.get(id(compare))
-        least = detectable(found) if said in (OPEN, UNSEEN) else None
-        said += "" if least is None else f" (detectable: {shown(least)})"
-        chance = "" if corrected is None else "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
-        cells = [what, first, second, _with_interval(found), chance, claim, said]
-        by_others = (heard.get(name) for name in listeners)
-        cells += ["" if other is None else f"{_with_interval(other[0])} {other[1]}" for other in by_others]
+        cells = [what, first, second, _with_interval(found), _chance(of_page.get(id(found))), claim]
+        cells.append(_with_effect(found, said))
+        cells += [_by_other(*heard[name], of_page) if name in heard else "" for name in listeners]
         lines.append(f"| {' | '.join(cells)} |")
     columns = ["first", "second", "first - second [95 % interval]", "corrected p", "claim", "verdict"]
     columns += [f"by {name}" for name in listeners]
@@ -257,8 +268,8 @@ PAGE = """# Findings: {title}
 
 [What the verdicts mean](findings.md). Recall is by the held-out scorer; beside it stand the reward scorer (among 100 where the comparison is of the pool) and
 the truth checker (in bags of 7 where it is not of bags; nothing where it accepts no caption at all). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
-Corrected p: the p-value after Benjamini and Hochberg's correction for the {number} differences of this page. {survive} of {significant} intervals \
-that exclude 0 remain significant (p < 0.05).
+Corrected p: the p-value after Benjamini and Hochberg's correction for the {number} differences of this page by every listener. Of the {own} by the
+held-out scorer and of other numbers, {survive} of {significant} intervals that exclude 0 remain significant (p < 0.05).
 
 {summary}
 {body}
@@ -273,7 +284,8 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
     for paper, page in (load_findings() if findings is None else findings).items():
         made = [_compared(finding, results) for finding in page["findings"]]
         corrected = adjusted(compared := [comparison for of_finding in made for comparison in of_finding])
-        significant = [c for c in compared if id(c.compare) in corrected and (p_value(c.found) or 0.0) < 0.05]
+        own = [c.found for c in compared if id(c.found) in corrected]
+        significant = [number for number in own if (p_value(number) or 0.0) < 0.05]
         body, summary = (
             [],
             ["| | finding | in the paper | embedded world | recall by others |", "|--:|:--|:--|:--|:--|"],
@@ -293,7 +305,8 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
             summary="\n".join(summary),
             body="\n".join(body),
             number=len(corrected),
-            survive=sum(corrected[id(c.compare)] < 0.05 for c in significant),
+            own=len(own),
+            survive=sum(corrected[id(number)] < 0.05 for number in significant),
             significant=len(significant),
             sources=", ".join(f"[{name}](results/{name}.json)" for name in runs if name in results),
         )
