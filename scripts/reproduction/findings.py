@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,8 +29,13 @@ MIXED, UNFINISHED = "mixed", "not finished"
 
 
 def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
-    """The findings."""
-    return read_yaml(path)
+    """The findings; a page may make the claims of another page on a result of its own."""
+    pages = read_yaml(path)
+    for page in pages.values():
+        if "claims_of" in page:
+            other, old, new = page["claims_of"]
+            page["findings"] = json.loads(json.dumps(pages[other]["findings"]).replace(old, new))
+    return pages
 
 
 def verdict(found: Measured, expected: str, margin: float | None = None) -> str:
@@ -286,10 +292,8 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
         corrected = adjusted(compared := [comparison for of_finding in made for comparison in of_finding])
         own = [c.found for c in compared if id(c.found) in corrected]
         significant = [number for number in own if (p_value(number) or 0.0) < 0.05]
-        body, summary = (
-            [],
-            ["| | finding | in the paper | embedded world | recall by others |", "|--:|:--|:--|:--|:--|"],
-        )
+        body: list[str] = []
+        summary = ["| | finding | in the paper | embedded world | recall by others |", "|--:|:--|:--|:--|:--|"]
         for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
             said, lines = _said(finding, of_finding), _lines(of_finding, corrected, results)
             by_others = _by_listener(of_finding)
