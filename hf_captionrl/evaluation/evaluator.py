@@ -148,11 +148,13 @@ MORE_REFERENCES = "more_references"
 def more_columns(
     paper: str | None, has_reward_scorer: bool, has_more_references: bool, has_bags: bool = True
 ) -> tuple[Column, ...]:
-    """Columns of the reward scorer, of a paper, also by that scorer, and of a second set of references."""
+    """Columns of bags and of a paper, also by the reward scorer, and of a second set of references."""
     found = table_columns(*PAPERS[paper], short=True) if paper else ()
+    found = (*(REWARD_COLUMNS if has_bags else REWARD_COLUMNS[-2:]), *found)
     if has_reward_scorer:
-        reward = REWARD_COLUMNS if has_bags else REWARD_COLUMNS[-2:]
-        found = (*reward, *found, *by_reward_scorer(*(column for column in found if column.key in BY_SCORER)))
+        found += by_reward_scorer(*(column for column in found if column.key in BY_SCORER))
+    else:
+        found = tuple(column for column in found if not column.key.startswith("reward_"))
     return found + (MORE_REFERENCES_COLUMNS if has_more_references else ())
 
 

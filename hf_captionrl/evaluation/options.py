@@ -26,7 +26,7 @@ class EvaluationArguments:
     """Models that evaluate captions."""
 
     scorer_name_or_path: str | None = documented(
-        None, "Dual encoder that selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."
+        None, "Dual encoder that rewards, or selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."
     )
     held_out_scorer_name_or_path: str | None = documented(
         None, "Dual encoder that computes the table; should differ from the one that selects."
@@ -55,7 +55,7 @@ class EvaluationArguments:
     paper: Literal["discritune", "ndlb", "sle"] | None = documented(
         None,
         "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
-        "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the reward scorer, as in the papers.",
+        "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the other scorer, as in the papers.",
     )
     gallery_size: int = documented(48, "Images shown in gallery.html.")
     push_gallery: bool = documented(
@@ -69,6 +69,11 @@ class EvaluationArguments:
                 f"pool is {self.pool!r}, but held_out_scorer_name_or_path is 'none', so no caption is ranked. Use a held-out "
                 "scorer, or leave pool out."
             )
+
+    @property
+    def has_reward_scorer(self) -> bool:
+        """Whether another scorer than the held-out one rewards or selects, so that tables show both."""
+        return self.scorer_name_or_path not in ("none", self.held_out_scorer_name_or_path)
 
     def resolve(self, dataset_name: str, *, is_training: bool = True) -> None:
         """Set the defaults: the shipped models on the embedded world, the papers' models elsewhere."""

@@ -181,7 +181,7 @@ REWARD_COLUMNS: tuple[Column, ...] = (
     *by_reward_scorer(*table_columns("rd100_recall_at_1", short=True)),
     DEGENERATE,
 )
-"""Columns of tables after training with rewards: bags by the held-out scorer, the same by the reward scorer and by the
+"""Columns after those of every table: bags by the held-out scorer, the same by the reward scorer and by the
 facts ("truth"), and the share of captions that repeat themselves."""
 
 MORE_REFERENCES_COLUMNS: tuple[Column, ...] = variants("more", "\n2nd ref.", *table_columns("cider_d", short=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,10 +173,9 @@ def _by_listener(made: Sequence[Comparison]) -> str:
     return "; ".join(f"by {name}: {_of_all(said)}" for name, said in verdicts.items() if said)
 
 
-def adjusted(made: Sequence[Comparison]) -> dict[int, float]:
-    """The p-value of each difference, also by the other listeners, after Benjamini and Hochberg's correction for all of them, by its id."""
-    differences = [number for c in made for number in (c.found, *(number for number, _ in c.heard.values()))]
-    known = {id(number): value for number in differences if (value := p_value(number)) is not None}
+def adjusted(differences: Iterable[Measured]) -> dict[Measured, float]:
+    """The p-value of each difference after Benjamini and Hochberg's correction for all of them; one that several claims use counts once."""
+    known = {number: value for number in differences if (value := p_value(number)) is not None}
     return dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True)) if known else {}
 
 
@@ -190,9 +189,9 @@ def _chance(corrected: float | None) -> str:
     return "" if corrected is None else "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
 
 
-def _by_other(number: Measured, said: str, of_page: Mapping[int, float]) -> str:
-    chance = _chance(of_page.get(id(number)))
-    return f"{_with_interval(number)}{f' p {chance}' if chance else ''} {_with_effect(number, said)}"
+def _by_other(number: Measured, said: str, of_page: Mapping[Measured, float]) -> str:
+    chance = _chance(of_page.get(number))
+    return f"{_with_interval(number)};{f' p {chance};' if chance else ''} {_with_effect(number, said)}"
 
 
 def _with_interval(number: Measured) -> str:
@@ -202,19 +201,19 @@ def _with_interval(number: Measured) -> str:
     return f"{shown(number.value)} [{interval}]"
 
 
-def _lines(made: Sequence[Comparison], of_page: Mapping[int, float], results: Mapping[str, Any]) -> list[str]:
+def _lines(made: Sequence[Comparison], of_page: Mapping[Measured, float], results: Mapping[str, Any]) -> list[str]:
     lines = []
     listeners = [name for name in LISTENERS if any(name in comparison.heard for comparison in made)]
     for compare, first, second, found, said, heard in made:
         claim = {">": "first is larger", "<": "first is smaller", "=": "no difference"}[compare["expect"]]
         claim += f" (±{shown(compare['margin'])})" if "margin" in compare else ""
         what = compare["what"] + of_older_world(*(results[run] for run in _runs_of(compare)))
-        cells = [what, first, second, _with_interval(found), _chance(of_page.get(id(found))), claim]
+        cells = [what, first, second, _with_interval(found), _chance(of_page.get(found)), claim]
         cells.append(_with_effect(found, said))
         cells += [_by_other(*heard[name], of_page) if name in heard else "" for name in listeners]
         lines.append(f"| {' | '.join(cells)} |")
     columns = ["first", "second", "first - second [95 % interval]", "corrected p", "claim", "verdict"]
-    columns += [f"by {name}" for name in listeners]
+    columns += [f"by {name}, with corrected p" for name in listeners]
     head = [f"| | {' | '.join(columns)} |", f"|:--|--:|--:|--:|--:|:--|:--|{':--|' * len(listeners)}"]
     return [*head, *lines, ""] if lines else []
 
@@ -274,8 +273,8 @@ PAGE = """# Findings: {title}
 
 [What the verdicts mean](findings.md). Recall is by the held-out scorer; beside it stand the reward scorer (among 100 where the comparison is of the pool) and
 the truth checker (in bags of 7 where it is not of bags; nothing where it accepts no caption at all). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
-Corrected p: the p-value after Benjamini and Hochberg's correction for the {number} differences of this page by every listener. Of the {own} by the
-held-out scorer and of other numbers, {survive} of {significant} intervals that exclude 0 remain significant (p < 0.05).
+Corrected p: the p-value of no difference after Benjamini and Hochberg's correction for the {number} differences of this page, by every listener. Verdicts follow from the
+uncorrected intervals: {survive} of {significant} intervals that exclude 0 remain significant (p < 0.05), and {others_survive} of {others} by the other listeners.
 
 {summary}
 {body}
@@ -289,9 +288,14 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
     written = {}
     for paper, page in (load_findings() if findings is None else findings).items():
         made = [_compared(finding, results) for finding in page["findings"]]
-        corrected = adjusted(compared := [comparison for of_finding in made for comparison in of_finding])
-        own = [c.found for c in compared if id(c.found) in corrected]
-        significant = [number for number in own if (p_value(number) or 0.0) < 0.05]
+        compared = [comparison for of_finding in made for comparison in of_finding]
+        own = [c.found for c in compared]
+        others = {number for c in compared for number, _ in c.heard.values()}
+        corrected = adjusted([*own, *others])
+        counts = [
+            [corrected[n] for n in some if n in corrected and (p_value(n) or 0.0) < 0.05] for some in (own, others)
+        ]
+        survive, others_survive = (sum(q < 0.05 for q in found) for found in counts)
         body: list[str] = []
         summary = ["| | finding | in the paper | embedded world | recall by others |", "|--:|:--|:--|:--|:--|"]
         for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
@@ -309,9 +313,10 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
             summary="\n".join(summary),
             body="\n".join(body),
             number=len(corrected),
-            own=len(own),
-            survive=sum(corrected[id(number)] < 0.05 for number in significant),
-            significant=len(significant),
+            survive=survive,
+            significant=len(counts[0]),
+            others_survive=others_survive,
+            others=len(counts[1]),
             sources=", ".join(f"[{name}](results/{name}.json)" for name in runs if name in results),
         )
     return written

@@ -26,7 +26,7 @@ from typing import Any
 from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, Row, load_row, read_yaml, row_names
 from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
 from hf_captionrl.evaluation.evaluator import more_columns
-from hf_captionrl.evaluation.options import EMBEDDED
+from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments
 from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS, VIDEO_COLUMNS
 from hf_captionrl.utils.io import installed_versions, write_json
 from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, call, digests, hardware, reached
@@ -108,8 +108,12 @@ def columns_of(preset: str) -> set[str]:
     if recipe == "smile_llama_lora":
         return {column.key for column in ANSWER_COLUMNS}
     own = {"smile_video": VIDEO_COLUMNS, "sle_blip": SAMPLE_COLUMNS}.get(recipe, ())
-    has_scorer = settings.get("scorer_name_or_path") != "none"
-    more = more_columns(settings.get("paper"), has_scorer, bool(settings.get("test_references")))
+    evaluation = EvaluationArguments(**{option: settings.get(option) for option in _SCORERS})
+    evaluation.resolve(settings.get("dataset_name", EMBEDDED[0]), is_training=False)
+    has_bags = is_embedded(preset) or bool(settings.get("bags"))
+    more = more_columns(
+        settings.get("paper"), evaluation.has_reward_scorer, bool(settings.get("test_references")), has_bags
+    )
     return {column.key for column in (*COLUMNS, *own, *more)}
 
 

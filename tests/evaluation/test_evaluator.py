@@ -167,7 +167,7 @@ def test_second_references_have_a_separate_cider_d(tmp_path):
     evaluator = Evaluator(test, None, None, seed=0)
     captions = [f"a large red cat {i}" for i in test["image_id"]]
     row = evaluator.row("x", captions)
-    assert [c.key for c in evaluator.columns] == ["more_cider_d"]
+    assert [c.key for c in evaluator.columns] == ["degenerate", "more_cider_d"]
     more = [[f"a large red cat {i} sits"] for i in test["image_id"]]
     assert row["more_cider_d"] == close(cider_d(captions, more)["cider_d"])
     assert row["cider_d"] == close(cider_d(captions, [list(t) for t in test["captions"]])["cider_d"])

@@ -137,9 +137,9 @@ def test_recall_is_also_told_by_the_other_listeners():
     assert "| **holds** | by the reward scorer: does not hold; by truth: holds |" in text
     assert "first is larger | holds | -0.297 [" in text
     gains = [difference(seed_interval(numbers[way]), seed_interval(numbers["base"])) for way in ("up", "down", "up")]
-    of_three = stats.false_discovery_control([p_value(gain) for gain in gains])  # every listener counts
-    assert re.search(rf"-0.297 \[[^]]*\] p {of_three[1]:.3f} does not hold", text)
-    assert "for the 3 differences" in text
+    of_two = stats.false_discovery_control([p_value(gain) for gain in gains[:2]])  # truth has the numbers of the first
+    assert re.search(rf"-0.297 \[[^]]*\]; p {of_two[1]:.3f}; does not hold", text)
+    assert "for the 2 differences" in text
     for row in results["r"]["rows"]:
         del row["reward_rd100_recall_at_1"]
         row["pool_recall_at_1"] = row["rd100_recall_at_1"]

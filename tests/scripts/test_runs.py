@@ -285,6 +285,18 @@ def make_data(data):
         (data / name).mkdir(parents=True)
 
 
+def test_a_table_shows_the_reward_scorer_where_it_is_another_and_bags_where_there_are_some():
+    """On COCO, SMILE selects and evaluates with one CLIP by default, and no bags are named."""
+    more = {"reward_rd100_recall_at_1", "reward_bag_7_recall_at_1", "bag_7_recall_at_1", "degenerate"}
+    for preset, seen in {
+        "smile_blip/coco": {"degenerate"},
+        "self_retrieval_blip/coco": {"reward_rd100_recall_at_1", "degenerate"},
+        "ndlb/table11/coco": {"bag_7_recall_at_1", "degenerate"},
+        "smile_blip/scenes": more,
+    }.items():
+        assert real.columns_of(preset) & more == seen, preset
+
+
 def test_every_preset_of_the_index_says_what_it_needs(tmp_path):
     presets = reproduce._presets(load_rows())
     assert real.is_embedded("smile/scenes/figure4a-random")

@@ -306,7 +306,7 @@ def prepare(
     is_training: bool = True,
     make_evaluator: Callable[..., Evaluator] = Evaluator.from_arguments,
 ) -> tuple[datasets.DatasetDict, Any, Evaluator]:
-    """Data, scorer that selects or rewards, and evaluator of a recipe; the table shows retrieval by that scorer, too."""
+    """Data, scorer that selects or rewards, and evaluator of a recipe; the table shows retrieval by that scorer, too, if it is another."""
     eval_args: EvaluationArguments = _of(EvaluationArguments, arguments)
     config: CaptionConfig = _of(CaptionConfig, arguments)
     cache_dir = config.feature_cache_dir
@@ -319,8 +319,9 @@ def prepare(
             is_training=is_training,
         )
     scorer = optional_scorer(eval_args.scorer_name_or_path)
+    reward_scorer = scorer if eval_args.has_reward_scorer else None
     evaluator = make_evaluator(
-        splits["test"], eval_args, seed=config.seed, cache_dir=cache_dir, reward_scorer=scorer, splits=splits
+        splits["test"], eval_args, seed=config.seed, cache_dir=cache_dir, reward_scorer=reward_scorer, splits=splits
     )
     return splits, scorer, evaluator
 
