@@ -108,7 +108,8 @@ def columns_of(preset: str) -> set[str]:
     if recipe == "smile_llama_lora":
         return {column.key for column in ANSWER_COLUMNS}
     own = {"smile_video": VIDEO_COLUMNS, "sle_blip": SAMPLE_COLUMNS}.get(recipe, ())
-    evaluation = EvaluationArguments(**{option: settings.get(option) for option in _SCORERS})
+    held_out, scorer = (settings.get(option) for option in _SCORERS)
+    evaluation = EvaluationArguments(scorer_name_or_path=scorer, held_out_scorer_name_or_path=held_out)
     evaluation.resolve(settings.get("dataset_name", EMBEDDED[0]), is_training=False)
     has_bags = is_embedded(preset) or bool(settings.get("bags"))
     more = more_columns(
