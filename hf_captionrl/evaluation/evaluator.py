@@ -146,7 +146,7 @@ MORE_REFERENCES = "more_references"
 
 
 def more_columns(
-    paper: str | None, has_reward_scorer: bool, has_more_references: bool, has_bags: bool = True
+    paper: str | None, has_reward_scorer: bool, has_more_references: bool, has_bags: bool
 ) -> tuple[Column, ...]:
     """Columns of bags and of a paper, also by the reward scorer, and of a second set of references."""
     found = table_columns(*PAPERS[paper], short=True) if paper else ()

@@ -179,6 +179,11 @@ def adjusted(differences: Iterable[Measured]) -> dict[Measured, float]:
     return dict(zip(known, false_discovery_control(list(known.values())).tolist(), strict=True)) if known else {}
 
 
+def _surviving(numbers: Iterable[Measured], of_page: Mapping[Measured, float]) -> str:
+    found = [of_page[number] for number in numbers if number in of_page and (p_value(number) or 0.0) < 0.05]
+    return f"{sum(corrected < 0.05 for corrected in found)} of {len(found)}"
+
+
 def _with_effect(found: Measured, said: str) -> str:
     """A verdict; where nothing is seen, with the difference that would have been."""
     least = detectable(found) if said in (OPEN, UNSEEN) else None
@@ -274,7 +279,7 @@ PAGE = """# Findings: {title}
 [What the verdicts mean](findings.md). Recall is by the held-out scorer; beside it stand the reward scorer (among 100 where the comparison is of the pool) and
 the truth checker (in bags of 7 where it is not of bags; nothing where it accepts no caption at all). In parentheses, the difference that would have been detected in 4 of 5 such experiments.
 Corrected p: the p-value of no difference after Benjamini and Hochberg's correction for the {number} differences of this page, by every listener. Verdicts follow from the
-uncorrected intervals: {survive} of {significant} intervals that exclude 0 remain significant (p < 0.05), and {others_survive} of {others} by the other listeners.
+uncorrected intervals: {own} intervals that exclude 0 remain significant (p < 0.05), and {others} by the other listeners.
 
 {summary}
 {body}
@@ -292,10 +297,6 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
         own = [c.found for c in compared]
         others = {number for c in compared for number, _ in c.heard.values()}
         corrected = adjusted([*own, *others])
-        counts = [
-            [corrected[n] for n in some if n in corrected and (p_value(n) or 0.0) < 0.05] for some in (own, others)
-        ]
-        survive, others_survive = (sum(q < 0.05 for q in found) for found in counts)
         body: list[str] = []
         summary = ["| | finding | in the paper | embedded world | recall by others |", "|--:|:--|:--|:--|:--|"]
         for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
@@ -313,10 +314,8 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
             summary="\n".join(summary),
             body="\n".join(body),
             number=len(corrected),
-            survive=survive,
-            significant=len(counts[0]),
-            others_survive=others_survive,
-            others=len(counts[1]),
+            own=_surviving(own, corrected),
+            others=_surviving(others, corrected),
             sources=", ".join(f"[{name}](results/{name}.json)" for name in runs if name in results),
         )
     return written

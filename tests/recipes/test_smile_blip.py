@@ -43,6 +43,7 @@ def test_results_have_the_expected_rows_and_columns(run):
 def test_everything_is_written(run):
     for name in ("results.md", "gallery.html", "curves.png", "model/README.md", "model/model.safetensors"):
         assert (run / name).stat().st_size > 100, name
+    assert "reward scorer" in (run / "results.md").read_text()
     html = (run / "gallery.html").read_text()
     assert "SMILE (lambda=0.01)" in html
     card = (run / "model" / "README.md").read_text()
