@@ -308,14 +308,10 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
         curves = [{title: _curve(*place, seed) for title, place in places.items()} for seed in seeds]
         if any(curves[0].values()):
             record["learning_curves"] = aggregate_curves(curves)
-        made = [
-            _results_of(place, seed).get("versions", {}).get("git_revision")
-            for place, _ in places.values()
-            for seed in seeds
-        ]
-        record["revisions"] = sorted(
-            {revision for revision in made if revision}
-        )  # that of this process is the collector's
+        made = {
+            _results_of(place, seed)["versions"].get("git_revision") for place, _ in places.values() for seed in seeds
+        }
+        record["revisions"] = sorted(made - {None})  # that of this process is the collector's
         if targets:
             record["until"] = {title: [of_seed[seed][1] for seed in seeds] for title, of_seed in targets.items()}
     else:
@@ -330,7 +326,9 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
 
 
 def _results_of(folder: Path, seed: int) -> dict[str, Any]:
-    return json.loads((folder / f"seed-{seed}" / "results.json").read_text(encoding="utf-8"))
+    # A recipe's, or those of `captionrl evaluate`.
+    paths = [folder / f"seed-{seed}" / name for name in ("results.json", "comparison.json")]
+    return json.loads(next(filter(Path.exists, paths), paths[0]).read_text(encoding="utf-8"))
 
 
 def reached(
