@@ -309,7 +309,9 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
         if any(curves[0].values()):
             record["learning_curves"] = aggregate_curves(curves)
         made = {
-            _results_of(place, seed)["versions"].get("git_revision") for place, _ in places.values() for seed in seeds
+            _results_of(place, seed).get("versions", {}).get("git_revision")
+            for place, _ in places.values()
+            for seed in seeds
         }
         record["revisions"] = sorted(made - {None})  # that of this process is the collector's
         if targets:

@@ -109,7 +109,9 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path, monkeypatch
     for seed in (0, 1):
         place = run.folder(tmp_path) / "sr" / f"seed-{seed}"
         place.mkdir(parents=True)
-        (place / "results.json").write_text(json.dumps(record | {"versions": {"git_revision": "ab"[seed]}}))
+        (place / ["results.json", "comparison.json"][seed]).write_text(
+            json.dumps(record | {"versions": {"git_revision": "ab"[seed]}})
+        )
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
@@ -170,7 +172,7 @@ def test_list_shows_rows_and_runs_of_no_row(capsys, only, row):
     assert ("no row" in shown) == (row == "no row")
 
 
-def test_check_says_which_result_is_stale(monkeypatch, capsys):
+def test_check_says_which_result_is_stale_or_of_a_checkout_with_changes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     record["settings"]["smile_blip/scenes"] = "0" * 16
@@ -180,6 +182,10 @@ def test_check_says_which_result_is_stale(monkeypatch, capsys):
     record["settings"]["smile_blip/scenes"] = "unknown"
     assert reproduce.main(["--check"]) == 0
     assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
+    (tmp_path / "made.json").write_text('{"versions": {"git_revision": "f00+changes"}}')
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
+    assert reproduce.main(["--check"]) == 1
+    assert "made.json was made from a checkout with changes" in capsys.readouterr().out
 
 
 def test_a_result_on_photographs_of_a_changed_preset_is_stale(tmp_path, monkeypatch, capsys):
