@@ -316,9 +316,7 @@ def _scoring(
     if scorer is not None and "smile" in suites:
         prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
         pools |= {} if evaluator.pool_features is None else {"pool_rank": evaluator.pool_features}
-    return CaptionScoring(
-        scorer, language_model if {"text", "smile"} & set(suites) else None, clip_prefix=prefix, pools=pools
-    )
+    return CaptionScoring(scorer, language_model, clip_prefix=prefix, pools=pools)
 
 
 def evaluate_captions(arguments: EvaluateOptions) -> None:
@@ -359,7 +357,9 @@ def _write_tables(
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
-    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
+    names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
+    perplexity = arguments.language_model if {"text", "smile"} & set(names) else "none"
+    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, perplexity)
     reasons = (_TEXT_ALONE if is_text else {}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
@@ -378,7 +378,6 @@ def _write_tables(
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         scored.append(human)
-    names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
     scoring = _scoring(arguments, evaluator, language_model, names)
     on_shards = arguments.uses_shards and bool(scoring.columns())
     score_sources(scored, scoring, _scored_parts(arguments, scored, scoring) if on_shards else None, folder=folder)
