@@ -107,8 +107,9 @@ def check() -> tuple[list[str], list[str]]:
     """What is out of date or wrong, and what is not known of the committed results."""
     rows, runs = index.load_rows(), load_runs()
     results = _results(runs, RESULTS, None)
-    changed_tree = [path for path in sorted(RESULTS.rglob("*.json")) if "+changes" in path.read_text(encoding="utf-8")]
-    wrong, unknown = [f"docs/results/{path.name} was made from a checkout with changes." for path in changed_tree], []
+    texts = {path.relative_to(RESULTS): path.read_text(encoding="utf-8") for path in sorted(RESULTS.rglob("*.json"))}
+    wrong = [f"{name} was made from a checkout with changes." for name, text in texts.items() if "+changes" in text]
+    unknown = []
     wrong += [f"docs/paper_index.yaml: {fault}" for fault in index.faults(rows, runs, results)]
     for name, record in results.items():
         for preset, why in runs[name].changed(record).items():

@@ -292,12 +292,14 @@ def _check_options(arguments: EvaluateOptions) -> None:
         raise ValueError(
             f"{launched()[1]} processes were launched, but one process writes the tables. Use --processes instead of `accelerate launch`."
         )
+    if arguments.suite not in ("text", "smile", "all"):
+        if arguments.language_model not in (None, "none"):
+            raise ValueError(f"--suite {arguments.suite} has no perplexity. Leave --language_model out.")
+        arguments.language_model = "none"
     for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
-        if path is None:
-            continue
-        if not path.exists():
+        if path is not None and not path.exists():
             raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
-        if arguments.suite not in (suite, "all") or arguments.scorer == "none":
+        if path is not None and (arguments.suite not in (suite, "all") or arguments.scorer == "none"):
             raise ValueError(
                 f"--{name} is {str(path)!r}, but only the table of --suite {suite} ranks captions in it, with a scorer; --suite is "
                 f"{arguments.suite!r} and --scorer {arguments.scorer or 'the default'!r}. Use --suite {suite} or all with a scorer, "
@@ -357,9 +359,7 @@ def _write_tables(
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
-    names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
-    perplexity = arguments.language_model if {"text", "smile"} & set(names) else "none"
-    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, perplexity)
+    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     reasons = (_TEXT_ALONE if is_text else {}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
@@ -378,6 +378,7 @@ def _write_tables(
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         scored.append(human)
+    names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
     scoring = _scoring(arguments, evaluator, language_model, names)
     on_shards = arguments.uses_shards and bool(scoring.columns())
     score_sources(scored, scoring, _scored_parts(arguments, scored, scoring) if on_shards else None, folder=folder)

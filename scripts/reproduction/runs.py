@@ -328,7 +328,6 @@ def complete(run: Run, seeds: Sequence[int], path: Path, name: str, folder: Path
 
 
 def _results_of(folder: Path, seed: int) -> dict[str, Any]:
-    # A recipe's, or those of `captionrl evaluate`.
     paths = [folder / f"seed-{seed}" / name for name in ("results.json", "comparison.json")]
     return json.loads(next(filter(Path.exists, paths), paths[0]).read_text(encoding="utf-8"))
 

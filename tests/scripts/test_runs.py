@@ -108,10 +108,8 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path, monkeypatch
     record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
     for seed in (0, 1):
         place = run.folder(tmp_path) / "sr" / f"seed-{seed}"
-        place.mkdir(parents=True)
-        (place / ["results.json", "comparison.json"][seed]).write_text(
-            json.dumps(record | {"versions": {"git_revision": "ab"[seed]}})
-        )
+        name = ("results.json", "comparison.json")[seed]  # of a recipe or of `captionrl evaluate`
+        write_json(place / name, record | {"versions": {"git_revision": "ab"[seed]}})
     settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
     assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
     found = finished(run, [0, 1], tmp_path)
@@ -182,10 +180,11 @@ def test_check_says_which_result_is_stale_or_of_a_checkout_with_changes(tmp_path
     record["settings"]["smile_blip/scenes"] = "unknown"
     assert reproduce.main(["--check"]) == 0
     assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
-    (tmp_path / "made.json").write_text('{"versions": {"git_revision": "f00+changes"}}')
+    for name, state in (("clean", ""), ("of/made", "+changes")):
+        write_json(tmp_path / f"{name}.json", {"versions": {"git_revision": f"f00{state}"}})
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
     assert reproduce.main(["--check"]) == 1
-    assert "made.json was made from a checkout with changes" in capsys.readouterr().out
+    assert capsys.readouterr().out == "of/made.json was made from a checkout with changes.\n"
 
 
 def test_a_result_on_photographs_of_a_changed_preset_is_stale(tmp_path, monkeypatch, capsys):
