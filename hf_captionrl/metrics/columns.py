@@ -145,7 +145,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "ndlb": (
         *("bag_3_recall_at_1", "bag_5_recall_at_1", "bag_7_recall_at_1", "rd100_recall_at_1", "bleu_4", "cider_d"),
-        *("ndlb_clip_score", "vocabulary_size", *_FAITHFULNESS),
+        *("ndlb_clip_score", "vocabulary_size", *_FAITHFULNESS, "bag_7_truth_recall_at_1"),
     ),
     "lengths": (
         *("length", "std_words", "max_words", "mean_tokens", "std_tokens", "captions_truncated"),

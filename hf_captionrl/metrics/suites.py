@@ -234,7 +234,9 @@ class SuiteRow:
 
         for key in keys:
             size = int(key.split("_")[1])
-            bags = self.bags[size]
+            if not (bags := self.bags.get(size)):
+                self.missing(f"no bags of {size} in the data", key)
+                continue
             found = [float([other for other in bag if fits(row, other)] == [row]) for bag in bags for row in bag]
             groups = [number for number, bag in enumerate(bags) for _ in bag]
             self.mean(key, found, groups=groups, signature=f"metric:truth_recall|bag:{size}", is_share=True)
@@ -481,13 +483,15 @@ def ndlb_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any)
     """The columns of No Detail Left Behind's Tables 3 to 7 (Gaur et al. 2024, sections 3 and 4), for all sizes of bags.
 
     `clip_score` is ClipSc, 100 times the cosine, without prefix and without clamping: text features must be those of the
-    bare captions.
+    bare captions. Where the facts of the images are known, also `bag_<size>_truth_recall_at_1`, as in [`smile_suite`].
     """
     row = SuiteRow(captions=captions, **inputs)
-    row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in sorted({*BAG_SIZES, *row.bags})])
+    sizes = sorted({*BAG_SIZES, *row.bags})
+    row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in sizes])
     row.compute("rd100_recall_at_1")
     row.set_ndlb_clip_score(["clip_score"])
     row.compute("bleu_4", "cider_d", "vocabulary_size", "hallucination", "fact_recall")
+    row.set_truth_recalls([f"bag_{size}_truth_recall_at_1" for size in sizes])
     return row.result(details)
 
 

@@ -197,7 +197,8 @@ def test_given_bags_are_used_and_invalid_ones_refused(files, cache, tmp_path, ca
     assert main(command) == 0
     assert rows_of(tmp_path, "ndlb")["full"]["bag_3_recall_at_1"] == row["bag_3_recall_at_1"]
     assert row["bag_3_recall_at_1"] * 6 == pytest.approx(round(row["bag_3_recall_at_1"] * 6))
-    assert row["bag_5_recall_at_1_reason"] == "no bags of 5 in the data"
+    reasons = [row[f"bag_5_{by}recall_at_1_reason"] for by in ("", "truth_")]
+    assert [row["bag_3_truth_recall_at_1"], *reasons] == [1, *["no bags of 5 in the data"] * 2]
 
 
 @pytest.mark.parametrize(
