@@ -97,8 +97,8 @@ class EvaluateOptions(
           sle          Div-1, Div-2, mBLEU-4 and CIDEr-D of several captions per image
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
-        Where the facts of an image are known, the tables also show hallucination and fact recall, and that of ndlb R@1 by
-        the facts. --bleurt, --nli, --entropy_of, --pac_s, --capture and --judge add a table of metrics that need further models.
+        Where facts are known: also hallucination, fact recall and (ndlb) R@1 by them.
+        --bleurt, --nli, --entropy_of, --pac_s, --capture and --judge: a further table.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json

@@ -133,12 +133,11 @@ def _heard(compare: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, 
     for listener, key in LISTENERS.items():
         places = {side: match[1] + key(match[2]) for side, match in sides.items() if match}
         try:
-            first, second, number = (
-                _sides({**compare, **places}, results) if len(places) == len(needed) else ("", "", None)
-            )
+            number = _sides({**compare, **places}, results)[2] if len(places) == len(needed) else None
         except KeyError:  # a result without this listener
             continue
-        if number is not None and not first == second == shown(0):  # who hears nothing cannot tell
+        # Who hears nothing, or the same captions twice, cannot tell.
+        if number is not None and any(number.values or [number.value]):
             found[listener] = number, verdict(number, compare["expect"], compare.get("margin"))
     return found
 
