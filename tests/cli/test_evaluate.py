@@ -188,9 +188,8 @@ def test_given_bags_are_used_and_invalid_ones_refused(files, cache, tmp_path, ca
     bags.write_text(json.dumps({"3": [ids[:3], ids[3:]]}))
     assert main([*command, "--language_model", "gpt2"]) == 2
     assert "--suite ndlb has no perplexity" in capsys.readouterr().err
-    monkeypatch.delattr(
-        "hf_captionrl.metrics.evaluate_modules.inputs.load_language_model"
-    )  # and loads no model for it
+    loader = "hf_captionrl.metrics.evaluate_modules.inputs.load_language_model"
+    monkeypatch.delattr(loader)  # so that no model can be loaded for it
     assert main(command) == 0
     row = rows_of(tmp_path, "ndlb")["full"]
     save_bags(bags, BagFile([ids[:3], ids[3:]], [0.9, 0.8], "clip@1|float32", "image", "truematch"))
