@@ -297,13 +297,14 @@ def pages(results: Mapping[str, Any], findings: Mapping[str, Any] | None = None)
         others = {number for c in compared for number, _ in c.heard.values()}
         corrected = adjusted([*own, *others])
         body: list[str] = []
-        summary = ["| | finding | in the paper | verdict | recall by others |", "|--:|:--|:--|:--|:--|"]
+        cited = any("paper" in finding for finding in page["findings"])
+        columns = ["", "finding", *["in the paper"] * cited, "verdict", "recall by others"]
+        summary = [f"| {' | '.join(columns)} |", "|--:" + "|:--" * (len(columns) - 1) + "|"]
         for number, (finding, of_finding) in enumerate(zip(page["findings"], made, strict=True), 1):
             said, lines = _said(finding, of_finding), _lines(of_finding, corrected, results)
             by_others = _by_listener(of_finding)
-            summary.append(
-                f"| {number} | {finding['claim']} | {finding.get('paper', '')} | **{said}** | {by_others} |"
-            )
+            cells = [finding["claim"], *[finding.get("paper", "")] * cited, f"**{said}**", by_others]
+            summary.append(f"| {number} | {' | '.join(cells)} |")
             body += ["", f"## {number}. {finding['claim']}", "", *lines]
             body.append(f"**{said.capitalize()}.** {_why(finding, lines, results)}")
         runs = dict.fromkeys(run for comparison in compared for run in _runs_of(comparison.compare))
