@@ -368,7 +368,8 @@ class CaptionTrainer(ExactResumeTrainer):
             )
         if not self._tap_checked and model.training:
             self._tap_checked = True
-            self.captioner.self_check(inputs)
+            with autocast(self.args):  # Accelerate's, inside the forward, is not seen by the tolerance
+                self.captioner.self_check(inputs)
 
     def token_mean(self, total: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         """Mean over the tokens of the whole optimizer step, from the sum over the supervised tokens of a micro-batch.

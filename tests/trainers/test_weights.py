@@ -171,6 +171,14 @@ def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypat
     refuse_trainable_16_bit(low, config)
 
 
+@pytest.mark.parametrize(("bf16", "error"), [(False, 0.01), (True, 0.01), (True, 0.1)])
+def test_the_self_check_of_a_run_allows_the_rounding_of_its_precision(bf16, error, tmp_path, scenes, monkeypatch, caplog):
+    own_loss = Captioner.own_loss
+    monkeypatch.setattr(Captioner, "own_loss", lambda self, batch: own_loss(self, batch) + error)
+    tiny_trainer(tmp_path, scenes, bf16=bf16, use_cpu=True, max_steps=1).train()
+    assert ("SELF-CHECK" in caplog.text) == (not bf16 or error > 0.05)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_the_run(
     bf16, tmp_path, scenes, scorer, monkeypatch
