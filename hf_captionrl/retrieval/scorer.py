@@ -31,6 +31,7 @@ from hf_captionrl.utils.model_files import (
     convert_command,
     find_file,
     hub_name,
+    load_image_processor,
     load_pretrained,
     model_path,
     usable_revision,
@@ -475,7 +476,7 @@ def assemble_scorer(vision_model: str, text_model: str, projection_dim: int | No
             model.text_projection.weight.copy_(torch.eye(size))
         model.logit_scale.fill_(3.2)
     processor = transformers.VisionTextDualEncoderProcessor(
-        transformers.AutoImageProcessor.from_pretrained(names[0], trust_remote_code=False),
+        load_image_processor(names[0]),
         transformers.AutoTokenizer.from_pretrained(names[1], trust_remote_code=False),
     )
     return model.eval(), processor

@@ -80,6 +80,8 @@ def find_file(name: str, file: str, revision: str | None = None, *, local: bool 
     from huggingface_hub.utils import httpx
     from transformers.utils import cached_file
 
+    if hub_name(name) is None and not os.path.isdir(name):
+        return None
     kinds = ("gated_repo", "missing_entries", "connection_errors")
     quiet: dict[str, Any] = {f"_raise_exceptions_for_{kind}": False for kind in kinds}
     try:
@@ -572,6 +574,18 @@ def check_width(config: Any, name: str) -> None:
                 f"{name!r} ({config.model_type}) does not say its width (hidden_size). Use another model."
             )
         config.hidden_size = widths[-1]
+
+
+def load_image_processor(name: str) -> Any:
+    """The image processor of a vision tower."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
+    except OSError as error:  # whose message names the website
+        raise ValueError(
+            f"{name!r} has no readable image processor (preprocessor_config.json). Use a vision tower with one."
+        ) from error
 
 
 def load_language_model(name: str, *, revision: str | None = None, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 
 import pytest
 import torch
@@ -112,10 +113,20 @@ def test_bad_parts_are_one_line(tower, tmp_path, capsys):
     for folder, name in ((full, "file"), (broken, "model.gguf")):
         folder.mkdir()
         (folder / name).write_bytes(b"GGUF, but nothing more")
+    narrow, endless = tmp_path / "narrow", tmp_path / "endless"
+    tower_of_no_width = transformers.MobileNetV2Config(depth_multiplier=0.1, image_size=32)
+    transformers.MobileNetV2Model(tower_of_no_width).save_pretrained(narrow)
+    shutil.copytree(model_path(LANGUAGE), endless)
+    settings = json.loads((endless / "tokenizer_config.json").read_text())
+    (endless / "tokenizer_config.json").write_text(json.dumps({**settings, "eos_token": None}))
+    (endless / "special_tokens_map.json").unlink(missing_ok=True)
     for vision, language, output, named in (
         (str(tower), LANGUAGE, str(full), "not empty"),
         (str(tower), str(broken), str(out), "gguf"),
         (str(tmp_path / "missing"), LANGUAGE, str(out), "missing"),
+        (LANGUAGE, LANGUAGE, str(out), "image processor"),
+        (str(narrow), LANGUAGE, str(out), "hidden_size"),
+        (str(tower), str(endless), str(out), "eos_token"),
     ):
         assert main(["assemble", vision, language, output]) == 2, named
         error = capsys.readouterr().err.splitlines()[-1]  # the progress bars of transformers precede it

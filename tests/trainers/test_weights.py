@@ -172,7 +172,9 @@ def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("bf16", "error"), [(False, 0.01), (True, 0.01), (True, 0.1)])
-def test_the_self_check_of_a_run_allows_the_rounding_of_its_precision(bf16, error, tmp_path, scenes, monkeypatch, caplog):
+def test_the_self_check_of_a_run_allows_the_rounding_of_its_precision(
+    bf16, error, tmp_path, scenes, monkeypatch, caplog
+):
     own_loss = Captioner.own_loss
     monkeypatch.setattr(Captioner, "own_loss", lambda self, batch: own_loss(self, batch) + error)
     tiny_trainer(tmp_path, scenes, bf16=bf16, use_cpu=True, max_steps=1).train()

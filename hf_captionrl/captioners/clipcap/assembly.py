@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoImageProcessor,
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,6 +21,7 @@ from hf_captionrl.utils.model_files import (
     check_complete,
     check_text_files,
     check_width,
+    load_image_processor,
     load_language_model,
     load_pretrained,
     model_path,
@@ -93,7 +93,7 @@ def assemble(
                 f"The tokenizer of {language_model!r} has no {name}, so captions have no start or end. Set {name} in its "
                 "tokenizer_config.json."
             )
-    processor = ClipCapProcessor(AutoImageProcessor.from_pretrained(vision_model, trust_remote_code=False), tokenizer)
+    processor = ClipCapProcessor(load_image_processor(vision_model), tokenizer)
     text_config = pretrained.config
     for part in (tower.config, text_config):
         part._name_or_path = ""  # do not save local paths with the model
