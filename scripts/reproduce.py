@@ -21,7 +21,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
@@ -83,7 +83,7 @@ def _listing(
     left = {name for name, run in runs.items() if to_run(run, _seeds(run, args.seeds), args.output)}
     results = _results(runs, args.output, args.seeds)
     stale = {name for name, record in results.items() if "stale" in runs[name].changed(record).values()}
-    table = Table("row", "status", "embedded world", "the paper's data")
+    table = Table(Column("row", overflow="fold"), "status", "embedded world", "the paper's data")
     of_rows = {entry["run"] for row in rows for entry in row.get("numbers", ()) if "run" in entry}
     others = [{"id": "", "status": "no row", "numbers": [{"run": name}]} for name in wanted if name not in of_rows]
     for row in [*rows, *others]:

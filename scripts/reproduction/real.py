@@ -238,12 +238,12 @@ def run_preset(
         else:
             told(f"{preset}: seed {seed}")
             words.append("--resume_from_checkpoint=true")
-            code = caller([sys.executable, "-m", "accelerate.commands.launch", *words])
-            if code:
+            if code := caller([sys.executable, "-m", "accelerate.commands.launch", *words]):
                 return f"exit code {code} of `{command}`"
             write_json(marker, {"command": command, "version": versions["hf_captionrl"]})
         runs.append(json.loads((folder / "results.json").read_text(encoding="utf-8")))
     record: dict[str, Any] = {"rows": aggregate([run["rows"] for run in runs]), "seeds": list(seeds)}
+    record["selected"] = [run.get("selected", {}) for run in runs]
     if all(run.get("learning_curves") for run in runs):
         record["learning_curves"] = aggregate_curves([run["learning_curves"] for run in runs])
     # Paths of this machine mean nothing elsewhere.

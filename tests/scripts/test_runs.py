@@ -327,7 +327,8 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     def caller(words):
         called.append(words)
         rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
-        write_json(Path(words[words.index("--output_dir") + 1]) / "results.json", {"rows": rows})
+        found = {"rows": rows, "selected": {"SR (random)": {"step": len(called)}}}
+        write_json(Path(words[words.index("--output_dir") + 1]) / "results.json", found)
         return 0
 
     assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
@@ -336,6 +337,7 @@ def test_a_preset_runs_where_its_data_are(tmp_path):
     assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
     record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
     assert measured("trained/cider_d", record).values == (1.5, 2.5)
+    assert record["selected"] == [{"SR (random)": {"step": 1}}, {"SR (random)": {"step": 2}}]
     assert str(tmp_path) not in json.dumps(record["commands"])
 
 
