@@ -582,9 +582,9 @@ def load_image_processor(name: str) -> Any:
 
     try:
         return AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
-    except OSError as error:  # whose message names the website
+    except (OSError, ValueError) as error:  # of several lines, or with the address of a website
         raise ValueError(
-            f"{name!r} has no readable image processor (preprocessor_config.json). Use a vision tower with one."
+            f"{name!r} has no image processor that can be read (preprocessor_config.json). Use a vision tower with one."
         ) from error
 
 
