@@ -44,14 +44,16 @@ def test_everything_is_written(run):
     for name in ("results.md", "gallery.html", "curves.png", "model/README.md", "model/model.safetensors"):
         assert (run / name).stat().st_size > 100, name
     assert "reward scorer" in (run / "results.md").read_text()
-    html = (run / "gallery.html").read_text()
-    assert "SMILE (lambda=0.01)" in html
+    for row in json.loads((run / "results.json").read_text())["rows"][:2]:
+        text = (run / "captions" / f"{row['name'].lower().replace('+', '-')}.jsonl").read_text()
+        words = [len(json.loads(line)["caption"].split()) for line in text.splitlines()]
+        assert sum(words) / len(words) == row["length"], row["name"]
+    assert "SMILE (lambda=0.01)" in (run / "gallery.html").read_text()
     card = (run / "model" / "README.md").read_text()
     assert "model-index" in card
     assert "hallucination" in card.lower()
     captioner = load_captioner(str(run / "model"), dtype=torch.float32)
-    image = Image.new("RGB", (72, 72), "white")
-    assert captioner.generate(**captioner.encode_images([image])).captions[0]
+    assert captioner.generate(**captioner.encode_images([Image.new("RGB", (72, 72), "white")])).captions[0]
 
 
 def test_a_folder_of_photographs_with_bad_rows(tmp_path):

@@ -54,7 +54,7 @@ from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
-from hf_captionrl.utils.io import FolderLock, write_json
+from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
@@ -232,10 +232,13 @@ def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str)
                     f"The run {name!r} sets {argument!r}, which the trainer's configuration does not have. Use one of its arguments."
                 )
             setattr(run, argument, value)
-        slug = "".join(c if c.isalnum() or c == "." else "-" for c in name.lower()).strip("-")
-        run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{slug}"))
+        run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{_slug(name)}"))
         runs[name] = run
     return runs
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c == "." else "-" for c in name.lower()).strip("-")
 
 
 def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -408,10 +411,12 @@ def finish(
     path = write_results(
         folder, result.rows, seed=config.seed, config=described, title=title, columns=columns, more=more
     )
+    for name, captions in result.captions.items():  # `captionrl evaluate --captions` compares them image by image
+        rows = zip(evaluator.dataset["image_id"], captions, strict=True)
+        write_jsonl(folder / "captions" / f"{_slug(name)}.jsonl", ({"image_id": i, "caption": c} for i, c in rows))
     number = len(evaluator.dataset)
-    chosen = random.Random(config.seed).sample(
-        range(number), min(_of(EvaluationArguments, arguments).gallery_size, number)
-    )
+    size = min(_of(EvaluationArguments, arguments).gallery_size, number)
+    chosen = random.Random(config.seed).sample(range(number), size)
     if chosen:
         items = [gallery_item(evaluator, index, result.captions) for index in sorted(chosen)]
         write_gallery(folder / "gallery.html", items, title=title, note=" ".join(delivery))
@@ -432,7 +437,7 @@ def finish(
         write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, facts)
     is_collapsed = result.main in result.collapsed
     drawn = ["curves.png", *(["learning_curves.png"] if result.curves else [])]
-    files = ", ".join(["results.json", "results.md", "gallery.html", *drawn, *more_files])
+    files = ", ".join(["results.json", "results.md", "captions/", "gallery.html", *drawn, *more_files])
     print(f"Written to {folder}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/"))
     if push and not is_collapsed:
         pushed = push_folder(
