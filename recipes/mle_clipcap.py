@@ -159,11 +159,12 @@ def train(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
+    set_seed(config.seed)  # initialises the mapper
+    captioner = model_args.load(config.prompt)  # what is wrong with it is said before the data are read
     splits, scorer, evaluator = prepare(arguments)
     config.output_dir = str(output_dir / "model")
-    set_seed(config.seed)  # initialises the mapper
     trainer = SmileTrainer(
-        model_args.load(config.prompt),
+        captioner,
         config,
         train_dataset=splits["train"],
         eval_dataset=splits["validation"],

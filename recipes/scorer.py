@@ -68,8 +68,8 @@ class ScorerArguments:
     model_name_or_path: str | None = documented(
         None, "Scorer of `captionrl assemble --scorer`, or a trained one, instead of vision_model and text_model."
     )
-    vision_model: str = documented("google/efficientnet-b0", "Vision tower with a pooled output, kept frozen.")
-    text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text encoder, trained.")
+    vision_model: str = documented("google/efficientnet-b0", "Vision tower that pools, frozen.", aliases=["--vision"])
+    text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text tower, trained.", aliases=["--text"])
     projection_dim: Positive = documented(384, "Dimensions of the shared space.")
     max_text_tokens: Positive = documented(40, "Longest caption in tokens.")
     feature_dropout: Share = documented(0.4, "Dropout on the cached image features in training.")

@@ -339,6 +339,7 @@ def _write_tables(
     arguments: EvaluateOptions, files: list[CaptionFile], references: CaptionFile | None, learned: Table | None
 ) -> None:
     is_text, folder = arguments.dataset == "none", arguments.output_dir
+    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     asked = arguments.split
     if is_text:
         split = _captioned_images(arguments, files, references)
@@ -359,7 +360,6 @@ def _write_tables(
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
-    scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     reasons = (_TEXT_ALONE if is_text else {}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)

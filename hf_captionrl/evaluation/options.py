@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from hf_captionrl.metrics.clip_scores import score_prefix
@@ -121,25 +119,25 @@ def _resolved(dataset: str, scorer_name: str | None, language_model_name: str | 
 def load_evaluators(
     dataset: str, scorer_name: str | None, language_model_name: str | None
 ) -> tuple[Any, Any, dict[str, str]]:
-    """Scorer and `(model, tokenizer)`, or None for `"none"`, and the reasons for the tables why one could not be loaded.
+    """Scorer and `(model, tokenizer)`, or None for `"none"`, and the reasons for the tables why a default could not be loaded.
 
-    None as a name stands for the default of the data set.
+    None as a name stands for the default of the data set. A model that is named must load.
     """
     wanted = _resolved(dataset, scorer_name, language_model_name)
     reasons: dict[str, str] = {}
     scorer = language_model = None
 
-    def cannot_load(what: str, name: str, error: OSError) -> None:
-        # Tables are published: of a folder they have only the last part.
-        shown = Path(name).name if Path(name).exists() or Path(name).is_absolute() else name
-        reasons[f"no {what}"] = f"the {what} {shown} cannot be loaded"
-        print(f"captionrl evaluate: {' '.join(str(error).split())[:300]}", file=sys.stderr)
+    def cannot_load(what: str, name: str, given: str | None, error: OSError) -> None:
+        if given is not None:
+            why = " ".join(str(error).split())[:300]
+            raise ValueError(f"The {what} {name!r} cannot be loaded: {why}") from error
+        reasons[f"no {what}"] = f"the {what} {name} cannot be loaded"
 
     name = str(wanted.held_out_scorer_name_or_path)
     try:
         scorer = optional_scorer(name)
     except OSError as error:
-        cannot_load("scorer", name, error)
+        cannot_load("scorer", name, scorer_name, error)
     name = str(wanted.perplexity_name_or_path)
     if name != "none":
         from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
@@ -147,7 +145,7 @@ def load_evaluators(
         try:
             language_model = load_language_model(name)
         except OSError as error:
-            cannot_load("language model", name, error)
+            cannot_load("language model", name, language_model_name, error)
         except ValueError as error:  # transformers lists 200 families
             raise ValueError(
                 f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."

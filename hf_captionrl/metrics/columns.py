@@ -73,6 +73,7 @@ TABLE = (  # a suite computes its numbers in this order
     _share("spice", "SPICE", "higher", function="set_by_java"),
     Column("vocabulary_size", "Words that occur at least 5 times", "higher", 0, short_header="Words seen\n5 times",
            function="set_vocabulary_size"),
+    _share("repeated_captions", "Captions of several images", "lower", function="set_repeated_captions"),
     Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", 2, short_header="ClipSc\n(100 cos)",
            function="set_ndlb_clip_score"),
     _share("hallucination", "Hallucination", "lower", "Hallucination\n", "set_faithfulness"),
@@ -131,8 +132,8 @@ _FAITHFULNESS = ("hallucination", "fact_recall")
 
 SUITES: dict[str, tuple[str, ...]] = {
     "text": (
-        *("length", "lexical_diversity", "vocabulary_size", "perplexity", "bleu_1", "bleu_4", "meteor", "rouge_l"),
-        *("cider_d", "spice", "unmentioned_objects"),
+        *("length", "lexical_diversity", "vocabulary_size", "repeated_captions", "perplexity", "bleu_1", "bleu_4"),
+        *("meteor", "rouge_l", "cider_d", "spice", "unmentioned_objects"),
     ),
     "smile": (
         *("length", "lexical_diversity", "pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1"),

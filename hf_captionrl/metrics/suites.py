@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -301,6 +302,13 @@ class SuiteRow:
         self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=named)
         self.numbers["vocabulary_size_ci"] = [max(bound, 0.0) for bound in self.numbers["vocabulary_size_ci"]]
 
+    def set_repeated_captions(self, keys: Sequence[str]) -> None:
+        """Share of the images whose caption another image has, too."""
+        texts = [" ".join(ptb_tokenize(text)) for text in self.texts]
+        number = Counter(texts)
+        named = signature(metric="repeated_captions", tok="ptb")
+        self.mean("repeated_captions", [number[text] > 1 for text in texts], signature=named, is_share=True)
+
     def set_diversity(self, keys: Sequence[str]) -> None:
         """Diversity of several captions per image."""
         groups = [spoken(group) for group in self.sampled or ()]
@@ -454,8 +462,7 @@ def smile_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any
     row = SuiteRow(captions=captions, **inputs)
     at = SUITES["smile"].index("clip_score") + 1
     row.compute(*SUITES["smile"][:at])
-    if row.has_features:
-        row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in row.bags])
+    row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in row.bags])
     row.compute(*SUITES["smile"][at:])
     row.set_parts()
     row.set_truth_recalls([f"bag_{size}_truth_recall_at_1" for size in row.bags])

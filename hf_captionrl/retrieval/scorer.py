@@ -440,7 +440,7 @@ def load_scorer(name_or_path: Any, **kwargs: Any) -> Scorer:
     if isinstance(name_or_path, torch.nn.Module):
         is_open_clip = hasattr(name_or_path, "encode_text") and hasattr(name_or_path, "encode_image")
         return OpenClipScorer(name_or_path, **kwargs) if is_open_clip else HFScorer(name_or_path, **kwargs)
-    if isinstance(name_or_path, (str, os.PathLike)):
+    if isinstance(name_or_path, (str, os.PathLike)) and name_or_path != "none":
         name = model_path(os.fspath(name_or_path))
         if name.startswith("open_clip:"):
             name, _, tag = name.removeprefix("open_clip:").partition("@")

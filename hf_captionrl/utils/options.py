@@ -82,9 +82,9 @@ def check_values(options: Any) -> None:
                 raise ValueError(f"{name} is {one!r}, but must be one of {', '.join(map(repr, choices))}.")
 
 
-def documented(default: Any, help: str) -> Any:
-    """A field with a help text, as the arguments of training have; HfArgumentParser reads it."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def documented(default: Any, help: str, **more: Any) -> Any:
+    """A field with a help text, and `aliases`, as the arguments of training have; HfArgumentParser reads them."""
+    return dataclasses.field(default=default, metadata={"help": help, **more})
 
 
 def option(default: Any = dataclasses.MISSING, *, help: str, **shown: Any) -> Any:

@@ -50,6 +50,16 @@ def test_assembles_the_parts(tower, tmp_path, capsys):
     assert files[0] != files[2]  # the mapper
 
 
+def test_the_embedding_of_a_resnet_is_one_row_per_image(tower, tmp_path):
+    folder, out = tmp_path / "resnet", tmp_path / "clipcap"
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    transformers.ResNetModel(config).save_pretrained(folder)  # pools to (B, 16, 1, 1)
+    shutil.copy(tower / "preprocessor_config.json", folder)
+    assert main(["assemble", str(folder), LANGUAGE, str(out)]) == 0
+    captioner = load_captioner(str(out))
+    assert len(captioner.generate(**captioner.encode_images(tiny_images(2)), max_new_tokens=3).captions) == 2
+
+
 def test_assembles_a_scorer_that_can_be_trained(tower, tmp_path, capsys):
     """The encoders are those of the checkpoints; `train scorer` scales the projection of the images only once."""
     text, out = "scenes:clip-reward", tmp_path / "scorer"

@@ -143,21 +143,29 @@ def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):
     assert "- nouns, generic:" in (tmp_path / "comparison.md").read_text()
 
 
-def test_models_that_cannot_be_loaded_are_the_reason_in_the_cells(files, tmp_path, capsys):
-    folders = {}
-    for name in ("siglip-held-out", "gpt2-perplexity"):  # a configuration without weights
-        folders[name] = tmp_path / name
-        folders[name].mkdir()
-        (folders[name] / "config.json").write_bytes((Path(model_path(f"scenes:{name}")) / "config.json").read_bytes())
-    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12"]
-    command += ["--output_dir", str(tmp_path / "out")]
-    scorer, language_model = map(str, folders.values())
-    assert main([*command, "--scorer", scorer, "--language_model", language_model]) == 0
-    row = rows_of(tmp_path / "out", "smile")["full"]
-    assert "cannot be loaded" in row["pool_recall_at_1_reason"]
-    assert "cannot be loaded" in row["perplexity_reason"]
-    assert str(tmp_path) not in row["perplexity_reason"] + row["pool_recall_at_1_reason"]
-    assert "no weights in safetensors" in capsys.readouterr().err
+def test_models_that_cannot_be_loaded(files, tmp_path, capsys, monkeypatch):
+    command = [
+        "evaluate",
+        "--captions",
+        str(files["full"]),
+        "--max_images",
+        "12",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    for option, name in (("scorer", "siglip-held-out"), ("language_model", "gpt2-perplexity")):
+        folder = tmp_path / name  # a configuration without weights
+        folder.mkdir()
+        (folder / "config.json").write_bytes((Path(model_path(f"scenes:{name}")) / "config.json").read_bytes())
+        with monkeypatch.context() as patch:  # one that is named must load, before the data are read
+            patch.setattr("hf_captionrl.cli.evaluate.load_split", None)
+            assert main([*command, "--scorer", "none", f"--{option}", str(folder)]) == 2
+        assert "no weights in safetensors" in capsys.readouterr().err
+    with monkeypatch.context() as patch:  # a default is not run, and its cells say why
+        patch.setattr("hf_captionrl.evaluation.options._CLIP", "nobody/clip")
+        patch.setattr("hf_captionrl.evaluation.options.EMBEDDED", ())
+        assert main([*command, "--language_model", "none"]) == 0
+    assert "nobody/clip cannot be loaded" in rows_of(tmp_path / "out", "smile")["full"]["pool_recall_at_1_reason"]
     # A folder with another kind of model is bad input, not a missing part.
     assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
     assert main([*command, "--scorer", "none", "--perplexity_model", "scenes:siglip-held-out"]) == 2

@@ -245,6 +245,12 @@ def test_objects_that_no_reference_names():
     assert "no object" in none["unmentioned_objects_reason"]
 
 
+def test_images_that_share_a_caption():
+    row = SuiteRow(captions=["A dog.", "a dog", "a cat", "two dogs", "a cat", "a cow"]).compute("repeated_captions")
+    assert row.per_sample["repeated_captions"].tolist() == [1, 1, 1, 0, 1, 0]
+    assert row.numbers["repeated_captions"] == pytest.approx(4 / 6)
+
+
 def test_words_of_the_captions_against_the_references():
     def tagger(captions):
         return [[(word, "ADJ" if word in ("red", "small") else "NOUN") for word in c.split()] for c in captions]

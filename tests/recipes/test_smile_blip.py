@@ -108,7 +108,14 @@ def test_a_row_without_further_training(tmp_path):
     path = train(recipe, tmp_path, ONE_EPOCH, more)
     assert [row["name"] for row in json.loads(path.read_text())["rows"]] == ["MLE", "references"]
     assert (tmp_path / "out" / "model" / "model.safetensors").exists()
-    assert "maximum likelihood" in (tmp_path / "out" / "model" / "README.md").read_text().lower()
+    card = tmp_path / "out" / "model" / "README.md"
+    assert "maximum likelihood" in card.read_text().lower()
+    card.unlink()
+    without = (
+        " --scorer_name_or_path none --held_out_scorer_name_or_path none --metric_for_best_model loss --model_license"
+    )
+    train(recipe, tmp_path, ONE_EPOCH, f"{more}{without} 'research use'")
+    assert "research use" in card.read_text()  # a card without results
 
 
 # --- Learning curves: every number of docs, by the scorer that selects and by the held-out one ---

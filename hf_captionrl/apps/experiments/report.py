@@ -46,6 +46,7 @@ from hf_captionrl.hub import (
     push_folder,
     write_manifest,
     write_model_card,
+    write_unmeasured_card,
 )
 from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
@@ -125,7 +126,7 @@ def write_publication(
     splits: datasets.DatasetDict,
     objective: dict[str, Any],
 ) -> None:
-    """Write card, manifest and results into the folder of the finished model."""
+    """Write card, manifest and results into the folder of the finished model; without a scorer, a card without results."""
     scorer: Any = evaluator.held_out_scorer
     model_args: ModelArguments = _of(ModelArguments, arguments)
     data_args: DataArguments = _of(DataArguments, arguments)
@@ -134,13 +135,20 @@ def write_publication(
     folder = output_dir / "model"
     results = json.loads(results_path.read_text(encoding="utf-8"))
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not os.path.exists(name)
+    known: dict[str, Any] = {
+        "model_id": config.hub_model_id or output_dir.name,
+        "base_model": model_args.public_name,
+        "dataset": f"hf_captionrl {name}" if name in EMBEDDED else Path(name).name,
+        "dataset_description": describe_data(data_args, splits),
+        "dataset_id": name if on_hub else None,
+        "license": model_args.license,
+    }
+    if scorer is None:
+        write_unmeasured_card(folder, **known)
+        return
     card = ModelCardFacts(
-        model_id=config.hub_model_id or output_dir.name,
-        base_model=model_args.public_name,
+        **known,
         family=captioner.family,
-        dataset=f"hf_captionrl {name}" if name in EMBEDDED else Path(name).name,
-        dataset_description=describe_data(data_args, splits),
-        dataset_id=name if on_hub else None,
         dataset_revision=data_args.dataset_revision if on_hub else None,
         scorer=scorer.signature,
         scorer_max_text_tokens=scorer.max_text_tokens,
@@ -148,7 +156,6 @@ def write_publication(
         generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
         prompt=captioner.prompt,
         row=row,
-        license=model_args.license,
         # An adapter of a local base model is merged into it for the push.
         is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
         base_revision=model_args.model_revision or "main",
@@ -431,7 +438,7 @@ def finish(
     if any((row.get(DEGENERATE.key) or 0.0) > limit for row in result.rows):
         columns = (DEGENERATE, *(column for column in columns if column.key != DEGENERATE.key))
     print_table(result.rows, title=title, columns=columns)
-    if evaluator.held_out_scorer is not None and result.captioner is not None:
+    if result.captioner is not None:
         captions = result.captions[result.main]
         facts = {**objective, "selection": " ".join(delivery)}
         write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, facts)

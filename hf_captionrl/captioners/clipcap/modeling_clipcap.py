@@ -45,7 +45,7 @@ class ClipCapVisionTower(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
         output = self.encoder(pixel_values=pixel_values)
-        pooled = output.image_embeds if self.projects else output.pooler_output  # (B, D)
+        pooled = output.image_embeds if self.projects else output.pooler_output.flatten(1)  # (B, D)
         return BaseModelOutputWithPooling(last_hidden_state=pooled.unsqueeze(1), pooler_output=pooled)
 
 
