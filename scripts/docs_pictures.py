@@ -34,61 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 IMAGES = ROOT / "docs" / "images"
 
-ROWS = (
-    ("MLE (start)", "smile_blip_seeds", "MLE"),
-    ("further MLE", "smile_blip_seeds", "MLE+MLE"),
-    ("SMILE", "smile_blip_seeds", "SMILE"),
-    ("self-retrieval, random distractors", "self_retrieval_bags_seeds", "SR (random)"),
-    ("self-retrieval, bag curriculum", "self_retrieval_bags_seeds", "SR (bag curriculum)"),
-)
-"""Rows of before_after.png: label, result, and name of the row in it."""
-
-COLUMNS = (
-    ("length", "words"),
-    ("rd100_recall_at_1", "R@1 among 100,\nheld-out scorer"),
-    ("reward_rd100_recall_at_1", "R@1 among 100,\nreward scorer"),
-    ("bag_7_recall_at_1", "R@1 in bags of 7,\nheld-out scorer"),
-    ("bag_7_truth_recall_at_1", "R@1 in bags\nof 7, truth"),
-    ("fact_recall", "fact recall"),
-    ("hallucination", "hallucination"),
-    ("cider_d", "CIDEr-D"),
-)
-
 
 def _record(result: str) -> Any:
     return json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))
-
-
-def before_after() -> dict[str, Any]:
-    """Mean and standard error over seeds of each column of each row."""
-    rows = [{row["name"]: row for row in _record(result)["rows"]}[key] for _, result, key in ROWS]
-    cells = [[(row[key]["mean"], row[key]["standard_error"]) for key, _ in COLUMNS] for row in rows]
-    labels = [label for label, _, _ in ROWS]
-    return {"columns": [key for key, _ in COLUMNS], "rows": list(zip(labels, cells, strict=True))}
-
-
-def draw_before_after(path: Path, numbers: dict[str, Any], text: dict[str, str]) -> Path:
-    """The table, a bar behind each number."""
-    table = numbers["rows"]
-    figure, axis = new_figure(12.2, 2.9)
-    figure.patch.set_facecolor("white")
-    axis.set_xlim(0, 2.1 + len(COLUMNS))
-    axis.set_ylim(len(table) - 0.45, -1.15)
-    axis.axis("off")
-    for column, (_, title) in enumerate(COLUMNS):
-        axis.text(2.1 + column, -0.6, title, fontsize=8.5, color="#5d6370", va="bottom")
-        top = max(values[column][0] for _, values in table)
-        for row, (_, values) in enumerate(table):
-            mean, error = values[column]
-            colour = COLOURS[0] if row < 2 else COLOURS[row - 1]
-            axis.barh(row, 0.86 * mean / top, left=2.1 + column, height=0.62, color=colour, alpha=0.28, linewidth=0)
-            digits = 1 if column == 0 else 2 if column == len(COLUMNS) - 1 else 3
-            shown = f"{mean:.{digits}f} ±{error:.{digits}f}"
-            axis.text(2.1 + column + 0.03, row, shown, fontsize=8.5, color="#1d2129", va="center")
-    for row, (name, _) in enumerate(table):
-        axis.text(0, row, name, fontsize=9, color="#1d2129", va="center", weight="bold" if row > 1 else "normal")
-    axis.axhline(-0.5, color="#b9b6ae", linewidth=0.8)
-    return save_figure(path, figure, text=text)
 
 
 def _cell(found: dict[str, Any], column: str) -> tuple[float, float, float]:
@@ -165,7 +113,6 @@ _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
 PICTURES: dict[str, Picture] = {
-    "before_after": (before_after, draw_before_after),
     "smile": _dot_plot(
         *("smile_blip_seeds", ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
         *(*_LISTENERS, _HALLUCINATION, _CIDER),

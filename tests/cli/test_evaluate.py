@@ -154,8 +154,7 @@ def test_models_that_cannot_be_loaded(files, tmp_path, capsys, monkeypatch):
         str(tmp_path / "out"),
     ]
     for option, name in (("scorer", "siglip-held-out"), ("language_model", "gpt2-perplexity")):
-        folder = tmp_path / name  # a configuration without weights
-        folder.mkdir()
+        (folder := tmp_path / name).mkdir()  # a configuration without weights
         (folder / "config.json").write_bytes((Path(model_path(f"scenes:{name}")) / "config.json").read_bytes())
         with monkeypatch.context() as patch:  # one that is named must load, before the data are read
             patch.setattr("hf_captionrl.cli.evaluate.load_split", None)

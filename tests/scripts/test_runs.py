@@ -200,6 +200,13 @@ def test_a_result_on_photographs_of_a_changed_preset_is_stale(tmp_path, monkeypa
         assert f"mle.json: the settings of its preset {said}" in capsys.readouterr().out
 
 
+def test_selected_checkpoints_are_among_the_evaluations_of_their_runs():
+    record = json.loads((ROOT / "docs/results/photographs_starts.json").read_text())
+    for name, selected in record["selected"].items():
+        steps = [point["step"] for point in record["validation"][name]]
+        assert steps == sorted({*steps, selected["step"]}), name
+
+
 def test_presets_differ_from_the_papers_only_as_the_page_says():
     sections = dict(text.split("\n", 1) for text in generated_pages()["presets.md"].split("\n## ")[1:])
     table = sections["ndlb/scenes/generic-lv"]
