@@ -39,6 +39,7 @@ from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
 from hf_captionrl.apps.experiments.report import (
     Comparison,
     alone_in_folder,
+    check_models,
     defer_push,
     finish,
     measured,
@@ -159,6 +160,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
     resume = should_resume(config)
+    check_models(arguments)
     set_seed(config.seed)  # initialises the mapper
     captioner = model_args.load(config.prompt)  # what is wrong with it is said before the data are read
     splits, scorer, evaluator = prepare(arguments)

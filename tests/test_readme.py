@@ -95,6 +95,7 @@ def test_photos_with_captions_and_measuring(photos, monkeypatch, capsys):
     assert Path("outputs/photos/model/model.safetensors").is_file()
     run(caption, photos)
     run(commands(SHELL[0])[0], photos)
+    capsys.readouterr()
     run(commands(SHELL[2])[0], photos)
     assert "after" in capsys.readouterr().out
 

@@ -131,7 +131,7 @@ def load_evaluators(
         if given is not None:
             why = " ".join(str(error).split())[:300]
             raise ValueError(f"The {what} {name!r} cannot be loaded: {why}") from error
-        reasons[f"no {what}"] = f"the {what} {name} cannot be loaded"
+        reasons[f"no {what}"] = f"the {what} {name} cannot be loaded (--{what.replace(' ', '_')} {name} says why)"
 
     name = str(wanted.held_out_scorer_name_or_path)
     try:

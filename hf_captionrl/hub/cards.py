@@ -376,6 +376,8 @@ def write_unmeasured_card(folder: str | os.PathLike[str], **facts: str | None) -
         )
     if facts.get("model_id") is None:
         facts["model_id"] = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
+    for file in (FACTS_FILE, EVAL_RESULTS_FILE):
+        (folder / file).unlink(missing_ok=True)  # of a model that was there before
     return _write_card(folder, **facts)
 
 

@@ -73,7 +73,7 @@ TABLE = (  # a suite computes its numbers in this order
     _share("spice", "SPICE", "higher", function="set_by_java"),
     Column("vocabulary_size", "Words that occur at least 5 times", "higher", 0, short_header="Words seen\n5 times",
            function="set_vocabulary_size"),
-    _share("repeated_captions", "Captions of several images", "lower", function="set_repeated_captions"),
+    _share("repeated_captions", "Images that share their caption", "lower", function="set_repeated_captions"),
     Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", 2, short_header="ClipSc\n(100 cos)",
            function="set_ndlb_clip_score"),
     _share("hallucination", "Hallucination", "lower", "Hallucination\n", "set_faithfulness"),

@@ -306,8 +306,14 @@ class SuiteRow:
         """Share of the images whose caption another image has, too."""
         texts = [" ".join(ptb_tokenize(text)) for text in self.texts]
         number = Counter(texts)
-        named = signature(metric="repeated_captions", tok="ptb")
-        self.mean("repeated_captions", [number[text] > 1 for text in texts], signature=named, is_share=True)
+        same = np.array([number[text] for text in texts])
+        shared, others = float((same > 1).sum()), max(len(same) - 1, 1)
+        without = (
+            shared - (same > 1) - (same == 2)
+        ) / others  # of a pair, the other image shares its caption no longer
+        value, named = shared / len(same), signature(metric="repeated_captions", tok="ptb")
+        contributions = leave_one_out(value, without)
+        self.mean("repeated_captions", contributions, value=value, signature=named, is_corpus_share=True)
 
     def set_diversity(self, keys: Sequence[str]) -> None:
         """Diversity of several captions per image."""

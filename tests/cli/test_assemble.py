@@ -84,6 +84,8 @@ def test_assembles_a_scorer_that_can_be_trained(tower, tmp_path, capsys):
     pooled = whole.text_model(**{k: v for k, v in tokens.items() if k != "token_type_ids"}).pooler_output
     assert_close(captions[0], torch.nn.functional.normalize(pooled[0].float(), dim=-1), ulps=64)
 
+    parts, *_ = scorer_recipe.parse_args(["--vision", "a", "--text=b"])
+    assert (parts.vision_model, parts.text_model) == ("a", "b")
     settings = "--max_train_images 40 --max_eval_images 20 --max_test_images 20 --num_train_epochs 1 --seed 3".split()
     settings += "--use_cpu --disable_tqdm true --per_device_train_batch_size 20".split()
     config, trained = str(scorer_recipe.CONFIGS / "scenes.yaml"), tmp_path / "trained"

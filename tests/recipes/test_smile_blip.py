@@ -115,7 +115,8 @@ def test_a_row_without_further_training(tmp_path):
         " --scorer_name_or_path none --held_out_scorer_name_or_path none --metric_for_best_model loss --model_license"
     )
     train(recipe, tmp_path, ONE_EPOCH, f"{more}{without} 'research use'")
-    assert "research use" in card.read_text()  # a card without results
+    assert "research use" in card.read_text()
+    assert not card.with_name("card.json").exists()  # a card without results
 
 
 # --- Learning curves: every number of docs, by the scorer that selects and by the held-out one ---

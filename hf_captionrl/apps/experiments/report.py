@@ -145,23 +145,23 @@ def write_publication(
     }
     if scorer is None:
         write_unmeasured_card(folder, **known)
-        return
-    card = ModelCardFacts(
-        **known,
-        family=captioner.family,
-        dataset_revision=data_args.dataset_revision if on_hub else None,
-        scorer=scorer.signature,
-        scorer_max_text_tokens=scorer.max_text_tokens,
-        truncated_fraction=scorer.count_truncated(captions) / len(captions),
-        generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
-        prompt=captioner.prompt,
-        row=row,
-        # An adapter of a local base model is merged into it for the push.
-        is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
-        base_revision=model_args.model_revision or "main",
-        **objective,
-    )
-    write_model_card(folder, results, card)
+    else:
+        card = ModelCardFacts(
+            **known,
+            family=captioner.family,
+            dataset_revision=data_args.dataset_revision if on_hub else None,
+            scorer=scorer.signature,
+            scorer_max_text_tokens=scorer.max_text_tokens,
+            truncated_fraction=scorer.count_truncated(captions) / len(captions),
+            generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
+            prompt=captioner.prompt,
+            row=row,
+            # An adapter of a local base model is merged into it for the push.
+            is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
+            base_revision=model_args.model_revision or "main",
+            **objective,
+        )
+        write_model_card(folder, results, card)
     # Local photographs are uploaded only on request.
     shows_images = name in EMBEDDED or on_hub or _of(EvaluationArguments, arguments).push_gallery
     write_manifest(
