@@ -319,7 +319,7 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd
     assert "--license" in said
     card = Path(folder, "README.md").read_text()
     assert check_card(card)["license"] == "other"
-    assert "nothing was measured" in card
+    assert "No results are in this card" in card
     assert "finetuned from someone/blip on photos" in card
     assert main(["card", folder, "--check"]) == 0
     assert main(["push", folder, "--repo_id", "smile"]) == 0

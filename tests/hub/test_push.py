@@ -433,7 +433,7 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     assert {"README.md", "model.safetensors", "captioner.json", "training_manifest.json"} <= set(repo.files)
     assert not [name for name in repo.files if name.endswith((".bin", ".pt")) or name.startswith("checkpoint-")]
     card = repo.files["README.md"].decode()
-    assert "nothing was measured" in card
+    assert "No results are in this card" in card
     assert 'load_captioner("tester/smile", revision="' in card
     check_card(card)
     (tmp_path / "smile" / "README.md").write_text(card + "\nOne more sentence.\n")
@@ -450,7 +450,7 @@ def test_public_only_on_request_and_the_card_of_another_library_is_replaced(tmp_
     (tmp_path / "other" / "README.md").write_text("---\nlicense: other\n---\n\n[More Information Needed]\n")
     trainer.push_to_hub()
     assert hub.repo("tester/other").private
-    assert "nothing was measured" in hub.repo("tester/other").files["README.md"].decode()
+    assert "No results are in this card" in hub.repo("tester/other").files["README.md"].decode()
 
 
 def test_invalid_name_raises_at_construction(tmp_path):
@@ -518,7 +518,7 @@ def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
     assert WRITE not in "".join(capsys.readouterr())
     assert repo.private
     assert len(repo.commits) == 3  # one push at the end: initial commit, the files, the pinned card
-    assert "No results: nothing was measured with this model" in repo.files["README.md"].decode()
+    assert "No results are in this card" in repo.files["README.md"].decode()
     assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
     assert not [name for name in repo.files if name.endswith((".bin", ".pt", ".pth"))]
     assert not list((out / "model").glob("*.bin"))
