@@ -127,25 +127,25 @@ def load_evaluators(
     reasons: dict[str, str] = {}
     scorer = language_model = None
 
-    def cannot_load(what: str, name: str, given: str | None, error: OSError) -> None:
-        if given is not None:
-            why = " ".join(str(error).split())[:300]
-            raise ValueError(f"The {what} {name!r} cannot be loaded: {why}") from error
-        reasons[f"no {what}"] = f"the {what} {name} cannot be loaded (--{what.replace(' ', '_')} {name} says why)"
-
     name = str(wanted.held_out_scorer_name_or_path)
     try:
         scorer = optional_scorer(name)
-    except OSError as error:
-        cannot_load("scorer", name, scorer_name, error)
+    except OSError:
+        if scorer_name is not None:
+            raise
+        reasons["no scorer"] = f"the scorer {name} cannot be loaded (--scorer {name} says why)"
     name = str(wanted.perplexity_name_or_path)
     if name != "none":
         from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 
         try:
             language_model = load_language_model(name)
-        except OSError as error:
-            cannot_load("language model", name, language_model_name, error)
+        except OSError:
+            if language_model_name is not None:
+                raise
+            reasons["no language model"] = (
+                f"the language model {name} cannot be loaded (--language_model {name} says why)"
+            )
         except ValueError as error:  # transformers lists 200 families
             raise ValueError(
                 f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."

@@ -144,15 +144,8 @@ def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):
 
 
 def test_models_that_cannot_be_loaded(files, tmp_path, capsys, monkeypatch):
-    command = [
-        "evaluate",
-        "--captions",
-        str(files["full"]),
-        "--max_images",
-        "12",
-        "--output_dir",
-        str(tmp_path / "out"),
-    ]
+    command = ["evaluate", "--captions", str(files["full"]), "--max_images", "12"]
+    command += ["--output_dir", str(tmp_path / "out")]
     for option, name in (("scorer", "siglip-held-out"), ("language_model", "gpt2-perplexity")):
         (folder := tmp_path / name).mkdir()  # a configuration without weights
         (folder / "config.json").write_bytes((Path(model_path(f"scenes:{name}")) / "config.json").read_bytes())
@@ -161,10 +154,10 @@ def test_models_that_cannot_be_loaded(files, tmp_path, capsys, monkeypatch):
             assert main([*command, "--scorer", "none", f"--{option}", str(folder)]) == 2
         assert "no weights in safetensors" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # a default is not run, and its cells say why
-        patch.setattr("hf_captionrl.evaluation.options._CLIP", "nobody/clip")
+        patch.setattr("hf_captionrl.evaluation.options._CLIP", "missing/clip")
         patch.setattr("hf_captionrl.evaluation.options.EMBEDDED", ())
         assert main([*command, "--language_model", "none"]) == 0
-    assert "nobody/clip cannot be loaded" in rows_of(tmp_path / "out", "smile")["full"]["pool_recall_at_1_reason"]
+    assert "missing/clip cannot be loaded" in rows_of(tmp_path / "out", "smile")["full"]["pool_recall_at_1_reason"]
     # A folder with another kind of model is bad input, not a missing part.
     assert main([*command, "--scorer", "scenes:gpt2-perplexity"]) == 2
     assert main([*command, "--scorer", "none", "--perplexity_model", "scenes:siglip-held-out"]) == 2

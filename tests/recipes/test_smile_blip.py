@@ -111,10 +111,8 @@ def test_a_row_without_further_training(tmp_path):
     card = tmp_path / "out" / "model" / "README.md"
     assert "maximum likelihood" in card.read_text().lower()
     card.unlink()
-    without = (
-        " --scorer_name_or_path none --held_out_scorer_name_or_path none --metric_for_best_model loss --model_license"
-    )
-    train(recipe, tmp_path, ONE_EPOCH, f"{more}{without} 'research use'")
+    more += " --scorer none --held_out_scorer none --metric_for_best_model loss --model_license 'research use'"
+    train(recipe, tmp_path, ONE_EPOCH, more)
     assert "research use" in card.read_text()
     assert not card.with_name("card.json").exists()  # a card without results
 
