@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import importlib
 import json
 import logging
 import os
@@ -985,6 +984,6 @@ class Captioner:
         A missing repository `repo_id` is created, by default as a private one; `overwrite` also pushes to one that has other
         content. Returns the URL of the commit.
         """
-        # `hub` is in a higher layer. Importing it at the call avoids an import cycle.
-        hub = importlib.import_module("hf_captionrl.hub")
-        return str(hub.push_captioner(self, repo_id, private=private is not False, token=token, overwrite=overwrite))
+        from hf_captionrl.hub.cards import push_captioner  # a higher layer, imported when it is used
+
+        return str(push_captioner(self, repo_id, private=private is not False, token=token, overwrite=overwrite))

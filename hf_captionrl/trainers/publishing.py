@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,11 +69,6 @@ def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
     write_json(Path(folder) / TRAINING_FILE, facts)
 
 
-def _hub() -> Any:
-    # Publishing is in a higher layer; the lookup at call time avoids an import cycle.
-    return importlib.import_module("hf_captionrl.hub")
-
-
 def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list | tuple) and value else value or None
 
@@ -84,19 +78,23 @@ class CheckedPush(Trainer):
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Check the name of the repository; the push creates it, after its other checks."""
+        from hf_captionrl.hub.push import check_name  # a higher layer, imported when it is used
+
         name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        _hub().push.check_name(name)
+        check_name(name)
         self.hub_model_id = name
         self.push_in_progress = None
 
     def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
         """Write a card without results into `args.output_dir`, unless someone has written one."""
+        from hf_captionrl.hub.cards import write_trained_card
+
         name = facts.get("model_name") or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
         def write() -> None:
             if not any(Path(self.args.output_dir).glob("*.safetensors")):
                 return  # TRL creates a card with every checkpoint, before there is a model
-            _hub().write_trained_card(
+            write_trained_card(
                 self.args.output_dir,
                 model_id=name,
                 base_model=facts.get("finetuned_from"),
@@ -123,6 +121,8 @@ class CheckedPush(Trainer):
         `private` and `token` override those of the arguments; a new repository is private unless they say otherwise. `overwrite`
         pushes also into a repository that holds other content. The push always blocks. `kwargs` are for `create_model_card`.
         """
+        from hf_captionrl.hub.cards import push_trained
+
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo()
@@ -131,7 +131,7 @@ class CheckedPush(Trainer):
         wanted = self.args.hub_private_repo if private is None else private
 
         def push() -> str:
-            address = _hub().push_trained(
+            address = push_trained(
                 self.args.output_dir,
                 self.hub_model_id,
                 private=wanted is None or wanted,
