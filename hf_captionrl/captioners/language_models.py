@@ -320,12 +320,15 @@ class HTTPBackend(AnswerScores):
         """The response and its content, which may end after the size of the largest answer."""
         data = bytearray()
         # httpx's timeout restarts with every byte, also of the headers; this one limits the whole request.
-        async with asyncio.timeout(self.timeout_s), httpx.AsyncClient(**self._settings) as client:
-            async with client.stream("POST", self._url, json=body) as response:
-                async for part in response.aiter_raw():
-                    data += part
-                    if len(data) > _LARGEST_ANSWER:
-                        break
+        async with (
+            asyncio.timeout(self.timeout_s),
+            httpx.AsyncClient(**self._settings) as client,
+            client.stream("POST", self._url, json=body) as response,
+        ):
+            async for part in response.aiter_raw():
+                data += part
+                if len(data) > _LARGEST_ANSWER:
+                    break
         return response, data
 
     def _send(self, body: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Any:

@@ -25,6 +25,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 T = TypeVar("T")
 
 
+LARGEST = 2**32 - 1
+"""The largest number of any option, which is the largest seed."""
+
+
 @dataclass(frozen=True)
 class Range:
     """Numbers that a field accepts; part of its annotation, so that TrlParser, `captionrl` and Python programs share it.
@@ -39,15 +43,17 @@ class Range:
 
     def __contains__(self, number: float) -> bool:
         return (
-            (self.at_least is None or number >= self.at_least)
+            abs(number) <= LARGEST
+            and (self.at_least is None or number >= self.at_least)
             and (self.above is None or number > self.above)
             and (self.at_most is None or number <= self.at_most)
             and (self.below is None or number < self.below)
         )
 
     def __str__(self) -> str:
-        limits = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
-        return " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+        limits = {"at least": self.at_least, "above": self.above, "below": self.below}
+        limits["at most"] = LARGEST if self.at_most is None and self.below is None else self.at_most
+        return " and ".join(f"{name} {limit:.10g}" for name, limit in limits.items() if limit is not None)
 
 
 Positive = Annotated[int, Range(at_least=1)]

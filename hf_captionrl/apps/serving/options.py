@@ -20,7 +20,9 @@ class RewardOptions(DeviceOptions, CacheOptions, DatasetOptions):
 
     heading: ClassVar[str] = "rewards"
 
-    reward_weights: list[float] | None = option(None, metavar="X", help="weight of each reward (default: 1 each)")
+    reward_weights: list[Annotated[float, Range()]] | None = option(
+        None, metavar="X", help="weight of each reward (default: 1 each)"
+    )
     scorer: str | None = option(
         None,
         metavar="NAME",

@@ -73,7 +73,9 @@ class ReviewOptions(_SourceOptions):
           captionrl truematch apply truematch --decisions decisions.jsonl
     """
 
-    port: int = option(8765, metavar="N", help="port of the page; 0: any free port")
+    port: Annotated[int, Range(at_least=0, at_most=65_535)] = option(
+        8765, metavar="N", help="port of the page; 0: any free port"
+    )
     export: Path | None = option(
         None, metavar="FILE", help="write a page that needs no server and offers its decisions as a download"
     )
