@@ -179,8 +179,8 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     scorer: str | None = option(
         None,
         metavar="NAME",
-        help="dual encoder that compares captions and images (default: scenes:siglip-held-out for embedded captioners, "
-        "scenes:clip-reward with --adapt, none with --sidecars or XMP without --model, else openai/clip-vit-base-patch32)",
+        help="dual encoder that compares captions and images, or 'none' to collect captions (default: scenes:siglip-held-out for "
+        "embedded captioners, scenes:clip-reward with --adapt, none with --sidecars or XMP without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
         None,
