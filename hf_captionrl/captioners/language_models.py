@@ -298,12 +298,7 @@ class HTTPBackend(AnswerScores):
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        self._settings = {
-            "headers": headers,
-            "timeout": None,
-            "follow_redirects": False,
-            "verify": httpx.create_ssl_context(),
-        }
+        self._client = partial(httpx.AsyncClient, headers=headers, timeout=None, verify=httpx.create_ssl_context())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
@@ -322,7 +317,7 @@ class HTTPBackend(AnswerScores):
         # httpx's timeout restarts with every byte, also of the headers; this one limits the whole request.
         async with (
             asyncio.timeout(self.timeout_s),
-            httpx.AsyncClient(**self._settings) as client,
+            self._client() as client,
             client.stream("POST", self._url, json=body) as response,
         ):
             async for part in response.aiter_raw():

@@ -29,6 +29,7 @@ from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
     NotNegative,
+    Number,
     Positive,
     Range,
     SeedOptions,
@@ -63,7 +64,7 @@ class DecodingOptions(SeedOptions, WritingOptions, WordingOptions, CommandOption
         help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
         "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
     )
-    length_penalty: Annotated[float, Range()] = option(
+    length_penalty: Number = option(
         1.0, help="exponent of the length that divides a beam's score; above 0: longer captions"
     )
     repetition_penalty: Annotated[float, Range(above=0)] = option(1.0, help="penalty on repeated tokens; 1: none")
