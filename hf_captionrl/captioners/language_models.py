@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import inspect
@@ -215,8 +216,8 @@ def check_address(base_url: str) -> None:
 _OFFERED = 20  # most probable tokens of each position, the most that endpoints return
 
 
-def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
-    """Log-probabilities of answers in the offered tokens of a reply, or which of them is not offered.
+def _scores_of(choice: dict[str, Any], answers: Sequence[str], hide: Callable[[str], str]) -> Scores:
+    """Log-probabilities of answers in the offered tokens of a reply, or which of them is not offered; `hide` removes the key.
 
     An answer is offered if it is one of the tokens of a position before which the reply agrees with it. Blanks before the first
     token do not count, and tokens that differ only in them are added up.
@@ -228,25 +229,23 @@ def _scores_of(choice: dict[str, Any], answers: Sequence[str]) -> Scores:
     positions = choice["logprobs"]["content"]
     found: list[float] = []
     for answer in answers:
-        rest, before, total = answer, 0.0, -math.inf
+        rest, before, matches = answer, 0.0, list[float]()
         for number, position in enumerate(positions):
             strip = str.lstrip if number == 0 else str
             offered = {(one["token"], float(one["logprob"])) for one in (*position["top_logprobs"], position)}
-            for token, value in sorted(offered):
-                if strip(token) == rest:
-                    total = float(np.logaddexp(total, before + value))
+            matches = [before + value for token, value in sorted(offered) if strip(token) == rest]
             said = strip(position["token"])
-            if total > -math.inf or not said or not rest.startswith(said):
+            if matches or not said or not rest.startswith(said):
                 break
             rest, before = rest[len(said) :], before + float(position["logprob"])
-        if total == -math.inf:
-            said = "".join(str(position["token"]) for position in positions)[:40]
+        if not matches:
+            said = hide("".join(str(position["token"]) for position in positions))[:40]
             return Failure(
                 "backend_rejected",
                 f"the endpoint does not offer the answer {answer!r} among its {_OFFERED} most probable tokens (it answers "
                 f"{said!r}); use a local model, or shorter answers",
             )
-        found.append(total)
+        found.append(float(np.logaddexp.reduce(matches)))
     return found
 
 
@@ -256,9 +255,9 @@ class HTTPBackend(AnswerScores):
 
     Requests are repeated, at most `tries` times, after 429, 5xx, timeouts, dropped connections and answers that are not JSON.
     The wait is `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a
-    [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits connecting, each wait, and
-    the whole answer. Later attempts use a temperature of at least `retry_temperature`, and the seed plus their number (None: no
-    seed), so they are also the way to several samples. With `scores`, log-probabilities are requested, and answers are
+    [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits a whole request. Later
+    attempts use a temperature of at least `retry_temperature`, and the seed plus their number (None: no seed), so they are
+    also the way to several samples. With `scores`, log-probabilities are requested, and answers are
     [`Scored`] where the endpoint offers them. `usage` counts requests, retries, tokens of prompts and of answers.
     """
 
@@ -299,36 +298,47 @@ class HTTPBackend(AnswerScores):
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
-        # Without connections that are kept open, which a server may close at any time.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._client = httpx.Client(headers=headers, timeout=self.timeout_s, follow_redirects=False, limits=limits)
+        self._client = partial(httpx.AsyncClient, headers=headers, timeout=None, verify=httpx.create_ssl_context())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r}, {self.model!r})"
 
     def _hide(self, text: str) -> str:
-        """Remove the key, which a server may repeat in its error."""
+        """Remove the key, which a server may repeat in its answers and errors."""
         return text.replace(self._key, "***") if self._key else text
+
+    def _shown(self, text: str) -> str:
+        """What a message shows: one line without control characters, cut after the key is hidden, so that no part of it is left."""
+        return self._hide("".join(filter(str.isprintable, " ".join(text.split()))))[:200]
+
+    async def _reply(self, body: dict[str, Any]) -> tuple[httpx.Response, bytearray]:
+        """The response and its content, which may end after the size of the largest answer."""
+        data = bytearray()
+        # httpx's timeout restarts with every byte, also of the headers; this one limits the whole request.
+        async with (
+            asyncio.timeout(self.timeout_s),
+            self._client() as client,
+            client.stream("POST", self._url, json=body) as response,
+        ):
+            async for part in response.aiter_raw():
+                data += part
+                if len(data) > _LARGEST_ANSWER:
+                    break
+        return response, data
 
     def _send(self, body: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Any:
         """One request, whose reply `read` understands.
 
         Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt.
         """
-        deadline, data = time.monotonic() + self.timeout_s, bytearray()
         self._count(requests=1)
         try:
-            with self._client.stream("POST", self._url, json=body) as response:
-                failed = not response.is_success
-                for part in response.iter_raw():
-                    data += part
-                    if len(data) > (2000 if failed else _LARGEST_ANSWER):
-                        break
-                    if time.monotonic() > deadline:  # the timeout of a socket restarts with every byte
-                        raise httpx.ReadTimeout(f"the answer was incomplete after {self.timeout_s:g} s")
-        except httpx.HTTPError as error:  # timeouts, refused and dropped connections
-            raise _RetryError(self._hide(f"{type(error).__name__}: {error}"), None) from None
-        said = self._hide(" ".join(data[:2000].decode("utf-8", "replace").split())[:200])
+            response, data = asyncio.run(self._reply(body))
+        except (httpx.HTTPError, TimeoutError) as error:  # refused, dropped and slow connections
+            reason = str(error) or f"no complete answer after {self.timeout_s:g} s"
+            raise _RetryError(self._shown(f"{type(error).__name__}: {reason}"), None) from None
+        failed = not response.is_success
+        said = self._shown(data.decode("utf-8", "replace"))
         if failed:
             message = f"HTTP {response.status_code}: {said}"
             if response.status_code in _RETRIED or response.status_code >= 500:
@@ -346,7 +356,8 @@ class HTTPBackend(AnswerScores):
                 self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
             return read(found["choices"][0])
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise _RetryError(f"not a chat completion ({type(error).__name__}: {error}): {said}", None) from None
+            reason = self._shown(f"{type(error).__name__}: {error}")
+            raise _RetryError(f"not a chat completion ({reason}): {said}", None) from None
 
     def _count(self, **numbers: int) -> None:
         with self._lock:
@@ -359,6 +370,8 @@ class HTTPBackend(AnswerScores):
             content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
         if not isinstance(content, str):  # null: a refusal or an empty answer
             return ""
+        content = self._hide(content)
+        content.encode()  # half of a surrogate pair, which no file holds, is an error here
         truncated = choice.get("finish_reason") == "length"
         self._count(truncated=truncated)
         score = _mean_log_prob(choice.get("logprobs")) if self.scores else None
@@ -399,7 +412,9 @@ class HTTPBackend(AnswerScores):
         """Log-probabilities of the answers that the endpoint offers; a prompt one of whose answers it does not is a [`Failure`]."""
         # An answer has at most as many tokens as letters.
         settings: dict[str, Any] = {"logprobs": True, "top_logprobs": _OFFERED, "max_tokens": max(map(len, answers))}
-        return self._each(prompts, partial(self._ask, read=partial(_scores_of, answers=answers), **settings))
+        return self._each(
+            prompts, partial(self._ask, read=partial(_scores_of, answers=answers, hide=self._hide), **settings)
+        )
 
     def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
         answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()

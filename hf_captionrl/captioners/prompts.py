@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
+from hf_captionrl.data.columns import read_csv
 from hf_captionrl.utils.io import read_jsonl, say
 
 
@@ -88,8 +87,7 @@ class ImagePrompts:
         if path.suffix.lower() not in (".jsonl", ".csv") or not path.is_file():
             raise ValueError(f"--prompts {str(path)!r} is not a file that ends in .jsonl or .csv. Use one.")
         if path.suffix.lower() == ".csv":
-            text = path.read_text(encoding="utf-8-sig")
-            lines: list[Any] = list(enumerate(csv.DictReader(StringIO(text, newline="")), start=2))
+            lines: list[Any] = list(enumerate(read_csv(path), start=2))
         else:
             lines = list(read_jsonl(path))
         rows: dict[str, tuple[str, str]] = {}

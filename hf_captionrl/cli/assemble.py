@@ -81,7 +81,12 @@ def write_captioner(options: AssembleOptions) -> None:
     with tempfile.TemporaryDirectory(dir=options.output.parent, prefix=".tmp-") as folder:
         model.save_pretrained(whole := Path(folder, "whole"))
         processor.save_pretrained(whole)
-        whole.replace(options.output)
+        try:
+            whole.replace(options.output)
+        except OSError as error:
+            raise ValueError(
+                f"The folder {str(options.output)!r} has been filled meanwhile. Use another OUT."
+            ) from error
     sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
     total = sum(p.numel() for p in model.parameters())
     sizes[between] = total - sum(sizes.values())

@@ -228,12 +228,21 @@ def mine_bags(arguments: BagsOptions) -> None:
         bag_similarities,
         candidate_bags,
         curate_bags,
+        load_bags,
+        load_neighbours,
         save_bags,
         save_neighbours,
         training_bags,
     )
     from hf_captionrl.retrieval.neighbours import nearest_neighbours
 
+    if output.exists():
+        try:
+            (load_neighbours if arguments.mode == "neighbours" else load_bags)(output)
+        except ValueError as error:
+            raise ValueError(
+                f"--output {str(output)!r} exists and is no file of --mode {arguments.mode}. Use another --output."
+            ) from error
     if arguments.feature_shards is not None:
         ids, features, signature = read_feature_shards(arguments.feature_shards, arguments.features)
     else:

@@ -29,6 +29,7 @@ from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
     NotNegative,
+    Number,
     Positive,
     Range,
     SeedOptions,
@@ -63,10 +64,10 @@ class DecodingOptions(SeedOptions, WritingOptions, WordingOptions, CommandOption
         help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
         "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
     )
-    length_penalty: float = option(
+    length_penalty: Number = option(
         1.0, help="exponent of the length that divides a beam's score; above 0: longer captions"
     )
-    repetition_penalty: float = option(1.0, help="penalty on repeated tokens; 1: none")
+    repetition_penalty: Annotated[float, Range(above=0)] = option(1.0, help="penalty on repeated tokens; 1: none")
     do_sample: bool = option(False, help="sample captions from the whole distribution")
     temperature: Annotated[float, Range(above=0)] = option(1.0, help="temperature of sampling")
     top_p: Annotated[float, Range(above=0, at_most=1)] = option(
@@ -402,6 +403,8 @@ def _is_json(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
+    except RecursionError:
+        return True  # which `parse_captions` refuses
 
 
 class CaptionWriter(LineFile):

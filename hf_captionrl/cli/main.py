@@ -189,7 +189,8 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
 
 
 def _call(cls: type[Any], function: str, arguments: argparse.Namespace) -> None:
-    _load(function)(options_from(cls, arguments))
+    options = options_from(cls, arguments)  # values are checked before torch is imported
+    _load(function)(options)
 
 
 # --- `captionrl completion`: a script that completes commands and options --------------------------------------------

@@ -66,7 +66,7 @@ class SplitArguments:
         help="Share of the images, in [0, 1), that becomes the test split of data without one, by a hash of the image "
         "ids (commands: only if --split names a missing split).",
     )
-    split_seed: int = option(
+    split_seed: NotNegative = option(
         0,
         metavar="N",
         help="Seed of the hash that splits the data; independent of --seed, so that all runs and commands split alike.",

@@ -207,7 +207,7 @@ def training_of(path: Path) -> tuple[str, set[str]]:
     record = path / "run.json" if path.is_dir() else path.with_suffix(".run.json")
     if not record.is_file():
         return "", set()
-    found = json.loads(record.read_text(encoding="utf-8"))
+    found = parse_json(read_text(record), str(record))
     return str(found.get("settings", {}).get("model")), set(found.get("trained_on", ()))
 
 
@@ -215,7 +215,7 @@ def _refuse_torn(data: bytes, path: Path) -> None:
     torn = data.rpartition(b"\n")[2]
     try:
         json.loads(torn if torn.strip() else b"0")
-    except ValueError:
+    except (ValueError, RecursionError):
         number = data.count(b"\n") + 1
         raise ValueError(
             f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "

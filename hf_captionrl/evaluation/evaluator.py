@@ -117,7 +117,7 @@ def read_bags(path: Path, ids: Sequence[str]) -> dict[int, list[list[int]]]:
         shape = f'{path} must hold bags of `captionrl bags`, or {{"3": [["id", "id", "id"], ...]}}, lists by size'
         try:
             value = {"bags": []} if path.suffix == ".parquet" else json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{shape}; it is not JSON ({error}).") from None
         if isinstance(value, dict) and "bags" in value:
             return load_bags(path, image_ids=ids).rows(ids)

@@ -577,7 +577,7 @@ def rewrite_boosted_card(folder: Path, changes: Mapping[str, Any]) -> Path:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         facts = DatasetCardFacts(**manifest["card"])
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
         remedy = "Write it again with the same `captionrl boost` command."
         raise ValueError(f"{path} is not a manifest of boosted captions ({error}). {remedy}") from None
     return _write(folder, replace(facts, **changes), {name: manifest.get(name) for name in ("rows", "quarantined")})

@@ -386,7 +386,7 @@ def load_neighbours(
             indices, similarities = opened.get_tensor("indices").long(), opened.get_tensor("similarities")
             names = json.loads(opened.get_tensor("image_ids").numpy().tobytes())
         found, features = head["signature"], head["features"]
-    except (KeyError, ValueError, SafetensorError) as error:
+    except (KeyError, ValueError, RecursionError, SafetensorError) as error:
         raise ValueError(f"{path} is not a neighbour file ({type(error).__name__}: {error}). {_REMEDY}") from error
     _check_signature(found, signature, str(path))
     check_neighbours(indices, len(names))

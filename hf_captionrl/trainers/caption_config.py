@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,9 +16,7 @@ from hf_captionrl.utils.options import Positive, Range, check_values, documented
 # Numbers that transformers does not check, or only during the run.
 _RANGES: dict[str, Range] = {
     **dict.fromkeys(["per_device_train_batch_size", "per_device_eval_batch_size"], Range(at_least=1)),
-    **dict.fromkeys(
-        ["learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"], Range(at_least=0, below=math.inf)
-    ),
+    **dict.fromkeys(["learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"], Range(at_least=0)),
     **dict.fromkeys(["adam_beta1", "adam_beta2"], Range(at_least=0, below=1)),
     "gradient_accumulation_steps": Range(at_least=1),
     "neftune_noise_alpha": Range(at_least=0),

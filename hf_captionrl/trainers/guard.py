@@ -211,7 +211,7 @@ def describe_completions(
 # every evaluation: samples may be fine while beam search repeats itself. A checkpoint that it refuses is never selected.
 
 GuardAction = Literal["off", "warn", "stop", "rollback"]
-Growth = Annotated[float, Range(at_least=0, below=math.inf)]
+Growth = Annotated[float, Range(at_least=0)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -38,7 +37,7 @@ def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:
     return scorers
 
 
-NotNegativeWeight = Annotated[float, Range(at_least=0, below=math.inf)]
+NotNegativeWeight = Annotated[float, Range(at_least=0)]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
 # each base class is a group. The function of a command takes the dataclass, so Python programs use the same names.
 
 T = TypeVar("T")
+LARGEST = 2**32 - 1
+"""The largest number of any option, which is the largest seed."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +35,21 @@ class Range:
     `steps: Annotated[int, Range(1)] = ...`, or one of the names below. `check_values` compares every field with it.
     """
 
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    below: float | None = None
+    at_least: float = -LARGEST
+    above: float = -math.inf
+    at_most: float = LARGEST
+    below: float = math.inf
 
     def __contains__(self, number: float) -> bool:
-        return (
-            (self.at_least is None or number >= self.at_least)
-            and (self.above is None or number > self.above)
-            and (self.at_most is None or number <= self.at_most)
-            and (self.below is None or number < self.below)
-        )
+        return self.at_least <= number <= self.at_most and self.above < number < self.below
 
     def __str__(self) -> str:
-        limits = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
-        return " and ".join(f"{name} {limit:g}" for name, limit in limits.items() if limit is not None)
+        low = f"above {self.above:.10g}" if self.above >= self.at_least else f"at least {self.at_least:.10g}"
+        high = f"below {self.below:.10g}" if self.below <= self.at_most else f"at most {self.at_most:.10g}"
+        return f"{low} and {high}"
 
 
+Number = Annotated[float, Range()]
 Positive = Annotated[int, Range(at_least=1)]
 NotNegative = Annotated[int, Range(at_least=0)]
 Share = Annotated[float, Range(at_least=0, below=1)]

@@ -239,7 +239,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(folder) / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}). {_REMEDY}") from None
     if not isinstance(found, dict) or found.get("format") != 1 or not isinstance(found.get("settings"), dict):
         raise ValueError(f"{path} is not a manifest of shards. {_REMEDY}")

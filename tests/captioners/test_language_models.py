@@ -69,10 +69,11 @@ def test_temporary_errors_are_retried_with_longer_waits(fault):
     assert len(server.requests) == 4
 
 
-def test_slow_server_is_dropped_at_the_deadline():
+@pytest.mark.parametrize("part", ["drip", "drip headers", "continue"])
+def test_slow_server_is_dropped_at_the_deadline(part):
     """Each byte arrives within the timeout of a read."""
     begun = time.monotonic()
-    found, waits, _ = ask(lambda number, messages: "ok" if number else "drip", timeout_s=0.3)
+    found, waits, _ = ask(lambda number, messages: "ok" if number else part, timeout_s=0.3)
     assert found == {0: "A caption of 0000."}
     assert waits == [1.0]
     assert time.monotonic() - begun < 3  # the whole answer takes six seconds
@@ -93,6 +94,14 @@ def test_last_try_returns_a_failure():
     found, _, _ = ask(lambda number, messages: (200, {}), tries=1)
     assert "told to" in found[0].detail  # what a server says without a status of its own
     assert (len(server.requests), len(waits)) == (3, 2)
+
+
+def test_an_answer_with_half_of_a_surrogate_pair_is_asked_for_again():
+    answers = iter(["a \ud83d dog", "a dog"])
+    with ChatServer(lambda messages: next(answers)) as server:
+        waits = []
+        found = dict(HTTPBackend(server.url, "m", sleep=waits.append).complete([blend_prompt("1", ["a"])]))
+    assert (found, len(waits)) == ({0: "a dog"}, 1)
 
 
 def test_rejected_and_long_answers_do_not_affect_others():
@@ -133,6 +142,50 @@ def test_key_is_sent_and_never_shown(monkeypatch):
     assert "***" in failure.detail
     for text in (failure.detail, str(error.value), repr(backend), backend.revision):
         assert "secret" not in text
+
+
+KEY = "sk-very/secret-key"
+
+
+def of_parts(text):
+    """A choice whose content comes in parts that split the key."""
+    return {"message": {"content": [{"text": text[:9]}, {"text": text[9:]}]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "plan"),
+    [
+        (f"A dog with {KEY}.", "ok"),
+        (f"A dog with {KEY}.", "length"),
+        (of_parts(f"sk {KEY}."), "ok"),
+        ("", f"{KEY} is no key".encode()),
+        ("", (" " * 1990 + f"key {KEY}").encode()),  # a cut before the key is hidden leaves its first letters
+        ("", ("x" * 190 + KEY).encode()),
+        ("", b"key " + KEY.encode() + b"\x1b[2J\x1b]0;title\x07 \xe2\x80\xae"),
+    ],
+)
+def test_what_a_server_repeats_of_the_key_reaches_no_answer_and_no_message(monkeypatch, answer, plan):
+    monkeypatch.setenv("SOME_KEY", KEY)
+    with ChatServer(lambda messages: answer, lambda number, messages: plan) as server:
+        backend = HTTPBackend(server.url, "m", api_key_env="SOME_KEY", tries=1)
+        ((_, found),) = backend.complete([blend_prompt("1", ["a"])])
+    text = found if isinstance(found, str) else found.text if isinstance(found, Truncated) else found.detail
+    assert "sk-" not in text
+    assert text.isprintable()
+    assert "***" in text
+
+
+@pytest.mark.parametrize("named", ["token", "logprob"])
+def test_tokens_that_repeat_the_key_reach_no_message(monkeypatch, named):
+    monkeypatch.setenv("SOME_KEY", KEY)
+    choice = offered(*({letter: 0.9} for letter in "x" * 30 + KEY))
+    if named == "logprob":
+        choice["logprobs"]["content"][0]["logprob"] = KEY
+    with ChatServer(lambda messages: choice) as server:
+        backend = HTTPBackend(server.url, "m", api_key_env="SOME_KEY", tries=1)
+        ((_, failure),) = backend.score_answers([Prompt("x", "", "?")], ["Yes"])
+    assert "***" in failure.detail
+    assert "sk-" not in failure.detail
 
 
 @pytest.mark.parametrize("key", ["", "sk-very\nsecret", "sk-sécret"])
@@ -417,7 +470,9 @@ def offered(*positions):
     """A choice of an endpoint: for each position the tokens with their probabilities, the written one first."""
     content = []
     for tokens in positions:
-        found = [{"token": token, "logprob": math.log(value)} for token, value in tokens.items()]
+        found = [
+            {"token": token, "logprob": math.log(value) if value else -math.inf} for token, value in tokens.items()
+        ]
         content.append({**found[0], "top_logprobs": found})
     text = "".join(position["token"] for position in content)
     return {"message": {"content": text}, "logprobs": {"content": content}}
@@ -434,6 +489,7 @@ RATED = offered({"0": 0.9, "1": 0.1}, {".": 0.8, ",": 0.2}, {"7": 0.5, "6": 0.3,
         (RATED, ["0.7", "0.6"], [0.9 * 0.8 * 0.5, 0.9 * 0.8 * 0.3]),
         (RATED, ["1", "0,"], [0.1, 0.9 * 0.2]),
         (offered({"0.": 0.5, "0": 0.4}, {"7": 0.5}), ["0.7"], [0.25]),
+        (offered({"Yes": 1.0, "No": 0.0}), ["Yes", "No"], [1.0, 0.0]),
     ],
 )
 def test_endpoint_offers_answers_of_one_and_several_tokens(choice, answers, expected):

@@ -85,6 +85,17 @@ def test_samples_scores_and_cost(folder, capsys, monkeypatch):
     assert not [path for path in folder.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
 
 
+def test_an_answer_that_repeats_the_key_reaches_no_file(folder, capsys, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "sk-very-secret")
+    with serve() as server:
+        server.answer = lambda body: f"the key sk-very-secret beside {shade_of(body['messages'])}"
+        assert ask(server, folder, "--api_key_env", "SOME_KEY") == 0
+    assert [line["caption"] for line in lines_of(folder)] == [
+        f"the key *** beside {shade}" for shade in SHADES.values()
+    ]
+    assert not [path for path in folder.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
 @pytest.mark.parametrize("refuses", [False, True])
 def test_scores_that_are_not_offered_are_absent_and_said_once(folder, capsys, refuses):
     """Some servers ignore the parameter, others refuse it."""

@@ -1,6 +1,7 @@
 """Help that answers at once, exit codes, and the metrics."""
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -14,6 +15,7 @@ import pytest
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser, completion_script
 
+main_module = importlib.import_module("hf_captionrl.cli.main")  # whose name the function hides
 ROOT = Path(__file__).parents[2]
 
 
@@ -119,6 +121,92 @@ def test_help_has_examples_that_parse():
         assert found, text
         for line in found:
             assert callable(PARSER.parse_args(shlex.split(line, comments=True)[1:]).run)
+
+
+def needed(parser, option):
+    """Values for what a command needs besides an option."""
+    first = {id(action): action for action in parser._actions if action.required and action is not option}
+    for group in parser._mutually_exclusive_groups:
+        if group.required:
+            first |= {id(group._group_actions[-1]): group._group_actions[-1]}
+    words = [[*action.option_strings[:1], next(iter(action.choices or ["x"]))] for action in first.values()]
+    return [word for pair in sorted(words, key=len, reverse=True) for word in pair]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e308", "-1e308", str(10**20), "-1"])
+def test_a_number_that_no_option_takes_is_refused_before_anything_is_loaded(value, monkeypatch, capsys):
+    accepts_minus_one = {"--length_penalty": "beams", "--copy_threshold": "cosine", "--reward_weights": "penalties"}
+    real, number = main_module._load, 0
+
+    def only_options(path):
+        assert path.endswith("Options"), f"{path} has been loaded"
+        return real(path)
+
+    monkeypatch.setattr(main_module, "_load", only_options)
+    for path, parser in COMMANDS.items():
+        for option in parser._actions:
+            name = next(iter(option.option_strings), None)
+            if option.type not in (int, float) or (value == "-1" and name in accepts_minus_one):
+                continue
+            assert main([*path, f"{name}={value}", *needed(parser, option)]) == 2
+            last = capsys.readouterr().err.splitlines()[-1]
+            assert last.startswith("captionrl")
+            assert option.dest in last
+            number += 1
+    assert number > 150
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_no_machine_has_is_refused(port, capsys):
+    assert main(["demo", "--port", port]) == 2
+    assert capsys.readouterr().err.count("port") == 1
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+LONG = (
+    f'image_id,file_name,image,caption,prompt\n0,0.png,0.png,"{"a dog " * 25_000}",x\n'  # above csv.field_size_limit
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "content"),
+    [
+        ("caption scenes:blip-mle --prompts FILE", "a.jsonl", DEEP),
+        ("caption scenes:blip-mle --prompts FILE", "a.csv", LONG),
+        ("caption scenes:blip-mle --output FILE", "a.jsonl", f'{{"image_id": "a", "caption": {DEEP}}}\n'),
+        ("caption scenes:blip-mle --output FILE", "a.jsonl", f'{{"image_id": "a", "caption": {DEEP}}}'),
+        ("caption scenes:blip-mle --dataset FILE", "a.json", f'{{"images": {DEEP}}}'),
+        ("caption scenes:blip-mle --dataset FILE", "a.jsonl", f'{{"image": {DEEP}}}'),
+        ("caption scenes:blip-mle --dataset FILE", "a.csv", LONG),
+        ("evaluate --captions FILE", "a.json", DEEP),
+        ("evaluate --captions FILE", "a.jsonl", DEEP),
+        ("evaluate --captions FILE", "a.csv", LONG),
+        ("evaluate --captions GOOD --references FILE", "a.json", DEEP),
+        ("evaluate --captions GOOD --max_images 1 --bags FILE", "a.json", DEEP),
+        ("evaluate --captions SHARDS", "shards/manifest.json", DEEP),
+        ("evaluate --captions GOOD", "good.run.json", DEEP),
+        ("pairs --metric bleu_1 --captions FILE", "a.jsonl", DEEP),
+        ("album scenes --scorer scenes:clip-reward --captions FILE", "a.jsonl", DEEP),
+        ("album scenes --scorer scenes:clip-reward --captions FILE", "a.csv", LONG),
+        ("album FILE --scorer scenes:clip-reward", "a.jsonl", DEEP),
+        ("bags --mode neighbours --feature_shards SHARDS", "shards/manifest.json", DEEP),
+        ("agreement --benchmark foil --data_root .", "foilv1.0_test_2017.json", DEEP),
+        ("agreement --benchmark polaris --data_root .", "polaris_test.csv", LONG),
+        ("card .", "captioner.json", DEEP),
+    ],
+)
+def test_a_file_that_no_reader_takes_is_named_in_one_line(tmp_path, monkeypatch, capsys, words, name, content):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    (tmp_path / "good.jsonl").write_text('{"image_id": "test-00000", "caption": "a pig"}\n')
+    told = {"FILE": name, "GOOD": "good.jsonl", "SHARDS": "shards"}
+    assert main([told.get(word, word) for word in words.split()]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("captionrl")
+    assert path.name in last
+    assert len(last) < 500
 
 
 HELP = """

@@ -16,6 +16,7 @@ import pytest
 from hf_captionrl.utils.io import (
     FolderLock,
     LineFile,
+    atomic_file,
     atomic_write_bytes,
     atomic_write_text,
     read_jsonl,
@@ -23,6 +24,7 @@ from hf_captionrl.utils.io import (
     write_json,
     write_jsonl,
 )
+from tests.processes import Forked
 
 
 def test_writes_and_replaces(tmp_path):
@@ -74,6 +76,28 @@ def test_a_killed_writer_leaves_a_whole_file(tmp_path):
     content = path.read_bytes()
     assert len(content) == size
     assert set(content) in ({ord("a")}, {ord("b")})
+
+
+def killed_while_writing(path):
+    with atomic_file(path) as file:
+        file.write(b"half")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.xfail(strict=True, reason="the temporary file of a killed process stays in the folder for ever")
+def test_the_temporary_file_of_a_killed_writer_goes_with_the_next_one(tmp_path):
+    with Forked(killed_while_writing, tmp_path / "file") as writer:
+        assert writer.wait() == -signal.SIGKILL
+    atomic_write_bytes(tmp_path / "file", b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_temporary_file_of_another_writer_stays(tmp_path):
+    with atomic_file(tmp_path / "slow") as file:
+        file.write(b"slow")
+        atomic_write_bytes(tmp_path / "slow", b"quick")
+    assert (tmp_path / "slow").read_bytes() == b"slow"
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Kept answers: nothing is asked twice, also after a kill; a limit on requests; damaged files."""
 
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -13,6 +14,7 @@ from hf_captionrl.utils.prompts import (
     Failure,
     KeptAnswers,
     Prompt,
+    Scored,
     Truncated,
     image_labels,
 )
@@ -40,7 +42,7 @@ class Counting(AnswerScores):
             yield position, Failure(kind, "told to") if kind else answer(prompt)
 
     def complete(self, prompts):
-        return self._each(prompts, lambda p: Truncated("cut") if p.user == "long" else f"{len(p.user)} \ud800")
+        return self._each(prompts, lambda p: Truncated("cut") if p.user == "long" else f"{len(p.user)} \u2028")
 
     def score_answers(self, prompts, answers):
         return self._each(prompts, lambda p: [-float(len(p.user) + len(answer)) for answer in answers])
@@ -57,7 +59,7 @@ def test_answers_scores_and_rejections_are_kept_and_failures_asked_again(tmp_pat
         with KeptAnswers(backend, tmp_path / "new/kept.jsonl") as kept:
             found = dict(kept.complete(prompts_of(*texts)))
             scores = kept.answer_log_probs(prompts_of("a", "bb"), ["x", "yy"])
-        assert found[0] == found[4] == "1 \ud800"
+        assert found[0] == found[4] == "1 \u2028"
         assert (found[1], found[2]) == (Truncated("cut"), Failure("backend_rejected", "told to"))
         assert found[3].reason == "backend_failed"
         assert np.array_equal(scores, [[-2, -3], [-3, -4]])
@@ -116,13 +118,65 @@ def test_killed_process_asks_nothing_twice(tmp_path):
     assert sorted(answers) == sorted(f"answer to question {number}" for number in range(12))
 
 
-@pytest.mark.parametrize("line", ["no JSON", "[]", '{"key": "a"}', '{"key": "a", "answer": 3}', '{"answer": "a"}'])
+@pytest.mark.parametrize(
+    "line", ["no JSON", "[" * 100_000, "[]", '{"key": "a"}', '{"key": "a", "answer": 3}', '{"answer": "a"}']
+)
 def test_damaged_file_is_refused_by_line_and_not_changed(tmp_path, line):
     path = tmp_path / "kept.jsonl"
     path.write_text('{"key": "k", "answer": "fine"}\n' + line + "\n")
     with pytest.raises(ValueError, match="line 2"):
         KeptAnswers(Counting(), path)
     assert path.read_text().endswith(line + "\n")
+
+
+HALF = "a \ud83d dog"
+UNUSABLE = [
+    HALF,
+    Truncated(HALF),
+    Scored("fine", -math.inf),
+    [math.nan, -1.0],
+    [-math.inf, -math.inf],
+    [math.inf, 0.0],
+]
+
+
+@pytest.mark.parametrize("answer", UNUSABLE, ids=repr)
+def test_an_answer_that_cannot_be_used_is_asked_again(tmp_path, answer, capsys):
+    """Whether it comes from the backend, or stands in the file."""
+    path, good = tmp_path / "kept.jsonl", [-1.0, -math.inf] if isinstance(answer, list) else "a dog"
+    answers = ["x", "y"] if isinstance(answer, list) else None
+
+    class Changing(Counting):
+        now = answer
+
+        def complete(self, prompts):
+            return self._each(prompts, lambda prompt: self.now)
+
+        def score_answers(self, prompts, answers):
+            return self.complete(prompts)
+
+    def ask():
+        with KeptAnswers(backend, path) as kept:
+            asked = kept.complete(prompts_of("a")) if answers is None else kept.score_answers(prompts_of("a"), answers)
+            return dict(asked)[0]
+
+    backend = Changing()
+    assert ask().reason == ask().reason == "backend_failed"
+    assert path.read_bytes() == b""
+    backend.now = good
+    assert ask() == ask() == good
+    assert len(backend.asked) == 3
+    # As an earlier version wrote it, or a person.
+    entry = json.loads(path.read_text())
+    score = {"mean_log_prob": answer.mean_log_prob} if isinstance(answer, Scored) else {}
+    stored = {"truncated": answer.text} if isinstance(answer, Truncated) else {"text": answer, **score}
+    path.write_text(json.dumps(entry | {"answer": answer if isinstance(answer, list) else stored}) + "\n")
+    capsys.readouterr()
+    assert ask() == good
+    assert len(backend.asked) == 4
+    said = capsys.readouterr().err
+    assert f"{path}, line 1" in said
+    assert said.count("\n") == 1
 
 
 def test_second_process_is_refused(tmp_path):

@@ -139,6 +139,10 @@ def check_options(options: AlbumOptions) -> None:
                 f"--endpoint has no beams, and with --decoding {options.decoding} and --num_samples {options.num_samples} nothing could "
                 "be chosen. Use --decoding beam and --num_samples 7, for example, or --choice first."
             )
+    if options.scorer == "none" and (options.model or options.audit or options.why):
+        raise ValueError(
+            "--scorer none collects existing captions. Leave out --model, --audit and --why, or --scorer."
+        )
     if options.language not in ("auto", "any"):
         load_language_identifier(options.language)
     options.check_engine()
@@ -259,7 +263,8 @@ class KeptWork(AlbumWork):
         options = self.options
         writes_files = options.sidecars or options.xmp_sidecars or options.xmp_copies is not None
         asks = options.audit or bool(options.why)
-        return asks or options.scorer is not None or options.model is not None or not writes_files
+        compares = asks or options.scorer is not None or options.model is not None or not writes_files
+        return compares and options.scorer != "none"
 
     @cached_property
     def source(self) -> AlbumSource:
@@ -779,8 +784,9 @@ class AlbumFiles:
         """Whether a file beside an image is missing, or is a regular file that may be replaced."""
         entry = self.own.entry(target)
         is_ours = isinstance(entry, str) or (entry is not None and target in persons)
-        is_regular = read_regular(target) is not None
-        return not os.path.lexists(target) or (is_regular and (is_ours or self.options.overwrite))
+        text = read_regular(target)
+        is_replaced = text is not None and (is_ours or self.options.overwrite or not text.strip())
+        return is_replaced or not os.path.lexists(target)
 
     def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
         options = self.options

@@ -179,8 +179,8 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     scorer: str | None = option(
         None,
         metavar="NAME",
-        help="dual encoder that compares captions and images (default: scenes:siglip-held-out for embedded captioners, "
-        "scenes:clip-reward with --adapt, none with --sidecars or XMP without --model, else openai/clip-vit-base-patch32)",
+        help="dual encoder that compares captions and images, or 'none' to collect captions (default: scenes:siglip-held-out for "
+        "embedded captioners, scenes:clip-reward with --adapt, none with --sidecars or XMP without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
         None,
@@ -309,7 +309,7 @@ class DemoOptions(DeviceOptions, CommandOptions):
         help="also answer requests for this name; may be given several times (default: localhost and IP addresses; with "
         "--share, also the public name)",
     )
-    port: Positive | None = option(
+    port: Annotated[int, Range(at_least=1, at_most=65_535)] | None = option(
         None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"
     )
     no_browser: bool = option(False, group="server", help="do not open a browser")

@@ -75,7 +75,7 @@ def read_journals(folder: str | os.PathLike[str], rows: range | None = None) -> 
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 entry = None
             if not isinstance(entry, dict) or not {"image_id", "stage"} <= set(entry):
                 raise ValueError(

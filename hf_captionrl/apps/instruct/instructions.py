@@ -36,7 +36,7 @@ def _read_file(path: Path) -> datasets.Dataset:
     if path.suffix == ".json" and text.lstrip().startswith("["):
         try:
             rows = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path.name} is not JSON ({error}). Use a list of objects, or JSON Lines.") from None
     else:
         rows = [row for _, row in read_jsonl(path)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hf_captionrl.data.options import DatasetOptions
-from hf_captionrl.utils.options import CacheOptions, DeviceOptions, Positive, Range, option
+from hf_captionrl.utils.options import CacheOptions, DeviceOptions, Number, Positive, Range, option
 
 _Port = Annotated[int, Range(at_least=0, at_most=65535)]
 _Images = Annotated[int, Range(at_least=2)]
@@ -20,7 +20,7 @@ class RewardOptions(DeviceOptions, CacheOptions, DatasetOptions):
 
     heading: ClassVar[str] = "rewards"
 
-    reward_weights: list[float] | None = option(None, metavar="X", help="weight of each reward (default: 1 each)")
+    reward_weights: list[Number] | None = option(None, metavar="X", help="weight of each reward (default: 1 each)")
     scorer: str | None = option(
         None,
         metavar="NAME",

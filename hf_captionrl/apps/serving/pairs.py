@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 
 from hf_captionrl.apps.serving.options import PairsOptions
 from hf_captionrl.apps.serving.server import RewardService
@@ -73,6 +74,13 @@ def write_pairs(options: PairsOptions) -> None:
             raise ValueError(f"--{name} {getattr(options, name)} has no effect with --metric. Leave it out.")
     if options.metric in SCORER_METRICS and options.scorer is None:
         raise ValueError(f"--metric {options.metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+    if options.output.exists():
+        try:
+            is_ours = set(pyarrow.parquet.read_schema(options.output).names) == _FEATURES.keys()
+        except (pyarrow.ArrowInvalid, OSError):
+            is_ours = False
+        if not is_ours:
+            raise ValueError(f"--output {str(options.output)!r} exists and is no file of pairs. Use another --output.")
     pooled: dict[str, list[str]] = {}
     for path in options.captions:
         for image_id, captions in read_caption_file(path).captions.items():

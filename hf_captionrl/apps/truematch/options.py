@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hf_captionrl.data.options import DatasetOptions, PublicationOptions, SimilarityOptions
-from hf_captionrl.utils.options import CacheOptions, CommandOptions, Range, SeedOptions, option
+from hf_captionrl.utils.options import CacheOptions, CommandOptions, NotNegative, Range, SeedOptions, option
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ReviewOptions(_SourceOptions):
           captionrl truematch apply truematch --decisions decisions.jsonl
     """
 
-    port: int = option(8765, metavar="N", help="port of the page; 0: any free port")
+    port: NotNegative = option(8765, metavar="N", help="port of the page; 0: any free port")
     export: Path | None = option(
         None, metavar="FILE", help="write a page that needs no server and offers its decisions as a download"
     )

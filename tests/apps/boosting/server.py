@@ -15,7 +15,8 @@ class ChatServer:
             its message.
         log_probs: From that text to the log-probability of each token, which are told if they are asked for; None tells none.
         plan: From the number of a request (from 0) and its messages to what happens: `"ok"`, a status, `"hang"` (until
-            the server stops), `"cut"`, `"drip"` (a byte each 20 ms), `"length"` (ended by the limit), `"garbage"`, or a `(status, headers)` pair.
+            the server stops), `"cut"`, `"drip"` (for six seconds a byte each 20 ms; `"drip headers"`: of the headers, `"continue"`:
+            `100 Continue`), `"length"` (ended by the limit), `"garbage"`, a `(status, headers)` pair, or bytes with status 500.
     """
 
     def __init__(
@@ -49,12 +50,17 @@ class ChatServer:
                     double.stopped.wait(60)
                 elif what == "cut":
                     self.reply(200, b'{"choices": [{"mess', length=4000)
-                elif what == "drip":
-                    self.reply(200, b"", length=300)
+                elif what in ("drip", "drip headers", "continue"):
+                    if what == "drip":
+                        self.reply(200, b"", length=300)
+                    elif what == "drip headers":
+                        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
                     for _ in range(300):
-                        self.wfile.write(b" ")
+                        self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n" if what == "continue" else b" ")
                         if double.stopped.wait(0.02):
                             break
+                elif isinstance(what, bytes):
+                    self.reply(500, what)
                 elif what == "garbage":
                     self.reply(200, b"<html>no JSON</html>")
                 elif isinstance(what, tuple):

@@ -119,6 +119,20 @@ def test_trl_trains_on_the_file(sampled, tmp_path):
     assert trainer.state.log_history[0]["rewards/accuracies"] >= 0
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "rows.parquet", "pairs.parquet"])
+def test_only_a_file_of_pairs_is_replaced(sampled, tmp_path, capsys, name):
+    """Not the captions themselves, and not the images."""
+    datasets.Dataset.from_dict({"image": ["a.png"], "captions": [["a pig"]]}).to_parquet(tmp_path / "rows.parquet")
+    if name == "pairs.parquet":
+        assert pairs(tmp_path, "--metric", "bleu_1", "--margin", 1e-6) == 0
+    path = tmp_path / name
+    before = path.read_bytes()
+    found = pairs(tmp_path, "--metric", "cider_d", "--margin", 1e-6, "--output", path)
+    assert found == (0 if name == "pairs.parquet" else 2)
+    assert (path.read_bytes() == before) == (name != "pairs.parquet")
+    assert ("--output" in capsys.readouterr().err) == (name != "pairs.parquet")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
