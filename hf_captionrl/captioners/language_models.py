@@ -522,7 +522,7 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         """The caption in an answer; notes the reason if there is none, and says once that there are no log-probabilities."""
         caption = Scored(caption_of(answer), score_of(answer))
         if not caption:
-            self.failed[image_id] = answer.detail if isinstance(answer, Failure) else "the answer is empty"
+            self.failed[image_id] = answer.detail if isinstance(answer, Failure) else "empty, or only reasoning"
         elif caption.mean_log_prob is None and not self._lacks_scores:
             self._lacks_scores = True
             say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
@@ -554,7 +554,8 @@ def cost_sentence(facts: dict[str, Any]) -> str:
 def caption_of(answer: Answer) -> str:
     """The caption in an answer: one line, without the model's reasoning and without quotation marks around all of it."""
     said = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
-    text = " ".join(re.sub(r"^\s*<think>.*?</think>", "", said, flags=re.DOTALL).split())
+    # A prompt may open the reasoning; without its end there is no caption.
+    text = " ".join(re.sub(r"\A.*</think>|\A\s*<think>.*", "", said, flags=re.DOTALL).split())
     is_quoted = len(text) > 1 and text[0] + text[-1] in ('""', "“”") and not set(text[1:-1]) & set('"“”')
     return text[1:-1].strip() if is_quoted else text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.data.columns import read_csv
+from hf_captionrl.text.tokenize import word_pattern
 from hf_captionrl.utils.io import read_jsonl, say
 
 
@@ -118,7 +118,7 @@ class ImagePrompts:
 
 def mentions(caption: str, words: Sequence[str]) -> bool:
     """Whether a caption contains one of some words or phrases, in any case."""
-    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", caption, re.IGNORECASE) for word in words)
+    return any(word_pattern(word).search(caption) for word in words)
 
 
 def forbidden_tokens(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:

@@ -21,6 +21,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from hf_captionrl.text.tokenize import word_characters
 from hf_captionrl.utils.io import atomic_write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -123,8 +124,10 @@ def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> list[M
     for verdict, claims in verdicts.items():
         # Longer claims first, so that "small" does not take the word that "two small pigs" needs; `sorted` is stable.
         for claim in sorted((claim for claim in claims if claim.strip()), key=len, reverse=True):
-            pattern = r"\W+(?:\w+\W+)?".join(re.escape(word) for word in claim.split())
-            for found in re.finditer(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE):
+            words = r"\w" if text.isascii() else word_characters()
+            gap = rf"[^{words}]+(?:[{words}]+[^{words}]+)?"
+            pattern = gap.join(f"(?i:{re.escape(word)})" for word in claim.split())
+            for found in re.finditer(rf"(?<![{words}]){pattern}(?![{words}])", text):
                 if _is_free(marks, *found.span()):
                     marks.append(Mark(claim, verdict, *found.span()))
                     break

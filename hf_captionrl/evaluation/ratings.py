@@ -37,6 +37,7 @@ import numpy as np
 
 from hf_captionrl.evaluation.metric_functions import call_metric, metric_function
 from hf_captionrl.metrics.rating_agreement import agreement, pairwise_accuracy
+from hf_captionrl.text.tokenize import word_characters
 
 Row = tuple[str, list[str], str, list[float]]
 """A caption, its references, the file name of its image, and its ratings."""
@@ -130,7 +131,7 @@ def _layout(path: Path, wanted: str, *more: type[Exception]) -> Iterator[None]:
 
 def _words(text: str) -> str:
     """Letters and digits, by which a rated caption is found among the references."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    return " ".join(re.findall(rf"[{word_characters()}]+", text.casefold()))
 
 
 def _plain(text: Any) -> str:

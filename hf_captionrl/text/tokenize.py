@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice, zip_longest
+from functools import cache, lru_cache
+from itertools import groupby, islice, zip_longest
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from hf_captionrl.text.ngrams import TokenBatch, encode_words
 # are tokenised equally. Brackets are kept (`-lrb-`), because the original removes only the upper-case spelling.
 #
 # Differs from it by: each piece between spaces is split independently of the next one, and text that captions do not contain
-# (SGML tags with attributes, telephone numbers, most emoticons) has no special rules.
+# (SGML tags with attributes, telephone numbers, most emoticons) has no special rules. Marks, joiners and letters that its tables
+# of 2014 lack belong to words in every script, where it drops them and divides the word.
 
 PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", ".", "?", "!", ",", ":", "-", "--", "...", ";"]
@@ -67,7 +69,7 @@ _RULES = tuple(
         (r"[A-Z]+(?:&[A-Z]+)+", 0),
         (rf"{_W}+(?:-{_A}+){{0,2}}(?:/{_W}+(?:-{_A}+){{0,2}}){{1,2}}", 0),
         (rf"(?:{_W}+(?:[.,]{_W}+)*|(?:{_A}\.){{2,}})(?:-{_W}+)+", 0),
-        (rf"{_A}(?:\.{_A})+{_END}\.?|(?!I\.){_A}\.{_END}", 0),
+        (rf"[A-Za-z](?:\.[A-Za-z])+{_END}\.?|(?!I\.)[A-Za-z]\.{_END}", 0),
         (rf"{_W}*{_A}(?:\.{_A}{_W}*)+", 0),
         (rf"(?:{_any(_ABBREVIATIONS)})\.{_END}", re.I),
         (rf"(?:{_any(_CAPITAL_ABBREVIATIONS)})\.{_END}", 0),
@@ -96,39 +98,59 @@ _SPELLINGS = {
     "\u00bd": "1/2",
     "\u00bc": "1/4",
     "\u00be": "3/4",
+    "\u2153": "1/3",
+    "\u2154": "2/3",
 }
 # Typographic marks are replaced before the text is split.
 _PLAIN_MARKS = str.maketrans({
-    "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2026": "...", "\u2013": "--", "\u2014": "--",
-    "\u00ad": None, "\u200b": None,
+    "\u2018": "'", "\u2019": "'", "\u201b": "'", "\u2039": "'", "\u203a": "'", "\u201c": '"', "\u201d": '"', "\u00ab": '"',
+    "\u00bb": '"', "\u2026": "...", "\u2013": "--", "\u2014": "--", "\u2015": "--", "\u00ad": None,
 })  # fmt: skip
+# Thai to Burmese, Khmer, Chinese and Japanese have no spaces between words.
+_SPACELESS = re.compile("[\u0e00-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_JOINERS = "\u200c\u200d"  # of Hindi, Persian, and emoji
+# Other symbols than these ("<<" of Chinese, the swash of Japanese, newer ones) are removed by the original.
+_SYMBOL = re.compile(
+    r"[!-~\u00a1-\u00f7\u037e\u0387\u0589\u05be-\u05f4\u0606-\u060c\u061b-\u06d4\u0964\u0965\u0e3f\u0e4f\u1fbd\u2016-\u2023"
+    r"\u2030-\u2044\u2070-\u208e\u20a4\u2100-\u2bff\u3001\u3002\u3012\u30fb\uff01-\uff65\uffe0-\uffe6]"
+)
 _FRACTION = re.compile(r"\d{1,4}/\d{1,4}")
 # The full stop of these words is part of the word if a number follows.
 _BEFORE_NUMBERS = frozenset({"no", "nos", "fig", "figs", "art"})
+
+
+def _shape(character: str) -> str:
+    """The character as which the rules read another one: a mark (vowel, accent) or joiner is a letter, `²` is a symbol."""
+    kind = unicodedata.category(character)
+    if character in _JOINERS or (kind in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"):
+        return "\u01c0"  # a letter without case
+    return "-" if character in "\u2010\u2011" else "\u2022" if kind == "No" else character
 
 
 @lru_cache(maxsize=2**16)
 def _cut(piece: str) -> tuple[str, ...]:
     """Tokens of a piece of text without spaces and punctuation. Most calls are cache hits, because words repeat."""
     piece = piece.translate(_PLAIN_MARKS)
+    shape = piece if piece.isascii() else "".join(map(_shape, piece))
     tokens = []
-    at = 0
+    at = end = 0
     while at < len(piece):
-        token = ""
         for rule in _RULES:
-            match = rule.match(piece, at)
-            if match and match.end() - at > len(token):
-                token = match.group()
-        at += len(token)
+            match = rule.match(shape, at)
+            if match and match.end() > end:
+                end = match.end()
+        token, first = piece[at:end], shape[at]
+        at = end
+        if len(token) == 1 and not first.isalnum() and not _SYMBOL.match(token):
+            continue
         if len(token) > 1 and not token.strip("-"):
             token = "--"
         elif len(token) > 3 and not token.strip("."):
             token = "..."
         elif token[-1] == ")" and len(token) > 1:
             token = token[:-1] + "-rrb-"
-        token = _SPELLINGS.get(token, token).lower()
-        # The original removes characters outside the basic plane (emoji).
-        if token not in PUNCTUATION and not (len(token) == 1 and ord(token) > 0xFFFF):
+        token = _SPELLINGS.get(token, token).lower().strip(_JOINERS)
+        if token and token not in PUNCTUATION:
             tokens.append(token)
     return tuple(tokens)
 
@@ -164,6 +186,26 @@ def ptb_tokenize_all(captions: Iterable[str], name: str = "captions") -> list[li
     if (bad := next((i for i, caption in enumerate(found) if not isinstance(caption, str)), None)) is not None:
         raise ValueError(f"{name}[{bad}] must be a string, not {type(found[bad]).__name__} {found[bad]!r}.")
     return list(map(ptb_tokenize, found))
+
+
+@cache
+def word_characters() -> str:
+    r"""Characters of words, to write between brackets of a pattern: `\w` with the marks (vowels, accents) and joiners it lacks.
+
+    Marks above U+FFFF are left out: with them, `re` would search the set one by one.
+    """
+    marks = [code for code in range(0x300, 0x10000) if unicodedata.category(chr(code))[0] == "M"]
+    runs = (list(run) for _, run in groupby(enumerate(marks), key=lambda pair: pair[1] - pair[0]))
+    return rf"\w{_JOINERS}" + "".join(f"{chr(run[0][1])}-{chr(run[-1][1])}" for run in runs)
+
+
+@lru_cache(maxsize=1024)
+def word_pattern(word: str) -> re.Pattern[str]:
+    """Finds a word or phrase in texts, in any case; in scripts without spaces between words, its letters."""
+    pattern = f"(?i:{re.escape(word)})"
+    if not _SPACELESS.search(word):
+        pattern = f"(?<![{word_characters()}]){pattern}(?![{word_characters()}])"
+    return re.compile(pattern)
 
 
 # Words of caption data whose first letter and first sound differ.

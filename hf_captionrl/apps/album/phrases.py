@@ -20,7 +20,7 @@ import numpy as np
 
 from hf_captionrl.apps.album.options import ConstraintOptions
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.text.tokenize import indefinite_article, load_spacy
+from hf_captionrl.text.tokenize import indefinite_article, load_spacy, word_characters, word_pattern
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +56,7 @@ class Word(NamedTuple):
 @cache
 def _pattern() -> re.Pattern[str]:
     """Times and numbers, words with hyphens and apostrophes, single punctuation marks."""
-    # \w lacks combining marks, such as the vowel signs of Hindi, and the joiners of Hindi and Persian. Marks above U+FFFF
-    # are left out: with them, `re` would search the set one by one.
-    marks = "".join(c for c in map(chr, range(0x300, 0x10000)) if unicodedata.category(c)[0] == "M")
-    letter = rf"(?:\w|[\u200c\u200d{marks}])"
+    letter = rf"[{word_characters()}]"
     return re.compile(rf"\d+(?:[.,:/]\d+)+{letter}*|{letter}+(?:['’-]{letter}+)*|[^\w\s]")
 
 
@@ -179,7 +176,6 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
 
 
 Texts = Sequence[Sequence[str]]  # of each image
-_WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
 
 
 def check_candidates(
@@ -223,10 +219,8 @@ def _mask(values: Iterable[Any]) -> np.ndarray:
 
 
 def with_word(texts: Sequence[str], word: str) -> np.ndarray:
-    """Mask of the texts that contain a word, `(S,)`; in scripts without spaces between words, its letters."""
-    wanted = re.escape(word)
-    pattern = re.compile(wanted if script_of(word) in _WITHOUT_SPACES else rf"(?<!\w){wanted}(?!\w)", re.IGNORECASE)
-    return _mask(pattern.search(text) for text in texts)
+    """Mask of the texts that contain a word, `(S,)`."""
+    return _mask(word_pattern(word).search(text) for text in texts)
 
 
 # --- What the captions of a group share, and what varies -------------------------------------------------------------
