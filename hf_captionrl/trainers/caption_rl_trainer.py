@@ -646,29 +646,34 @@ class CaptionRLTrainer(CaptionTrainer):
         self.batch_sampler: Any = None
         if train_dataset is not None:
             self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
-            processes = self.accelerator.num_processes
-            batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
-            if len(train_dataset) < batch_size:
-                raise ValueError(
-                    f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
-                    f"gradient_accumulation_steps x processes), and there are {len(train_dataset)}. Lower one of these; for one "
-                    f"process use per_device_train_batch_size={len(train_dataset)} and gradient_accumulation_steps=1."
-                )
-            self.batch_sampler = make_bag_sampler(
-                args,
-                batch_size,
-                len(train_dataset),
-                neighbours=neighbours,
-                random=args.bag_distractors == "random",
-                recall_threshold=args.bag_recall_threshold,
-                process_index=self.accelerator.process_index,
-                num_processes=processes,
-            )
-            self.add_callback(CurriculumCallback(self.batch_sampler))
+            self._neighbours = neighbours
+            self._curriculum = CurriculumCallback(None)
+            self._make_batch_sampler()
+            self.add_callback(self._curriculum)
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds)
+
+    def _make_batch_sampler(self) -> None:
+        args, images, processes = self.args, len(self.rollouts.images), self.accelerator.num_processes
+        batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+        if images < batch_size:
+            raise ValueError(
+                f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
+                f"gradient_accumulation_steps x processes), and there are {images}. Lower one of these; for one "
+                f"process use per_device_train_batch_size={images} and gradient_accumulation_steps=1."
+            )
+        self.batch_sampler = self._curriculum.dataset = make_bag_sampler(
+            args,
+            batch_size,
+            images,
+            neighbours=self._neighbours,
+            random=args.bag_distractors == "random",
+            recall_threshold=args.bag_recall_threshold,
+            process_index=self.accelerator.process_index,
+            num_processes=processes,
+        )
 
     # Rewards
 
@@ -717,6 +722,10 @@ class CaptionRLTrainer(CaptionTrainer):
         if self.train_dataset is None:
             raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         args = self.args
+        if self.hp_search_backend is not None:  # the trial has changed arguments
+            self._start_policy()
+            self._make_batch_sampler()
+            self._recalls.clear()
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)

@@ -77,7 +77,9 @@ _FREE = set(
 
 
 def _base_model(trainer: Any) -> Any:
-    """The model without adapter and wrappers."""
+    """The model without adapter and wrappers; None before a trial of a search, which removes the model of the last one."""
+    if trainer.model is None:
+        return None
     inner = trainer.accelerator.unwrap_model(trainer.model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
@@ -157,8 +159,11 @@ def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
     return os.path.isdir(folder) and get_last_checkpoint(os.fspath(folder)) is not None
 
 
-def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
-    """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it."""
+def checkpoint_to_resume(trainer: Any, wanted: str | bool, trial: Any = None) -> str:
+    """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it.
+
+    A checkpoint that a search passes for a trial is its own: it has no random states, and may be of other settings.
+    """
     folder = trainer.args.output_dir
     found = (get_last_checkpoint(folder) if has_checkpoint(folder) else None) if wanted is True else str(wanted)
     if found is None or not os.path.isdir(found):
@@ -168,6 +173,8 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool) -> str:
             raise ValueError(f"{str(path)!r} is a pickle; weights are safetensors. Use {convert_command(found)}.")
         if path.name.endswith(".safetensors.index.json"):
             check_index(path)
+    if trial is not None:
+        return found
     if not any(Path(found).glob("rng_state*.pth")):
         raise ValueError(
             f"{found!r} holds the model only (save_only_model=True). Use it as the model of a new run, or another checkpoint."
@@ -500,25 +507,28 @@ class ExactResumeTrainer(CheckedPush):
                 given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
 
         `resume_from_checkpoint` is a checkpoint, or True for the newest one in `args.output_dir`. Checkpoints of other runs in that
-        folder are moved into a folder `earlier-N`.
+        folder are moved into a folder `earlier-N`. A trial of a hyperparameter search has a folder of its own.
         """
+        folder = Path(self._get_output_dir(trial))
         if self.has_own_optimizer is None:  # the Trainer keeps the optimizer that it makes
             self.has_own_optimizer = self.optimizer is not None  # type: ignore[has-type]
         with contextlib.ExitStack() as stack:
 
             def begin() -> str | None:
-                stack.enter_context(FolderLock(self.args.output_dir))
-                shutil.rmtree(Path(self.args.output_dir) / PARTIAL, ignore_errors=True)
+                stack.enter_context(FolderLock(folder))
+                shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
-                found = checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
+                found = checkpoint_to_resume(self, resume_from_checkpoint, trial) if resume_from_checkpoint else None
                 start = Path(getattr(_base_model(self), "name_or_path", None) or ".").resolve()
                 if (
                     found is None
-                    and start.parent == Path(self.args.output_dir).resolve()
+                    and start.parent == folder.resolve()
                     and start.name.startswith("checkpoint-")
                 ):
                     raise ValueError(
@@ -533,7 +543,7 @@ class ExactResumeTrainer(CheckedPush):
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
             self.selection = self.collapsed = self.fault_of_best = None
-            output = super().train(checkpoint, *args, **kwargs)
+            output = super().train(checkpoint, trial, *args, **kwargs)
             conclude_selection(self)
             self.refuse_diverged()
             return output
@@ -600,7 +610,7 @@ class ExactResumeTrainer(CheckedPush):
         run, output_dir = Path(self._get_output_dir(trial=trial)), self.args.output_dir
         folder = run / f"checkpoint-{self.state.global_step}"
         self.refuse_diverged(model, folder.name)
-        written = Path(output_dir) / PARTIAL
+        written = run / PARTIAL
         self.args.output_dir = str(written)
         partial = Path(self._get_output_dir(trial=trial)) / folder.name
         try:

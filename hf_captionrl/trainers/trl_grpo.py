@@ -116,7 +116,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first, of
             `captionrl bags`; rollouts then consist of bags.
         reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
-        kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
+        kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ... TRL has no `model_init`, so
+            there is no hyperparameter search.
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP

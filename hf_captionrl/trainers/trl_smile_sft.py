@@ -323,7 +323,8 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
         args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
-        kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
+        kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ... TRL has no
+            `model_init`, so there is no hyperparameter search.
 
     Example:
         >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP

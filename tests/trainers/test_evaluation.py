@@ -2,16 +2,14 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
+import optuna
 import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig
-from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, HyperParamSearchBackendBase
-from transformers.trainer_utils import BestRun, HPSearchBackend
 
 from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
@@ -23,6 +21,8 @@ from hf_captionrl.trainers import (
     CaptionRLTrainer,
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
+    SLEConfig,
+    SLETrainer,
     SmileConfig,
     SmileTrainer,
 )
@@ -240,58 +240,61 @@ def test_data_collator_is_used_in_training_and_evaluation(tmp_path, scenes, scor
     assert {len(call) for call in calls} == {8}
 
 
-class ThreeTrials(HyperParamSearchBackendBase):
-    """Trains with three learning rates, as the search libraries call a trainer."""
-
-    name = "optuna"
-
-    @staticmethod
-    def is_available():
-        return True
-
-    def run(self, trainer, n_trials, direction, **kwargs):
-        found = []
-        for number in range(n_trials):
-            trial = SimpleNamespace(number=number, params={"learning_rate": 10.0**-number}, report=lambda *_: None)
-            trial.should_prune = lambda: False
-            trainer.objective = None
-            trainer.train(trial=trial)
-            metrics = trainer.evaluate()
-            trainer.objective = trainer.compute_objective(metrics)
-            found.append(BestRun(str(number), trainer.objective, trial.params))
-        return min(found, key=lambda run: run.objective)
+SEARCHED = {0.5: 8, 0.1: 4}  # learning rates, and the batch of each
 
 
-def test_hyperparameter_search_trains_each_trial_from_the_start(tmp_path, scenes, monkeypatch):
-    monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.OPTUNA, ThreeTrials)
-    monkeypatch.setattr("transformers.integrations.hp_params", lambda trial: trial.params)
-    trials = []
+def searching(kind, folder, scenes, scorer, **settings):
+    """A trainer that makes its tiny captioner itself, and so can be searched."""
+    rows = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
+    rows["model_init"] = lambda: tiny_captioner("blip")
+    settings = {**SMALL, "save_strategy": "steps", "save_steps": 1, **settings}
+    if kind == "smile":
+        return SmileTrainer(None, SmileConfig(str(folder), **settings), **rows)
+    settings |= {"max_completion_length": 4, "guard": "off", "do_sample": True, "num_generations": 3}
+    if kind == "sle":
+        return SLETrainer(None, SLEConfig(str(folder), **settings), **rows)
+    if kind == "self-retrieval":
+        return SelfRetrievalTrainer(None, scorer, SelfRetrievalConfig(str(folder), **settings), **rows)
+    return CaptionRLTrainer(None, "cider", CaptionRLConfig(str(folder), **settings), **rows)
 
-    def init(trial):
-        trials.append(trial and trial.number)
-        return tiny_blip()[0]
 
-    given = {"model_init": init, "processing_class": tiny_blip()[1]}
-    trainer = tiny_trainer(
-        tmp_path, scenes, trainer_arguments=given, save_strategy="steps", save_steps=1, data_seed=42
-    )
-    best = trainer.hyperparameter_search(
-        hp_space=lambda trial: trial.params,
-        n_trials=3,
-        backend="optuna",
-        direction="minimize",
-        compute_objective=lambda metrics: metrics["eval_loss"],
-    )
-    assert [number for number in trials if number is not None] == [0, 1, 2]
-    assert trainer.captioner.model is trainer.accelerator.unwrap_model(trainer.model)
-    assert trainer.caption_collator.captioner is trainer.captioner
-    assert best.hyperparameters["learning_rate"] in (1.0, 0.1, 0.01)
-    for number in range(3):
-        folder = tmp_path / f"run-{number}" / f"checkpoint-{trainer.state.global_step}"
-        assert json.loads((folder / "run_configuration.json").read_text())["learning_rate"] == 10.0**-number
-    alone = tiny_trainer(tmp_path / "alone", scenes, data_seed=42, **best.hyperparameters)
-    alone.train()
-    assert best.objective == pytest.approx(alone.evaluate()["eval_loss"], rel=1e-6)
+@pytest.mark.parametrize("kind", ["smile", "sle", "self-retrieval", "caption-rl"])
+def test_each_trial_of_a_search_is_the_training_with_its_settings(tmp_path, scenes, scorer, kind):
+    trainer = searching(kind, tmp_path, scenes, scorer)
+    trials, losses = [], []
+
+    def space(trial):
+        rate = trial.suggest_categorical("learning_rate", list(SEARCHED))
+        trials.append({"learning_rate": rate, "per_device_train_batch_size": SEARCHED[rate]})
+        return trials[-1]
+
+    def objective(metrics):
+        losses.append(metrics["eval_loss"])
+        return losses[-1]
+
+    both = optuna.samplers.GridSampler({"learning_rate": list(SEARCHED)})
+    best = trainer.hyperparameter_search(space, objective, n_trials=2, backend="optuna", sampler=both)
+    assert losses[0] != losses[1]
+    rate = trials[losses.index(min(losses))]["learning_rate"]
+    assert (best.objective, best.hyperparameters) == (min(losses), {"learning_rate": rate})
+    for number, (settings, loss) in enumerate(zip(trials, losses, strict=True)):
+        saved = json.loads((tmp_path / f"run-{number}" / "checkpoint-1" / "run_configuration.json").read_text())
+        assert saved["learning_rate"] == settings["learning_rate"]
+        alone = searching(kind, tmp_path / f"alone-{number}", scenes, scorer, **settings)
+        alone.train()
+        assert alone.evaluate()["eval_loss"] == loss
+
+
+def test_a_trial_resumes_from_the_checkpoint_that_ray_passes(tmp_path, scenes, scorer):
+    """Ray removes the model, and saves a trial without random states; it may continue with another learning rate."""
+    trainer = searching("smile", tmp_path, scenes, scorer)
+    trainer.train()
+    trainer._tune_save_checkpoint(str(tmp_path / "ray"))
+    trainer.model, trainer.args.max_steps, trainer.args.learning_rate = None, 2, 0.01
+    resumed = trainer.train(resume_from_checkpoint=str(tmp_path / "ray" / "checkpoint-1"), trial={})
+    assert resumed.global_step == 2
+    with pytest.raises(ValueError, match="save_only_model"):  # the control: it is no checkpoint of a run
+        trainer.train(resume_from_checkpoint=str(tmp_path / "ray" / "checkpoint-1"))
 
 
 def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
