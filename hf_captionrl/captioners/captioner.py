@@ -43,6 +43,7 @@ from hf_captionrl.captioners.head_tap import (
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.losses.smile import is_word_piece
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
 from hf_captionrl.utils.versions import warn_untested
@@ -512,7 +513,7 @@ class Captioner:
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Prepare B images: `pixel_values` `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and the `side_inputs`."""
-        pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        pixels = self.image_processor(images=[*map(to_rgb, images)], return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
 
     @property
@@ -526,7 +527,7 @@ class Captioner:
 
     def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:
         """Resize and crop images as the vision tower reads them, without rescaling and normalising: `(B, 3, H, W)` uint8."""
-        return torch.stack([self.prepared_pixels.prepare(image) for image in images])
+        return torch.stack([self.prepared_pixels.prepare(to_rgb(image)) for image in images])
 
     def encode_pixels(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
         """Prepare B rows of `prepare_pixels` for the model; the result is bit-exactly that of `encode_images`."""
