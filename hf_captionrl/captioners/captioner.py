@@ -29,8 +29,9 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import LogitsProcessorList
 
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
+from hf_captionrl.captioners.decoding import DecodingLoop, FirstTokens, UndecodableError
 from hf_captionrl.captioners.head_tap import (
     LogProbsObjective,
     bypass_vision_tower,
@@ -308,6 +309,9 @@ class Captioner:
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
         self.check_tokens(self.eos_token_id)
+        used = 1 + max(*self.tokenizer.get_vocab().values(), *self.end_token_ids)
+        # Of an output head with rows beyond the tokenizer, only this many ids are generated; None: all.
+        self.num_tokens = used if used < self.vocab_size else None
         tap_head(self.base_model, type(self))
         if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
             self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
@@ -692,18 +696,25 @@ class Captioner:
     # Scoring
 
     def log_probs(
-        self, batch: dict[str, Any], *, temperature: float = 1.0, return_entropy: bool = False, model: Any = None
+        self,
+        batch: dict[str, Any],
+        *,
+        temperature: float = 1.0,
+        return_entropy: bool = False,
+        of_generation: bool = False,
+        model: Any = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Log-probability of every supervised token, without building the logits of the whole batch.
 
         `batch` is the output of `collate` or `encode_completions` with images or features, `model` the model in a wrapper such
-        as DDP. The result `(B, T - 1)` is aligned with `align_labels(labels)` and 0 at unsupervised positions; with
+        as DDP. With `of_generation`, the distribution is that of sampling: without ids beyond the tokenizer. The result `(B, T - 1)` is aligned with `align_labels(labels)` and 0 at unsupervised positions; with
         `return_entropy` it is a pair with the entropies of the distributions.
         """
         model = self.model if model is None else model
+        num_tokens = self.num_tokens if of_generation else None
         batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
         batch = {name: value.to(self.device) for name, value in batch.items()}
-        output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy))
+        output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy, num_tokens))
         return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
@@ -808,6 +819,9 @@ class Captioner:
         prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
+        if self.num_tokens is not None:
+            processors = LogitsProcessorList([FirstTokens(self.num_tokens), *(settings.get("logits_processor") or ())])
+            settings["logits_processor"] = processors
 
         def write(further: dict[str, Any]) -> Tensor:
             return self.generate_ids(features, prompt_ids, dict(images), **further)  # (N, T)

@@ -194,6 +194,10 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         # TRL's collator changes nothing; the policy reads the picture that the scorers read.
         self.data_collator = _with_rgb
         require_fp32(self.model, args)
+        if not args.use_vllm:  # ids beyond the tokenizer decode to nothing
+            rows, config = self.model.get_output_embeddings().out_features, self.generation_config
+            beyond = range(1 + max(self._tokenizer.get_vocab().values()), rows)
+            config.suppress_tokens = [*(config.suppress_tokens or []), *beyond]
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
