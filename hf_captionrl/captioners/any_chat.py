@@ -223,6 +223,7 @@ class AnyChatCaptioner(ChatCaptioner):
         """Choose the loop whose greedy captions have the largest logits of a forward of the whole caption; returns its name."""
         banned = [*self.end_token_ids, self.base_model.config.image_token_id]
         banned = [token for token in banned if token < self.vocab_size]  # Molmo 2 has no outputs for tokens of images
+        banned += range(self.num_tokens or self.vocab_size, self.vocab_size)
         settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
         settings |= {"max_new_tokens": _CHECKED_TOKENS, "suppress_tokens": list(self.end_token_ids)}
         inputs = self.encode_images(images)

@@ -28,8 +28,9 @@ import torchvision
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import LogitsProcessorList
 
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError
+from hf_captionrl.captioners.decoding import DecodingLoop, FirstTokens, UndecodableError
 from hf_captionrl.captioners.head_tap import (
     LogProbsObjective,
     bypass_vision_tower,
@@ -42,6 +43,7 @@ from hf_captionrl.captioners.head_tap import (
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.losses.smile import is_word_piece
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
 from hf_captionrl.utils.versions import warn_untested
@@ -306,6 +308,9 @@ class Captioner:
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
         self.check_tokens(self.eos_token_id)
+        used = 1 + max(*self.tokenizer.get_vocab().values(), *self.end_token_ids)
+        # Of an output head with rows beyond the tokenizer, only this many ids are generated; None: all.
+        self.num_tokens = used if used < self.vocab_size else None
         tap_head(self.base_model, type(self))
         if self.image_in_cross_attention and not self.base_model.folds_cross_attention:
             self.base_model.folds_cross_attention = fold_cross_attention(self.base_model)
@@ -511,7 +516,7 @@ class Captioner:
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Prepare B images: `pixel_values` `(B, 3, H, W)` (chat models: `(B, tiles, ...)`), and the `side_inputs`."""
-        pixels = self.image_processor(images=list(images), return_tensors="pt")["pixel_values"]
+        pixels = self.image_processor(images=[*map(to_rgb, images)], return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels, **self.fixed_side_inputs(len(images))}
 
     @property
@@ -525,7 +530,7 @@ class Captioner:
 
     def prepare_pixels(self, images: Sequence[Image.Image]) -> Tensor:
         """Resize and crop images as the vision tower reads them, without rescaling and normalising: `(B, 3, H, W)` uint8."""
-        return torch.stack([self.prepared_pixels.prepare(image) for image in images])
+        return torch.stack([self.prepared_pixels.prepare(to_rgb(image)) for image in images])
 
     def encode_pixels(self, pixels: Sequence[Tensor]) -> dict[str, Tensor]:
         """Prepare B rows of `prepare_pixels` for the model; the result is bit-exactly that of `encode_images`."""
@@ -690,18 +695,25 @@ class Captioner:
     # Scoring
 
     def log_probs(
-        self, batch: dict[str, Any], *, temperature: float = 1.0, return_entropy: bool = False, model: Any = None
+        self,
+        batch: dict[str, Any],
+        *,
+        temperature: float = 1.0,
+        return_entropy: bool = False,
+        of_generation: bool = False,
+        model: Any = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Log-probability of every supervised token, without building the logits of the whole batch.
 
         `batch` is the output of `collate` or `encode_completions` with images or features, `model` the model in a wrapper such
-        as DDP. The result `(B, T - 1)` is aligned with `align_labels(labels)` and 0 at unsupervised positions; with
+        as DDP. With `of_generation`, the distribution is that of sampling: without ids beyond the tokenizer. The result `(B, T - 1)` is aligned with `align_labels(labels)` and 0 at unsupervised positions; with
         `return_entropy` it is a pair with the entropies of the distributions.
         """
         model = self.model if model is None else model
+        num_tokens = self.num_tokens if of_generation else None
         batch = {**self.fixed_side_inputs_missing_in(batch), **batch}
         batch = {name: value.to(self.device) for name, value in batch.items()}
-        output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy))
+        output = model(**batch, head_objective=LogProbsObjective(temperature, return_entropy, num_tokens))
         return (output["log_probs"], output["entropy"]) if return_entropy else output["log_probs"]
 
     def own_loss(self, batch: dict[str, Any]) -> Tensor:
@@ -806,6 +818,9 @@ class Captioner:
         prompt_ids = torch.tensor([before], device=self.device).repeat(features.size(0), 1)  # (B, P)
         settings = {"eos_token_id": list(self.end_token_ids), "pad_token_id": self.pad_token_id, **settings}
         settings["max_new_tokens"] = min(settings["max_new_tokens"], self.max_text_tokens - len(before))
+        if self.num_tokens is not None:
+            processors = LogitsProcessorList([FirstTokens(self.num_tokens), *(settings.get("logits_processor") or ())])
+            settings["logits_processor"] = processors
 
         def write(further: dict[str, Any]) -> Tensor:
             return self.generate_ids(features, prompt_ids, dict(images), **further)  # (N, T)

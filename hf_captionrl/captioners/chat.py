@@ -28,6 +28,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hf_captionrl.captioners.captioner import Captioner, blank_image, start_token_settings
 from hf_captionrl.captioners.head_tap import join_prefix, left_padded, repeat_rows, stack_rows
 from hf_captionrl.captioners.loading import register
+from hf_captionrl.utils.images import to_rgb
 
 # Inputs from which Qwen-VL computes the positions of image and video tokens.
 _POSITION_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
@@ -186,7 +187,7 @@ class ChatCaptioner(Captioner):
 
     def _prefix_of(self, image: Image.Image) -> dict[str, Any]:
         """The processor's output for an image and the chat before the caption: lists of ids and types, tensors."""
-        return self._read(text=[self._turns()[0]], images=[image])
+        return self._read(text=[self._turns()[0]], images=[to_rgb(image)])
 
     def _read(self, **inputs: Any) -> dict[str, Any]:
         settings = start_token_settings(self.processor, self._turns()[0])
@@ -199,7 +200,7 @@ class ChatCaptioner(Captioner):
         return {"input_ids": ids, "types": types, **tensors}
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
-        return self._stacked([self._prefix_of(image.convert("RGB")) for image in images])
+        return self._stacked([self._prefix_of(image) for image in images])
 
     def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         return {"pixel_values": stack_rows([row["pixel_values"] for row in rows]), **self._side_inputs(rows)}
@@ -285,8 +286,7 @@ class ChatCaptioner(Captioner):
                 f"frame_pooling is 'native', but the chat template of {type(self.base_model).__name__} does not render "
                 f"one video token: {turn!r}. Use a template with content of type 'video', or frame_pooling='mean'."
             )
-        frames = [frame.convert("RGB") for frame in frames]
-        return self._read(text=[turn], videos=[frames], video_metadata=[times], do_sample_frames=False)
+        return self._read(text=[turn], videos=[[*map(to_rgb, frames)]], video_metadata=[times], do_sample_frames=False)
 
     # Forward
 

@@ -14,13 +14,26 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import CompileConfig, EncoderDecoderCache, GenerationConfig, LogitsProcessorList
+from transformers import CompileConfig, EncoderDecoderCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from hf_captionrl.utils.versions import cache_name
+
+
+class FirstTokens(LogitsProcessor):
+    """Only the first `number` ids are generated: output heads are often padded, and a tokenizer decodes other ids to nothing."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores `(N, V)`, minus infinity from id `number` on."""
+        scores[:, self.number :] = -torch.inf  # in place: a slice, whatever V is
+        return scores
+
 
 _ROWWISE = tuple(
     getattr(logits_process, name)
@@ -145,7 +158,7 @@ class DecodingLoop:
             or config._pad_token_tensor is None
             or not model_kwargs.get("use_cache")
             or config.prefill_chunk_size is not None
-            or any(type(each) not in _ROWWISE for each in processors)
+            or any(type(each) not in (FirstTokens, *_ROWWISE) for each in processors)
             or any(type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in criteria)
             or not _selectable(model_kwargs.get(cache_name()))
         ):

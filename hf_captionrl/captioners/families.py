@@ -31,6 +31,7 @@ from hf_captionrl.captioners.head_tap import (
 )
 from hf_captionrl.captioners.loading import register
 from hf_captionrl.captioners.shared_cross_attention import computed_once
+from hf_captionrl.utils.images import to_rgb
 
 logger = logging.getLogger(__name__)
 
@@ -510,7 +511,7 @@ class Pix2StructCaptioner(Captioner):
         return self.require_ids(config.decoder_start_token_id, config.eos_token_id, config.pad_token_id)
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
-        read = self.image_processor(images=list(images), return_tensors="pt")
+        read = self.image_processor(images=[*map(to_rgb, images)], return_tensors="pt")
         return {"pixel_values": read["flattened_patches"]}
 
     @classmethod

@@ -15,7 +15,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -226,14 +226,21 @@ class LogProbsObjective:
     Args:
         temperature (`float`): Divides the logits, as in sampling.
         return_entropy (`bool`): Also return the entropy of each distribution.
+        num_tokens (`int`, *optional*): The distribution is over the first so many ids, as in generation. None: all.
     """
 
-    def __init__(self, temperature: float = 1.0, return_entropy: bool = False) -> None:
+    def __init__(self, temperature: float = 1.0, return_entropy: bool = False, num_tokens: int | None = None) -> None:
         self.temperature = temperature
         self.return_entropy = return_entropy
+        self.num_tokens = num_tokens
 
     def __call__(self, head: HeadInputs) -> dict[str, Tensor]:
         """`log_probs`, and `entropy` if requested; both `(B, T)`, 0 where the label is ignored."""
+        if (n := self.num_tokens) is not None:
+            first = [None if each is None else each[..., :n] for each in (head.bias, head.logits)]
+            head = replace(
+                head, weight=None if head.weight is None else head.weight[:n], bias=first[0], logits=first[1]
+            )
         if head.logits is None:
             settings: dict[str, Any] = {"bias": head.bias, "softcap": head.softcap, "temperature": self.temperature}
             hidden: Any = head.hidden

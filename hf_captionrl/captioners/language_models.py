@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import say
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
 from hf_captionrl.utils.prompts import (
@@ -180,7 +181,7 @@ def image_url(image: Any) -> str:
     """An image as a data URL for chat endpoints: PNG, or JPEG of quality 90 above 512 x 512 pixels."""
     kind = "PNG" if image.width * image.height <= 512 * 512 else "JPEG"
     buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, kind, quality=90)
+    to_rgb(image).save(buffer, kind, quality=90)
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
@@ -740,7 +741,7 @@ class TransformersVisionBackend(TransformersBackend):
             chats = [[{"role": "user", "content": content}] for content in contents]
             render = partial(self._processor.apply_chat_template, tokenize=False, add_generation_prompt=True)
             texts = [str(render(chat)) for chat in chats]
-        images: list[Any] = [[image.convert("RGB") for image in prompt.images] for prompt in prompts]
+        images: list[Any] = [[*map(to_rgb, prompt.images)] for prompt in prompts]
         if all(len(own) == 1 for own in images):
             images = [own[0] for own in images]  # models of one image take a flat list
         settings = {"padding": True, "return_tensors": "pt", **start_token_settings(self._processor, texts[0])}

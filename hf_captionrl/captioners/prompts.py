@@ -160,7 +160,7 @@ def encode_with_prompts(captioner: Any, images: Sequence[Image.Image], prompts: 
     own, rows = captioner.prompt, []
     try:
         for image, captioner.prompt in zip(images, prompts, strict=True):
-            rows.append(captioner._prefix_of(image.convert("RGB")))
+            rows.append(captioner._prefix_of(image))
     finally:
         captioner.prompt = own
     return captioner._stacked(rows)  # type: ignore[no-any-return]

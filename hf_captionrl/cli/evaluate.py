@@ -28,6 +28,7 @@ from hf_captionrl.evaluation.caption_files import (
     training_of,
 )
 from hf_captionrl.evaluation.evaluator import (
+    BEST,
     CAPTIONS_TABLE,
     PREFERENCES_TABLE,
     TABLES,
@@ -51,6 +52,7 @@ from hf_captionrl.evaluation.scored_captions import (
     score_sources,
     write_inputs,
 )
+from hf_captionrl.metrics.columns import variants
 from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.metrics.table import (
     Section,
@@ -130,8 +132,8 @@ def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
 def _scored_parts(
     arguments: EvaluateOptions, sources: Sequence[ScoredCaptions], scoring: CaptionScoring
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """Columns of the first captions of all sources, computed on shards."""
-    captions, columns = [source.first for source in sources], scoring.columns()
+    """Columns of the captions of all sources, computed on shards."""
+    captions, columns = [single.first for source in sources for single in source.singles], scoring.columns()
     per_shard = rows_per_shard(arguments, _BLOCKS, BLOCK)
     rows_per_source = -(-len(captions[0]) // per_shard) * per_shard
     scorer, language_model = scoring.scorer, scoring.language_model
@@ -153,7 +155,7 @@ def _scored_parts(
         write_inputs(folder, captions, scoring.pools)
         return ScoreStage(folder, rows_per_source, models, scoring.clip_prefix, columns)
 
-    folder = _run(arguments, "captions", settings, len(sources) * rows_per_source, make)
+    folder = _run(arguments, "captions", settings, len(captions) * rows_per_source, make)
     return map(columns_of_table, read_tables(folder))
 
 
@@ -162,9 +164,14 @@ def _scored_parts(
 _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
 
+def _texts(source: ScoredCaptions) -> list[str]:
+    """All captions of a source that are scored."""
+    return spoken([caption for group in source.captions for caption in (group[:1] if source.is_human else group)])
+
+
 def _words(scored: Sequence[ScoredCaptions], references: Sequence[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or the reason why there are none."""
-    sources = {source.name: spoken(source.first) for source in scored if not source.is_human}
+    sources = {source.name: _texts(source) for source in scored if not source.is_human}
     human = [caption for group in references for caption in group]
     sources |= {REFERENCES: human} if human else {}
     if len(sources) < 2:
@@ -208,8 +215,9 @@ def _sections(
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The chosen tables by name, and the signatures of their numbers."""
     sections, signatures = {}, {}
+    several = any(len(source.singles) > 1 for source in scored)
     for name, table in tables.items():
-        rows = [{"name": source.name, **table.compute(source, evaluator)} for source in scored]
+        rows = [table.row(source, evaluator, with_best=several) for source in scored]
         compare_with_first(rows, seed=evaluator.seed)
         signatures[name] = rows[0]["signatures"]
         for row in rows:
@@ -219,6 +227,9 @@ def _sections(
                 if key.endswith("_reason") and reason in reasons:
                     row[key] = reasons[reason]
         sections[name] = Section(table.title, table.columns, rows)
+        if several and not table.takes_all:
+            best = variants("best", ", best caption of an image", *(c for c in table.columns if c.key in BEST))
+            sections[name] = Section(f"{table.title}, mean over an image's captions", table.columns + best, rows)
     return sections, signatures
 
 
@@ -379,6 +390,8 @@ def _write_tables(
     if human is not None:
         scored.append(human)
     names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
+    if "sle" not in names and any(len(source.singles) > 1 for source in scored):
+        names.append("sle")
     scoring = _scoring(arguments, evaluator, language_model, names)
     on_shards = arguments.uses_shards and bool(scoring.columns())
     score_sources(scored, scoring, _scored_parts(arguments, scored, scoring) if on_shards else None, folder=folder)
@@ -413,7 +426,7 @@ def _write_tables(
     atomic_write_text(folder / "comparison.md", text)
     atomic_write_text(folder / "comparison.csv", comparison_csv(shown))
     atomic_write_text(folder / "comparison.tex", comparison_latex(shown))
-    lengths = {source.name: [len(text.split()) for text in spoken(source.first)] for source in scored}
+    lengths = {source.name: [len(text.split()) for text in _texts(source)] for source in scored}
     write_length_histogram(folder / "lengths.png", lengths)
     written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
     if _draw_trade_off(folder / "trade_off.png", list(sections.values())):

@@ -25,8 +25,8 @@ from hf_captionrl.data.images import (
     media_source,
     open_image,
     opened_image,
-    to_rgb,
 )
+from hf_captionrl.utils.images import to_rgb
 
 # Faults of videos in addition to those of images, and the remedy for each.
 VIDEO_REMEDIES: dict[str, str] = {

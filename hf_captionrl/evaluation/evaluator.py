@@ -36,7 +36,7 @@ from hf_captionrl.metrics import (
     self_retrieval,
     vqa_score,
 )
-from hf_captionrl.metrics.bootstrap import proportion_interval, signature
+from hf_captionrl.metrics.bootstrap import bootstrap_interval, proportion_interval, signature
 from hf_captionrl.metrics.caption_units import spacy_extractor
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
@@ -397,16 +397,17 @@ class ScoredCaptions:
 
     name: str  # name of the captioner
     captions: Sequence[list[str]]  # captions of each image, in the order of the data set
-    references: Sequence[list[str]]  # references of each image, for the first caption
-    is_human: bool = False  # whether the captions are the references
-    text: Tensor | None = None  # features `(N, D)` of each image's first caption, or None
+    references: Sequence[list[str]]  # references of each image
+    is_human: bool = False  # whether the captions are the references, of which only the first is scored
+    # What follows is of each image's first caption; the others are scored as those of `singles`.
+    text: Tensor | None = None  # features `(N, D)`, or None
     # The same for CLIPScore, with `clip_prefix` before each caption, or None if the prefix is empty.
     clip_text: Tensor | None = None
     clip_prefix: str = ""  # text before each caption
     scorer: str = ""  # signature of the scorer
-    image_ranks: np.ndarray | None = None  # rank of each image among the images, for the first caption, or None
+    image_ranks: np.ndarray | None = None  # rank of each image among the images, or None
     pool_ranks: np.ndarray | None = None  # the same in the evaluator's pool
-    tokens: list[int] | None = None  # number of the scorer's tokens in each first caption, or None
+    tokens: list[int] | None = None  # number of the scorer's tokens in each caption, or None
     max_text_tokens: int | None = None  # largest number of tokens that the scorer reads
     # Function from captions to the result of `caption_perplexity`, or None.
     perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = None
@@ -416,6 +417,15 @@ class ScoredCaptions:
     def first(self) -> list[str]:
         """The first caption of each image: the best beam."""
         return [group[0] for group in self.captions]
+
+    @cached_property
+    def singles(self) -> list[ScoredCaptions]:
+        """The same with one caption per image each: first, second, ... captions. An image with fewer repeats its captions."""
+        number = 1 if self.is_human else max(map(len, self.captions))
+        if number == 1:
+            return [self]
+        parts = ([[group[k % len(group)]] for group in self.captions] for k in range(number))
+        return [ScoredCaptions(self.name, part, self.references) for part in parts]
 
     @cached_property
     def given_references(self) -> Sequence[list[str]] | None:
@@ -459,11 +469,59 @@ def human_captions(evaluator: Evaluator) -> ScoredCaptions | None:
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table; `compute` maps scored captions and the evaluator to a row with details."""
+    """A paper's table; `compute` maps scored captions, one per image, and the evaluator to a row with details."""
 
     title: str
     columns: tuple[Column, ...]
     compute: Callable[[ScoredCaptions, Evaluator], dict[str, Any]]
+    takes_all: bool = False  # whether `compute` takes all captions of an image together
+
+    def row(self, scored: ScoredCaptions, evaluator: Evaluator, *, with_best: bool = False) -> dict[str, Any]:
+        """The row of a source: means over the captions of an image, and `best_<key>` of `BEST` over its best captions."""
+        if self.takes_all:
+            return {"name": scored.name, **self.compute(scored, evaluator)}
+        rows = [self.compute(single, evaluator) for single in scored.singles]
+        if len(rows) == 1 and not with_best:
+            return {"name": scored.name, **rows[0]}
+        sizes = np.array([min(len(group), len(rows)) for group in scored.captions])
+        shares = {column.key for column in self.columns if column.is_fraction}
+        return {"name": scored.name, **_over_captions(rows, sizes, shares, evaluator.seed)}
+
+
+BEST = ("pool_recall_at_1", "rd100_recall_at_1", "blocks_recall_at_1", "clip_score", "cider_d")
+"""Numbers that are also given for the best caption of each image, where a source has several."""
+
+
+def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, shares: set[str], seed: int) -> dict[str, Any]:
+    """One row from those of first, second, ... captions, of which `sizes` `(N,)` count for each image; intervals over images."""
+    merged: dict[str, Any] = rows[0] | {"per_sample": {}, "groups": {}}
+    for key in rows[0]:
+        if missing := [row for row in rows if f"{key}_reason" in row]:
+            merged |= {name: missing[0].get(name) for name in (key, f"{key}_ci", f"{key}_reason")}
+        elif key == "max_words":  # of all captions
+            merged |= {name: np.max([row[name] for row in rows], 0).tolist() for name in (key, f"{key}_ci")}
+    for key in [key for key in rows[0]["per_sample"] if all(key in row["per_sample"] for row in rows)]:
+        values, groups = np.stack([row["per_sample"][key] for row in rows]), rows[0]["groups"].get(key)  # (K, N)
+        of_images = sizes if groups is None or key not in BEST else sizes[np.asarray(groups)]
+        counts = np.arange(len(rows))[:, None] < (of_images if len(of_images) == values.shape[1] else len(rows))
+        means = {key: (values * counts).sum(0) / np.broadcast_to(counts, values.shape).sum(0)}
+        if key == "empty_captions":  # a number of captions, not a mean
+            means[key] *= len(rows)
+        if key in BEST:
+            means[f"best_{key}"] = np.where(counts, values, -np.inf).max(0)
+        for name, of_image in means.items():
+            interval = bootstrap_interval
+            if key in shares and ((of_image >= 0) & (of_image <= 1)).all():
+                interval = proportion_interval
+            limits = (0.0, 1.0) if key in shares else (-np.inf, np.inf)
+            bounds = np.clip(interval(of_image, groups=groups, seed=seed), *limits).tolist()
+            if len(rows) > 1 or name != key:
+                merged |= {name: float(of_image.mean()), f"{name}_ci": bounds}
+            merged["per_sample"][name] = of_image
+            merged["groups"] |= {} if groups is None else {name: groups}
+    merged |= {f"best_{key}": None for key in BEST if key in merged and f"best_{key}" not in merged}
+    reasons = {f"best_{key}_reason": merged[f"{key}_reason"] for key in BEST if f"{key}_reason" in merged}
+    return merged | reasons
 
 
 def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
@@ -512,11 +570,9 @@ TABLES: dict[str, Table] = {
     ),
     "sle": Table(
         "SLE (several captions per image)",
-        tuple(
-            replace(c, header="CIDEr-D, mean over an image's captions") if c.key == "cider_d" else c
-            for c in table_columns(*SUITES["sle"])
-        ),
+        table_columns(*SUITES["sle"]),
         _sle,
+        takes_all=True,
     ),
     "ndlb": Table(
         "No Detail Left Behind",

@@ -22,6 +22,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from hf_captionrl.text.tokenize import word_characters
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import atomic_write_text
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -220,7 +221,8 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
 def embedded_image(image: Image.Image) -> dict[str, Any]:
     """Values of a template that embeds an image: `source` for a `src` (PNG, or JPEG for a photograph), `width`, `height`, and
     whether it is enlarged with visible pixels."""
-    small, buffer = image.convert("RGB"), io.BytesIO()
+    image, buffer = to_rgb(image), io.BytesIO()
+    small = image.copy()
     small.thumbnail((_MAX_SIDE, _MAX_SIDE))
     kind = "png" if small.width * small.height <= _PNG_PIXELS else "jpeg"
     small.save(buffer, kind, **({"optimize": True} if kind == "png" else {"quality": 85}))

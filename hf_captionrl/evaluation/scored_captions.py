@@ -132,8 +132,8 @@ def score_sources(
     *,
     folder: Path | None = None,
 ) -> None:
-    """Add the columns of a scoring to the first captions of each source, computed here or by other processes as `parts`."""
-    scorer = scoring.scorer
+    """Add the columns of a scoring to the captions of each source, computed here or by other processes as `parts`."""
+    scorer, sources = scoring.scorer, [single for source in sources for single in source.singles]
     if not scoring.columns():
         return
     given = iter(parts or (part for source in sources for part in scoring.blocks(source.first)))

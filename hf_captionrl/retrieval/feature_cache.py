@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import json_digest
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 def image_hash(image: Image.Image) -> str:
     """Hash of the decoded pixels, independent of the file name: 32 hex digits, BLAKE2b over width, height and RGB bytes."""
-    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    rgb = to_rgb(image)
     digest = hashlib.blake2b(f"RGB {rgb.width}x{rgb.height}\n".encode(), digest_size=16)
     digest.update(rgb.tobytes())
     return digest.hexdigest()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.feature_cache import model_fingerprint
 from hf_captionrl.retrieval.ranking import unit_length
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import check_unicode
 from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
@@ -184,7 +185,7 @@ class DualEncoder(TokenScorer, abc.ABC):
         for i, image in enumerate(images):
             if not isinstance(image, Image.Image):
                 raise ValueError(f"images[{i}] is a {type(image).__name__}, but must be a PIL image. Open it first.")
-            pictures.append(image if image.mode == "RGB" else image.convert("RGB"))
+            pictures.append(to_rgb(image))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             # Without images, encode a grey square to get D.
             batches = list(_batches(pictures, self.batch_size)) or [[Image.new("RGB", (32, 32), "grey")]]

@@ -350,7 +350,8 @@ def token_log_probs(
     batch = {name: inputs[name] for name in names if name in inputs}
     temperature = args.temperature if args.do_sample else 1.0
     entropy = bool(args.entropy_weight)
-    found = captioner.log_probs(batch, temperature=temperature, return_entropy=entropy, model=model)
+    settings: dict[str, Any] = {"temperature": temperature, "return_entropy": entropy, "of_generation": True}
+    found = captioner.log_probs(batch, **settings, model=model)
     return found if isinstance(found, tuple) else (found, None)
 
 

@@ -31,6 +31,7 @@ from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_ba
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
+from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.options import NotNegative, check_values, documented
 from hf_captionrl.utils.versions import warn_untested
 
@@ -191,7 +192,13 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             train_dataset=_with_prompts(train_dataset, args, neighbours),
             **kwargs,
         )
+        # TRL's collator changes nothing; the policy reads the picture that the scorers read.
+        self.data_collator = _with_rgb
         require_fp32(self.model, args)
+        if not args.use_vllm:  # ids beyond the tokenizer decode to nothing
+            rows, config = self.model.get_output_embeddings().out_features, self.generation_config
+            beyond = range(1 + max(self._tokenizer.get_vocab().values()), rows)
+            config.suppress_tokens = [*(config.suppress_tokens or []), *beyond]
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
@@ -309,6 +316,10 @@ def _named(name: str) -> Any:
 
     reward.__name__ = name
     return reward
+
+
+def _with_rgb(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row | {"image": to_rgb(row["image"])} for row in rows]
 
 
 def _with_prompts(

@@ -6,6 +6,7 @@ import multiprocessing
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from hf_captionrl.captioners import Captioner, decoding
+from hf_captionrl.captioners import Captioner, decoding, load_captioner
 from hf_captionrl.captioners import captioner as generation
 from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, draw_tokens
 from hf_captionrl.cli import main
-from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy
+from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy, token_log_probs
 from tests.captioners.models import MODELS, captioner_of
-from tests.tiny import tiny_captioner, tiny_images
+from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images
+from tests.tiny.chat import _finish, qwen
 from tests.tolerances import assert_close, resolution
 
 B, G, T = 3, 4, 12
@@ -391,13 +393,13 @@ def recorded(captioner: Captioner, images: dict[str, Tensor], **settings: Any) -
     return written, torch.stack(recorder.steps, dim=1).log_softmax(-1)
 
 
-def given(captioner: Captioner, images: dict[str, Tensor], written: Any) -> tuple[Tensor, Tensor]:
+def given(captioner: Captioner, images: dict[str, Tensor], written: Any, **how: Any) -> tuple[Tensor, Tensor]:
     """Log-probabilities `(N, T)` of the tokens by the captioner, and logits `(N, T, V)` of the model's forward."""
     batch = {**captioner.encode_completions(written.ids, written.mask), **images}
     labels = captioner.align_labels(batch["labels"])
     mine, logits = [], []
     with torch.no_grad():
-        log_probs = captioner.log_probs(batch)
+        log_probs = captioner.log_probs(batch, **how)
         whole = captioner.model(**{key: value for key, value in batch.items() if key != "labels"}).logits.float()
     whole = whole if captioner.is_encoder_decoder else whole[:, -labels.size(1) - 1 : -1]
     T = written.ids.size(1)
@@ -436,3 +438,85 @@ def test_another_caption_is_detected():
     swapped = {name: value.flip(0) for name, value in images.items()}
     _, logits = given(captioner, swapped, written)
     assert (sampled_from[:, 0] - logits.log_softmax(-1)[:, 0]).abs().max() > 1e-2
+
+
+# --- Output heads with more rows than the tokenizer has ids ----------------------------------------------------------
+
+ROWS = 400
+
+
+def padded(name):
+    """A captioner whose output head has `ROWS` rows, most of them beyond the tokenizer, and images."""
+    if name == "blip":
+        model, processor = tiny_blip(vocab_size=ROWS)
+    elif name == "git":
+        model, processor = tiny_git(vocab_size=ROWS)
+    else:
+        vision = {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
+        rope = {"mrope_section": [1, 1, 2], "rope_theta": 1e4, "rope_type": "default"}
+        model, processor = qwen("Qwen2VL", vision, vocab_size=ROWS, rope_parameters=rope)
+        _finish(model, processor.tokenizer)
+    captioner = load_captioner(model.eval(), processor=processor)
+    assert captioner.vocab_size == ROWS > len(captioner.tokenizer)
+    return captioner, captioner.encode_images(tiny_images(B))
+
+
+@pytest.mark.parametrize("name", ["blip", "git", "qwen2_vl"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": True, "num_return_sequences": G, "top_k": 0},
+        {"do_sample": True, "num_return_sequences": G, "top_k": 0, "greedy_first": True},
+        {"num_beams": 3, "num_return_sequences": 3},
+        {"do_sample": True, "top_k": 0, "num_beams": 2},
+    ],
+)
+@pytest.mark.parametrize("own_loop", [True, False])
+def test_ids_beyond_the_tokenizer_are_never_written(name, settings, own_loop):
+    captioner, images = padded(name)
+    captioner.own_loop = own_loop
+    size = len(captioner.tokenizer)
+
+    def largest():
+        with drawing_from_the_policy(captioner):  # as rollouts of trainers
+            of_policy = captioner.generate(**images, max_new_tokens=T, **settings)
+        written = captioner.generate(**images, max_new_tokens=T, **settings)
+        return max(int(written.ids.max()), int(of_policy.ids.max()))
+
+    assert largest() < size
+    captioner.num_tokens = None  # the negative control
+    assert largest() >= size
+
+
+@pytest.mark.parametrize("full_logits", [False, True])
+@pytest.mark.parametrize("name", ["blip", "git", "qwen2_vl"])
+def test_log_probs_are_those_of_the_distribution_that_was_sampled_from(name, full_logits):
+    captioner, images = padded(name)
+    captioner.use_full_logits = full_logits
+    written, sampled_from = recorded(captioner, images)
+    mine, logits = given(captioner, images, written, of_generation=True)
+    size = len(captioner.tokenizer)
+    assert sampled_from[..., size:].isinf().all()
+    expected = logits[..., :size].log_softmax(-1).gather(-1, written.ids.unsqueeze(-1))[..., 0]
+    assert_close(mine[written.mask], expected[written.mask], magnitude=10)
+    of_all_rows, _ = given(captioner, images, written)
+    assert (mine - of_all_rows)[written.mask].min() > 0.1  # the negative control
+
+
+def test_the_policy_gradient_has_the_distribution_of_the_rollout():
+    captioner, images = padded("git")
+    written, before = recorded(captioner, images, temperature=0.7)
+    sampled_from = (before / 0.7).log_softmax(-1)  # recorded before the temperature
+    inputs = {**captioner.encode_completions(written.ids, written.mask), **images}
+    args = SimpleNamespace(do_sample=True, temperature=0.7, entropy_weight=0.1)
+    log_probs, entropies = token_log_probs(captioner, inputs, args)
+    supervised = captioner.align_labels(inputs["labels"]) != -100
+    drawn = sampled_from.gather(-1, written.ids.unsqueeze(-1))[..., 0]
+    assert_close(log_probs[supervised], drawn[written.mask], ulps=64, magnitude=10)
+    entropy = -(sampled_from.exp() * sampled_from.nan_to_num(neginf=0)).sum(-1)
+    assert_close(entropies[supervised], entropy[written.mask], ulps=64, magnitude=10)
+
+
+def test_heads_that_fit_are_not_masked():
+    captioner, _ = captioner_and_images("git")
+    assert captioner.num_tokens is None

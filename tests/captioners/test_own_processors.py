@@ -73,7 +73,8 @@ class FamilySuite:
         encoded = captioner.encode_images(images)
         written = captioner.generate(**encoded, max_new_tokens=7, **settings)
         for row, image in enumerate(images):
-            theirs = self.own_ids(plain, processor, image, 7, **settings)
+            beyond = [*range(captioner.num_tokens or captioner.vocab_size, captioner.vocab_size)] or None
+            theirs = self.own_ids(plain, processor, image, 7, suppress_tokens=beyond, **settings)
             assert written.ids[row][: len(theirs)].tolist() == theirs
         features = captioner.image_features(**encoded).detach()
         known = captioner.generate(image_features=features, max_new_tokens=7, **settings)

@@ -10,7 +10,7 @@ import pytest
 
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation import evaluator as suites
-from hf_captionrl.metrics import cider_d, paired_test
+from hf_captionrl.metrics import bootstrap_interval, cider_d, paired_test
 from hf_captionrl.retrieval.bags import BagFile, save_bags
 from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.utils.model_files import model_path
@@ -90,17 +90,17 @@ def test_comparison_has_every_table_and_column(everything):
 
 
 def test_scenes_with_and_against_the_preferences_are_reported_apart(everything, files, scenes):
-    captions = {row["image_id"]: row["caption"] for row in map(json.loads, files["five"].read_text().splitlines())}
-    claims = {True: [0, 0], False: [0, 0]}  # against the preferences: wrong, all
+    captions = {row["image_id"]: row["captions"] for row in map(json.loads, files["five"].read_text().splitlines())}
+    claims = np.zeros((2, 5, 2))  # against the preferences, first to fifth captions: wrong, all
     for row in scenes:
-        found = check(captions[row["image_id"]], row["facts"])
-        claims[row["against_preferences"]][0] += len(found.wrong)
-        claims[row["against_preferences"]][1] += len(found.wrong) + len(found.right)
+        for k, caption in enumerate(captions[row["image_id"]]):
+            found = check(caption, row["facts"])
+            claims[int(row["against_preferences"]), k] += len(found.wrong), len(found.wrong) + len(found.right)
     rows = rows_of(everything, "preferences")
-    for part, against in (("with_preferences", False), ("against_preferences", True)):
-        wrong, number = claims[against]
-        assert 0 < wrong < number
-        assert rows["five"][f"{part}_hallucination"] == pytest.approx(wrong / number)
+    for against, part in enumerate(("with_preferences", "against_preferences")):
+        wrong, number = claims[against].T
+        assert 0 < wrong.sum() < number.sum()
+        assert rows["five"][f"{part}_hallucination"] == pytest.approx((wrong / number).mean())
     share = sum(scenes["against_preferences"]) / IMAGES
     assert 0.1 < share < 0.5
     whole = rows_of(everything, "smile")
@@ -123,6 +123,66 @@ def test_full_captions_score_above_generic_ones(everything):
     assert smile["full"]["fact_recall"] > smile["five"]["fact_recall"] > smile["generic"]["fact_recall"]
     low, high = smile["full"]["perplexity_ci"]
     assert low < smile["full"]["perplexity"] < high
+
+
+def test_all_captions_of_an_image_are_scored(files, cache, tmp_path, scenes, monkeypatch):
+    """A plain loop: the numbers of three captions per image are the means of those of three files of one caption each."""
+    monkeypatch.setattr(suites, "meteor", no_java)
+    monkeypatch.setattr(suites, "spice", no_java)
+    groups = {row["image_id"]: row["captions"][:3] for row in map(json.loads, files["five"].read_text().splitlines())}
+    parts = {"three": groups} | {str(k): {i: [g[k]] for i, g in groups.items()} for k in range(3)}
+    for name, captions in parts.items():
+        lines = [json.dumps({"image_id": i, "captions": group}) + "\n" for i, group in captions.items()]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    options = ["--max_images", str(IMAGES), "--suite", "all", "--cache_dir", str(cache), "--no_references"]
+
+    def evaluated(*names):
+        paths = [str(tmp_path / f"{name}.jsonl") for name in names]
+        folder = tmp_path / names[0]
+        assert main(["evaluate", "--captions", *paths, *options, "--output_dir", str(folder)]) == 0
+        return json.loads((folder / "comparison.json").read_text())["tables"]
+
+    together, singles = evaluated("three", "0"), evaluated("0", "1", "2")
+    compared = 0
+    for table in {*together} - {"sle"}:
+        row, first = together[table]["rows"]
+        for key, value in singles[table]["rows"][0].items():
+            if isinstance(value, float) and not key.endswith(("_p_value", "_difference")):
+                each = [single[key] for single in singles[table]["rows"]]
+                assert row[key] == pytest.approx(np.mean(each), rel=1e-6), (table, key)
+                assert first[key] == pytest.approx(value), (table, key)
+                compared += len(set(each)) > 1  # else the first caption alone would pass
+    assert compared > 20
+    assert max(row["max_words"] for row in singles["captions"]["rows"]) == together["captions"]["rows"][0]["max_words"]
+    # CIDEr-D: mean, best of an image, interval by image, and the paired test of three captions against one.
+    ids, references = list(scenes["image_id"]), list(scenes["captions"])
+    scores = np.array([cider_d([groups[i][k] for i in ids], references)["per_sample"] for k in range(3)])
+    row, first = together["smile"]["rows"]
+    assert row["cider_d"] == pytest.approx(scores.mean())
+    assert row["best_cider_d"] == pytest.approx(scores.max(0).mean()) == together["sle"]["rows"][0]["best_cider_d"]
+    assert row["best_cider_d"] > row["cider_d"]
+    by_image = bootstrap_interval(scores.T.ravel(), groups=np.repeat(np.arange(IMAGES), 3))
+    assert row["cider_d_ci"] == pytest.approx(by_image)
+    assert row["cider_d_ci"] != pytest.approx(bootstrap_interval(scores.T.ravel()))  # the negative control
+    assert first["cider_d_p_value"] == paired_test(scores[0], scores.mean(0))["p_value"]
+    assert row["best_rd100_recall_at_1"] > row["rd100_recall_at_1"]
+    assert 0 < together["sle"]["rows"][0]["mbleu_4_per_image"] < 1
+    text = (tmp_path / "three" / "comparison.md").read_text()
+    assert text.count("| CIDEr-D") == 2  # with that of the best caption
+    assert "mean over an image's captions" in text
+
+
+def test_images_may_have_different_numbers_of_captions(folder):
+    groups = {i: [GOOD[i], BAD[i], f"two of {i}"][: 1 + int(i) % 3] for i in GOOD}
+    Path("groups.json").write_text(json.dumps(groups))
+    assert main(["evaluate", "--captions", "groups.json", "--references", "refs.json"]) == 0
+    scores = iter(cider_d(list(groups.values()), [REFERENCES[i] for i in groups])["per_sample"])
+    cider = [[next(scores) for _ in group] for group in groups.values()]
+    row = rows_of("outputs/evaluate", "text")["groups"]
+    length = np.mean([np.mean([len(text.split()) for text in group]) for group in groups.values()])
+    assert row["length"] == pytest.approx(length)
+    assert row["cider_d"] == pytest.approx(np.mean([np.mean(group) for group in cider]))
+    assert row["best_cider_d"] == pytest.approx(np.mean([max(group) for group in cider]))
 
 
 def test_typical_words_of_all_sources(files, tmp_path, monkeypatch, capsys):

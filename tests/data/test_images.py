@@ -9,11 +9,14 @@ import sys
 import types
 import zlib
 
+import evaluate
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from hf_captionrl.captioners.language_models import image_url
+from hf_captionrl.captioners.prompts import encode_with_prompts
 from hf_captionrl.data import ImageError, load_captions, open_image
 from hf_captionrl.data import images as decoding
 from hf_captionrl.data.images import (
@@ -25,8 +28,11 @@ from hf_captionrl.data.images import (
     verify_image,
 )
 from hf_captionrl.data.loading import image_suffixes, list_images
+from hf_captionrl.retrieval import image_hash, load_scorer
+from hf_captionrl.trainers.trl_grpo import _with_rgb
+from tests.captioners.models import captioner_of
 from tests.data.photos import make_folder, photograph, png
-from tests.tolerances import within
+from tests.tolerances import close, within
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 TURNED = Image.Exif()
@@ -358,3 +364,100 @@ def test_heic_files_are_read_with_pillow_heif(tmp_path, without_heic):
     path = heic(tmp_path / "a.HEIC")
     assert open_image(path).getpixel((0, 0)) == (9, 90, 200)
     assert list_images(tmp_path).images == ["a.HEIC"]
+
+
+# --- Wherever an image enters, it is the picture of its file ---------------------------------------------------------
+
+
+def deep(mode):
+    """A grey ramp of 16 bits."""
+    ramp = np.linspace(300, 65535, 40 * 30).astype(np.uint16).reshape(30, 40)
+    return Image.fromarray(ramp if mode == "I;16" else ramp.astype(np.int32))
+
+
+def clear(mode):
+    """A picture whose left half is transparent."""
+    image = picture()
+    image.putalpha(Image.fromarray(np.repeat([0, 255], 20).astype(np.uint8)[None].repeat(30, 0)))
+    if mode != "P":
+        return image.convert(mode)
+    image = image.convert("RGB").quantize(8)
+    image.info["transparency"] = 0
+    return image
+
+
+def turned(orientation):
+    image, exif = picture(), Image.Exif()
+    exif[0x0112] = orientation
+    image.info["exif"] = exif.tobytes()
+    return image
+
+
+UNUSUAL = {  # an image in memory, the format of its file, what is saved with it, and whether `convert("RGB")` gives the same
+    "I;16": (lambda: deep("I;16"), "PNG", {}, False),
+    "I": (lambda: deep("I"), "PNG", {}, False),
+    **{f"EXIF {n}": (lambda n=n: turned(n), "PNG", {"exif": turned(n).getexif()}, n == 1) for n in range(1, 9)},
+    **{mode: (lambda mode=mode: clear(mode), "PNG", {}, False) for mode in ("RGBA", "LA", "P")},
+    "CMYK": (lambda: picture().convert("CMYK"), "TIFF", {}, True),
+    "1": (lambda: picture().convert("1"), "PNG", {}, True),
+}
+
+
+def entries(folder):
+    """Functions from an image to what a model reads or returns for it, by name."""
+    scorer = load_scorer("scenes:clip-reward")
+    found = {
+        "image_hash": lambda image: torch.tensor(list(bytes.fromhex(image_hash(image)))),
+        "scorer": lambda image: scorer.image_features([image]),
+        "endpoint": lambda image: torch.tensor(list(image_url(image).encode())),
+        "GRPO": lambda image: torch.from_numpy(np.array(_with_rgb([{"image": image}])[0]["image"])),
+    }
+    for name in ("blip", "pix2struct", "llava", "smolvlm"):
+        captioner = captioner_of(name)
+        found[name] = lambda image, captioner=captioner: captioner.encode_images([image])["pixel_values"]
+        if name == "blip":
+            found["prepared pixels"] = lambda image, captioner=captioner: captioner.prepare_pixels([image])
+        if name == "llava":
+            found["prompts"] = lambda image, captioner=captioner: encode_with_prompts(captioner, [image], ["Look"])[
+                "pixel_values"
+            ]
+    metric = evaluate.load("clip_score")
+    found["evaluate"] = lambda image: metric.compute(predictions=["a red car"], references=[image], scorer=scorer)
+    return found
+
+
+@pytest.fixture(scope="module")
+def every_entry(tmp_path_factory):
+    return entries(tmp_path_factory.mktemp("entries"))
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_image_in_memory_is_the_picture_of_its_file_at_every_entry(tmp_path, every_entry, name):
+    make, kind, saved, is_plain = UNUSUAL[name]
+    path = tmp_path / f"picture.{kind.lower()}"
+    make().save(path, **saved)
+    expected = open_image(path)
+    assert (expected.size == make().size) == (name not in SIDEWAYS)
+    for entry, read in every_entry.items():
+        of_file = read(expected)
+        for image in (make(), Image.open(path)):
+            assert same(read(image), of_file), (entry, name)
+        # The negative control: what Pillow's own conversion shows is another picture.
+        assert same(read(Image.fromarray(np.asarray(make().convert("RGB")))), of_file) == is_plain, (entry, name)
+
+
+SIDEWAYS = {f"EXIF {n}" for n in range(5, 9)}
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one["clip_score"] == close(other["clip_score"])
+    return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+@pytest.mark.parametrize("name", ["I;16", "RGBA", "LA", "1"])
+def test_arrays_are_the_picture_of_their_file(tmp_path, every_entry, name):
+    image = UNUSUAL[name][0]()
+    image.save(tmp_path / "picture.png")
+    read = every_entry["evaluate"]
+    assert same(read(np.asarray(image)), read(str(tmp_path / "picture.png")))

@@ -143,15 +143,15 @@ def tiny_blip(seed: int = 0, **text: Any) -> tuple[Any, Any]:
     return _spread(BlipForConditionalGeneration(config)), processor
 
 
-def tiny_git(seed: int = 0) -> tuple[Any, Any]:
-    """`GitForCausalLM` and `GitProcessor`."""
+def tiny_git(seed: int = 0, **text: Any) -> tuple[Any, Any]:
+    """`GitForCausalLM` and `GitProcessor`; more settings go into its configuration."""
     torch.manual_seed(seed)
     tokenizer = wordpiece_tokenizer(extra=())
     config = GitConfig(
         **_SHARED,
         **_NO_DROPOUT,
         vision_config=_VISION,
-        vocab_size=len(tokenizer),
+        **{"vocab_size": len(tokenizer), **text},
         max_position_embeddings=POSITIONS,
         bos_token_id=tokenizer.cls_token_id,
         eos_token_id=tokenizer.sep_token_id,

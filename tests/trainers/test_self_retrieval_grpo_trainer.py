@@ -16,6 +16,7 @@ from hf_captionrl.retrieval import nearest_neighbours
 from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
 from hf_captionrl.trainers.trl_grpo import BagRepeatSampler
 from tests.processes import run_in_processes
+from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close
 from tests.trainers.grpo_worker import CAPTIONS, make_trainer, rewards_of
 
@@ -192,3 +193,19 @@ def test_rewards_beyond_fp32_are_refused():
     )
     with pytest.raises(ValueError, match=r"\['huge'\]"):
         SelfRetrievalGRPOTrainer._calculate_rewards(trainer, [], [], [], [])
+
+
+def test_ids_beyond_the_tokenizer_are_not_sampled(tmp_path):
+    model, processor = tiny_chat("llava")
+    size = len(processor.tokenizer)
+    model.resize_token_embeddings(size + 300)
+
+    def largest(suppressed: list[int] | None = None) -> int:
+        trainer = make_trainer(str(tmp_path), model=model, per_device_train_batch_size=8, max_completion_length=12)
+        if suppressed is not None:
+            trainer.generation_config.suppress_tokens = suppressed
+        inputs = next(iter(trainer.get_train_dataloader()))
+        return int(trainer._prepare_inputs(inputs)["completion_ids"].max())
+
+    assert largest() < size
+    assert largest([model.config.image_token_id]) >= size  # the negative control: what TRL suppresses

@@ -32,6 +32,7 @@ from hf_captionrl.data.loading import list_images
 from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, xmp_file
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
+from hf_captionrl.utils.images import to_rgb
 
 logger = logging.getLogger(__name__)
 
@@ -379,14 +380,14 @@ _PAIRS = 2**16
 
 def small_picture(image: Image.Image) -> np.ndarray:
     """The image at 16 x 16 pixels, `(768,)` uint8."""
-    return np.asarray(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.uint8).reshape(-1)
+    return np.asarray(to_rgb(image).resize((_SIDE, _SIDE), Image.Resampling.BOX), dtype=np.uint8).reshape(-1)
 
 
 def saved_again(image: Image.Image) -> Image.Image:
     """The image at four fifths of its size, as JPEG of quality 60: as messengers and web sites save copies."""
     size = tuple(max(8, round(side * 0.8)) for side in image.size)
     buffer = io.BytesIO()
-    image.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=60)  # type: ignore[arg-type]
+    to_rgb(image).resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=60)  # type: ignore[arg-type]
     buffer.seek(0)
     return Image.open(buffer).convert("RGB")
 

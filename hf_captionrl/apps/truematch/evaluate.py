@@ -94,7 +94,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
         scored.append(human)
     score_sources(scored, CaptionScoring(held_out))
     columns = table_columns(rows_of)
-    rows = [{"name": source.name, **TABLES["ndlb"].compute(source, evaluator)} for source in scored]
+    rows = [TABLES["ndlb"].row(source, evaluator) for source in scored]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
     # Hit or miss per caption, with the id of its bag or image, so that a leaderboard can pair results.

@@ -141,11 +141,12 @@ def check_rows(values: Any, name: str, kinds: tuple[str, ...]) -> list[Any]:
 def _plain(row: Any, where: str) -> Any:
     if hasattr(row, "detach"):
         row = row.detach().cpu().float().numpy()
-    if isinstance(row, np.ndarray) and row.ndim == 3 and row.dtype == np.uint8:
-        return Image.fromarray(row)
+    if isinstance(row, np.ndarray) and row.ndim in (2, 3) and row.dtype in (np.uint8, np.uint16, np.bool_):
+        row = Image.fromarray(row)
     if isinstance(row, np.ndarray | np.generic):
         return row.tolist()
-    if isinstance(row, dict | bytes | bytearray):
+    in_memory = isinstance(row, Image.Image) and not getattr(row, "filename", "")
+    if in_memory or isinstance(row, dict | bytes | bytearray):  # stored without EXIF and palette; a file is read again
         from hf_captionrl.data.images import open_image
 
         try:
