@@ -125,7 +125,7 @@ COMMANDS: tuple[Command, ...] = (
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
             "apps.album.options:DemoOptions", "apps.album.page:serve_demo"),
-    Command("doctor", "say what is installed, and what works with it", "cli.doctor:DoctorOptions", "report"),
+    Command("env", "print versions, devices and optional parts", "cli.env:EnvOptions", "report"),
     Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )
 # fmt: on
@@ -210,7 +210,7 @@ examples:
   captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl metrics install
   captionrl demo
-  captionrl doctor
+  captionrl env
 
 Each command has a --help with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """

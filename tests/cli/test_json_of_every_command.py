@@ -29,7 +29,7 @@ RUNS = {
     "audit-metric": ["--metric", "length", "--n", "50", "--output", "audit"],
     "metrics install": [],
     "completion": ["fish"],
-    "doctor": [],
+    "env": [],
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
     "album": "scenes --model scenes:blip-mle --max_images 3 --max_new_tokens 6 --cache_dir cache".split(),
     "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
