@@ -35,6 +35,7 @@ STATUSES = {
     "tested": "a formula, an algorithm or settings; the listed tests compare it with something independent",
     "not run": "code, settings and tests exist; the note says what is missing to run it",
     "not applicable": "there is nothing to run; the note says why",
+    "withdrawn": "it was part of the project once; the note says why it is no longer",
 }
 HEADINGS = {"smile": "SMILE", "discritune": "DiscriTune", "sle": "SLE", "ndlb": "No Detail Left Behind"}
 

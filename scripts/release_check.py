@@ -67,7 +67,7 @@ def try_out(archive: Path, folder: Path) -> None:
     home = run(python, "-c", "import hf_captionrl; print(hf_captionrl.__file__)", cwd=work).strip()
     if not Path(home).is_relative_to(environment):
         raise SystemExit(f"The package was imported from {home}, not from the fresh environment.")
-    for command in ("--help", "train --help", "doctor --help"):
+    for command in ("--help", "train --help", "env --help"):
         run(captionrl, *command.split(), cwd=work)
     few = ("--dataset", "scenes", "--max_images", "4", "--output")
     run(captionrl, "caption", "scenes:blip-mle", *few, "start.jsonl", cwd=work)

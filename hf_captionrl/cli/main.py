@@ -81,14 +81,10 @@ COMMANDS: tuple[Command, ...] = (
             "cli.audit_metric:AuditMetricOptions", "audit_metric"),
     Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
             "cli.benchmark:BenchmarkOptions", "benchmark"),
-    Command("explain", "show a caption token by token, under MLE, SMILE and self-retrieval",
-            "apps.explain.options:ExplainOptions", "apps.explain.explain:explain"),
     Command("gallery", "show captions of several systems side by side, errors marked",
             "apps.gallery.options:GalleryOptions", "apps.gallery.gallery:write_pages"),
     Command("features", "compute the features of a scorer for every image, resumable", "cli.features:FeaturesOptions",
             "write_features", is_resumable=True),
-    Command("pixels", "prepare every image for a captioner once, resumable", "cli.features:PixelsOptions",
-            "write_pixels", is_resumable=True),
     Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags", is_resumable=True),
     Command("truematch", "build, review and use a benchmark of similar images",
             description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption "
@@ -96,8 +92,8 @@ COMMANDS: tuple[Command, ...] = (
             subcommands=(
                 Command("build", "find bags of similar images and write the benchmark",
                         "apps.truematch.options:BuildOptions", "apps.truematch.build:build", is_resumable=True),
-                Command("review", "keep or drop each bag in a browser", "apps.truematch.options:ReviewOptions",
-                        "apps.truematch.review:review", is_resumable=True),
+                Command("review", "write a page that keeps or drops each bag", "apps.truematch.options:ReviewOptions",
+                        "apps.truematch.review:review"),
                 Command("apply", "apply decisions, and write kept.json and the card again",
                         "apps.truematch.options:ApplyOptions", "apps.truematch.review:apply", is_resumable=True),
                 Command("evaluate", "evaluate captioners on the benchmark", "apps.truematch.options:EvaluateOptions",
@@ -105,29 +101,9 @@ COMMANDS: tuple[Command, ...] = (
                 Command("leaderboard", "combine results into one table, best first",
                         "apps.truematch.options:LeaderboardOptions", "apps.truematch.evaluate:leaderboard",
                         is_resumable=True),
-                Command("lmms-eval", "write a task folder for lmms-eval", "apps.truematch.options:LmmsEvalOptions",
-                        "apps.truematch.lmms_eval:write_tasks"),
             )),
-    Command("serve-rewards", "serve rewards over HTTP, for trainers in any process",
-            "apps.serving.options:ServeOptions", "apps.serving.server:serve"),
-    Command("pairs", "write preference pairs for DPO, by any reward or metric", "apps.serving.options:PairsOptions",
-            "apps.serving.pairs:write_pairs"),
-    Command("study", "build a human study and score its answers",
-            description="Human studies without a server. `build` writes one HTML page per participant, which opens "
-                        "from disk and exports the answers as a file, and the key, which stays with you. `score` "
-                        "scores the answers with the key.",
-            subcommands=(
-                Command("build", "write the pages and the key",
-                        description="Write the pages and the key of one of two designs.",
-                        subcommands=(
-                            Command("retrieval", "pick the image of a caption among ten similar images (DiscriTune)",
-                                    "apps.studies.options:RetrievalOptions", "apps.studies.build:build_retrieval"),
-                            Command("rating", "rate descriptiveness, accuracy and fluency from 1 to 5 (SMILE)",
-                                    "apps.studies.options:RatingOptions", "apps.studies.build:build_rating"),
-                        )),
-                Command("score", "score answers with the key", "apps.studies.options:ScoreOptions",
-                        "apps.studies.results:score"),
-            )),
+    Command("pairs", "write preference pairs for DPO, by any reward or metric", "apps.pairs.options:PairsOptions",
+            "apps.pairs.pairs:write_pairs"),
     Command("boost", "write richer references with language and vision models, resumable",
             "apps.boosting.options:BoostOptions", "apps.boosting.boost:boost", is_resumable=True),
     Command("card", "write or check the card of a model or a data set", "cli.publish:CardOptions", "write_card"),
@@ -149,7 +125,7 @@ COMMANDS: tuple[Command, ...] = (
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
             "apps.album.options:DemoOptions", "apps.album.page:serve_demo"),
-    Command("doctor", "say what is installed, and what works with it", "cli.doctor:DoctorOptions", "report"),
+    Command("env", "print versions, devices and optional parts", "cli.env:EnvOptions", "report"),
     Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )
 # fmt: on
@@ -235,7 +211,7 @@ examples:
   captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl metrics install
   captionrl demo
-  captionrl doctor
+  captionrl env
 
 Each command has a --help with more examples. Exit codes: 0 done, 2 usage or bad input, 1 anything else.
 """

@@ -526,11 +526,7 @@ class ExactResumeTrainer(CheckedPush):
                 self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
                 found = checkpoint_to_resume(self, resume_from_checkpoint, trial) if resume_from_checkpoint else None
                 start = Path(getattr(_base_model(self), "name_or_path", None) or ".").resolve()
-                if (
-                    found is None
-                    and start.parent == folder.resolve()
-                    and start.name.startswith("checkpoint-")
-                ):
+                if found is None and start.parent == folder.resolve() and start.name.startswith("checkpoint-"):
                     raise ValueError(
                         f"The model is {start.name} in output_dir {self.args.output_dir!r}, which a new run would move away. Use another "
                         "output_dir, or resume_from_checkpoint."

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.io import write_json
-from tests.apps.studies.test_commands import answer
 from tests.cli.test_main import COMMANDS
 from tests.tiny import write_captions
 
@@ -31,27 +29,20 @@ RUNS = {
     "audit-metric": ["--metric", "length", "--n", "50", "--output", "audit"],
     "metrics install": [],
     "completion": ["fish"],
-    "doctor": [],
+    "env": [],
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
     "album": "scenes --model scenes:blip-mle --max_images 3 --max_new_tokens 6 --cache_dir cache".split(),
-    "explain": ["scenes:blip-mle", "scenes:test-00012", "--caption", "two pigs"],
     "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
     "benchmark": ["winoground", "--data_dir", "winoground", "--scorer", "scenes:clip-reward"],
     "gallery": [*FILES, "--cache_dir", "cache"],
     "features": ["--max_images", "3", "--features", "image", "--cache_dir", "cache"],
-    "pixels": ["--model", "scenes:blip-mle", "--max_images", "3", "--cache_dir", "cache"],
     "bags": [*FEW, "--bag_sizes", "3"],
     "truematch build": ["--output", "truematch", *FEW, "--bag_sizes", "3"],
-    "truematch review": ["truematch", "--export", "review.html"],
+    "truematch review": ["truematch"],
     "truematch apply": ["truematch"],
     "truematch evaluate": ["truematch", *FILES, "--cache_dir", "cache", "--output_dir", "judged"],
     "truematch leaderboard": ["truematch", "judged/results.json"],
-    "truematch lmms-eval": ["truematch", "--output", "lmms_tasks"],
     "pairs": ["--captions", "a.jsonl", "b.jsonl", "--metric", "bleu_1", "--margin", "0.01"],
-    "serve-rewards": ["--reward", "length", "--port", "0"],
-    "study build retrieval": [*FILES, "--output", "study", "--set_size", "2", "--num_sets", "3", "--controls", "0"],
-    "study build rating": [*FILES, "--output", "ratings", "--num_images", "2", "--num_raters", "1"],
-    "study score": ["ratings", "answers.json"],
     "boost": ["--max_images", "4", "--output", "boosted"],
     "card": ["boosted", "--license", "mit"],
     "push": ["boosted", "--dry_run"],
@@ -144,14 +135,9 @@ def world(tmp_path_factory):
         patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
         patch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: folder / "modules")
-        patch.setattr(
-            "hf_captionrl.apps.serving.server.RewardServer.serve", lambda server: server._server.server_close()
-        )
         patch.setattr("hf_captionrl.apps.album.page.load_demo", lambda arguments: None)
         patch.setattr("hf_captionrl.apps.album.page.serve", lambda demo, **k: k["announce"]("http://127.0.0.1:7860"))
         for name, arguments in RUNS.items():
-            if name == "study score" and Path("ratings/key.json").exists():
-                answer(Path("ratings"), "rater-1", "p", lambda q: [3, 4, 5], Path("answers.json").resolve())
             words = name.split()
             # Options of `train` stand before the method; the rest belongs to the recipe.
             argv = [*words, "--json", *arguments]
@@ -187,7 +173,7 @@ def test_access_token_is_not_in_any_file(world):
     folder = world[0]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 40
-    assert {"truematch.json", "boosting.json", "results.json", "gallery.json", "key.json"} <= {f.name for f in files}
+    assert {"truematch.json", "boosting.json", "results.json", "gallery.json"} <= {f.name for f in files}
     assert [str(file) for file in files if TOKEN.encode() in file.read_bytes()] == []
     # That the search would find one.
     write_json(folder / "leak" / "config.json", {"token": TOKEN})

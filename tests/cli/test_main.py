@@ -256,7 +256,7 @@ def test_bash_completes_commands_and_options():
     assert complete("captionrl", "caption", "--max_new") == ["--max_new_tokens"]
     assert "self-retrieval" in complete("captionrl", "train", "se")
     assert complete("captionrl", "evaluate", "--suite", "nd") == ["ndlb"]
-    assert complete("captionrl", "study", "build", "retrieval", "--num") == ["--num_sets"]
+    assert complete("captionrl", "truematch", "build", "--bag") == ["--bag_sizes"]
     assert complete("captionrl", "caption", "--nothing") == []
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import shutil
 from dataclasses import replace
 
 import datasets
@@ -19,12 +18,11 @@ from hf_captionrl.captioners import pipeline as caption_generation
 from hf_captionrl.captioners.pipeline import pipeline
 from hf_captionrl.cli import main
 from hf_captionrl.cli.caption import CaptionOptions, CaptionStage
-from hf_captionrl.data import cached_pixels, open_image
 from hf_captionrl.data import features as pixel_cache
 from hf_captionrl.data import images as decoding
+from hf_captionrl.data import open_image
 from hf_captionrl.data.columns import replace_column, undecoded
 from hf_captionrl.data.features import source_keys
-from hf_captionrl.data.images import decode_image
 from hf_captionrl.data.options import ids_digest, load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import load_scorer
@@ -32,7 +30,6 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.utils.model_files import model_path
 from hf_captionrl.utils.parts import read_shards
-from tests.data.photos import png
 from tests.tiny import tiny_captioner
 from tests.tolerances import close
 from tests.trainers.one_step import PLAIN_SGD, weights
@@ -188,95 +185,13 @@ def test_cached_images_are_neither_opened_nor_encoded(scenes, tmp_path, capsys, 
     assert list(read_shards(tmp_path / "third")) == second
 
 
-@pytest.fixture(scope="module")
-def blip(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("blip")
-    tiny_captioner("blip").save_pretrained(folder)
-    return folder
-
-
-def pixels(model, folder, *more):
-    few = ["--max_images", str(IMAGES), "--batch_size", "2", "--rows_per_shard", "4"]
-    places = ["--output", str(folder / "out"), "--cache_dir", str(folder / "cache")]
-    return main(["pixels", "--model", str(model), *few, *places, *more])
-
-
 def refuse(*args, **kwargs):
     raise AssertionError("an image was opened")
 
 
-@pytest.mark.parametrize(("form", "processes"), [("uint8", "1"), ("jpeg", "2")])
-def test_shards_and_filled_cache_equal_cached_pixels_row_by_row(
-    scenes, blip, tmp_path, capsys, monkeypatch, form, processes
-):
-    parts = load_captioner(blip).prepared_pixels
-    expected = cached_pixels(scenes, parts, form=form, directory=tmp_path / "other", progress=False)
-    assert pixels(blip, tmp_path, "--form", form, "--processes", processes, "--json") == 0
-    summary = json.loads(capsys.readouterr().out)
-    assert (summary["images"], summary["shards"], summary["cached"]) == (IMAGES, 3, IMAGES)
-    rows = list(read_shards(tmp_path / "out"))
-    assert [row["image_id"] for row in rows] == scenes["image_id"][:]
-    assert [row["key"] for row in rows] == source_keys(scenes, tmp_path / "keys")
-    assert [row["pixels"] for row in rows] == [expected.rows[number].tobytes() for number in range(IMAGES)]
-
-    monkeypatch.setattr(pixel_cache, "decode_image", refuse)
-    found = cached_pixels(scenes, parts, form=form, directory=tmp_path / "cache", progress=False)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    with pytest.raises(AssertionError, match="an image was opened"):
-        cached_pixels(scenes, parts, form=form, directory=tmp_path / "cold", progress=False)
-    # The same command prepares nothing; with an empty cache it fills it again.
-    assert pixels(blip, tmp_path, "--form", form, "--json") == 0
-    again = json.loads(capsys.readouterr().out)
-    assert (again["resumed"], again["cached"]) == (IMAGES, 0)
-    shutil.rmtree(tmp_path / "cache")
-    assert pixels(blip, tmp_path, "--form", form, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["cached"] == IMAGES
-
-
-def test_a_changed_image_is_prepared_again(blip, tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for number in range(4):
-        (folder / f"{number}.png").write_bytes(png(number, size=(40, 40)))
-    source = ["--dataset", "imagefolder", "--data_dir", str(folder), "--split", "all"]
-    assert pixels(blip, tmp_path, *source) == 0
-    before = list(read_shards(tmp_path / "out"))
-    (folder / "3.png").write_bytes(png(9, size=(40, 40)))
-    capsys.readouterr()
-    assert pixels(blip, tmp_path, *source) == 2
-    assert "content of the images" in capsys.readouterr().err
-    assert list(read_shards(tmp_path / "out")) == before
-    opened = []
-    monkeypatch.setattr(pixel_cache, "decode_image", lambda value: opened.append(value) or decode_image(value))
-    assert pixels(blip, tmp_path, *source, "--overwrite") == 0
-    assert len(opened) == 1
-    after = list(read_shards(tmp_path / "out"))
-    assert after[:3] == before[:3]
-    assert after[3] != before[3]
-    parts = load_captioner(blip).prepared_pixels
-    assert after[3]["pixels"] == parts.prepare(decode_image(folder / "3.png")).numpy().tobytes()
-
-
-def test_unreadable_image_is_listed_and_other_settings_are_refused(scenes, blip, tmp_path, capsys):
-    images = undecoded(scenes)["image"][:]
-    images[2] = {"bytes": b"no image", "path": None}
-    broken = replace_column(scenes.select_columns(["image_id", "captions"]), "image", images, datasets.Image())
-    broken.to_parquet(tmp_path / "images.parquet")
-    source = ["--dataset", str(tmp_path / "images.parquet"), "--max_bad_fraction", "0.2"]
-    assert pixels(blip, tmp_path, *source, "--no-fill_cache") == 0
-    assert "pixels of 9 of 10 images in 3 shards; 1 cannot be read" in capsys.readouterr().out
-    rows = list(read_shards(tmp_path / "out"))
-    assert [row["pixels"] is None for row in rows] == [number == 2 for number in range(IMAGES)]
-    assert [row["key"] is None for row in rows] == [number == 2 for number in range(IMAGES)]
-    assert rows[2]["reason"] == "image_unreadable"
-    assert not (tmp_path / "cache").exists()
-    assert pixels(blip, tmp_path, *source, "--form", "jpeg") == 2
-    assert "written with form 'uint8', but form is now 'jpeg'" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """Images in Parquet files, a captioner, and shards of its pixels and of captions."""
+    """Images in Parquet files, a captioner, and shards of captions."""
     folder = tmp_path_factory.mktemp("work")
     scenes = load_scenes(num_train=0, num_validation=0, num_test=14)["test"]
     (folder / "images").mkdir()
@@ -285,8 +200,6 @@ def work(tmp_path_factory):
         scenes.select(range(*rows)).to_parquet(str(folder / "images" / f"{name}.parquet"))
     tiny_captioner("blip").save_pretrained(folder / "model")
     data = ["--dataset", str(folder / "images"), "--batch_size", "2", "--rows_per_shard", "4", "--processes", "1"]
-    places = ["--output", str(folder / "pixels"), "--cache_dir", str(folder / "cache")]
-    assert main(["pixels", "--model", str(folder / "model"), "--split", "all", *data, *places]) == 0
     few = ["--num_beams", "1", "--max_new_tokens", "6", "--split", "train", "--output", str(folder / "captions")]
     assert main(["caption", "scenes:blip-mle", *data, *few]) == 0
     return folder
@@ -304,6 +217,7 @@ def trained(work, folder, **settings):
 
 def test_no_image_is_decoded_and_everything_is_mapped(work, tmp_path, monkeypatch):
     plain = trained(work, tmp_path / "plain")
+    trained(work, tmp_path / "first", cache_pixels="uint8")
     monkeypatch.setattr(Image, "open", refuse)
     monkeypatch.setattr(decoding, "decode_jpeg", refuse)
     monkeypatch.setattr(pixel_cache, "decode_image", refuse)

@@ -88,6 +88,7 @@ def faults(row):
         "tested": {"code", "tests"},
         "not run": {"code", "tests", "note"},
         "not applicable": {"note"},
+        "withdrawn": {"note"},
     }[status]
     return found + [f"{status} without {key}" for key in needed if not row.get(key)]
 

@@ -1,6 +1,5 @@
 """Captions of somebody who wants the reader's browser to do something: set `window.owned`, or fetch from `a.example`."""
 
-import json
 from dataclasses import replace
 
 import markdown
@@ -11,9 +10,6 @@ from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.assignment import Finding
 from hf_captionrl.apps.album.page import album_style, render_album, render_comparison, write_report
 from hf_captionrl.apps.album.phrases import GroupFacts
-from hf_captionrl.apps.explain.explain import CaptionReward, explain_caption, write_explanation
-from hf_captionrl.apps.studies.build import rating_parts
-from hf_captionrl.apps.studies.results import study_html
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.cli.audit_metric import audit_html
@@ -27,11 +23,9 @@ from hf_captionrl.evaluation.pages import (
 )
 from hf_captionrl.hub.cards import render_model_card
 from hf_captionrl.hub.push import check_text
-from tests.apps.studies.test_build import pictures, write_study
 from tests.apps.truematch.test_evaluate import COLUMNS, KEY
 from tests.browser import CHROMIUM, Browser
 from tests.hub.folders import FACTS, make_results
-from tests.tiny import tiny_captioner, tiny_images
 
 _DO = "window.owned=1"
 _AWAY = "http://a.example"
@@ -97,15 +91,6 @@ def gallery(folder):
     return write_gallery(folder / "page.html", items, ALL, note=ALL)
 
 
-def explanation(folder):
-    view = explain_caption(tiny_captioner("blip"), tiny_images(1)[0], "a red fish")
-    others = [(replace(view.tokens[0].mle_top[0], text=text),) for text in TEXTS]
-    tokens = tuple(replace(view.tokens[0], text=o[0].text, mle_top=o, smile_top=o) for o in others)
-    view = replace(view, caption=ALL, subset=tuple(TEXTS), tokens=tokens)
-    reward = CaptionReward(-1.0, 0.0, ALL, 1, 2, ALL)
-    return write_explanation(folder / "page.html", view, PICTURE, ALL, image_name=ALL, note=ALL, reward=reward)
-
-
 def panel(folder):
     items = [PanelItem(PICTURE, text, {ALL: [text, text]}, references=[text]) for text in TEXTS]
     return write_panel(folder / "page.html", items, ALL, note=ALL)
@@ -118,7 +103,7 @@ def leaderboard(folder):
     return folder / "leaderboard.html"
 
 
-def review(folder, token=None):
+def review(folder):
     images = {str(n): {"image_id": text, "source": DATA, "captions": [text]} for n, text in enumerate(TEXTS)}
     bags = [{"id": text, "similarity": 0.5, "images": list(images)} for text in TEXTS]
     decisions = {text: {"decision": "drop", "reason": "other"} for text in TEXTS}
@@ -129,39 +114,10 @@ def review(folder, token=None):
         "reasons": reasons,
         "decisions": decisions,
         "fingerprint": ALL,
-        "token": token,
     }
-    values = {"title": ALL, "served": token is not None, "reasons": reasons, "data": data}
+    values = {"title": ALL, "reasons": reasons, "data": data}
     page = render_html(REVIEW, "review", sort_keys=False, **values)
     (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
-    return folder / "page.html"
-
-
-def rating(folder):
-    ids = [str(n) for n in range(len(TEXTS))]
-    texts = [text.encode("utf-8", "replace").decode() for text in TEXTS]  # as load_captions gives them
-    parts = rating_parts(ids, {"S": texts}, num_raters=1)
-    study = {"kind": "rating", "fingerprint": "0", "parts": parts}
-    consent = ALL.encode("utf-8", "replace").decode()
-    _, pages = write_study(folder, study, pictures(ids), consent=consent)
-    return next(iter(pages.values()))
-
-
-def study_results(folder):
-    scores = {"descriptiveness": 3.0, "accuracy": 4.0, "fluency": 5.0, "f1": 3.4, "ratings": 2}
-    undefined = {"level": ALL, "alpha": None, "alpha_reason": ALL, "units": 0, "people": 0}
-    result = {
-        "kind": "rating",
-        "study": ALL,
-        "signature": ALL,
-        "rows": [{"name": t, **scores} for t in TEXTS],
-        "paired": [],
-        "agreement": [{"measure": "fluency", **undefined}],
-        "participants": [{"participant": t, "answers": 2} for t in TEXTS],
-        "dropped": [],
-        "rejected": [{"file": t, "reason": t} for t in TEXTS],
-    }
-    (folder / "page.html").write_text(study_html(result), encoding="utf-8", errors="replace")
     return folder / "page.html"
 
 
@@ -238,8 +194,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, explanation, panel, leaderboard, review, rating, study_results]
-PAGES += [metric_audit, album, album_report, model_card]
+PAGES = [gallery, panel, leaderboard, review, metric_audit, album, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])
@@ -248,12 +203,6 @@ def test_captions_do_nothing(write, browser, tmp_path):
     assert state == ["undefined", "file:"]
     assert addresses == []
     assert problems == []  # nor did the page's policy have to stop anything
-
-
-def test_the_review_page_of_the_server_too(browser, tmp_path):
-    state, addresses, _ = outcome(browser, review(tmp_path, token=json.dumps(ALL)))
-    assert state == ["undefined", "file:"]
-    assert addresses == []
 
 
 @pytest.mark.parametrize("name", ["script", "image that fails", "details", "iframe", "link"])

@@ -1,13 +1,11 @@
 """A server on this machine answers requests for its names only: the rule, the demo's middleware, and the names it is started with."""
 
 import asyncio
-import socket
-import urllib.request
 
 import pytest
 
 from hf_captionrl.apps.album.page import _OnlyFromHere
-from hf_captionrl.utils.local_server import LocalServer, OwnHosts
+from hf_captionrl.utils.local_server import OwnHosts
 
 HERE = "127.0.0.1:7860"
 
@@ -51,22 +49,6 @@ def test_additional_names_are_accepted():
     assert not OwnHosts.of("192.168.1.7").accepts(["192.168.1.7:7860"], ["http://192.168.1.7:9999"])
     asked.add("x.share.test")
     assert asked.accepts(["x.share.test"], ["https://x.share.test"])
-
-
-class Hello(LocalServer):
-    def respond(self, request):
-        return b"hello", "text/plain"
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_server_answers_at_its_address(host):
-    if host == "::1":
-        try:
-            socket.create_server((host, 0), family=socket.AF_INET6).close()
-        except OSError as error:
-            pytest.skip(f"this machine has no ::1: {error}")
-    with Hello(host, 0) as running, urllib.request.urlopen(running.address) as found:
-        assert found.read() == b"hello"
 
 
 def answer(headers, kind="http"):

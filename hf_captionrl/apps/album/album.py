@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from hf_captionrl.apps.album.assignment import Choice, Features, confusions_of, distinct_captions, same_text
 from hf_captionrl.apps.album.candidates import generate_candidates
-from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings
+from hf_captionrl.apps.album.options import NEIGHBOURS, SMALL_ALBUM, AlbumSettings, check_words
 from hf_captionrl.apps.album.phrases import (
     GroupFacts,
     check_candidates,
@@ -33,14 +33,6 @@ from hf_captionrl.apps.album.phrases import (
     with_word,
 )
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
-from hf_captionrl.apps.album.visibility import (
-    Difference,
-    PhraseAudit,
-    PhrasePool,
-    audit_phrases,
-    check_questions,
-    explain_bag,
-)
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.suites import spoken
@@ -49,7 +41,6 @@ from hf_captionrl.retrieval.neighbours import rank_rows
 from hf_captionrl.retrieval.ranking import unit_rows
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
-from hf_captionrl.utils.options import check_values
 
 _MOST_EXACT = 200_000  # images whose neighbours are searched exactly, which takes hours for more
 _SHOWN = 50  # captions in a notebook
@@ -106,8 +97,6 @@ class Album:
         choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
         groups: Name of each image's group.
-        audit: What the scorer sees of the shared phrases, if asked for.
-        why: Why some images cannot be told apart, if asked for.
     """
 
     images: list[AlbumImage]
@@ -116,8 +105,6 @@ class Album:
     choice: Choice | None = field(default=None, repr=False)
     shared: list[GroupFacts] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
-    audit: list[PhraseAudit] = field(default_factory=list)
-    why: list[Difference] = field(default_factory=list)
 
     @property
     def compares_images(self) -> bool:
@@ -178,14 +165,6 @@ class Album:
         }
         if self.choice is not None:
             found |= {"texts_possible_more": self.choice.gap, "rank_1_possible_more": self.choice.rank_gap}
-        ids = [image.image_id for image in self.images]
-        if self.audit:
-            found["audit"] = [
-                asdict(one) | {"cells": {name: [ids[row] for row in rows] for name, rows in one.cells.items()}}
-                for one in self.audit
-            ]
-        if self.why:
-            found["why"] = [asdict(one) | {"row": ids[one.row], "other": ids[one.other]} for one in self.why]
         return found
 
     def rows(self) -> list[dict[str, Any]]:
@@ -296,7 +275,7 @@ def describe_album(
         3
     """
     settings = AlbumSettings(**changes) if settings is None else settings
-    check_values(settings)
+    check_words(settings)
     number = len(images)
     given = [[]] * number if captions is None else captions
     existing = [[mine] if isinstance(mine, str) else list(mine) for mine in given]
@@ -308,7 +287,6 @@ def describe_album(
     if diagnoses and not any(existing):
         raise ValueError("There are no captions to diagnose. Pass captions, or a captioner that writes them.")
     ids = [str(i) for i in (range(number) if image_ids is None else image_ids)]
-    check_questions(settings, ids)
     names = [""] * number if groups is None else list(groups)
     work = AlbumWork(images, ids, captioner, scorer, settings, cache, skip_unreadable, progress)
     return AlbumSteps(work, existing, names).album(diagnoses)
@@ -332,7 +310,6 @@ class AlbumWork:
     progress: Callable[[str, int], Any] | None = None
     prompts: ImagePrompts | None = None  # None: only of the settings
     decorative: Collection[int] = ()  # rows of images that get no caption
-    references: torch.Tensor | None = None  # features of images that do not show what the groups share
 
     @property
     def writes_captions(self) -> bool:
@@ -424,42 +401,12 @@ class AlbumSteps:
 
     def album(self, diagnose_only: bool) -> Album:
         """The captions and what is wrong with them."""
-        row_of = {image_id: row for row, image_id in enumerate(self.work.image_ids)}
-        asked = [row_of[image_id] for image_id in dict.fromkeys(self.settings.why)]
-        if unread := [self.work.image_ids[row] for row in asked if row not in self.leader_of]:
-            raise ValueError(f"--why names {unread[0]!r}, which cannot be read or is decorative. Use other images.")
         album = self._existing() if diagnose_only else self._chosen()
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
         diagnose(album, self.work.scorer if self.work.compares_images else None)
-        if self.settings.audit:
-            groups, more = [self.groups[row] for row in self.rows], self.work.references
-            images = [album.images[row] for row in self.rows]
-            said = [[one.caption for one in (image, *image.further) if one.caption.strip()] for image in images]
-            album.audit = audit_phrases(
-                album.shared, self.rows, groups, said, self.features, self._text_features, more
-            )
-        if asked:
-            album.why = self._explain(album, asked)
         return album
-
-    def _explain(self, album: Album, rows: list[int]) -> list[Difference]:
-        """Why some images cannot be told apart; phrases are searched in their candidates, and in captions of other images."""
-        leaders = [self.leader_of[row] for row in rows]
-        similarity = (self.features[leaders] @ self.features.T).amax(0)
-        near = similarity.argsort(descending=True)[: NEIGHBOURS + len(rows)].tolist()
-        neighbours = [album.images[self.rows[other]].caption for other in near if other not in leaders]
-        texts = (
-            (*self.candidates.get(leader, ()), *self.existing[row]) for row, leader in zip(rows, leaders, strict=True)
-        )
-        candidates = [list(dict.fromkeys(filter(str.strip, mine))) for mine in texts]
-        pool = PhrasePool(candidates, neighbours, self.settings.why_phrases)
-        captions = [album.images[row].caption for row in rows]
-        return explain_bag(rows, self.features[leaders], captions, pool, self._text_features, self.threshold)
-
-    def _text_features(self, captions: Sequence[str]) -> torch.Tensor:
-        return torch.as_tensor(self.work.scorer.text_features(spoken(captions))).float().cpu()
 
     def _chosen(self) -> Album:
         """Choose a caption for each leader; copies get the same."""

@@ -33,7 +33,7 @@ import tqdm
 
 from hf_captionrl.apps.album.album import STAGES, Album, AlbumSteps, AlbumWork, describe_album, first_text
 from hf_captionrl.apps.album.candidates import MOST_MEASURED, adapt_to_album, check_captioner
-from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, duration
+from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, check_words, duration
 from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.phrases import load_language_identifier
 from hf_captionrl.apps.album.sources import (
@@ -46,14 +46,12 @@ from hf_captionrl.apps.album.sources import (
     sidecar_captions,
     sidecar_of,
 )
-from hf_captionrl.apps.album.visibility import ANSWERS, check_questions
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.cli.features import rows_per_shard
 from hf_captionrl.data.images import decorative_rows
-from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, with_packet, with_text, xmp_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import (
     LineFile,
@@ -92,7 +90,6 @@ def run(options: AlbumOptions) -> None:
             f"{options.images} has no captions, and there is no captioner. Use --model to write captions, or --captions to "
             "diagnose those of a file."
         )
-    check_questions(options, source.image_ids)
     files = AlbumFiles(options, source)
     if options.dry_run:
         files.check()
@@ -118,6 +115,7 @@ def run(options: AlbumOptions) -> None:
 
 def check_options(options: AlbumOptions) -> None:
     """Refuse outputs and settings that cannot work, before anything slow."""
+    check_words(options)
     if options.adapt is not None:
         duration(options.adapt)
         names = scorer_names(options)
@@ -139,9 +137,9 @@ def check_options(options: AlbumOptions) -> None:
                 f"--endpoint has no beams, and with --decoding {options.decoding} and --num_samples {options.num_samples} nothing could "
                 "be chosen. Use --decoding beam and --num_samples 7, for example, or --choice first."
             )
-    if options.scorer == "none" and (options.model or options.audit or options.why):
+    if options.scorer == "none" and options.model:
         raise ValueError(
-            "--scorer none collects existing captions. Leave out --model, --audit and --why, or --scorer."
+            "--scorer none collects existing captions. Leave out --model, or --scorer."
         )
     if options.language not in ("auto", "any"):
         load_language_identifier(options.language)
@@ -153,8 +151,6 @@ def check_options(options: AlbumOptions) -> None:
             f"{launched()[1]} processes were launched, and each would choose all captions. Use --processes or --engine ray instead "
             "of `accelerate launch`."
         )
-    if options.xmp_properties != ["alt_text"] and not (options.xmp_sidecars or options.xmp_copies):
-        raise ValueError(f"--xmp_properties {' '.join(options.xmp_properties)} needs --xmp_sidecars or --xmp_copies.")
     if options.captions_per_image > 1 and options.prefer_existing and options.model is not None:
         raise ValueError(
             f"--captions_per_image {options.captions_per_image} is for captions that are chosen, and --prefer_existing keeps one as it is. "
@@ -167,8 +163,6 @@ def check_options(options: AlbumOptions) -> None:
         raise ValueError(
             f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
         )
-    if options.audit_references is not None and not options.audit:
-        raise ValueError(f"--audit_references {options.audit_references!r} has an effect only with --audit. Use both.")
     if options.model is None and options.adapt is not None:
         raise ValueError("--adapt finetunes a captioner, and there is none. Use --model.")
 
@@ -203,7 +197,6 @@ def load_source(options: AlbumOptions, *, sidecars: bool) -> AlbumSource:
         ignore_metadata=is_own,
         extension=options.caption_extension,
         by_line=options.captions_per_image > 1,
-        xmp=options.xmp_language if options.xmp_captions and options.captions is None else None,
         **settings,
     )
     return source if options.max_images is None else source.first(options.max_images)
@@ -261,9 +254,7 @@ class KeptWork(AlbumWork):
     def compares_images(self) -> bool:
         # To write the texts of a person into files takes no model.
         options = self.options
-        writes_files = options.sidecars or options.xmp_sidecars or options.xmp_copies is not None
-        asks = options.audit or bool(options.why)
-        compares = asks or options.scorer is not None or options.model is not None or not writes_files
+        compares = options.scorer is not None or options.model is not None or not options.sidecars
         return compares and options.scorer != "none"
 
     @cached_property
@@ -456,13 +447,6 @@ def describe_source(
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
     work = KeptWork(options, source, progress=progress)
-    if options.audit_references is not None:
-        try:
-            images = load_album_source(options.audit_references, sidecars=False).images
-            found = read_images(images, work.scorer, cache=work.cache, batch_size=options.batch_size, unreadable={})
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--audit_references {options.audit_references!r}: {error}") from None
-        work.references = found.features
     facts: dict[str, Any] = {}
     if options.adapt is not None:
         facts["adapt"] = adapt(options, source, work.scorer)
@@ -489,8 +473,6 @@ def describe_source(
     if options.model is not None:
         record = options.output[0].with_suffix(".run.json")
         write_json(record, {"settings": settings, "versions": installed_versions()})
-    if options.audit and not album.audit:
-        facts["audit"] = []
     return album, facts
 
 
@@ -620,12 +602,6 @@ class OwnFiles:
         self._written = new
         write_json(self.record, new)
 
-    def note(self, digests: dict[str, str]) -> None:
-        """Record files that were written elsewhere, by `name_of`."""
-        if digests:
-            self._written |= {name: [digest] for name, digest in digests.items()}
-            write_json(self.record, self._written)
-
     def old_texts(self) -> dict[str, str]:
         """The earliest text of each replaced file, by `name_of`; also of files that other outputs of the folder replaced."""
         found: dict[str, str] = {}
@@ -642,7 +618,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 class _Reservation(LineFile):
-    busy = "Wait until it ends, or use another --output without --sidecars and --xmp_sidecars."
+    busy = "Wait until it ends, or use another --output without --sidecars."
 
 
 class AlbumFiles:
@@ -656,33 +632,12 @@ class AlbumFiles:
             raise ValueError(
                 f"--output metadata.jsonl names files, and {options.images!r} has images that are none. Use another name."
             )
-        if options.xmp_sidecars or options.xmp_copies is not None:
-            self._check_xmp()
-
-    def _check_xmp(self) -> None:
-        """Refuse copies over images, and XMP that cannot be read, before anything slow."""
-        root, copies = self.source.root, self.options.xmp_copies
-        if None in self.source.paths or (copies is not None and root is None):
-            raise ValueError(
-                f"--xmp_sidecars and --xmp_copies need images that are files below one folder, and {self.options.images!r} has others. "
-                "Use --output."
-            )
-        if copies is not None and Path(os.path.realpath(copies)).is_relative_to(os.path.realpath(str(root))):
-            raise ValueError(
-                f"--xmp_copies {str(copies)!r} is in the folder of the images, {str(root)!r}. Use a folder outside of it."
-            )
-        for image in map(str, self.source.paths):
-            beside = xmp_file(image)
-            if self.options.xmp_sidecars and (packet := read_regular(beside)):
-                read_texts(packet, str(beside))
-            if copies is not None and (packet := read_packet(image)):
-                read_texts(packet, image)
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
         """Reserve every output by `NAME.lock`, and the files beside the images by a lock in their folder."""
         paths = [Path(path) for path in {os.path.abspath(p.with_suffix(".lock")): None for p in self.options.output}]
-        if self.options.sidecars or self.options.xmp_sidecars:
+        if self.options.sidecars:
             folder = os.path.commonpath([os.path.abspath(Path(path).parent) for path in self.source.paths if path])
             paths.append(Path(folder, ".captionrl.lock"))
 
@@ -713,11 +668,6 @@ class AlbumFiles:
         for row, image in enumerate(self.source.paths):
             if image is None:
                 continue
-            entry = self.own.entry(xmp_file(image)) if self.options.xmp_captions else None
-            if isinstance(entry, dict):
-                captions[row] = [entry["text"]]
-            elif entry is not None and self.options.model is not None:
-                captions[row] = []
             sidecar = sidecar_of(image, self.options.caption_extension)
             entry = self.own.entry(sidecar)
             if entry is None or captions[row] != sidecar_captions(sidecar, by_line=by_line):
@@ -769,16 +719,8 @@ class AlbumFiles:
             else:
                 kept.append(str(target))
         written += [f"{number} text files"] * options.sidecars
-        if options.xmp_sidecars:
-            number = len(contents)
-            kept += self._add_xmp(album, contents, persons)
-            written.append(f"{len(contents) - number} XMP files")
         self.own.write(contents, persons)
-        facts: dict[str, Any] = {"outputs": written, "kept_text_files": kept}
-        if options.xmp_copies is not None:
-            number, facts["not_copied"] = self._copy(album, options.xmp_copies)
-            written.append(f"{number} copies in {options.xmp_copies}")
-        return facts
+        return {"outputs": written, "kept_text_files": kept}
 
     def _may_write(self, target: Path, persons: dict[Path, str]) -> bool:
         """Whether a file beside an image is missing, or is a regular file that may be replaced."""
@@ -787,57 +729,6 @@ class AlbumFiles:
         text = read_regular(target)
         is_replaced = text is not None and (is_ours or self.options.overwrite or not text.strip())
         return is_replaced or not os.path.lexists(target)
-
-    def _packet(self, before: bytes | None, caption: str, name: str) -> bytes:
-        options = self.options
-        return with_text(before, caption, list(options.xmp_properties), name, options.xmp_language or None)
-
-    def _add_xmp(self, album: Album, contents: dict[Path, bytes], persons: dict[Path, str]) -> list[str]:
-        """Add the XMP files to what is written; returns those that have another text of a person, and are kept."""
-        options, kept = self.options, []
-        for row, (image, one) in enumerate(zip(map(str, self.source.paths), album.images, strict=True)):
-            target = xmp_file(image)
-            if target in contents:  # NAME.xmp of another image
-                target = Path(f"{image}.xmp")
-            if not one.caption:
-                continue
-            before = read_regular(target)
-            texts = read_texts(before, str(target)) if before else {}
-            others = {chosen_text(texts.get(name, [])) for name in options.xmp_properties} - {"", one.caption}
-            is_person = first_text(self.source.captions[row]) is not None
-            if is_person and (options.model is None or options.prefer_existing):
-                persons[target] = one.old or ""
-            if self._may_write(target, persons) or (before is not None and not others):
-                contents[target] = self._packet(before, one.caption, str(target))
-            else:
-                kept.append(str(target))
-        return kept
-
-    def _copy(self, album: Album, folder: Path) -> tuple[int, list[str]]:
-        """Write copies of the images, with the caption in their XMP, one by one; returns their number, and why others were not."""
-        digests, reasons = {}, []
-        root = os.path.realpath(str(self.source.root))
-        for image, one in zip(map(str, self.source.paths), album.images, strict=True):
-            if not one.caption:
-                continue
-            place = os.path.join(os.path.realpath(os.path.dirname(image)), os.path.basename(image))
-            target = folder / os.path.relpath(place, root)
-            try:
-                packet = self._packet(read_packet(image), one.caption, image)
-                content = with_packet(Path(image).read_bytes(), packet, image)
-            except ValueError as error:
-                reasons.append(str(error))
-                continue
-            is_inside = Path(os.path.realpath(target.parent)).is_relative_to(root)  # by a link
-            is_other = os.path.lexists(target) and read_regular(target) != content and not self.own.is_ours(target)
-            if is_inside or (is_other and not self.options.overwrite):
-                reasons.append(f"{str(target)!r} is another file. Use --overwrite, or another --xmp_copies.")
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write_bytes(target, content)
-            digests[self.own.name_of(target)] = content_digest(content)
-        self.own.note(digests)
-        return len(digests), reasons
 
     def _metadata(self, album: Album, path: Path) -> Iterator[dict[str, str]]:
         """Rows of the metadata of an image folder: `file_name`, relative to the file, and `text`."""
@@ -882,10 +773,6 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
             name = f" in {fact.group!r}" if fact.group else ""
             varying = ", ".join(word for word, _ in fact.varying[:8])
             lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
-    lines += [audit_sentence(one) for one in summary.get("audit", ())]
-    if summary.get("audit") == []:
-        lines.append("Nothing to audit: no phrase is in enough captions of a group. Use a smaller --shared_share.")
-    lines += [why_sentence(one) for one in summary.get("why", ())]
     if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
         lines.append(
             f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
@@ -899,8 +786,6 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
         )
     if summary["unreadable_images"]:
         lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")
-    if reasons := summary.get("not_copied"):
-        lines.append(f"{len(reasons):,} images were not copied, such as: {reasons[0]}")
     if summary["decorative"]:
         lines.append(
             f"{summary['decorative']:,} images are decorative by the rules of the command and have the empty caption."
@@ -910,31 +795,6 @@ def summary_text(summary: dict[str, Any], album: Album) -> str:
     if "endpoint" in summary:
         lines.append(cost_sentence(summary["endpoint"]))
     return "\n".join(lines)
-
-
-def audit_sentence(one: dict[str, Any]) -> str:
-    """A phrase of the audit, with its counts."""
-    where = f" in {one['group']!r}" if one["group"] else ""
-    if one["verdict"] == "cannot tell":
-        return f"{one['phrase']!r}{where}: cannot tell ({one['reason']})."
-    counts = {name: len(rows) for name, rows in one["cells"].items()}
-    said, unsaid = (
-        f"{counts[f'{word}_visible']} visible, {counts[f'{word}_absent']} absent, {counts[f'{word}_unclear']} unclear"
-        for word in ("said", "unsaid")
-    )
-    return f"{one['phrase']!r}{where}: {one['verdict']}. Said: {said}; not said: {unsaid}."
-
-
-def why_sentence(one: dict[str, Any]) -> str:
-    """The answer to --why for an image."""
-    text = f"{one['row']}, most similar to {one['other']} (cosine {one['cosine']:.3f}): {one['answer']}; {ANSWERS[one['answer']]}."
-    if one["phrase"]:
-        text += (
-            f" {one['phrase']!r} ({one['source']}) would tell it apart; {one['said']:.0%} of its candidates say it."
-        )
-    elif one["answer"] == "train":
-        text += " No phrase of the search tells it apart. Use --why_phrases, or more --num_samples."
-    return text
 
 
 # --- --dry_run -------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hf_captionrl.utils.options import (
     Range,
     SeedOptions,
     WritingOptions,
+    check_values,
     option,
 )
 
@@ -117,21 +118,15 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
     shared_share: Annotated[float, Range(above=0, at_most=1)] = option(
         0.9, metavar="X", help="share of a group's captions that contain a shared phrase"
     )
-    audit: bool = option(
-        False,
-        group="what images show",
-        help="say of every shared phrase whether all images show it, captions say it where it is not visible, or omit it where it is",
-    )
-    why: list[str] = option(
-        [],
-        nargs="+",
-        metavar="IMAGE",
-        group="what images show",
-        help="ids of two or more images: say why they cannot be told apart, and search the phrase that would do it",
-    )
-    why_phrases: list[str] = option(
-        [], nargs="+", metavar="PHRASE", group="what images show", help="further phrases that --why searches"
-    )
+
+
+def check_words(settings: AlbumSettings) -> None:
+    """Refuse values out of range and blank words."""
+    check_values(settings)
+    for name in ("require", "forbid", "trigger"):
+        words = getattr(settings, name)
+        if any(not word.strip() for word in ([words] if isinstance(words, str) else words or ())):
+            raise ValueError(f"{name} {words!r} has a blank word. Leave it out.")
 
 
 @dataclass
@@ -155,11 +150,8 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
           captionrl album photos --model MODEL --sidecars --trigger "ohwx dog" --drop_shared
           captionrl album photos --captions old.jsonl --output report.html
           captionrl album photos --captions captions.csv --sidecars
-          captionrl album photos --audit --shared_share 0.6 --audit_references other_photos --output audit.html
-          captionrl album photos --model MODEL --num_samples 16 --why a.jpg b.jpg
           captionrl album photos --model MODEL --adapt 10m --output alt.jsonl report.html
           captionrl album photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --num_samples 7 --output alt.csv
-          captionrl album photos --model MODEL --xmp_captions --prefer_existing --xmp_sidecars --output alt.csv
           captionrl album photos --model MODEL --output alt.csv --processes 8
           captionrl album photos --model MODEL --output /shared/alt.csv --engine ray --address auto
     """
@@ -180,7 +172,7 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
         None,
         metavar="NAME",
         help="dual encoder that compares captions and images, or 'none' to collect captions (default: scenes:siglip-held-out for "
-        "embedded captioners, scenes:clip-reward with --adapt, none with --sidecars or XMP without --model, else openai/clip-vit-base-patch32)",
+        "embedded captioners, scenes:clip-reward with --adapt, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
         None,
@@ -189,28 +181,12 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     )
     sidecar_captions: bool = option(True, help="read the text file beside an image as an existing caption")
     caption_extension: Literal[".txt", ".caption"] = option(".txt", help="extension of text files beside images")
-    xmp_captions: bool = option(
-        False,
-        help="read alternative texts (IPTC) and descriptions in XMP as existing captions: NAME.jpg.xmp, NAME.xmp, or inside "
-        "JPEG, PNG and WebP files",
-    )
     output: list[Path] = option(
         [Path("album.jsonl")],
         metavar="FILE",
         help=".jsonl, .csv, .html, or metadata.jsonl of an image folder; several allowed",
     )
     sidecars: bool = option(False, help="also write each caption into a text file beside its image")
-    xmp_sidecars: bool = option(
-        False, help="also write each caption into the XMP file beside its image; other properties are kept"
-    )
-    xmp_copies: Path | None = option(
-        None,
-        metavar="DIR",
-        help="also write each caption into the XMP of a copy of its image in this folder; pixels are not encoded again",
-    )
-    xmp_properties: list[Literal["alt_text", "description"]] = option(
-        ["alt_text"], nargs="+", help="properties that are written: IPTC's alternative text, Dublin Core's description"
-    )
     overwrite: bool = option(False, help="start again, and replace outputs and text files beside images")
     dry_run: bool = option(False, help="print what would be written and how long it would take; write nothing")
     adapt: str | None = option(
@@ -228,12 +204,6 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     group_by: Literal["folder", "album"] = option(
         "folder", help="images among which shared phrases are searched: each folder, or the whole album"
     )
-    audit_references: str | None = option(
-        None,
-        metavar="IMAGES",
-        group="what images show",
-        help="images that do not show what the groups share, for --audit (default: images of other groups)",
-    )
     split: str | None = option(None, metavar="SPLIT", help="split of a data set (default: all)")
     image_root: str | None = option(
         None, metavar="DIR", help="folder that image paths of a list or table are relative to"
@@ -247,11 +217,6 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     @property
     def uses_shards(self) -> bool:
         return True
-
-    @property
-    def xmp_language(self) -> str:
-        """The language of texts in XMP besides that for everyone; empty if it is not known."""
-        return "" if self.language in ("auto", "any") else self.language
 
 
 @dataclass

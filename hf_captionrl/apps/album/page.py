@@ -25,7 +25,6 @@ from hf_captionrl.apps.album.album import PROBLEMS, Album, describe_album
 from hf_captionrl.apps.album.assignment import Finding, confusions_of
 from hf_captionrl.apps.album.options import DemoOptions
 from hf_captionrl.apps.album.sources import read_images
-from hf_captionrl.apps.album.visibility import ANSWERS, VERDICTS
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.language_models import default_device
@@ -49,7 +48,6 @@ TEMPLATES = Path(__file__).parent / "templates"
 _REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable decorative".split()
 # Longest sides of images: in the report, in the demo, of a wrong find there.
 _REPORT_SIDE, _SIDE, _SMALL_SIDE = 512, 256, 72
-_CELL_IMAGES = 8  # pictures in a cell of the audit
 
 
 def _small(image: Image.Image, side: int) -> Image.Image:
@@ -89,11 +87,6 @@ def write_report(
         "compared": album.num_compared,
         "fingerprint": hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
     }
-    cells = {row for one in album.audit for rows in one.cells.values() for row in rows[:_CELL_IMAGES]}
-    cells |= {row for one in album.why for row in (one.row, one.other)}
-    thumbnails = {
-        row: embedded_image(_small(open_image(images[row]), _SMALL_SIDE)) for row in sorted(cells & pictures.keys())
-    }
     page = render_html(
         TEMPLATES,
         "album",
@@ -103,13 +96,6 @@ def write_report(
         compares_images=album.compares_images,
         groups=[fact for fact in album.shared if fact.shared],
         problems=PROBLEMS,
-        audit=album.audit,
-        why=album.why,
-        verdicts=VERDICTS,
-        answers=ANSWERS,
-        ids=[image.image_id for image in album.images],
-        thumbnails=thumbnails,
-        most=_CELL_IMAGES,
         left_out=max(0, len(album.images) - max_images),
         data=data,
     )

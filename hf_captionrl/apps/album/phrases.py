@@ -410,25 +410,6 @@ def _found(words: Sequence[Word], phrases: Sequence[str]) -> list[bool]:
     return gone
 
 
-def says(caption: str, phrase: str) -> bool:
-    """Whether a caption contains the words of a phrase."""
-    return any(_found(caption_words(caption), [phrase]))
-
-
-def without_phrase(caption: str, phrase: str) -> str:
-    """The caption without a phrase, also where an adjective is left without its noun: "a small on a sofa"."""
-    words = caption_words(caption)
-    rest = drop_shared(caption, [phrase])
-    return rest if rest != caption else _without(caption, words, _found(words, [phrase]), {}) or caption
-
-
-def phrases_of(caption: str, longest: int) -> set[str]:
-    """Phrases of up to `longest` words that begin and end with content words."""
-    words = _words(caption)
-    found = _phrases(words, set(words))
-    return {" ".join(phrase) for phrase in found if len(phrase) <= longest and phrase[0] not in DETERMINERS}
-
-
 def _runs(gone: Sequence[bool]) -> Iterator[tuple[int, int]]:
     """First and last word of each removed part."""
     for out, part in groupby(range(len(gone)), key=gone.__getitem__):

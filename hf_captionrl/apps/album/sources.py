@@ -29,7 +29,6 @@ from hf_captionrl.data.columns import caption_lists, undecoded
 from hf_captionrl.data.features import source_key
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.data.loading import list_images
-from hf_captionrl.data.xmp import chosen_text, read_packet, read_texts, xmp_file
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 from hf_captionrl.utils.images import to_rgb
@@ -110,29 +109,19 @@ def sidecar_captions(path: Path, *, by_line: bool = False) -> list[str]:
     return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
 
 
-def xmp_captions(image: str, language: str | None = None) -> list[str]:
-    """The alternative text of an image in XMP, else its description: beside the image, else inside; refuses invalid XMP."""
-    beside = xmp_file(image)
-    for name, packet in ((str(beside), read_regular(beside)), (image, read_packet(image))):
-        for texts in read_texts(packet, name).values() if packet else ():
-            return [" ".join(chosen_text(texts, language).split())]
-    return []
-
-
 def load_album_source(
     name: Any,
     *,
     sidecars: bool = True,
     extension: str = ".txt",
     by_line: bool = False,
-    xmp: str | None = None,
     ignore_metadata: bool = False,
     **source: Any,
 ) -> AlbumSource:
-    """Find the images that the command takes, or a data set in memory, and their captions: their own, text files, then XMP.
+    """Find the images that the command takes, or a data set in memory, and their captions: their own, or text files.
 
-    `xmp` is a language ("": any), `by_line` reads a caption per line, `ignore_metadata` takes all images of a folder, and
-    `source` are options of [`load_captions`].
+    `by_line` reads a caption per line, `ignore_metadata` takes all images of a folder, and `source` are options of
+    [`load_captions`].
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
     if path is not None and path.suffix.lower() == ".txt" and path.is_file():
@@ -161,11 +150,6 @@ def load_album_source(
                     unread.setdefault("links, or no regular files. Replace them by regular files", []).append(path)
             elif unasked.is_file():
                 unread.setdefault(f"{other} files. Use --caption_extension {other} to read them", []).append(unasked)
-        if xmp is not None and not found.captions[row]:
-            try:
-                found.captions[row] = xmp_captions(image, xmp)
-            except ValueError as error:
-                logger.warning("%s", error)
     for reason, paths in unread.items():
         logger.warning(
             "%d text files beside images are not read, such as %s: they are %s.", len(paths), paths[0], reason

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hf_captionrl.data.options import DatasetOptions, PublicationOptions, SimilarityOptions
-from hf_captionrl.utils.options import CacheOptions, CommandOptions, NotNegative, Range, SeedOptions, option
+from hf_captionrl.utils.options import CacheOptions, CommandOptions, Range, SeedOptions, option
 
 
 @dataclass
@@ -59,24 +59,18 @@ class _SourceOptions(_BenchmarkOptions, DatasetOptions):
 
 @dataclass
 class ReviewOptions(_SourceOptions):
-    """Show each bag in a browser, to keep or drop it.
+    """Write a page that shows each bag, to keep or drop it.
 
-    Each decision is on disk before the page shows the next bag. An interrupted review continues where it stopped.
+    The page needs no server. It stores decisions in the browser and offers them as a download.
     """
 
     examples: ClassVar[str] = """
         examples:
-          captionrl truematch review truematch
-
-        let someone else review, then apply the decisions that they send back:
-          captionrl truematch review truematch --export review.html
+          captionrl truematch review truematch --output review.html
           captionrl truematch apply truematch --decisions decisions.jsonl
     """
 
-    port: NotNegative = option(8765, metavar="N", help="port of the page; 0: any free port")
-    export: Path | None = option(
-        None, metavar="FILE", help="write a page that needs no server and offers its decisions as a download"
-    )
+    output: Path = option(Path("review.html"), metavar="FILE", help="page to write")
 
 
 @dataclass
@@ -88,7 +82,7 @@ class ApplyOptions(_BenchmarkOptions):
           captionrl truematch apply truematch --decisions decisions.jsonl
     """
 
-    decisions: Path | None = option(None, metavar="FILE", help="download of an exported review page")
+    decisions: Path | None = option(None, metavar="FILE", help="download of the review page")
 
 
 @dataclass
@@ -138,26 +132,3 @@ class LeaderboardOptions(SeedOptions, CommandOptions):
     results: list[Path] = option(positional=True, metavar="FILE", help="results.json of `truematch evaluate`")
     sort_by: str = option("3", metavar="K", help="score that orders the table: R@1 in bags of this size, or rd100")
     output_dir: Path | None = option(None, metavar="DIR", help="folder of the table (default: DIR)")
-
-
-@dataclass
-class LmmsEvalOptions(_SourceOptions):
-    """Write a task folder for lmms-eval: TrueMatch, and self-retrieval among all images of the benchmark.
-
-    The folder holds the images and the kept bags. lmms-eval's environment needs this package. The tasks name the folder by its
-    absolute path: write it again where it is used.
-    """
-
-    examples: ClassVar[str] = """
-        examples:
-          captionrl truematch lmms-eval truematch --output lmms_tasks
-          python -m lmms_eval --include_path lmms_tasks --tasks captionrl_truematch,captionrl_self_retrieval --model ...
-    """
-
-    output: Path = option(Path("lmms_tasks"), metavar="DIR", help="folder to write into")
-    scorer: str | None = option(
-        None,
-        metavar="NAME",
-        help="held-out dual encoder (default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
-    )
-    prompt: str = option("Describe the image in one sentence.", metavar="TEXT", help="the question beside the image")

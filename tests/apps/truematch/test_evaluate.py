@@ -104,7 +104,7 @@ def test_benchmark_without_images_needs_a_data_set(cache, scenes, measured, tmp_
     assert "are not part of this data set" in (folder / "README.md").read_text(encoding="utf-8")
     options = ["--captions", measured / "full.jsonl", "--cache_dir", cache, "--output_dir", tmp_path / "out"]
     assert truematch("evaluate", folder, *options) == 2
-    assert truematch("review", folder, "--export", tmp_path / "r.html") == 2
+    assert truematch("review", folder, "--output", tmp_path / "r.html") == 2
     assert capsys.readouterr().err.count("--dataset scenes") == 2
     assert truematch("evaluate", folder, *options, "--dataset", "scenes", "--max_images", IMAGES) == 0
     own = json.loads((tmp_path / "out" / "results.json").read_text())["rows"][0]

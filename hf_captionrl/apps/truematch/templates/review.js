@@ -1,79 +1,48 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const { bags, images, reasons, token } = data;
+  const { bags, images, reasons } = data;
   const reasonNames = Object.keys(reasons);
-  const served = token !== null;
   const storeKey = `captionrl-review-${data.fingerprint}`;
-  const lines = []; // decisions to download, if there is no server
+  const lines = []; // decisions to download
   const done = []; // undo stack: [bag, previous decision]
   const decided = new Map(Object.entries(data.decisions));
   const $ = (id) => document.getElementById(id);
   let at = 0;
   let asking = false;
-  let busy = false;
 
   function remember(line) {
     decided.delete(line.bag);
     if (line.decision !== null) decided.set(line.bag, { decision: line.decision, reason: line.reason });
   }
 
-  async function save(line) {
-    if (served) {
-      const answer = await fetch("/decisions", {
-        method: "POST",
-        headers: { "Content-Type": "application/json", "X-Review-Token": token },
-        body: JSON.stringify(line),
-      });
-      if (!answer.ok) throw new Error(await answer.text());
-    } else {
-      lines.push({ ...line, time: new Date().toISOString() });
-      try {
-        localStorage.setItem(storeKey, JSON.stringify(lines));
-      } catch {
-        $("hint").textContent = "This browser cannot store decisions. Download them before you close the page.";
-      }
+  function save(line) {
+    lines.push({ ...line, time: new Date().toISOString() });
+    try {
+      localStorage.setItem(storeKey, JSON.stringify(lines));
+    } catch {
+      $("hint").textContent = "This browser cannot store decisions. Download them before you close the page.";
     }
     remember(line);
   }
 
-  // One action at a time: a key pressed while a decision is being saved would apply to a bag that is not shown yet, so it is
-  // ignored.
-  async function once(action) {
-    if (busy) return;
-    busy = true;
-    try {
-      await action();
-      $("error").hidden = true;
-    } catch (error) {
-      $("error").textContent = `Not saved: ${error.message}. Is the command still running? Press the key again.`;
-      $("error").hidden = false;
-    } finally {
-      busy = false;
-      show();
-    }
-  }
-
   function decide(decision, reason) {
-    once(async () => {
-      const bag = bags[at].id;
-      const before = decided.get(bag) ?? { decision: null, reason: null };
-      asking = false;
-      await save({ bag, decision, reason });
-      done.push([at, before]);
-      at = nextOpen(at) ?? Math.min(at + 1, bags.length - 1);
-    });
+    const bag = bags[at].id;
+    done.push([at, decided.get(bag) ?? { decision: null, reason: null }]);
+    asking = false;
+    save({ bag, decision, reason });
+    at = nextOpen(at) ?? Math.min(at + 1, bags.length - 1);
+    show();
   }
 
   function undo() {
-    once(async () => {
-      const last = done.at(-1) ?? (decided.has(bags[at].id) ? [at, { decision: null, reason: null }] : null);
-      asking = false;
-      if (last === null) return;
-      await save({ bag: bags[last[0]].id, ...last[1] });
-      done.pop();
+    const last = done.pop() ?? (decided.has(bags[at].id) ? [at, { decision: null, reason: null }] : null);
+    asking = false;
+    if (last !== null) {
+      save({ bag: bags[last[0]].id, ...last[1] });
       at = last[0];
-    });
+    }
+    show();
   }
 
   function nextOpen(from) {
@@ -85,7 +54,7 @@
   }
 
   function go(place) {
-    if (busy || place === null) return;
+    if (place === null) return;
     asking = false;
     at = Math.max(0, Math.min(place, bags.length - 1));
     show();
@@ -150,7 +119,6 @@
   }
 
   function drop() {
-    if (busy) return;
     if (asking) {
       decide("drop", null);
     } else {
@@ -185,24 +153,22 @@
   }
   // A focused button uses only Enter and Space; all other keys reach the page.
 
-  if (!served) {
-    try {
-      for (const line of JSON.parse(localStorage.getItem(storeKey) ?? "[]")) {
-        lines.push(line);
-        remember(line);
-      }
-    } catch {
-      // Storage is disabled or holds something else: start without it.
+  try {
+    for (const line of JSON.parse(localStorage.getItem(storeKey) ?? "[]")) {
+      lines.push(line);
+      remember(line);
     }
-    $("download").addEventListener("click", () => {
-      const text = lines.map((line) => `${JSON.stringify(line)}\n`).join("");
-      const link = element("a");
-      link.href = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }));
-      link.download = "decisions.jsonl";
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-    });
+  } catch {
+    // Storage is disabled or holds something else: start without it.
   }
+  $("download").addEventListener("click", () => {
+    const text = lines.map((line) => `${JSON.stringify(line)}\n`).join("");
+    const link = element("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "application/x-ndjson" }));
+    link.download = "decisions.jsonl";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  });
   at = decided.has(bags[0].id) ? (nextOpen(0) ?? 0) : 0;
   show();
 })();

@@ -2,19 +2,22 @@
 
 import itertools
 import json
+import math
 import random
 
 import datasets
 import pytest
+import torch
 from trl import DPOConfig, DPOTrainer
 
-from hf_captionrl.apps.serving.pairs import choose_pairs
-from hf_captionrl.apps.serving.server import RewardService
+from hf_captionrl.apps.pairs.pairs import choose_pairs
 from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.metrics import cider_d
+from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from tests.tiny.chat import tiny_chat
+from tests.tolerances import assert_close
 
 
 @pytest.mark.parametrize("margin", [0.25, 0.5, 2.0])
@@ -56,23 +59,37 @@ def pairs(folder, *arguments):
     return main(["pairs", *map(str, given)])
 
 
-def test_pairs_by_a_reward(scenes, sampled, tmp_path, capsys, options):
+def self_retrieval_by_a_loop(scenes, several):
+    """Log softmax of the similarity of each caption to its image among all images with several captions."""
+    scorer = load_scorer("scenes:clip-reward")
+    rows = [row for row in scenes if row["image_id"] in several]
+    images = scorer.image_features([open_image(row["image"]) for row in rows]).double()
+    scores = {}
+    for position, row in enumerate(rows):
+        for text in several[row["image_id"]]:
+            similarities = [
+                scorer.logit_scale * float(scorer.text_features([text])[0].double() @ image) for image in images
+            ]
+            scores[row["image_id"], text] = similarities[position] - math.log(sum(map(math.exp, similarities)))
+    return scores
+
+
+def test_pairs_by_a_reward(scenes, sampled, tmp_path, capsys):
     assert pairs(tmp_path, "--reward", "self_retrieval", "--margin", 0.01, "--max_pairs_per_image", 2, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     several = {i: [*dict.fromkeys([*texts, *filter(None, [sampled[1].get(i)])])] for i, texts in sampled[0].items()}
     several = {image_id: texts for image_id, texts in several.items() if len(texts) > 1}
     assert (said["images"], said["images_with_several"]) == (5, len(several))
-    service = RewardService(options(max_images=6), ["self_retrieval"])
-    flat = [(row, text) for row, texts in enumerate(several.values()) for text in texts]
-    found = service.score([text for _, text in flat], list(several), [row for row, _ in flat])["rewards"]
-    scores = {(list(several)[row], text): value for (row, text), value in zip(flat, found, strict=True)}
+    scores = self_retrieval_by_a_loop(scenes, several)
     written = datasets.load_dataset("parquet", data_files=str(tmp_path / "pairs.parquet"), split="train")
     assert len(written) == said["written"] > 4
     rows = {row["image_id"]: row for row in scenes}
     for row in written:
         texts = [row[name][0]["content"] for name in ("chosen", "rejected")]
         values = [scores[row["image_id"], text] for text in texts]
-        assert [row["score_chosen"], row["score_rejected"]] == values
+        assert_close(
+            torch.tensor([row["score_chosen"], row["score_rejected"]]), torch.tensor(values), dtype=torch.float32
+        )
         assert values[0] - values[1] >= 0.01
         assert row["prompt"] == [{"role": "user", "content": "Describe the image in one sentence."}]
         assert open_image(row["images"][0]).tobytes() == open_image(rows[row["image_id"]]["image"]).tobytes()
@@ -140,7 +157,7 @@ def test_only_a_file_of_pairs_is_replaced(sampled, tmp_path, capsys, name):
         (["--reward", "length", "--metric", "cider_d"], "--metric"),
         (["--metric", "clip_score"], "--scorer"),
         (["--metric", "cider_d", "--reward_weights", "2"], "--reward_weights"),
-        (["--metric", "cider_d", "--tokenizer", "gpt2"], "--tokenizer"),
+        (["--reward", "truncation"], "truncation"),
         (["--metric", "meteorite"], "'meteorite'"),
         (["--reward", "meteorite"], "'meteorite'"),
         (["--metric", "cider_d", "--margin", "0"], "margin"),

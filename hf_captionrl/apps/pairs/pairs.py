@@ -10,15 +10,23 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.parquet
+import torch
+import yaml
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from hf_captionrl.apps.serving.options import PairsOptions
-from hf_captionrl.apps.serving.server import RewardService
+from hf_captionrl.apps.pairs.options import PairsOptions
+from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data.columns import caption_column, id_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, call_metric, metric_function
+from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.rewards import REWARDS, Reward, RewardContext, RewardData, WeightedRewards
+from hf_captionrl.text.ngrams import encode_words
+from hf_captionrl.text.tokenize import ptb_tokenize_all
 from hf_captionrl.utils.io import atomic_file
 from hf_captionrl.utils.model_files import model_path
 
@@ -44,34 +52,92 @@ def choose_pairs(scores: Mapping[str, float], margin: float, most: int) -> tuple
     return [ordered[row] for row in chosen], counts  # type: ignore[misc]
 
 
-def _scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
-    """The scores of all captions, image after image."""
-    image_of: np.ndarray = np.repeat(np.arange(len(texts)), list(map(len, texts)))  # (N,)
-    flat = [text for each in texts for text in each]
-    if options.metric is not None:
-        scorer = None
-        if options.metric in SCORER_METRICS:
-            scorer = load_scorer(model_path(str(options.scorer)), device=options.device)
-        function = metric_function(options.metric, scorer=scorer)
-        references, images = caption_column(rows), undecoded(rows)["image"][:]
-        of_captions = ([each[int(image)] for image in image_of] for each in (references, images))
-        return call_metric(function, options.metric, flat, *of_captions)
-    service, ids, found = RewardService(options, options.reward or []), id_column(rows), []
+def parse_reward(spec: str) -> Reward:
+    """A registered reward from `NAME` or `NAME:FIELD=VALUE,FIELD=VALUE`."""
+    name, _, settings = spec.partition(":")
+    if name not in REWARDS:
+        raise ValueError(f"--reward {name!r} is not a reward. Use one of {', '.join(sorted(REWARDS))}.")
+    fields = [setting.split("=", 1) for setting in settings.split(",") if setting]
+    try:
+        return REWARDS[name](**{field.strip(): yaml.safe_load(value) for field, value in fields})
+    except (TypeError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"--reward {spec!r} ({error}). Use NAME:FIELD=VALUE,FIELD=VALUE.") from None
+
+
+def _encoded(captions: Sequence[str], vocabulary: dict[str, int]) -> tuple[Tensor, Tensor]:
+    """Words as ids `(N, T)` with an end token, 0, and their mask; the vocabulary grows."""
+    batch = encode_words(ptb_tokenize_all(captions), vocabulary)
+    rows = [torch.cat([row, torch.zeros(1, dtype=row.dtype)]) for row in batch.tokens.split(batch.lengths.tolist())]
+    return pad_sequence(rows, batch_first=True), torch.arange(max(map(len, rows))) <= batch.lengths[:, None]
+
+
+def reward_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
+    """Weighted sums of the rewards of all captions, image after image; the images of a part are distractors of each other."""
+    total = WeightedRewards([parse_reward(spec) for spec in options.reward or []], options.reward_weights)
+    name = options.scorer or ("scenes:clip-reward" if options.dataset in EMBEDDED else None)
+    if name is None and "self_retrieval" in total.names:
+        raise ValueError("--reward self_retrieval needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
+    if "truncation" in total.names:
+        raise ValueError(
+            "--reward truncation counts tokens of a policy, and files of captions have none. Leave it out."
+        )
+    scorer = None if name is None else load_scorer(model_path(name), device=options.device)
+    data = rows.remove_columns("image")
+    ids, references, vocabulary = id_column(rows), caption_column(rows), {"": 0}
+
+    def features(other: Any) -> Tensor:
+        return scorer_features(other, rows, cache_dir=options.cache_dir)
+
+    def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return _encoded(captions, vocabulary)
+
+    device = getattr(scorer, "device", torch.device("cpu"))
+    total.prepare(RewardData(ids, references, features, encode, 0, device, scorer, columns=data.column_names))
+    scores: list[float] = []
     for part in np.array_split(np.arange(len(texts)), max(1, len(texts) // options.rollout_images)):
-        mine = (image_of >= part[0]) & (image_of <= part[-1])
-        captions = [flat[row] for row in np.flatnonzero(mine)]
-        rollout = (captions, [ids[int(i)] for i in part], (image_of[mine] - part[0]).tolist())
-        found += service.score(*rollout)["rewards"]
-    return found
+        lengths = [len(texts[image]) for image in part]
+        # Rewards see groups of equal size; where images have different numbers of captions, each caption is a group.
+        repeats = [1] * len(part) if len(set(lengths)) == 1 else lengths
+        positions = torch.arange(len(part)).repeat_interleave(torch.tensor(repeats))  # (B,)
+        candidates = torch.from_numpy(part)  # (C,)
+        of_group = candidates[positions].tolist()
+        captions = [text for image in part for text in texts[image]]
+        tokens, mask = encode(captions)
+        context = RewardContext(
+            captions=captions,
+            ids=tokens,
+            mask=mask,
+            ended=torch.ones(len(captions), dtype=torch.bool),
+            rows=candidates[positions],
+            image_ids=[ids[image] for image in of_group],
+            references=[references[image] for image in of_group],
+            candidates=candidates,
+            positions=positions,
+            columns=data[of_group],
+        )
+        values = total(context)  # (N, R)
+        scores += (values * torch.tensor(total.weights, dtype=values.dtype)).sum(1).tolist()
+    return scores
+
+
+def metric_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
+    """Values of a metric of all captions, image after image."""
+    image_of = [row for row, captions in enumerate(texts) for _ in captions]  # (N,)
+    scorer = None
+    if options.metric in SCORER_METRICS:
+        scorer = load_scorer(model_path(str(options.scorer)), device=options.device)
+    function = metric_function(str(options.metric), scorer=scorer)
+    references, images = caption_column(rows), undecoded(rows)["image"][:]
+    of_captions = ([column[image] for image in image_of] for column in (references, images))
+    return call_metric(function, str(options.metric), [text for captions in texts for text in captions], *of_captions)
 
 
 def write_pairs(options: PairsOptions) -> None:
     """Write the pairs, and print their number and the shares of ties and of pairs under the margin."""
     if (options.reward is None) == (options.metric is None):
         raise ValueError(f"--reward is {options.reward} and --metric {options.metric}. Use one of them.")
-    for name in ("reward_weights", "tokenizer"):
-        if options.metric is not None and getattr(options, name) is not None:
-            raise ValueError(f"--{name} {getattr(options, name)} has no effect with --metric. Leave it out.")
+    if options.metric is not None and options.reward_weights is not None:
+        raise ValueError(f"--reward_weights {options.reward_weights} has no effect with --metric. Leave it out.")
     if options.metric in SCORER_METRICS and options.scorer is None:
         raise ValueError(f"--metric {options.metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
     if options.output.exists():
@@ -96,7 +162,7 @@ def write_pairs(options: PairsOptions) -> None:
         raise ValueError("--captions have no image of the data with two different captions. Write several per image.")
     rows = split.dataset.select(kept)
     texts = [several[image_id] for image_id in id_column(rows)]
-    scores = iter(_scores(options, rows, texts))
+    scores = iter((reward_scores if options.metric is None else metric_scores)(options, rows, texts))
     pairs: list[dict[str, Any]] = []
     totals: np.ndarray = np.zeros(len(_COUNTS), np.int64)
     for value, image_id, own in zip(undecoded(rows)["image"], id_column(rows), texts, strict=True):

@@ -1,1 +1,0 @@
-"""One caption, token by token."""

@@ -1,1 +1,0 @@
-"""Human studies: design, pages, answers, scores."""

@@ -1,0 +1,32 @@
+"""The report of `captionrl env`, and its exit code."""
+
+import importlib.metadata as metadata
+import json
+
+from hf_captionrl.cli import main
+
+
+def test_every_dependency_is_listed(capsys):
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["packages"]["torch"] == metadata.version("torch")
+    assert {"transformers", "trl", "faiss-cpu", "gradio"} <= set(facts["packages"])
+    assert main(["env"]) == 0
+    assert f"- torch: {metadata.version('torch')}\n" in capsys.readouterr().out
+
+
+def test_a_missing_or_old_package_exits_with_1(monkeypatch, capsys):
+    real = metadata.version
+
+    def version(name):
+        if name in ("peft", "gradio"):
+            raise metadata.PackageNotFoundError(name)
+        return "0.1" if name == "trl" else real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert main(["env"]) == 1
+    output = capsys.readouterr()
+    assert "- gradio: not installed (pip install 'hf-captionrl[demo]')" in output.out
+    assert "- peft: not installed (pip install 'peft" in output.out
+    assert "- trl: 0.1, but needed: " in output.out
+    assert "peft, trl." in output.err  # what is optional never fails
