@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -24,7 +27,7 @@ from hf_captionrl.data.options import (
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
@@ -130,7 +133,7 @@ class CaptionOptions(
     output: Path | None = option(
         None,
         metavar="FILE",
-        help="file of JSON Lines (.jsonl) to write, or to resume; a folder with --processes or --engine (default: "
+        help="file of JSON Lines (.jsonl) to write, or to resume, or .csv, which is made of NAME.jsonl at the end; a folder with --processes or --engine (default: "
         "captions.jsonl, or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
@@ -333,6 +336,7 @@ def write_captions(arguments: CaptionOptions) -> None:
     arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
+    lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
     trained: list[str]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
@@ -344,9 +348,12 @@ def write_captions(arguments: CaptionOptions) -> None:
         rows: Iterable[dict[str, Any]] = read_shards(output) if summary["finished"] else ()
     else:
         listed = output.with_suffix(".quarantine.jsonl")
-        summary, report = _write_lines(arguments, output, listed)
+        summary, report = _write_lines(arguments, lines, listed)
         trained = summary.pop("trained_on")
-        rows = (row for _, row in read_jsonl(output))
+        if lines != output:
+            _write_table(output, [row for _, row in read_jsonl(lines)])
+            summary["output"] = str(output)
+        rows = (row for _, row in read_jsonl(lines))
     if arguments.has_decorative or arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
@@ -394,6 +401,18 @@ def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) 
 
 _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit load_in_8bit engine processes address rows_per_shard
     compile_decoding cache_implementation min_new_tokens length_penalty repetition_penalty top_k"""
+
+
+def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, list(dict.fromkeys(chain.from_iterable(rows))))
+    writer.writeheader()
+    for row in rows:
+        cells = {name: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for name, v in row.items()}
+        writer.writerow({name: csv_cell(value) for name, value in cells.items()})
+    atomic_write_text(path, "\ufeff" + buffer.getvalue())
+
 
 _BEGIN = b'{"image_id": '
 
@@ -473,7 +492,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     if output.suffix != ".jsonl":
         raise ValueError(
-            f"--output {str(output)!r} must end in .jsonl, because the captions are JSON Lines. Use "
+            f"--output {str(output)!r} must end in .jsonl (JSON Lines) or .csv. Use "
             f"{str(output.with_suffix('.jsonl') if output.name else 'captions.jsonl')!r}."
         )
     from tqdm import tqdm

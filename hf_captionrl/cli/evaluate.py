@@ -355,7 +355,7 @@ def _write_tables(
     if is_text:
         split = _captioned_images(arguments, files, references)
     else:
-        needs_captions = references is None and not arguments.no_references
+        needs_captions = None if references is None and not arguments.no_references else False
         split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=needs_captions)
         split = split if references is None else _with_references(split, arguments.dataset, references)
     rows = split.dataset
@@ -371,7 +371,7 @@ def _write_tables(
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
-    reasons = (_TEXT_ALONE if is_text else {}) | reasons
+    reasons = (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
     # The evaluator's perplexity is a bare number; here every number has an interval.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import codecs
 import csv
 import io
 import json
 import logging
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -48,7 +51,16 @@ USUAL_NAMES = {
 # with its line, and a row of another type reaches the check of every row.
 
 
+def refuse_wide(path: Path) -> None:
+    """Refuse UTF-16 and UTF-32, with a byte order mark or without."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in head:
+        raise ValueError(f"{path} is UTF-16 or UTF-32, not UTF-8. Save it as UTF-8.")
+
+
 def read_text(path: Path, newline: str | None = None) -> str:
+    refuse_wide(path)
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             return file.read()
@@ -433,6 +445,30 @@ def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[
     return None
 
 
+_LITERAL = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_PRINTED = re.compile(rf"\[\s*{_LITERAL}(?:(?:\s*,\s*|\s+){_LITERAL})*\s*,?\s*\]", re.DOTALL)
+
+
+def printed_list(value: Any) -> list[str] | None:
+    """The texts of a list that was printed into one cell, by JSON, Python (pandas) or NumPy; None for other values."""
+    text = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(text, str) or not text.startswith("[") or not _PRINTED.fullmatch(text.strip()):
+        return None
+    try:
+        return list(json.loads(text))
+    except json.JSONDecodeError:
+        return [str(ast.literal_eval(part.replace("\n", " "))) for part in re.findall(_LITERAL, text, re.DOTALL)]
+
+
+def refuse_mixed(printed: str | None, plain: str | None) -> None:
+    """Refuse captions of which some are printed lists; both say where such a row stands, or are None."""
+    if printed is not None and plain is not None:
+        raise ValueError(
+            f"{printed}: the captions are a list that was printed as text, and those of {plain} are not. Write all rows alike, "
+            "as lists or as one caption each."
+        )
+
+
 def to_caption_list(value: Any) -> list[str | None]:
     """The cleaned captions of one row, in any form that sources use: a text, a mapping with a text, or a list of them."""
 
@@ -489,8 +525,19 @@ def to_caption_columns(
     given: Iterable[Any] = repeat([], len(ds)) if captions is None else ColumnView[Any](ds, captions)
     is_ours = uses.count(captions) == 1 and captions is not None and ds.features[captions] == CAPTIONS
     texts = None
-    if not is_ours or any(value != to_caption_list(value) for value in given):
-        texts = arrow_column(map(to_caption_list, given), TEXTS)
+    kinds: dict[bool, int] = {}  # first row with and without a printed list
+
+    def cleaned(row: int, value: Any) -> list[str | None]:
+        listed = printed_list(value)
+        found = to_caption_list(value if listed is None else listed)
+        if any(found):
+            kinds.setdefault(listed is not None, row)
+        return found
+
+    if not is_ours or any(value != cleaned(row, value) for row, value in enumerate(given)):
+        kinds.clear()
+        texts = arrow_column(map(cleaned, count(), given), TEXTS)
+        refuse_mixed(*(f"{where}, row {kinds[kind]}" if kind in kinds else None for kind in (True, False)))
     if arguments.require_captions and len(ds):
         found = given if texts is None else _chunk_values(texts)
         if all(text is None for text in chain.from_iterable(found)):
@@ -567,12 +614,19 @@ def _with_images(
     root = None if arguments.image_root is None else Path(arguments.image_root)
     is_text = _is_text(feature)
     if is_text:
-        # Joined here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
-        joined = (
-            str(root / path) if path and root is not None and not is_address(path) else path or None
-            for path in ColumnView[Any](ds, "image")
-        )
-        paths = arrow_column(joined, pa.string())
+
+        def joined(path: str) -> str | None:
+            # Here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
+            if not path or is_address(path):
+                return path or None
+            forms = [
+                path,
+                *(unicodedata.normalize(form, path) for form in ("NFC", "NFD")),
+            ]  # a Mac writes names in NFD
+            files = [str(root / form) if root is not None else form for form in forms]
+            return files[0] if path.isascii() else next(filter(os.path.exists, files), files[0])
+
+        paths = arrow_column(map(joined, ColumnView[Any](ds, "image")), pa.string())
     else:
         paths = paths_without_bytes(ds.data.column("image"))
     # Files of an image column in memory are opened wherever they are; a text column needs a root.

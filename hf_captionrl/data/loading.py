@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import posixpath
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -166,9 +167,9 @@ def _report_unnamed(folder: Path, files: Mapping[str, Path], tables: Iterable[li
     """Log images of a folder that no row of its metadata names, and metadata files that are not read."""
     listing = list_images(folder)
     texts = {value for rows in tables for row in rows for value in row.values() if isinstance(value, str)}
-    named = {posixpath.normpath(text) for text in texts}
+    named = {unicodedata.normalize("NFC", posixpath.normpath(text)) for text in texts}
     read = [path.relative_to(folder).as_posix() for path in files.values()]
-    if unnamed := [path for path in listing.images if path not in named]:
+    if unnamed := [path for path in listing.images if unicodedata.normalize("NFC", path) not in named]:
         logger.warning(
             "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
             *(folder, len(unnamed), len(listing.images), " and ".join(read), unnamed[0]),
@@ -277,13 +278,26 @@ def karpathy_id(image: Row) -> Any:
 def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
     images: Any = content.get("images")
     are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
-    if not are_objects or not any("sentences" in image for image in images):
+    captions: dict[Any, list[Any]] | None = None  # of COCO's annotations
+    if are_objects and isinstance(content.get("annotations"), list):
+        captions = {image.get("id"): [] for image in images}
+        for note in content["annotations"]:
+            if isinstance(note, dict) and "caption" in note:
+                captions.setdefault(note.get("image_id"), []).append(note["caption"])
+    if not are_objects or not (any(captions.values()) if captions else any("sentences" in image for image in images)):
         raise ValueError(
-            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of "
-            "objects with `sentences`. Use dataset_coco.json, not an annotation file of COCO, or JSON lines."
+            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects "
+            "with `sentences`, and COCO's annotations also `annotations` with `image_id` and `caption`. Use "
+            "dataset_coco.json, captions_train2017.json, or JSON lines."
         )
     if root is None:
-        raise ValueError(f"{path} holds paths only. Set image_root to the folder with the images (COCO: of val2014/).")
+        raise ValueError(
+            f"{path} holds paths only. Set image_root to the folder with the images (Karpathy: of val2014/; COCO: train2017)."
+        )
+    if captions is not None:
+        found = ((image, image.get("id")) for image in images)
+        rows = [{"image": i.get("file_name"), "image_id": number, "captions": captions[number]} for i, number in found]
+        return source_of_rows(str(path), rows, str(path), root, "image")
     unknown = sorted({str(image.get("split", "train")) for image in images} - set(SPLIT_NAMES))
     if unknown:
         raise ValueError(f"{path} has the splits {unknown}; known are {sorted(SPLIT_NAMES)}. Rename them in the file.")
@@ -331,7 +345,7 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
         raise ValueError(
             f"dataset_name {dataset_name!r} could not be loaded ({reason}). Use 'scenes', 'imagefolder' and "
-            "data_dir, Karpathy's JSON and image_root, a .jsonl, .csv or .parquet file, a folder, or a Hub data set."
+            "data_dir, Karpathy's or COCO's JSON and image_root, a .jsonl, .csv or .parquet file, a folder, or a Hub data set."
         ) from error
     # datasets names a file, and a data set saved without splits, "train".
     named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
@@ -559,7 +573,8 @@ def load_caption_splits(
     - `"imagefolder"` with `data_dir`, or the folder itself: `metadata.jsonl` (or .csv, .parquet) with a `file_name`
       and captions per line, in the folder or in `train/`, `validation/`, `test/`. With `require_captions=False` also a
       folder that holds only images, with subfolders; ids are the relative paths.
-    - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` becomes part of train.
+    - a Karpathy-split JSON (`dataset_coco.json`) with `image_root`; its split `restval` becomes part of train. COCO's
+      annotations (`captions_train2017.json`) with `image_root="train2017"`, which have no splits.
     - a .jsonl, .json, .csv or .parquet file with image paths (relative to `image_root`, else to the file; parquet may
       also hold the images), or a folder of `save_to_disk`. In CSV several columns `caption` are several captions.
     - a data set on the Hub.

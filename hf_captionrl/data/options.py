@@ -106,7 +106,7 @@ class DatasetOptions(SplitArguments, CommandOptions):
     dataset: str = option(
         "scenes",
         metavar="NAME",
-        help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
+        help="'scenes' (the embedded world), 'imagefolder' with --data_dir, a Karpathy-split JSON or COCO's captions_*.json with --image_root, "
         "'nocaps', 'concadia' or 'imagecode' with --data_dir, a folder, a .jsonl/.csv/.parquet file, or any data set on the Hub",
     )
     split: str | None = option(
@@ -334,15 +334,15 @@ def load_split(
     arguments: DatasetOptions | argparse.Namespace,
     *,
     quarantine_path: str | os.PathLike[str] | None,
-    require_captions: bool = True,
+    require_captions: bool | None = True,
     expected_ids: str | None = None,
     only: np.ndarray | None = None,
 ) -> LoadedSplit:
     """Load the images that the options name, describe them on stderr, and list bad rows in a file; `only` selects rows of `all_ids`.
 
-    With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
+    `require_captions=None` requires them if any image has one. With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
-    from hf_captionrl.data.columns import id_column, select_rows
+    from hf_captionrl.data.columns import caption_column, id_column, select_rows
     from hf_captionrl.data.loading import choose_split
     from hf_captionrl.data.quarantine import check_captions
     from hf_captionrl.retrieval.feature_cache import RowLookup, default_cache_dir
@@ -356,7 +356,7 @@ def load_split(
         )
     names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
     source: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    source |= {"revision": arguments.dataset_revision, "require_captions": require_captions}
+    source |= {"revision": arguments.dataset_revision, "require_captions": bool(require_captions)}
     validation, test = arguments.validation_share, arguments.test_share
     if validation + test >= 1:
         raise ValueError(
@@ -371,6 +371,8 @@ def load_split(
     )
     arguments.split = chosen.split
     rows: Any = chosen.dataset
+    if require_captions is None:
+        require_captions = any(caption_column(rows))
     all_ids = RowLookup(id_column(rows))
     if not embedded and expected_ids is None:
         folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset

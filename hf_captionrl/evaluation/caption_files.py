@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.data.columns import CAPTION_COLUMNS, TEXTS, in_arrow, parse_json, read_csv, read_text
+from hf_captionrl.data.columns import (
+    CAPTION_COLUMNS,
+    TEXTS,
+    in_arrow,
+    parse_json,
+    printed_list,
+    read_csv,
+    read_text,
+    refuse_mixed,
+    refuse_wide,
+)
 from hf_captionrl.data.loading import is_json_lines, karpathy_id
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.io import FORMULA
@@ -36,14 +47,18 @@ class CaptionFile:
     def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> Sequence[list[str]]:
         """Captions in the order of a data set, in Arrow."""
         # All ids at once, because each look-up in a column is a search.
-        foreign = set(self.captions).difference(all_ids)
+        captions, foreign = self.captions, set(self.captions).difference(all_ids)
+        if foreign:  # perhaps only in another normal form of Unicode, as names of files that a Mac wrote
+            forms = {unicodedata.normalize("NFC", i): i for i in all_ids}
+            captions = {forms.get(unicodedata.normalize("NFC", i), i): group for i, group in captions.items()}
+            foreign = set(captions).difference(all_ids)
         if foreign:
-            unknown = [i for i in self.captions if i in foreign]
+            unknown = [i for i in captions if i in foreign]
             raise ValueError(
-                f"{self.path}: {len(unknown)} of {len(self.captions)} image ids are not in the data set, such as "
+                f"{self.path}: {len(unknown)} of {len(captions)} image ids are not in the data set, such as "
                 f"{_some(unknown)}; the data set has ids such as {_some(sorted(all_ids))}. Check --dataset and --split."
             )
-        missing = [i for i in image_ids if i not in self.captions]
+        missing = [i for i in image_ids if i not in captions]
         if missing:
             raise ValueError(
                 f"{self.path} has captions for {len(image_ids) - len(missing)} of the data set's {len(image_ids)} "
@@ -51,9 +66,9 @@ class CaptionFile:
                 "the file, or compare fewer images with --max_images."
             )
         try:
-            return in_arrow((self.captions[i] for i in image_ids), TEXTS)
+            return in_arrow((captions[i] for i in image_ids), TEXTS)
         except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
-            return [self.captions[i] for i in image_ids]
+            return [captions[i] for i in image_ids]
 
 
 def _some(ids: Sequence[str]) -> str:
@@ -74,6 +89,7 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
     """Captions of each image id. The rows of an album may repeat an image, because they count its captions."""
     found: dict[str, list[str]] = {}
     place: dict[str, str] = {}
+    kinds: dict[bool, str] = {}  # first row with and without a printed list
     for where, row in rows:
         if not isinstance(row, Mapping):
             raise ValueError(f"{where}, holds a {type(row).__name__}, not an object. {_SHAPE}")
@@ -88,7 +104,11 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
             columns = f" (of {', '.join(map(str, list(row)[:8]))})"
             raise ValueError(f"{where}: {name} is {image_id!r}{columns}; it must be text or a whole number. {_SHAPE}")
         value = None if column is None else row[column]
-        captions = [_text(each) for each in (value if isinstance(value, list) else [value])]
+        listed = printed_list(value)
+        if value not in (None, "", []):
+            kinds.setdefault(listed is not None, where)
+        values: list[Any] = listed or (value if isinstance(value, list) else [value])
+        captions = [_text(each) for each in values]
         if not captions or not all(isinstance(c, str) for c in captions):
             raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
         image_id = str(image_id)
@@ -100,6 +120,7 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
             )
         mine.extend(captions)
         place[image_id] = where.rpartition(", ")[2]
+    refuse_mixed(kinds.get(True), kinds.get(False))
     return found
 
 
@@ -193,6 +214,7 @@ def read_caption_file(
     elif suffix == ".json" and path.stat().st_size and not is_json_lines(read_text(path)):
         rows = _json(path)
     else:
+        refuse_wide(path)
         data = path.read_bytes()
         _refuse_torn(data, path)
         rows = _json_lines(data, path)

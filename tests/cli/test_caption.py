@@ -1,5 +1,6 @@
 """`captionrl caption` with the shipped captioner: output, and resuming after `kill -9`."""
 
+import csv
 import json
 import os
 import signal
@@ -119,7 +120,7 @@ def test_failed_start_keeps_the_existing_file_and_leaves_no_other(tmp_path, caps
 @pytest.mark.timeout(60)
 def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
     os.mkfifo(tmp_path / "pipe.jsonl")  # opening it would wait forever
-    for name in ("x.csv", "/dev/null", "", "pipe.jsonl"):
+    for name in ("x.tsv", "/dev/null", "", "pipe.jsonl"):
         assert caption(tmp_path / name) == 2
         assert (name if name == "pipe.jsonl" else "--output") in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["pipe.jsonl"]
@@ -292,3 +293,27 @@ def write_and_be_killed(last, arguments):
     """Run a command until its n-th write to a growing file; in a separate process."""
     hf_captionrl.utils.io.os = KillingOs(last)
     return main(arguments)
+
+
+@pytest.mark.parametrize("more", [SAMPLES, ["--max_new_tokens", "4"]])
+def test_csv_has_the_columns_of_the_lines_and_is_read_again(tmp_path, more):
+    path = tmp_path / "x.csv"
+    assert caption(path, *more, images=4) == 0
+    rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        table = list(csv.DictReader(file))
+    assert [row.keys() for row in table] == [row.keys() for row in rows]
+    assert [row["caption"] for row in table] == [row["caption"] for row in rows]
+    assert read_caption_file(path).captions == read_caption_file(tmp_path / "x.jsonl").captions
+    before = path.read_bytes()
+    assert caption(path, *more, images=5) == 0  # resumes
+    assert path.read_bytes().startswith(before)
+    assert len(read_caption_file(path).captions) == 5
+    assert (
+        main(["evaluate", "--captions", str(path), "--max_images", "5", "--scorer", "none", *EVALUATE, str(tmp_path)])
+        == 0
+    )
+    assert caption(tmp_path / "x.txt", *more, images=4) == 2
+
+
+EVALUATE = ["--suite", "discritune", "--no_references", "--output_dir"]

@@ -408,3 +408,48 @@ def test_bad_files_are_refused_in_one_line(folder, capsys, break_it, more, named
     assert named in error
     assert error.count("\n") == 1
     assert not Path("outputs").exists()
+
+
+def write_coco(folder, scenes, name):
+    """Scenes as COCO publishes its images and captions."""
+    (folder / name).mkdir()
+    images, notes = [], []
+    for number, row in enumerate(scenes):
+        row["image"].save(folder / name / f"{number:012d}.png")
+        images.append({"id": number, "file_name": f"{number:012d}.png"})
+        notes += [{"image_id": number, "id": len(notes) + n, "caption": c} for n, c in enumerate(row["captions"])]
+    (folder / f"captions_{name}.json").write_text(json.dumps({"images": images, "annotations": notes}))
+
+
+def test_annotations_of_coco_are_evaluated_and_mined(tmp_path, scenes, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = scenes.select(range(12))
+    write_coco(tmp_path, few, "val2017")
+    data = ["--dataset", "captions_val2017.json", "--image_root", "val2017", "--split", "all", "--cache_dir", "cache"]
+    results = [{"image_id": n, "caption": text} for n, text in enumerate(few["full_caption"])]
+    Path("results.json").write_text(json.dumps(results))
+    scored = ["--scorer", model_path("scenes:siglip-held-out"), "--language_model", "none"]
+    assert main(["evaluate", "--captions", "results.json", *data, *scored]) == 0
+    row = rows_of("outputs/evaluate", "smile")["results"]
+    assert row["cider_d"] == pytest.approx(cider_d(few["full_caption"][:], few["captions"][:])["cider_d"])
+    assert row["pool_recall_at_1"] > 0.5
+    mined = ["bags", *data, "--scorer", model_path("scenes:clip-reward"), "--output", "bags.parquet"]
+    assert main([*mined, "--bag_size", "3"]) == 0
+
+
+def test_a_scorer_needs_images_but_no_references(tmp_path, scenes, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    few = scenes.select(range(12))
+    write_coco(tmp_path, few, "val2017")
+    lines = [{"image_id": f"{n:012d}.png", "captions": group[:2]} for n, group in enumerate(few["captions"])]
+    Path("x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    scored = ["--scorer", model_path("scenes:siglip-held-out"), "--language_model", "none", "--cache_dir", "cache"]
+    command = ["evaluate", "--captions", "x.jsonl", *scored]
+    assert main([*command, "--dataset", "val2017"]) == 0  # a folder of images alone
+    assert "references" not in capsys.readouterr().err
+    row = rows_of("outputs/evaluate", "smile")["x"]
+    assert row["pool_recall_at_1"] > 0.2
+    assert (row["cider_d"], row["cider_d_reason"]) == (None, "no references (use --references)")
+    assert 0 < rows_of("outputs/evaluate", "sle")["x"]["div_2"] < 1
+    assert main([*command, "--dataset", "none"]) == 2  # the images are needed
+    assert "--dataset" in capsys.readouterr().err

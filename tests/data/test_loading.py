@@ -4,8 +4,11 @@ import itertools
 import json
 import os
 import shutil
+import unicodedata
 
 import datasets
+import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -13,6 +16,7 @@ import hf_captionrl.scenes
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.data import (
+    ImageError,
     check_captions,
     choose_split,
     exchange_captions,
@@ -141,6 +145,102 @@ def test_karpathy_json(tmp_path):
     ds = load_captions(str(path), image_root=tmp_path / "val2014", split="test")
     assert ds["image_id"][:] == ["3", "7"]
     assert pixels(ds, 1) == of_png(7)
+
+
+# --- COCO's annotations ---
+
+
+def coco(number=10):
+    """As captions_train2017.json: annotations in another order than the images."""
+    images = [{"id": 100 + n, "file_name": f"{n}.png", "height": 10, "width": 12} for n in range(number)]
+    notes = [{"id": 7, "image_id": 100 + n, "caption": text} for n in range(number) for text in captions(n)]
+    return {"info": {}, "licenses": [], "images": images, "annotations": notes[::-1]}
+
+
+def test_annotations_of_coco(tmp_path):
+    make_folder(tmp_path / "train2017", 10)
+    path = tmp_path / "captions_train2017.json"
+    path.write_text(json.dumps(coco()))
+    ds = load_captions(str(path), image_root=tmp_path / "train2017", split="all")
+    assert_shape(ds)
+    assert ds["image_id"][:] == [str(100 + n) for n in range(10)]
+    assert ds["captions"][3] == captions(3)[::-1]
+    assert pixels(ds, 3) == of_png(3)
+    # Without splits, it is divided by the hash of the ids, as a folder is.
+    splits = load_caption_splits(str(path), image_root=tmp_path / "train2017")
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 8, "validation": 1, "test": 1}
+    assert sorted(i for rows in splits.values() for i in rows["image_id"][:]) == ds["image_id"][:]
+    with pytest.raises(ValueError, match="image_root"):
+        load_captions(str(path))
+    content = coco()
+    path.write_text(json.dumps(content | {"annotations": [{"image_id": 100, "bbox": [0, 0, 1, 1]}]}))
+    with pytest.raises(ValueError, match=r"captions_train2017\.json"):  # instances_train2017.json
+        load_captions(str(path), image_root=tmp_path / "train2017")
+
+
+# --- lists that were printed into a cell ---
+
+TWO = ['it\'s a "dog"', "a cat, red"]
+PRINTED = {"python": repr(TWO), "json": json.dumps(TWO), "numpy": str(np.array(TWO)), "one": repr(TWO[:1])}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "metadata.csv", "memory"])
+@pytest.mark.parametrize("form", PRINTED)
+def test_printed_lists_are_lists(tmp_path, kind, form):
+    make_folder(tmp_path, 3)
+    (tmp_path / "metadata.jsonl").unlink()
+    assert str(np.array(TWO)) == "['it\\'s a \"dog\"' 'a cat, red']"
+
+    def loaded(texts):
+        table = pd.DataFrame({"file_name": [f"{n}.png" for n in range(3)], "captions": texts})
+        path = tmp_path / (kind if "." in kind else f"table.{kind}")
+        if kind == "memory":
+            source = datasets.Dataset.from_pandas(table)
+            return load_captions(source, split="all", image_root=tmp_path, image_column="file_name")["captions"][:]
+        if kind == "jsonl":
+            table.to_json(path, orient="records", lines=True)
+        else:
+            (table.to_parquet if kind == "parquet" else table.to_csv)(path, index=False)
+        source = str(tmp_path) if kind == "metadata.csv" else str(path)
+        return load_captions(source, split="all", image_root=tmp_path)["captions"][:]
+
+    expected = TWO[:1] if form == "one" else TWO
+    assert loaded([PRINTED[form]] * 3) == [expected] * 3
+    with pytest.raises(ValueError, match=r"row 2: the captions are a list .* row 0"):
+        loaded(["a dog", "a [small] cat", PRINTED[form]])
+    plain = ["[a dog] and ['a cat']", "a cat", "[1, 2]"]  # the negative control: not lists of texts
+    assert loaded(plain) == [[text] for text in plain]
+
+
+# --- normal forms, and encodings ---
+
+
+@pytest.mark.parametrize(("on_disk", "in_table"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_file_names_are_matched_by_their_normal_form(tmp_path, caplog, on_disk, in_table):
+    name = "caf\u00e9.png"
+    make_folder(tmp_path / "photos", 1)
+    (tmp_path / "photos" / "0.png").rename(tmp_path / "photos" / unicodedata.normalize(on_disk, name))
+    row = {"file_name": unicodedata.normalize(in_table, name), "captions": ["a dog"]}
+    (tmp_path / "photos" / "metadata.jsonl").write_text(json.dumps(row))
+    ds = load_captions(str(tmp_path / "photos"), split="all")
+    assert pixels(ds, 0) == of_png(0)
+    assert "not named" not in caplog.text
+    row["file_name"] = unicodedata.normalize(in_table, "caf\u00e8.png")  # another letter
+    (tmp_path / "photos" / "metadata.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ImageError, match="not a file"):
+        pixels(load_captions(str(tmp_path / "photos"), split="all"), 0)
+    assert "not named" in caplog.text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
+def test_other_encodings_of_unicode_are_named(tmp_path, encoding, name):
+    make_folder(tmp_path, 1)
+    (tmp_path / "metadata.jsonl").unlink()
+    text = "file_name,caption\n0.png,a dog\n" if name.endswith("csv") else '{"file_name": "0.png", "caption": "a"}\n'
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    with pytest.raises(ValueError, match=rf"{name} is UTF-16 or UTF-32"):
+        load_captions(str(tmp_path), split="all")
 
 
 # --- tables ---

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from hf_captionrl.cli.caption import CaptionWriter
@@ -166,3 +168,42 @@ def test_second_writer_of_a_file_is_refused(tmp_path):
     with CaptionWriter(tmp_path / "x.jsonl"), pytest.raises(ValueError, match="Another process"):
         CaptionWriter(tmp_path / "x.jsonl")
     CaptionWriter(tmp_path / "x.jsonl").close()
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "json"])
+@pytest.mark.parametrize("form", ["python", "json", "numpy"])
+def test_printed_lists_are_lists(tmp_path, kind, form):
+    groups = [["a dog's bone", 'a "cat", red'], ["two \\ kites"]]
+    write = {"python": repr, "json": json.dumps, "numpy": lambda group: str(np.array(group))}[form]
+
+    def read(texts):
+        table = pd.DataFrame({"image_id": ["a", "b"], "caption": texts})
+        path = tmp_path / f"x.{kind}"
+        if kind in ("json", "jsonl"):
+            table.to_json(path, orient="records", lines=kind == "jsonl")
+        elif kind == "parquet":
+            table.to_parquet(path)
+        else:
+            table.to_csv(path, sep="\t" if kind == "tsv" else ",", index=False)
+        return read_references(path).captions
+
+    assert read([write(group) for group in groups]) == {"a": groups[0], "b": groups[1]}
+    with pytest.raises(ValueError, match=rf"x\.{kind}.* 1: the captions are a list .* 2"):
+        read([write(groups[0]), "a kite"])
+    assert read(["[a] kite", "['a"]) == {"a": ["[a] kite"], "b": ["['a"]}  # the negative control
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv"])
+def test_other_encodings_of_unicode_are_named(tmp_path, encoding, name):
+    (tmp_path / name).write_bytes((GOOD if name != "x.csv" else "image_id,caption\na,b\n").encode(encoding))
+    with pytest.raises(ValueError, match=rf"{name} is UTF-16 or UTF-32"):
+        read_caption_file(tmp_path / name)
+
+
+def test_ids_are_matched_by_their_normal_form():
+    file = CaptionFile("x", Path("x.jsonl"), {"caf\u00e9.png": ["a"], "b": ["b"]})
+    ids = ["b", "cafe\u0301.png"]
+    assert list(file.aligned(ids, set(ids))) == [["b"], ["a"]]
+    with pytest.raises(ValueError, match="not in the data set"):
+        file.aligned(["b", "cafe.png"], {"b", "cafe.png"})
