@@ -54,7 +54,11 @@ def report(options: EnvOptions) -> None:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     places = {"feature cache": str(default_cache_dir()), "Hub cache": constants.HF_HUB_CACHE}
     places |= {name: shutil.which(name) or "not found" for name in ("java", "chromium")}
-    facts: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(), "devices": gpus or ["CPU"]}
+    facts: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "devices": gpus or ["CPU"],
+    }
     facts |= {"offline": constants.HF_HUB_OFFLINE, "places": places, "packages": versions}
     if options.json:
         print(json.dumps(facts, indent=1))

@@ -134,7 +134,8 @@ def test_one_rl_step_equals_a_gradient_computed_by_hand(name, captioner, tmp_pat
     (context,) = seen
     images = plain.encode_images([scenes[row]["image"].convert("RGB") for row in context.rows.tolist()])
     plain.freeze_vision()
-    log_probs = plain.log_probs({**plain.encode_completions(context.ids, context.mask), **images})
+    batch = {**plain.encode_completions(context.ids, context.mask), **images}
+    log_probs = plain.log_probs(batch, of_generation=True)
     rewards = torch.tensor([reward(caption) for caption in context.captions])
     (-rewards * log_probs.sum(1) / context.mask.sum(1)).mean().backward()
     trained = dict(captioner.model.named_parameters())

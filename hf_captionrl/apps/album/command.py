@@ -138,9 +138,7 @@ def check_options(options: AlbumOptions) -> None:
                 "be chosen. Use --decoding beam and --num_samples 7, for example, or --choice first."
             )
     if options.scorer == "none" and options.model:
-        raise ValueError(
-            "--scorer none collects existing captions. Leave out --model, or --scorer."
-        )
+        raise ValueError("--scorer none collects existing captions. Leave out --model, or --scorer.")
     if options.language not in ("auto", "any"):
         load_language_identifier(options.language)
     options.check_engine()

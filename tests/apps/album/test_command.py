@@ -209,16 +209,12 @@ def test_text_files_are_written_without_any_model(photos, capsys, monkeypatch):
     assert not Path("o.shards").exists()
 
 
-def test_what_no_output_or_audit_can_have_is_said(photos, capsys, monkeypatch):
+def test_what_no_output_can_have_is_said(photos, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("load_captioner", "load_scorer"):
             patch.setattr(command, name, None)  # before any model
         assert main(["album", "scenes", *MODEL, "--max_images", "3", "--output", "metadata.jsonl"]) == 2
     assert "metadata.jsonl" in capsys.readouterr().err
-    assert album("--audit", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["audit"] == []
-    assert album("--audit") == 0
-    assert "--shared_share" in capsys.readouterr().out
 
 
 def test_trigger_and_shared_phrases_of_existing_captions_alone(photos, capsys):
@@ -338,9 +334,8 @@ def test_without_a_scorer_texts_are_collected(photos, capsys, monkeypatch):
     assert main(["album", "photos", "--scorer", "none", "--output", "o.csv", "o.html"]) == 0
     texts = {name: text for name, text in shown_captions("o").items() if text}
     assert texts == {"a.png": "two cows", "b.png": "two pigs"}
-    for more in (MODEL, ["--audit"], ["--why", "a.png", "b.png"]):
-        assert main(["album", "photos", "--scorer", "none", "--output", "p.csv", *more]) == 2
-        assert "--scorer none" in capsys.readouterr().err
+    assert main(["album", "photos", "--scorer", "none", "--output", "p.csv", *MODEL]) == 2
+    assert "--scorer none" in capsys.readouterr().err
     assert not Path("p.csv").exists()
 
 

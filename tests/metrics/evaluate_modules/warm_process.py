@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ["pandas", "datasets", "torch", "torchvision", "transformers.pipelines"]
+HEAVY = ["pandas", "datasets", "torch", "torchvision", "transformers.pipelines", "peft", "trl.trainer.grpo_trainer"]
 
 
 def run(*jobs, timeout=120):
