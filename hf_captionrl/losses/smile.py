@@ -594,7 +594,7 @@ def smile_loss(
     Returns:
         `torch.Tensor`: Nats, >= 0: a scalar, or for `reduction="none"` a `(B, T)` tensor, 0 at ignored positions.
     Raises:
-        ValueError: If shapes disagree, an option is out of range, or every label is ignored.
+        ValueError: If shapes disagree, an option is out of range, or a mean has every label ignored.
     """
     check_options(first_token, subset, mle_weight, mle_label_smoothing, num_random, random_draw, reduction)
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
@@ -605,7 +605,7 @@ def smile_loss(
     V = logits.size(-1)
     check_label_range(labels, V)
     supervised = labels != IGNORE_INDEX  # (B, T)
-    if not supervised.any():
+    if reduction == "mean" and not supervised.any():
         raise ValueError(
             f"All {labels.numel()} labels are ignored ({IGNORE_INDEX}), so the loss is undefined. "
             "Check that the captions are longer than the prompt and that max_length does not truncate them to it."

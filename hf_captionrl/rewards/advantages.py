@@ -4,12 +4,14 @@ A baseline changes the variance of the policy gradient, not its mean. Exceptions
 `group_floor` changes it, and `running_mean_inclusive` contains each caption's reward (with a share that falls with the
 number of rollouts). Scaling by a standard deviation also rescales it, per image or per rollout.
 
-Legend: B images, G captions per image, N = B * G captions, R rewards.
+A caption without a reward is NaN: it leaves the baseline of the others, and its advantage is 0, as that of a caption with nothing
+to compare it with. Everything is of the whole rollout.
+
+Legend: B images of all processes, G captions per image, N = B * G captions, R rewards.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -87,16 +89,15 @@ class RunningMeanBaseline(Baseline):
 
 
 class BatchMeanBaseline(Baseline):
-    """Mean reward of the captions of the other images of the rollout (of this process); 0 with one image.
+    """Mean reward of the captions of the other images of the rollout; 0 with one image.
 
     A running mean lags behind when a curriculum continues with larger bags: then nearly all advantages have one sign. This
     mean has the difficulty of the same rollout.
     """
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        images, captions = rewards.shape
-        others = (rewards.sum() - rewards.sum(1, keepdim=True)) / max((images - 1) * captions, 1)  # (B, 1)
-        return rewards - others
+        sums, numbers = rewards.nansum(1, keepdim=True), (~rewards.isnan()).sum(1, keepdim=True)  # (B, 1)
+        return rewards - (sums.sum() - sums) / (numbers.sum() - numbers).clamp(min=1)
 
 
 class LeaveOneOutBaseline(Baseline):
@@ -105,8 +106,8 @@ class LeaveOneOutBaseline(Baseline):
     min_group_size = 2
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        others = (rewards.sum(1, keepdim=True) - rewards) / (rewards.size(1) - 1)
-        return rewards - others
+        others = rewards.nansum(1, keepdim=True) - rewards  # (B, G)
+        return rewards - others / ((~rewards.isnan()).sum(1, keepdim=True) - 1)
 
 
 class GroupMeanBaseline(Baseline):
@@ -115,7 +116,7 @@ class GroupMeanBaseline(Baseline):
     min_group_size = 2
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        return rewards - rewards.mean(1, keepdim=True)
+        return rewards - rewards.nanmean(1, keepdim=True)
 
 
 class GroupFloorBaseline(Baseline):
@@ -125,7 +126,7 @@ class GroupFloorBaseline(Baseline):
     min_group_size = 2
 
     def __call__(self, rewards: Tensor, greedy: Tensor | None = None) -> Tensor:
-        return rewards - rewards.mean(1, keepdim=True).clamp(min=-0.5)
+        return rewards - rewards.nanmean(1, keepdim=True).clamp(min=-0.5)
 
 
 BASELINES: dict[str, Callable[[], Baseline]] = {
@@ -163,58 +164,51 @@ def compute_advantages(
     default: str,
     context: RewardContext,
     greedy: RewardContext | None,
-    mean_over_processes: Callable[[float], float],
+    gather: Callable[[Tensor], Tensor],
     *,
     scale_rewards: str = "none",
     multi_objective_aggregation: str = "sum_then_normalize",
 ) -> tuple[Tensor, Tensor]:
-    """Advantages `(N,)` and rewards `(N, R)` of a rollout, float64 on the CPU; baselines are updated.
+    """Advantages `(N,)` and rewards `(N, R)` of the whole rollout, float64 on the CPU; baselines are updated.
 
     Rewards that share a baseline are summed before the baseline is subtracted. `greedy` is the rollout of the greedy
-    captions, for baselines that need it. The last two arguments are those of TRL's GRPO.
+    captions, for baselines that need it. `gather` joins the rows of all processes. The last two arguments are those of TRL's
+    GRPO.
     """
-    values = rewards(context)  # (N, R)
-    weights = torch.tensor(rewards.weights, dtype=values.dtype)
-    shape = (len(context.rows), context.group_size)
-    number = len(context.candidates) * context.group_size  # captions of all processes
+    values = gather(rewards(context))  # (N, R)
+    rewards.refuse_unscored(values)
+    grouped = values.view(-1, context.group_size, values.size(1))  # (B, G, R)
     if multi_objective_aggregation == "normalize_then_sum":
-        grouped = values.view(*shape, -1)  # (B, G, R)
-        scaled = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + _EPSILON)
-        rewards_sum = (scaled * weights).sum(2)  # (B, G)
-        mean, deviation = _moments(rewards_sum, number, mean_over_processes)
-        return ((rewards_sum - mean) / (deviation + _EPSILON)).flatten(), values
+        scaled = (grouped - grouped.nanmean(1, keepdim=True)) / (_nanstd(grouped, 1) + _EPSILON)
+        total = rewards.total(scaled.masked_fill(scaled.isnan() & ~grouped.isnan(), 0.0))  # (B, G)
+        advantages = (total - total.nanmean()) / (_nanstd(total, (0, 1)) + _EPSILON)
+        return advantages.nan_to_num(0.0).flatten(), values
     names = [reward.baseline or default for reward in rewards.rewards]
     columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
     compared = [i for i, name in enumerate(names) if baselines[name].needs_greedy]
-    greedy_values = rewards(greedy, only=compared) if greedy is not None and compared else None  # (B, R)
-    total = torch.zeros(shape, dtype=values.dtype)
+    greedy_values = gather(rewards(greedy, only=compared)) if greedy is not None and compared else None  # (B, R)
+    advantages = torch.zeros(grouped.shape[:2], dtype=values.dtype)
     for name, columns in columns_of.items():
         baseline = baselines[name]
         if baseline.per_reward:
             for column in columns:
-                total += weights[column] * baseline(values[:, column].view(shape))
+                advantages += (rewards.weights[column] * baseline(grouped[..., column])).nan_to_num(0.0)
             continue
-        rewards_sum = (values[:, columns] * weights[columns]).sum(1).view(shape)  # (B, G)
-        greedy_sum = None
-        if baseline.needs_greedy:
-            assert greedy_values is not None
-            greedy_sum = (greedy_values[:, columns] * weights[columns]).sum(1)  # (B,)
-        mean = mean_over_processes(float(rewards_sum.mean()))
-        if baseline.update_first:
+        rewards_sum = rewards.total(grouped, columns)  # (B, G)
+        greedy_sum = None if greedy_values is None else rewards.total(greedy_values, columns)  # (B,)
+        mean = float(rewards_sum.nanmean())  # NaN if none of these rewards scored a caption
+        if baseline.update_first and mean == mean:
             baseline.update(mean)
-        total += baseline(rewards_sum, greedy_sum)
-        if not baseline.update_first:
+        advantages += baseline(rewards_sum, greedy_sum).nan_to_num(0.0)
+        if not baseline.update_first and mean == mean:
             baseline.update(mean)
-    rewards_sum = (values * weights).sum(1).view(shape)
-    if scale_rewards == "group":
-        total = total / (rewards_sum.std(1, keepdim=True) + _EPSILON)
-    elif scale_rewards == "batch":
-        total = total / (_moments(rewards_sum, number, mean_over_processes)[1] + _EPSILON)
-    return total.flatten(), values
+    if scale_rewards != "none":
+        dims = 1 if scale_rewards == "group" else (0, 1)
+        advantages = (advantages / (_nanstd(rewards.total(grouped), dims) + _EPSILON)).nan_to_num(0.0)
+    return advantages.flatten(), values
 
 
-def _moments(values: Tensor, number: int, mean_over_processes: Callable[[float], float]) -> tuple[float, float]:
-    """Mean and standard deviation of the `number` values of all processes."""
-    mean = mean_over_processes(float(values.mean()))
-    square = mean_over_processes(float((values - mean).square().mean()))
-    return mean, math.sqrt(square * number / max(number - 1, 1))
+def _nanstd(values: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """Standard deviation of the numbers among the values, as in TRL: NaN for fewer than two."""
+    square = (values - values.nanmean(dims, keepdim=True)).square().nansum(dims, keepdim=True)
+    return (square / ((~values.isnan()).sum(dims, keepdim=True) - 1)).sqrt()

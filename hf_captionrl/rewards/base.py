@@ -77,7 +77,8 @@ class RewardContext:
         candidate_images (`Sequence`, *optional*): The C images themselves, if they are not of the training data.
         bag_size (`int`): Every `bag_size` consecutive candidates form a bag of similar images; 0 without bags.
         step (`int`): Optimizer step.
-        statistics (`dict[str, float]`): Numbers that rewards log, e.g. counts of captions without a reward.
+        statistics (`dict[str, float | list[float]]`): What rewards log: of a number, such as a count, the sum over processes; of a
+            list the mean of all its values on all processes.
         ranks (`torch.Tensor` of shape `(N,)`, *optional*): Rank of the target among all candidates for each caption, 1 is
             best; set by a reward that ranks.
         columns (`Mapping[str, Sequence]`): Columns of the data, B values each, one per image.
@@ -100,7 +101,7 @@ class RewardContext:
     positions: Tensor
     bag_size: int = 0
     step: int = 0
-    statistics: dict[str, float] = field(default_factory=dict)
+    statistics: dict[str, Any] = field(default_factory=dict)
     ranks: Tensor | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     prompts: list[Any] | None = None
@@ -168,8 +169,8 @@ class Reward(ABC):
         """Rewards `(N,)` of a rollout; NaN where the reward does not apply."""
 
     def undefined(self, context: RewardContext) -> float:
-        """Substitute for rewards that are NaN or infinite, which are counted."""
-        return 0.0
+        """Substitute for rewards that are NaN or infinite, which are counted; NaN: the caption has no reward."""
+        return math.nan
 
     def token_credit(self, context: RewardContext) -> Tensor:
         """Credit `(N, T)` that is added to the advantage of the caption at each token, where `gives_token_credit`."""
@@ -200,7 +201,6 @@ class WeightedRewards:
                 f"Two rewards have the same name: {self.names}. Set the attribute `name` of one of them; for a function use "
                 "CompletionReward(function, name=...)."
             )
-        self._has_warned = False
 
     @property
     def names(self) -> list[str]:
@@ -227,8 +227,8 @@ class WeightedRewards:
         return torch.stack(found).sum(0) if found else None
 
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
-        """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, finite; `only` some of them, the other columns are 0."""
-        columns, missing, number = [], [], len(context.captions)
+        """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, NaN where there is none; `only` some, others are NaN."""
+        columns, number = [], len(context.captions)
         wanted = range(len(self.rewards)) if only is None else only
         # Asynchronous functions run concurrently, after the other rewards.
         later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
@@ -237,7 +237,7 @@ class WeightedRewards:
         found |= {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
         for index, reward in enumerate(self.rewards):
             if index not in found:
-                columns.append(torch.zeros(number, dtype=torch.float64))
+                columns.append(torch.full((number,), math.nan, dtype=torch.float64))
                 continue
             values = found[index].detach().double().cpu()
             if values.shape != (number,):
@@ -247,30 +247,38 @@ class WeightedRewards:
                 )
             bad = ~values.isfinite()
             if bad.any():
-                values = torch.where(bad, reward.undefined(context), values)
+                values = values.masked_fill(bad, reward.undefined(context))
             context.statistics[f"rewards/{reward.name}/undefined"] = float(bad.sum())
             columns.append(values)
-            missing.append(bad)
-        has_floor = any(type(reward).undefined is not Reward.undefined for reward in self.rewards)
-        if only is None and not has_floor:
-            self._warn_of_unrewarded(context, torch.stack(missing, dim=1).all(1))
-        return torch.stack(columns, dim=1)
-
-    def _warn_of_unrewarded(self, context: RewardContext, unrewarded: Tensor) -> None:
-        """Warn about captions without a number from any reward, `(N,)`; only once if that is every caption of a rollout."""
-        # As in TRL: with several tasks, a process may hold images of a task without a reward.
-        if unrewarded.any() and not (unrewarded.all() and self._has_warned):
-            first = int(unrewarded.nonzero()[0])
+        rewards = torch.stack(columns, dim=1)  # (N, R)
+        unscored = rewards.isnan().all(1)  # (N,)
+        # With several tasks, a process may hold images of a task without a reward: only a whole rollout of them is refused.
+        if only is None and unscored.any() and not unscored.all():
+            first = int(unscored.nonzero()[0])
             logger.warning(
-                "%d of %d captions got None, NaN or infinity from every reward (%s) and count as 0; the first is %r of the "
-                "image %r. Return a number for at least one caption, or nothing is learned.",
-                int(unrewarded.sum()),
-                len(unrewarded),
+                "%d of %d captions got None, NaN or infinity from every reward (%s), so their advantage is 0; the first is %r of "
+                "the image %r.",
+                int(unscored.sum()),
+                len(unscored),
                 ", ".join(self.names),
                 context.captions[first],
                 context.image_ids[first // context.group_size],
             )
-        self._has_warned |= bool(unrewarded.all())
+        return rewards
+
+    def total(self, rewards: Tensor, columns: Sequence[int] | None = None) -> Tensor:
+        """Weighted sums `(...)` of rewards `(..., R)`, or of some columns, without those that are NaN; NaN if all are, as in TRL."""
+        chosen = list(range(len(self.rewards))) if columns is None else list(columns)
+        weights = torch.tensor([self.weights[column] for column in chosen], dtype=rewards.dtype)
+        return (rewards[..., chosen] * weights).nansum(-1).masked_fill(rewards[..., chosen].isnan().all(-1), math.nan)
+
+    def refuse_unscored(self, rewards: Tensor) -> None:
+        """Refuse rewards `(N, R)` of a whole rollout without a number."""
+        if rewards.isnan().all():
+            raise ValueError(
+                f"No caption of this rollout got a number from the reward(s) {self.names}, but {len(rewards)} times None, NaN or "
+                "infinity. Return a number for at least one caption."
+            )
 
 
 # --- Functions with the signature that TRL's GRPO calls --------------------------------------------------------------
@@ -484,7 +492,8 @@ class RewardFunction:
         values = WeightedRewards([self.reward])(context)[:, 0].tolist()
         if log_metric := columns.get("log_metric"):
             for name, value in context.statistics.items():
-                log_metric(name, value)
+                for number in value if isinstance(value, list) else [value]:
+                    log_metric(name, number)
         return values
 
 

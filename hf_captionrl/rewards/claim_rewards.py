@@ -268,11 +268,10 @@ class ClaimReward(Reward):
     def __call__(self, context: RewardContext) -> Tensor:
         checked = self.checked(context)
         claims = [claim for one in checked if one is not None for claim in one.claims]
-        undecided = sum(claim.is_true is None for claim in claims)
         context.statistics |= {
-            "claims/number": len(claims) / max(len(checked), 1),
-            "claims/undecided": undecided / max(len(claims), 1),
-            "claims/wrong": sum(claim.is_true is False for claim in claims) / max(len(claims) - undecided, 1),
+            "claims/number": [0 if one is None else len(one.claims) for one in checked],
+            "claims/undecided": [claim.is_true is None for claim in claims],
+            "claims/wrong": [not claim.is_true for claim in claims if claim.is_true is not None],
             "claims/unread_captions": float(sum(one is None for one in checked)),
         }
         values = list(map(self._score, checked, context.captions))

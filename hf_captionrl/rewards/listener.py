@@ -91,7 +91,7 @@ class ListenerReward(Reward):
                 place = compared[n // G][0]
                 rewards[n] = float(log_probs[place])
                 hits.append(found_target(log_probs, place))
-        context.statistics["listener/accuracy"] = sum(hits) / max(len(hits), 1)
+        context.statistics["listener/accuracy"] = hits
         context.statistics["listener/failed"] = float(len(asked) - len(hits))
         return rewards
 

@@ -258,6 +258,6 @@ class QuestionReward(Reward):
         if self._prior is not None:
             empty = replace(context, captions=[""] * len(context.captions), completions=None)
             guessed = self._share(self._prior, empty, asked)
-            context.statistics[f"{self.name}/prior"] = float(guessed.nanmean())
+            context.statistics[f"{self.name}/prior"] = guessed[~guessed.isnan()].tolist()
             shares = shares - guessed
         return shares

@@ -454,9 +454,9 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if log:
             if len(images) > 1:
                 context.ranks = ranks_from_scores(similarity, columns)
-                context.statistics["recall_at_1"] = float((context.ranks == 1).float().mean())
-            truncated = scorer.count_truncated(context.captions)
-            context.statistics["completions/truncated_by_scorer"] = truncated / max(len(context.captions), 1)
+                context.statistics["recall_at_1"] = (context.ranks == 1).tolist()
+            truncated = scorer.count_truncated(context.captions) / max(len(context.captions), 1)
+            context.statistics["completions/truncated_by_scorer"] = [truncated]  # processes have as many captions
         weights = None
         if self.distractor_scope == "bank":
             bank = self._banks[member]

@@ -49,7 +49,6 @@ from hf_captionrl.trainers.guard import (
     GuardCallback,
     GuardThresholds,
     RolloutMonitor,
-    means_over_processes,
 )
 from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy, refuse_shared_parameters
 from hf_captionrl.utils.io import write_json
@@ -381,7 +380,7 @@ class RowColumns(Mapping[str, Sequence[Any]]):
 
 
 Rollout = tuple[RewardContext, Tensor, Tensor]
-"""What rewards saw, the rewards `(N, R)`, unweighted, and the advantages `(N,)`."""
+"""What rewards of this process saw; of all processes the rewards `(N, R)`, unweighted, and the advantages `(N,)`."""
 
 
 class RolloutEngine:
@@ -447,12 +446,14 @@ class RolloutEngine:
             args.baseline,
             context,
             greedy,
-            self._mean,
+            self.gather,
             scale_rewards=args.scale_rewards,
             multi_objective_aggregation=args.multi_objective_aggregation,
         )
+        first = self.accelerator.process_index * len(context.captions)
+        mine = advantages[first : first + len(context.captions)]
         credit = self.rewards.token_credit(context)  # (N, T)
-        self._fill(micro_batches, completions, advantages if credit is None else advantages[:, None] + credit)
+        self._fill(micro_batches, completions, mine if credit is None else mine[:, None] + credit)
         return context, rewards, advantages
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
@@ -495,8 +496,9 @@ class RolloutEngine:
             trainer_state=state,
         )
 
-    def _mean(self, value: float) -> float:
-        return means_over_processes(self.accelerator, [value])[0]
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all processes, process after process, on the CPU."""
+        return self.accelerator.gather(rows.to(self.accelerator.device)).cpu()
 
     def _fill(self, micro_batches: list[dict[str, Any]], completions: Completions, advantages: Tensor) -> None:
         """Replace the captions of the data by the completions; `advantages` `(N,)` of captions or `(N, T)` of tokens."""
@@ -516,7 +518,7 @@ class RolloutEngine:
                 with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
         number = loss_normalizer(completions.mask, args.loss_type, args.max_completion_length)
-        self.normalizer = self._mean(float(number)) * self.accelerator.num_processes
+        self.normalizer = float(self.gather(torch.tensor([float(number)], dtype=torch.float64)).sum())
 
     # A checkpoint between two iterations holds the rollout in use, without images, which the data loader reads again.
 
@@ -714,7 +716,7 @@ class CaptionRLTrainer(CaptionTrainer):
             if self.held_out_scorer is not None:
                 held_out = SelfRetrieval(self.held_out_scorer, reward_kind="accuracy", allow_truncation_captions=True)
                 held_out.prepare(self._reward_data())
-        return RolloutMonitor(self.rewards, self.accelerator, self.guard, held_out)
+        return RolloutMonitor(self.rewards, self.guard, held_out)
 
     # Data
 
@@ -799,7 +801,7 @@ class CaptionRLTrainer(CaptionTrainer):
             entropy_weight=args.entropy_weight,
             normalizer=self.rollouts.normalizer,
         )
-        self.monitor.note({n: found[n] / len(mask) for n in ("kl", "entropy", "clipped_share") if n in found})
+        self.monitor.note({n: float(found[n]) for n in ("kl", "entropy", "clipped_share") if n in found}, len(mask))
         # DDP and FSDP average over processes; undo it.
         loss = found["loss"] * self.accelerator.num_processes
         return (loss, {"log_probs": log_probs}) if return_outputs else loss

@@ -341,8 +341,9 @@ class CaptionTrainer(ExactResumeTrainer):
         kind = self.args.include_num_input_tokens_seen
         if kind == "no":
             return
-        number = inputs["attention_mask"].sum() if kind == "non_padding" else inputs["input_ids"].numel()
-        mine = torch.as_tensor(number, device=self.args.device, dtype=torch.int64)
+        rows = (inputs["labels"] != IGNORE_INDEX).any(1)  # (B,): not those that only fill the last batch of an epoch
+        tokens = inputs["attention_mask"] if kind == "non_padding" else torch.ones_like(inputs["input_ids"])
+        mine = tokens[rows].sum().to(self.args.device, torch.int64)
         self.state.num_input_tokens_seen += int(self.accelerator.gather(mine.reshape(1)).sum())
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -360,13 +361,14 @@ class CaptionTrainer(ExactResumeTrainer):
             number = self.accelerator.gather(number.reshape(1)).sum()
         return number
 
-    def check_supervised(self, model: Any, inputs: dict[str, Any]) -> None:
-        """Refuse a batch without supervised tokens; compare the head tap with the model's loss on the first one of training."""
-        if not (inputs["labels"] != IGNORE_INDEX).any():
+    def check_supervised(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> None:
+        """Refuse a step without supervised tokens; compare the head tap with the model's loss on the first batch of training."""
+        number = (inputs["labels"] != IGNORE_INDEX).sum()
+        if not (number if num_items_in_batch is None else num_items_in_batch):
             raise ValueError(
-                "No token of this batch is supervised. Raise max_caption_length, or check the captions with check_captions."
+                "No token of this step is supervised. Raise max_caption_length, or check the captions with check_captions."
             )
-        if not self._tap_checked and model.training:
+        if number and not self._tap_checked and model.training:
             self._tap_checked = True
             with autocast(self.args):  # Accelerate's, inside the forward, is not seen by the tolerance
                 self.captioner.self_check(inputs)

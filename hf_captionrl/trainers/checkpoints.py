@@ -38,6 +38,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from hf_captionrl.data.columns import undecoded
 from hf_captionrl.data.features import source_key, training_images, write_training_images
 from hf_captionrl.data.options import ids_digest
+from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
 from hf_captionrl.utils.io import FolderLock, json_digest, plain_config, to_plain, write_json
@@ -567,6 +568,21 @@ class ExactResumeTrainer(CheckedPush):
             f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, "
             f"and no checkpoint is removed. {again} with a lower learning_rate or max_grad_norm."
         )
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        # Accelerate repeats rows in the last batch of an epoch, so that all processes have as many: they are not supervised.
+        batches, processes = [], self.accelerator.num_processes
+        is_filled = self.args.accelerator_config.even_batches and not self.args.dataloader_drop_last
+        for batch in itertools.islice(epoch_iterator, num_batches):
+            loader = self.accelerator.gradient_state
+            if processes > 1 and is_filled and loader.end_of_dataloader and "labels" in batch:
+                labels, rows = batch["labels"], loader.remainder
+                if rows < 0:  # accelerate does not count the rows of a resumed epoch
+                    rows = len(self.train_dataset) % (len(labels) * processes)
+                if rows:
+                    labels[max(rows - self.accelerator.process_index * len(labels), 0) :] = IGNORE_INDEX
+            batches.append(batch)
+        return batches, self._get_num_items_in_batch(batches, device)
 
     def save_state_of_run(self, folder: str) -> None:
         """Hook: store in a checkpoint what a trainer needs besides the Trainer's states; called on every process."""

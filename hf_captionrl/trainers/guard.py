@@ -37,12 +37,25 @@ from hf_captionrl.utils.options import Fraction, Positive, Range, check_values
 logger = logging.getLogger(__name__)
 
 
-def means_over_processes(accelerator: Any, values: list[float]) -> list[float]:
-    """Means of numbers over the processes, in float64."""
-    if accelerator.num_processes == 1 or not values:
-        return values
-    mine = torch.tensor([values], dtype=torch.float64, device=accelerator.device)
-    return accelerator.gather(mine).mean(0).tolist()
+def over_processes(mine: Mapping[str, Any]) -> dict[str, float]:
+    """Of numbers the sum over processes, of lists the mean of all values, of pairs (sum, number) the quotient of their sums.
+
+    Names may differ between processes.
+    """
+    pairs = {
+        name: value
+        if isinstance(value, tuple)
+        else (math.fsum(value), len(value))
+        if isinstance(value, list)
+        else (value, 0)
+        for name, value in mine.items()
+    }
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for process in gather_object([pairs]):
+        for name, (total, number) in process.items():
+            sums[name][0] += total
+            sums[name][1] += number
+    return {name: total / max(number, 1) for name, (total, number) in sorted(sums.items())}
 
 
 # --- A policy's captions with their images and rewards, on the terminal and in trackers ------------------------------
@@ -302,9 +315,8 @@ class GuardCallback(TrainerCallback):
         truncated_by_scorer: float | None = None,
         reward: float | None = None,
         held_out_scorer: float | None = None,
-        means_over_processes: Callable[[list[float]], list[float]] | None = None,
     ) -> dict[str, float]:
-        """Record one step; returns its statistics. Rewards of both scorers have the same units."""
+        """Record the captions of one step on all processes; returns its statistics. Rewards of both scorers have the same units."""
         step, examples = describe_completions(captions, ended)
         if truncated_by_scorer is not None:
             step["truncated_by_scorer"] = float(truncated_by_scorer)
@@ -312,8 +324,6 @@ class GuardCallback(TrainerCallback):
             step["nonfinite_reward"] = float(not math.isfinite(reward))
             if held_out_scorer is not None:
                 step["reward_minus_held_out"] = reward - held_out_scorer
-        if means_over_processes is not None:
-            step = dict(zip(step, means_over_processes(list(step.values())), strict=True))
         # Without a finite reward there is no gap, and JSON has no NaN.
         step = {name: value for name, value in step.items() if math.isfinite(value)}
         self._window.append(step)
@@ -491,77 +501,71 @@ class RolloutMonitor:
     def __init__(
         self,
         rewards: WeightedRewards,
-        accelerator: Any,
         guard: GuardCallback | None = None,
         held_out: SelfRetrieval | None = None,
     ) -> None:
-        self.rewards, self.accelerator, self.guard, self.held_out = rewards, accelerator, guard, held_out
-        self._values: dict[str, list[float]] = defaultdict(list)
+        self.rewards, self.guard, self.held_out = rewards, guard, held_out
+        self._values: dict[str, list[float]] = defaultdict(list)  # of each rollout, over all processes
+        self._sums: dict[str, tuple[float, int]] = {}  # of this process, and the number of captions
         self._last: tuple[RewardContext, Tensor, Tensor] | None = None
 
-    def note(self, named: Mapping[str, Any]) -> dict[str, float]:
-        """Keep the means over processes for the next log."""
-        names = sorted(named)
-        values = means_over_processes(self.accelerator, [float(named[n]) for n in names])
-        means = dict(zip(names, values, strict=True))
-        for name, value in means.items():
-            self._values[name].append(value)
-        return means
+    def note(self, sums: Mapping[str, float], number: int) -> None:
+        """Add sums over a number of captions of this process, whose mean over captions is logged."""
+        for name, value in sums.items():
+            total, captions = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value, captions + number)
 
     def record(self, context: RewardContext, rewards: Tensor, advantages: Tensor) -> dict[str, float]:
-        """Record one rollout with rewards `(N, R)` and advantages `(N,)`."""
-        total = rewards @ torch.tensor(self.rewards.weights, dtype=rewards.dtype)
-        named: dict[str, Any] = {
-            "reward": total.mean(),
-            "reward_std": total.std(correction=0),
-            "advantage_std": advantages.std(correction=0),
-            "completions/mean_length": context.mask.sum(1).double().mean(),
-            "completions/empty": context.is_empty.double().mean(),
-            "completions/clipped_ratio": (~context.ended).double().mean(),
-            **context.statistics,
+        """Record one rollout with the rewards `(N, R)` and advantages `(N,)` of all processes; returns its statistics."""
+        columns = (context.captions, context.ended.tolist(), context.mask.sum(1).tolist(), context.is_empty.tolist())
+        captions, ended, lengths, empty = map(list, zip(*gather_object(list(zip(*columns, strict=True))), strict=True))
+        statistics = context.statistics
+        if self.guard is not None and self.held_out is not None and "recall_at_1" in statistics:
+            accuracies = self.held_out(replace(context, statistics={})).nan_to_num(0.0)  # (N,)
+            statistics = {**statistics, "held_out": accuracies.tolist()}
+        statistics = over_processes(statistics)
+        accuracy = statistics.pop("held_out", None)
+        total = self.rewards.total(rewards)
+        step = {
+            "reward": float(total.nanmean()),
+            "reward_std": float(total[~total.isnan()].std(correction=0)),
+            "advantage_std": float(advantages.std(correction=0)),
+            "completions/mean_length": sum(lengths) / len(lengths),
+            "completions/empty": sum(empty) / len(empty),
+            "completions/clipped_ratio": 1 - sum(ended) / len(ended),
+            **statistics,
         }
-        for index, name in enumerate(self.rewards.names):
-            named[f"rewards/{name}/mean"] = rewards[:, index].mean()
+        means = zip(self.rewards.names, rewards.nanmean(0).tolist(), strict=True)
+        step |= {f"rewards/{name}/mean": mean for name, mean in means if mean == mean}  # JSON has no NaN
         if context.bag_size:
-            named["bag_size"] = context.bag_size
+            step["bag_size"] = float(context.bag_size)
         self._last = (context, rewards, advantages)
-        means = self.note(named)
         if any(isinstance(reward, CompletionReward) for reward in self.rewards.rewards):
-            self._note_metrics(context, means)
+            logged = over_processes(context.metrics)
+            if clash := sorted(logged.keys() & step):
+                raise ValueError(
+                    f"log_metric({clash[0]!r}, ...): the trainer logs a number of this name. Use another name."
+                )
+            step |= logged
         if self.guard is not None:
-            statistics, accuracy = context.statistics, None
-            if self.held_out is not None and "recall_at_1" in statistics:
-                found = self.held_out(replace(context, statistics={}))  # (N,)
-                accuracy = float(found.nan_to_num(0.0).mean())
-            watched = self.guard.observe(
-                context.captions,
-                ended=context.ended,
+            step |= self.guard.observe(
+                captions,
+                ended=torch.tensor(ended),
                 truncated_by_scorer=statistics.get("completions/truncated_by_scorer"),
                 # Shares of images found, not log-probabilities, whose scales differ between scorers.
                 reward=None if accuracy is None else statistics["recall_at_1"],
                 held_out_scorer=accuracy,
-                means_over_processes=lambda values: means_over_processes(self.accelerator, values),
             )
-            for name, value in watched.items():
-                self._values[name].append(value)
-        return means
-
-    def _note_metrics(self, context: RewardContext, known: Mapping[str, float]) -> None:
-        """Keep what reward functions logged; these names may differ between processes."""
-        mine = {name: (math.fsum(values), len(values)) for name, values in context.metrics.items()}
-        everyone = [mine] if self.accelerator.num_processes == 1 else gather_object([mine])
-        for name in sorted({name for one in everyone for name in one}):
-            if name in known:
-                raise ValueError(
-                    f"log_metric({name!r}, ...): the trainer logs a number of this name. Use another name."
-                )
-            sums, counts = zip(*(one[name] for one in everyone if name in one), strict=True)
-            self._values[name].append(math.fsum(sums) / sum(counts))
+        for name, value in step.items():
+            self._values[name].append(value)
+        return step
 
     def drain(self) -> dict[str, float]:
         """Means since the last call."""
-        means = {name: math.fsum(values) / len(values) for name, values in self._values.items() if values}
+        means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
+        means |= over_processes(self._sums)
         self._values.clear()
+        self._sums.clear()
         return means
 
     def show(self, dataset: datasets.Dataset, number: int, **log: Any) -> None:

@@ -162,7 +162,7 @@ class SLETrainer(CaptionRLTrainer):
         if "advantages" in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = {name: value for name, value in inputs.items() if name != "rows"}
-        self.check_supervised(model, inputs)
+        self.check_supervised(model, inputs, num_items_in_batch)
         outputs = model(**inputs, head_objective=SmileObjective(mle_weight=1.0))
         loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
         return (loss, outputs) if return_outputs else loss

@@ -137,7 +137,7 @@ class SmileTrainer(CaptionTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        self.check_supervised(model, inputs)
+        self.check_supervised(model, inputs, num_items_in_batch)
         outputs = self._run_head(model, inputs, self.smile_objective())
         loss = self.token_mean(outputs["loss"], inputs["labels"], num_items_in_batch)
         return (loss, outputs) if return_outputs else loss

@@ -256,19 +256,20 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         """Rewards `(N * P, R)` of the whole rollout; each process rewards its captions among all images."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
-        if not mine.isfinite().all():
-            names = [self.rewards.names[column] for column in (~mine.isfinite()).any(0).nonzero().flatten()]
+        if mine.isinf().any():
+            names = [self.rewards.names[column] for column in mine.isinf().any(0).nonzero().flatten()]
             raise ValueError(
                 f"The reward(s) {names} are beyond 3.4e38, TRL's largest number (fp32). Use smaller rewards."
             )
-        for name, value in context.statistics.items():
-            self._log_metric(name, float(value))
-        for name, values in context.metrics.items():
-            for number in values:
-                self._log_metric(name, number)
+        for name, value in {**context.metrics, **context.statistics}.items():
+            # TRL logs the mean over processes, also of what is a sum.
+            for number in value if isinstance(value, list) else [value * self.accelerator.num_processes]:
+                self._log_metric(name, float(number))
         for column, cells in context.extra.items():
             self._log_completion_extra(column, cells)
-        return gather(mine)
+        rewards = gather(mine)
+        self.rewards.refuse_unscored(rewards)
+        return rewards
 
     def reward_context(
         self, inputs: list[dict[str, Any]], completions: list[Any], ids_list: list[list[int]], prompts: Any = None

@@ -3,6 +3,7 @@
 import itertools
 import json
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -104,25 +105,31 @@ def advantages(
 
 
 def trl_advantages(rewards: Tensor, weights: list[float], scale_rewards: str, aggregation: str) -> Tensor:
-    """The formulas of `GRPOTrainer._generate_and_score_completions` of TRL 1.16, for rewards `(N, R)` that are numbers."""
+    """The formulas of `GRPOTrainer._generate_and_score_completions` of TRL 1.16, for rewards `(N, R)`."""
+    unscorable = torch.isnan(rewards).all(dim=1)
     if aggregation == "sum_then_normalize":
         total = (rewards * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
+        total[unscorable] = torch.nan
         mean = torch.nanmean(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
         if scale_rewards == "batch":
             std = nanstd(total).expand_as(total)
         else:
             std = nanstd(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
-        return total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
+        found = total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
+        return torch.nan_to_num(found, nan=0.0)
     grouped = rewards.view(-1, G, rewards.size(1))
     reward_k = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
     total = (reward_k.view(-1, rewards.size(1)) * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
-    return (total - torch.nanmean(total)) / (nanstd(total) + 1e-4)
+    total[unscorable] = torch.nan
+    return torch.nan_to_num((total - torch.nanmean(total)) / (nanstd(total) + 1e-4), nan=0.0)
+
+
+WAYS = [*((scale, "sum_then_normalize") for scale in ("group", "batch", "none")), ("none", "normalize_then_sum")]
 
 
 def test_advantages_equal_those_of_trl(rollouts):
-    ways = [(scale, "sum_then_normalize") for scale in ("group", "batch", "none")] + [("none", "normalize_then_sum")]
     found = []
-    for scale, aggregation in ways:
+    for scale, aggregation in WAYS:
         found.append(advantages(rollouts, scale_rewards=scale, multi_objective_aggregation=aggregation))
         expected = trl_advantages(VALUES, WEIGHTS, scale, aggregation)
         assert found[-1] == close(expected.tolist(), dtype="float32")  # TRL's deviations are rounded to fp32
@@ -140,31 +147,143 @@ def test_scaling_divides_the_advantages_of_any_baseline(rollouts):
         assert scaled == close([value / one for value, one in zip(plain, spread, strict=True)])
 
 
-@pytest.mark.parametrize("how", [{"scale_rewards": "batch"}, NORMALIZED])
-def test_two_processes_scale_by_the_rewards_of_both(rollouts, how):
-    """Each process takes part in every mean, so that the means of both are exchanged in turn."""
-    values = VALUES[: 2 * G]
-    whole = advantages(rollouts, values=values, **how)
-    halves = [values[:G], values[G:]]
-    exchanged: list[float] = []
-    for _ in range(3):  # a mean needs the means before it; the last pass has all of them
-        calls: list[list[float]] = []
-        found = []
-        for half in halves:
-            mine: list[float] = []
+# Rewards that are missing: a plain loop over Python's numbers, None where there is no reward
 
-            def mean(value: float, mine: list[float] = mine, known: list[float] = exchanged) -> float:
-                mine.append(value)
-                return known[len(mine) - 1] if len(mine) <= len(known) else value
 
-            rewards = WeightedRewards([column(i, half) for i in range(2)], WEIGHTS)
-            places = {"candidates": torch.tensor([0, 1]), "positions": torch.tensor([0])}
-            context = rollouts.context([f"caption {n}" for n in range(G)], [0], **places)
-            used = {"group_mean": make_baseline("group_mean", G)}
-            found += compute_advantages(rewards, used, "group_mean", context, None, mean, **how)[0].tolist()
-            calls.append(mine)
-        exchanged = [sum(pair) / 2 for pair in zip(*calls, strict=True)]
-    assert found == close(whole, ulps=64)
+def plain_total(row: list[float | None], columns: list[int], weights: list[float]) -> float | None:
+    scored = [weights[column] * value for column in columns if (value := row[column]) is not None]
+    return sum(scored) if scored else None
+
+
+def mean_of(values: list[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def spread_of(values: list[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return statistics.stdev(numbers) + 1e-4 if len(numbers) > 1 else None
+
+
+def plain_baseline(name: str, sums: list[list[float | None]], b: int, j: int, greedy: list[float | None]) -> Any:
+    """What caption j of image b is compared with; None if nothing is left. The mean of one earlier rollout was 0.5."""
+    others = [value for image in [*sums[:b], *sums[b + 1 :]] for value in image]
+    everything = mean_of([value for image in sums for value in image])
+    return {
+        "none": 0.0,
+        "greedy": greedy[b],
+        "running_mean": 0.5,
+        "running_mean_inclusive": 0.5 if everything is None else (0.5 + everything) / 2,
+        "batch_mean": mean_of(others) or 0.0,
+        "leave_one_out": mean_of([*sums[b][:j], *sums[b][j + 1 :]]),
+        "group_mean": mean_of(sums[b]),
+        "group_floor": max(-0.5, mean_of(sums[b]) or 0.0),
+    }[name]
+
+
+def plain_advantages(
+    values: list[list[Any]], greedy: list[list[Any]], weights: list[float], names: list[str], scale: str
+) -> list[float]:
+    found = [0.0] * len(values)
+    groups = [[i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names)]
+    # The floor is that of each reward before it is weighted.
+    groups = [
+        part for group in groups for part in ([[i] for i in group] if names[group[0]] == "group_floor" else [group])
+    ]
+    for columns in groups:
+        name = names[columns[0]]
+        used = [1.0] * len(weights) if name == "group_floor" else weights
+        sums = [[plain_total(row, columns, used) for row in values[G * b : G * (b + 1)]] for b in range(B)]
+        compared = [plain_total(row, columns, used) for row in greedy]
+        for b, j in itertools.product(range(B), range(G)):
+            reward, baseline = sums[b][j], plain_baseline(name, sums, b, j, compared)
+            if reward is not None and baseline is not None:
+                found[G * b + j] += (reward - baseline) * (weights[columns[0]] if name == "group_floor" else 1.0)
+    totals = [plain_total(row, list(range(len(weights))), weights) for row in values]
+    for n in range(len(found)) if scale != "none" else ():
+        spread = spread_of(totals if scale == "batch" else totals[n // G * G : n // G * G + G])
+        found[n] = 0.0 if spread is None else found[n] / spread
+    return found
+
+
+def missing(seed: int, rows: int, columns: int = 2) -> Tensor:
+    """Random rewards `(rows, columns)`, about half of them NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    return values.masked_fill(torch.rand(values.shape, generator=generator) < 0.5, torch.nan)
+
+
+def as_python(values: Tensor) -> list[list[Any]]:
+    return [[None if value != value else value for value in row] for row in values.tolist()]
+
+
+def with_greedy(rollouts, values: Tensor, greedy: Tensor, names: list[str], **how) -> list[float]:
+    """Advantages of a rollout and its greedy captions, after one rollout of mean 0.5."""
+    rewards = WeightedRewards([column(i, torch.empty(0), name) for i, name in enumerate(names)], WEIGHTS[: len(names)])
+    for i, reward in enumerate(rewards.rewards):
+        reward.function = lambda context, i=i: (values if context.group_size == G else greedy)[:, i]
+    contexts = [rollouts.context([f"c {n}" for n in range(B * size)], list(range(B))) for size in (G, 1)]
+    used = {name: make_baseline(name, G) for name in names}
+    for baseline in used.values():
+        baseline.update(0.5)
+    found, logged = compute_advantages(rewards, used, "none", *contexts, lambda rows: rows, **how)
+    assert torch.equal(logged.nan_to_num(99), values.nan_to_num(99))
+    return found.tolist()
+
+
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+@pytest.mark.parametrize("names", itertools.combinations_with_replacement(sorted(BASELINES), 2), ids="-".join)
+def test_a_caption_without_a_reward_leaves_every_baseline(rollouts, names, scale):
+    unscored = 0
+    for seed in range(6):
+        values, greedy = missing(seed, B * G), missing(100 + seed, B)
+        found = with_greedy(rollouts, values, greedy, list(names), scale_rewards=scale)
+        expected = plain_advantages(as_python(values), as_python(greedy), WEIGHTS, list(names), scale)
+        assert found == close(expected, ulps=64, magnitude=max(map(abs, expected)))
+        of_none = values.isnan().all(1)
+        unscored += int(of_none.sum())
+        assert {value for value, none in zip(found, of_none.tolist(), strict=True) if none} <= {0.0}
+    assert unscored > 6
+
+
+@pytest.mark.parametrize(("scale", "aggregation"), WAYS)
+def test_missing_rewards_count_as_in_trl(rollouts, scale, aggregation):
+    for seed in range(6):
+        values = missing(seed, B * G)
+        found = with_greedy(
+            rollouts,
+            values,
+            values[:B],
+            ["group_mean"] * 2,
+            scale_rewards=scale,
+            multi_objective_aggregation=aggregation,
+        )
+        expected = trl_advantages(values, WEIGHTS, scale, aggregation).tolist()
+        # TRL's deviations of what is nearly equal are rounded to fp32
+        assert found == close(expected, dtype="float32", magnitude=max(map(abs, expected)))
+
+
+def test_the_example_of_two_captions_without_a_reward(rollouts):
+    values = torch.tensor([[-1.0], [-1.0], [torch.nan], [torch.nan]] * B, dtype=torch.float64)
+    for name in ("group_mean", "leave_one_out", "batch_mean"):
+        assert with_greedy(rollouts, values, values[:B], [name]) == [0.0] * 4 * B
+    as_zeros = with_greedy(rollouts, values.nan_to_num(0.0), values[:B], ["group_mean"])
+    assert as_zeros == [-0.5, -0.5, 0.5, 0.5] * B  # the control
+
+
+def test_a_rollout_without_a_number_is_refused_by_name(rollouts):
+    values = torch.full((B * G, 2), torch.nan, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"\['reward_0', 'reward_1'\]"):
+        with_greedy(rollouts, values, values[:B], ["running_mean", "none"])
+
+
+def test_a_reward_without_a_number_leaves_the_running_mean(rollouts):
+    values = torch.tensor([[1.0, torch.nan]] * (B * G), dtype=torch.float64)
+    rewards = WeightedRewards([column(0, values), column(1, values, "running_mean")], WEIGHTS)
+    used = {name: make_baseline(name, G) for name in ("none", "running_mean")}
+    context = rollouts.context(["c"] * (B * G), list(range(B)))
+    assert compute_advantages(rewards, used, "none", context, None, lambda rows: rows)[0].tolist() == [1.0] * (B * G)
+    assert used["running_mean"].state_dict() == {"mean": 0.0, "number": 0}
 
 
 def test_equal_rewards_give_no_gradient(rollouts):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -73,7 +74,7 @@ def test_scores_of_scenes_equal_a_loop(rollouts, score, place):
     assert reward(context).tolist() == pytest.approx(expected)
     assert expected[1] == 1.0
     assert len(set(expected)) > 3  # a reward that distinguishes captions
-    assert context.statistics["claims/wrong"] == pytest.approx(
+    assert np.mean(context.statistics["claims/wrong"]) == pytest.approx(
         sum(len(check(c, f).wrong) for c, f in zip(CAPTIONS, FACTS, strict=True))
         / sum(len(check(c, f).wrong + check(c, f).right) for c, f in zip(CAPTIONS, FACTS, strict=True))
     )
@@ -108,7 +109,7 @@ def test_undecided_claims_do_not_count_and_unread_captions_have_no_reward(rollou
     context = rollouts.context(list("abcd"), [0])
     values = ClaimReward(lambda completions: found, score="precision")(context)
     assert [None if math.isnan(v) else v for v in values.tolist()] == [0.5, None, 0.0, None]
-    assert context.statistics["claims/undecided"] == 0.5
+    assert np.mean(context.statistics["claims/undecided"]) == 0.5
     assert context.statistics["claims/unread_captions"] == 1.0
 
 

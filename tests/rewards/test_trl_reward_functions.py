@@ -158,7 +158,8 @@ def test_wrong_results_are_refused(context, returned, named):
 )
 def test_sequences_of_numbers_are_rewards(context, returned):
     values = resolve_rewards(lambda completions, **kwargs: returned)(context)
-    assert values[:, 0].tolist() == [1.0, 2.0, 1.0, 0.0]  # None counts as 0, as in TRL
+    assert values[:3, 0].tolist() == [1.0, 2.0, 1.0]
+    assert values[3].isnan().all()  # as in TRL
     assert context.statistics["rewards/<lambda>/undefined"] == 1.0
 
 
@@ -169,17 +170,20 @@ def test_warning_for_captions_without_any_reward(context, caplog):
     def second(completions):
         return [None, 2.0, None, None]
 
-    assert resolve_rewards([first, second])(context).sum(1).tolist() == [1.0, 2.0, 0.0, 0.0]
+    assert resolve_rewards([first, second])(context).nansum(1).tolist() == [1.0, 2.0, 0.0, 0.0]
     assert "2 of 4 captions got None, NaN or infinity from every reward (first, second)" in caplog.text
     assert "'a dog' of the image 'i7'" in caplog.text
     caplog.clear()
     # Beside a reward that always applies, a function may return None for any caption.
     resolve_rewards([lambda completions: [None] * 4, LengthPenalty()])(context)
     assert not caplog.text
+    # Another process may hold the images of another task.
     none = resolve_rewards(lambda completions, **kwargs: [None] * 4)
-    assert none(context).tolist() == none(context).tolist() == [[0.0]] * 4
-    assert [record.levelname for record in caplog.records] == ["WARNING"]  # once
-    assert "4 of 4 captions" in caplog.text
+    values = none(context)
+    assert values.isnan().all()
+    assert not caplog.text
+    with pytest.raises(ValueError, match="<lambda>"):
+        none.refuse_unscored(values)
 
 
 def test_rewards_beyond_fp32_are_numbers(context, caplog):

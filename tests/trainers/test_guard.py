@@ -144,16 +144,6 @@ def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
         assert (guard.reason is None) is (step < 7)
 
 
-def test_processes_decide_by_the_mean_over_all_processes():
-    guards = [GuardCallback(GuardThresholds(window=1, max_degenerate=0.3)) for _ in range(2)]
-    steps = [[HACKED, HACKED, HACKED, GOOD], [GOOD] * 4]
-    mean = np.mean([list(GuardCallback().observe(step).values()) for step in steps], axis=0).tolist()
-    logged = [g.observe(s, means_over_processes=lambda values: mean) for g, s in zip(guards, steps, strict=True)]
-    assert logged[0] == logged[1]
-    assert logged[0]["guard/degenerate"] == 0.375
-    assert all(g.reason is not None for g in guards)
-
-
 def test_guard_resumes_exactly():
     rng = random.Random(1)
     steps = [[rng.choice([HACKED, GOOD, "a cat"]) for _ in range(5)] for _ in range(14)]
