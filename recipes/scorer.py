@@ -38,7 +38,13 @@ from transformers import (
     set_seed,
 )
 
-from hf_captionrl.apps.experiments.arguments import DataArguments, output_folder, parse_arguments, with_default
+from hf_captionrl.apps.experiments.arguments import (
+    DataArguments,
+    configuration_line,
+    output_folder,
+    parse_arguments,
+    with_default,
+)
 from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume
 from hf_captionrl.data.features import cached_features, image_hashes
@@ -319,6 +325,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     results["rows"] = [{"name": "Scorer", **row}]
     description = describe_data(data_args, splits)
     results |= {"seed": config.seed, "data": description, "versions": installed_versions()}
+    results["configuration"] = configuration_line(arguments)
     atomic_write_text(output_dir / "model" / "README.md", card(arguments, results, description))
     path = write_json(output_dir / "results.json", results)
     print(json.dumps(results["recall"]))

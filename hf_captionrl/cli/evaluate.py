@@ -255,7 +255,7 @@ def _without_images(arguments: EvaluateOptions) -> bool:
             raise ValueError(
                 f"--{name} is {str(value)!r}, but without --dataset there are no images. Use --dataset, or leave --{name} out."
             )
-    arguments.scorer, arguments.language_model = "none", arguments.language_model or "none"
+    arguments.scorer = "none"
     return True
 
 
@@ -287,10 +287,10 @@ def _with_references(split: LoadedSplit, name: str, references: CaptionFile) -> 
     return split._replace(dataset=rows)
 
 
+_REASONS = {"no language model": "no language model (use --language_model, for example openai-community/gpt2)"}
 _TEXT_ALONE = {
     "no scorer": "no images (use --dataset and --scorer)",
     "no scorer, or one that does not count tokens": "no images (use --dataset and --scorer)",
-    "no language model": "no language model (use --language_model, for example openai-community/gpt2)",
     "no references": "no references (use --references)",
 }
 
@@ -371,7 +371,7 @@ def _write_tables(
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
     given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
-    reasons = (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
+    reasons = _REASONS | (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
     # The evaluator's perplexity is a bare number; here every number has an interval.

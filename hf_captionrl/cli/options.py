@@ -145,8 +145,8 @@ class EvaluateOptions(
         aliases=("--perplexity_model",),  # its name in the recipes
         group="evaluation",
         metavar="NAME",
-        help="causal language model for perplexity, or 'none' (default: scenes:gpt2-perplexity on the embedded world, else "
-        "openai-community/gpt2)",
+        help="causal language model for perplexity, such as openai-community/gpt2 (default: none, but scenes:gpt2-perplexity on "
+        "the embedded world)",
     )
     pool: Path | None = option(
         None,

@@ -24,12 +24,18 @@ class EvaluationArguments:
     """Models that evaluate captions."""
 
     scorer_name_or_path: str | None = documented(
-        None, "Dual encoder that rewards, or selects checkpoints by retrieval; open_clip:NAME for open_clip, 'none'."
+        None,
+        "Dual encoder that rewards, or selects checkpoints by retrieval; open_clip:NAME for open_clip. 'none': there is no "
+        "scorer, unless held_out_scorer_name_or_path names one.",
     )
     held_out_scorer_name_or_path: str | None = documented(
         None, "Dual encoder that computes the table; should differ from the one that selects."
     )
-    perplexity_name_or_path: str | None = documented(None, "Causal language model for perplexity, or 'none'.")
+    perplexity_name_or_path: str | None = documented(
+        None,
+        "Causal language model for perplexity, such as openai-community/gpt2. None: no perplexity, but on the embedded world "
+        "that of the shipped model.",
+    )
     learning_curves: bool = documented(
         False,
         "At each evaluation also measure captions of the test split, for curves of R@1 by both scorers, CIDEr-D, "
@@ -62,10 +68,10 @@ class EvaluationArguments:
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.pool is not None and self.held_out_scorer_name_or_path == "none":
+        if self.pool is not None and (self.held_out_scorer_name_or_path or self.scorer_name_or_path) == "none":
             raise ValueError(
-                f"pool is {self.pool!r}, but held_out_scorer_name_or_path is 'none', so no caption is ranked. Use a held-out "
-                "scorer, or leave pool out."
+                f"pool is {self.pool!r}, but there is no held-out scorer ('none'), so no caption is ranked. Use "
+                "held_out_scorer_name_or_path, or leave pool out."
             )
 
     @property
@@ -79,6 +85,7 @@ class EvaluationArguments:
         selects, evaluates = ("scenes:clip-reward", "scenes:siglip-held-out") if embedded else (_CLIP, _CLIP)
         if dataset_name == "moving_scenes":  # EMScore needs features of tokens, which a SigLIP does not have
             selects, evaluates = evaluates, selects
+        evaluates = "none" if self.scorer_name_or_path == "none" else evaluates
         self.scorer_name_or_path = self.scorer_name_or_path or selects
         self.held_out_scorer_name_or_path = self.held_out_scorer_name_or_path or evaluates
         if is_training and self.scorer_name_or_path == self.held_out_scorer_name_or_path != "none":
@@ -87,7 +94,7 @@ class EvaluationArguments:
                 "--held_out_scorer_name_or_path.",
                 self.held_out_scorer_name_or_path,
             )
-        language_model = "scenes:gpt2-perplexity" if embedded else "openai-community/gpt2"  # the one of the papers
+        language_model = "scenes:gpt2-perplexity" if embedded else "none"  # others are downloads of half a gigabyte
         self.perplexity_name_or_path = self.perplexity_name_or_path or language_model
 
 
@@ -140,12 +147,6 @@ def load_evaluators(
 
         try:
             language_model = load_language_model(name)
-        except OSError:
-            if language_model_name is not None:
-                raise
-            reasons["no language model"] = (
-                f"the language model {name} cannot be loaded (--language_model {name} says why)"
-            )
         except ValueError as error:  # transformers lists 200 families
             raise ValueError(
                 f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."

@@ -137,6 +137,10 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
     refused: ClassVar[Refused] = REFUSED
+    retrieval_metric: ClassVar[str] = "recall_at_1"
+    """Default metric for the best model: caption likelihood and CIDEr prefer generic captions; the papers select by retrieval."""
+    has_default_metric = False
+    """Whether `metric_for_best_model` was left to the default."""
 
     model_init_kwargs: dict[str, Any] | str | None = documented(
         None,
@@ -212,8 +216,12 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
                 "cache_pixels and cache_image_features exclude each other. Use one of them: features for a frozen tower."
             )
         if self.load_best_model_at_end and self.metric_for_best_model is None:  # type: ignore[has-type]
-            # Caption likelihood and CIDEr prefer generic captions; the papers select by retrieval.
-            self.metric_for_best_model = "recall_at_1"
+            self.metric_for_best_model, self.has_default_metric = self.retrieval_metric, True
         super().__post_init__()
         self.model_init_kwargs = check_model_init_kwargs(self.model_init_kwargs)
         refuse_unsupported(self)
+
+    @property
+    def metric_without_scorer(self) -> str | None:
+        """Default metric for the best model without a scorer; None: the last checkpoint is delivered."""
+        return None

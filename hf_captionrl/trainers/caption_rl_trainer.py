@@ -71,6 +71,7 @@ class CaptionRLConfig(CaptionConfig):
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [*CaptionConfig._VALID_DICT_FIELDS, "generation_kwargs", "bag_schedule"]
     refused: ClassVar[Refused] = RL_REFUSED
+    retrieval_metric: ClassVar[str] = REWARD_METRIC
 
     num_generations: Positive = documented(1, "G, captions generated for each image in training.")
     do_sample: bool = documented(True, "Sample captions in training; False: greedy decoding.")
@@ -147,8 +148,6 @@ class CaptionRLConfig(CaptionConfig):
     )
 
     def __post_init__(self) -> None:
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
-            self.metric_for_best_model = REWARD_METRIC
         super().__post_init__()
         self.check()
 

@@ -75,7 +75,7 @@ from hf_captionrl.retrieval import Scorer
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
-from hf_captionrl.trainers.guard import log_completions, print_completions
+from hf_captionrl.trainers.guard import UnchangedCallback, log_completions, print_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 from hf_captionrl.trainers.publishing import write_training_facts
 
@@ -130,6 +130,8 @@ def check_best_metric(
 ) -> None:
     """Refuse a metric for the best model that evaluation of these sets, by name, does not compute, before training."""
     wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
+    if args.has_default_metric and not has_scorer:
+        return  # the trainer chooses another
     used = args.load_best_model_at_end or args.save_strategy == "best"
     if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
         return
@@ -147,7 +149,8 @@ def check_best_metric(
     if wanted not in known:
         raise ValueError(
             f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
-            f"{', '.join(known)}, pass the scorer that recall needs, or compute it in compute_metrics."
+            f"{', '.join(known)}, pass the scorer that recall needs, compute it in compute_metrics, or leave "
+            "metric_for_best_model out, as --scorer none alone does."
         )
 
 
@@ -232,6 +235,8 @@ class CaptionTrainer(ExactResumeTrainer):
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         if compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate:
+            if args.has_default_metric and self.scorer is None:
+                self._select_without_scorer(args)
             sets = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
             check_best_metric(args, sets, self.scorer is not None, self.selecting_scorer is not None)
         self._train_source = train_dataset
@@ -243,6 +248,7 @@ class CaptionTrainer(ExactResumeTrainer):
             items = self._caption_dataset(train_dataset, args)
             self._epochs = EpochCallback(items)
             callbacks = [*(callbacks or []), self._epochs]
+        self._unchanged = UnchangedCallback()
         super().__init__(
             model=self.captioner.model,
             args=args,
@@ -252,12 +258,24 @@ class CaptionTrainer(ExactResumeTrainer):
             eval_dataset=eval_dataset,
             processing_class=processing_class or self.captioner.processor,
             compute_metrics=compute_metrics,
-            callbacks=callbacks,
+            callbacks=[*(callbacks or []), self._unchanged],
             optimizers=optimizers,
         )
         self.model_init = model_init
         # Losses are divided by num_items_in_batch; without this, the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
+
+    @staticmethod
+    def _select_without_scorer(args: CaptionConfig) -> None:
+        metric = args.metric_without_scorer
+        args.has_default_metric, args.load_best_model_at_end = False, metric is not None
+        if metric is not None:
+            args.metric_for_best_model, args.greater_is_better = metric, False
+        if args.process_index == 0:
+            chosen = "The last checkpoint is delivered" if metric is None else f"eval_{metric} selects the checkpoint"
+            logger.warning(
+                "There is no scorer to select by retrieval. %s; metric_for_best_model names another.", chosen
+            )
 
     # Policy
 
@@ -427,6 +445,8 @@ class CaptionTrainer(ExactResumeTrainer):
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
         self.log(metrics)
         self._warn_of_runaway(dataset, metrics, metric_key_prefix)
+        if captions is not None:
+            self._unchanged.compare(metric_key_prefix, captions, self.args, self.state, is_training=self.is_in_train)
         if captions is not None and self.args.log_completions and self.is_world_process_zero():
             self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
         handler = self.callback_handler

@@ -176,6 +176,59 @@ def log_completions(
     return written
 
 
+# --- A training that changes nothing ---------------------------------------------------------------------------------
+
+
+class UnchangedCallback(TrainerCallback):
+    """Warns once of a training after which captions or weights are those of its start, because of a low learning rate."""
+
+    def __init__(self) -> None:
+        self._first: dict[
+            str, tuple[int, Sequence[str]]
+        ] = {}  # step and captions of the first evaluation, by its name
+        self._is_decided = False  # captions have changed, or the warning was given
+
+    def compare(
+        self, name: str, captions: Sequence[str], args: Any, state: TrainerState, *, is_training: bool
+    ) -> None:
+        """Compare the captions of an evaluation with those of the first one; warn in the second half of the training."""
+        step, first = self._first.setdefault(name, (state.global_step, captions))
+        self._is_decided |= captions != first
+        if is_training and step < state.global_step and 2 * state.global_step >= state.max_steps:
+            self._warn(
+                f"The captions of the {len(captions)} evaluated images are still those of step {step}", args, state
+            )
+
+    def _warn(self, fact: str, args: Any, state: TrainerState) -> None:
+        if not self._is_decided and state.is_world_process_zero:
+            logger.warning(
+                "%s at step %d of %d, with learning_rate=%g. Use a higher learning_rate, such as %g, or train longer.",
+                *(fact, state.global_step, state.max_steps, args.learning_rate, max(1e-5, 10 * args.learning_rate)),
+            )
+        self._is_decided = True
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._begin, self._weights = state.global_step, _some_weights(model)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if not self._is_decided and state.global_step > self._begin:
+            change = (_some_weights(model) - self._weights).norm() / self._weights.norm()
+            if change < 1e-6:  # of fp32's precision; a step at 1e-7 changes weights of 0.02 by 5e-6 of their size
+                self._warn(f"The weights have changed by {change:.1g} of their size", args, state)
+        self._first, self._is_decided = {}, False  # for another training
+
+
+def _some_weights(model: Any) -> Tensor:
+    """Up to 128 values of each weight that training can change, of the part that this process holds."""
+    values = []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            part: Any = getattr(parameter, "ds_tensor", parameter)
+            part = (part.to_local() if hasattr(part, "to_local") else part).detach().flatten()
+            values.append(part[:: max(1, len(part) // 64)].float().cpu())
+    return torch.cat(values)
+
+
 # --- Statistics of the captions of one training step -----------------------------------------------------------------
 
 

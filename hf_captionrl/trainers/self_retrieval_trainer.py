@@ -93,7 +93,7 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
 
 @dataclass
 class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
-    r"""Arguments of [`SelfRetrievalTrainer`]; defaults are DiscriTune's on COCO.
+    r"""Arguments of [`SelfRetrievalTrainer`]; defaults are DiscriTune's, but for the learning rate.
 
     Only what differs from [`CaptionRLConfig`] and [`SelfRetrievalArguments`] is listed.
     """
@@ -108,7 +108,9 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
         "Baseline that is subtracted from rewards. None: 'running_mean' (DiscriTune), 'greedy' with CIDEr in the "
         "reward.",
     )
-    learning_rate: float = documented(1e-7, "Learning rate; DiscriTune's for the whole language model.")
+    learning_rate: float = documented(
+        1e-5, "Learning rate, measured on photographs; DiscriTune's 1e-7 is for a hundred thousand images."
+    )
     num_train_epochs: float = documented(20, "Number of epochs.")
     per_device_train_batch_size: int = documented(100, "Images per device and step: one target and 99 distractors.")
     generation_num_beams: int = documented(5, "Number of beams in evaluation.")

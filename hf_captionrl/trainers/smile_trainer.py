@@ -70,6 +70,10 @@ class SmileConfig(CaptionConfig):
                 setattr(self, name, value)
         super().__post_init__()
 
+    @property
+    def metric_without_scorer(self) -> str | None:
+        return "loss" if self.mle_weight == 1 else None  # SMILE's loss does not tell which captions are better
+
 
 class SmileObjective:
     """SMILE as an objective of the captioner's head.

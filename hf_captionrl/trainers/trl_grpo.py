@@ -29,6 +29,7 @@ from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_
 from hf_captionrl.rewards.base import completion_text, refuse_token_credit
 from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_bag_sampler
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
+from hf_captionrl.trainers.guard import UnchangedCallback
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.images import to_rgb
@@ -203,6 +204,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
         self.add_callback(CurriculumCallback(self.bags))
+        self.add_callback(UnchangedCallback())
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewards.prepare(self._reward_data())
 

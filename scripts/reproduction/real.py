@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, Row, load_row, read_yaml, row_names
+from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, SCORERS, Row, load_row, read_yaml, row_names
 from hf_captionrl.apps.instruct.judges import ANSWER_COLUMNS
 from hf_captionrl.evaluation.evaluator import more_columns
 from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments
@@ -33,7 +33,6 @@ from scripts.reproduction.runs import CONFIGS, Caller, UnreachedError, by_seed, 
 from scripts.run_seeds import aggregate, aggregate_curves
 
 _START = "model_name_or_path"
-_SCORERS = ("held_out_scorer_name_or_path", "scorer_name_or_path")
 _FOLDERS = ("msr-vtt", "tgif")
 _FILES = ("train_captions", "test_references", "pool", "bags")
 _JUDGED = {
@@ -70,7 +69,7 @@ def is_embedded(preset: str) -> bool:
 
 def makers_of(preset: str) -> dict[str, str]:
     """The presets that make the captioner from which a preset starts, and its scorers, by option."""
-    values = {option: str(settings_of(preset).get(option, "")) for option in (_START, *_SCORERS)}
+    values = {option: str(settings_of(preset).get(option, "")) for option in (_START, *SCORERS)}
     names = {option: value.removeprefix("outputs/").removesuffix("/model") for option, value in values.items()}
     return {o: name for o, name in names.items() if values[o] == f"outputs/{name}/model" and name in preset_names()}
 
@@ -108,14 +107,15 @@ def columns_of(preset: str) -> set[str]:
     if recipe == "smile_llama_lora":
         return {column.key for column in ANSWER_COLUMNS}
     own = {"smile_video": VIDEO_COLUMNS, "sle_blip": SAMPLE_COLUMNS}.get(recipe, ())
-    held_out, scorer = (settings.get(option) for option in _SCORERS)
-    evaluation = EvaluationArguments(scorer_name_or_path=scorer, held_out_scorer_name_or_path=held_out)
+    held_out, scorer = (settings.get(option) for option in SCORERS)
+    evaluation = EvaluationArguments(scorer, held_out, settings.get("perplexity_name_or_path"))
     evaluation.resolve(settings.get("dataset_name", EMBEDDED[0]), is_training=False)
     has_bags = is_embedded(preset) or bool(settings.get("bags"))
     more = more_columns(
         settings.get("paper"), evaluation.has_reward_scorer, bool(settings.get("test_references")), has_bags
     )
-    return {column.key for column in (*COLUMNS, *own, *more)}
+    keys = {column.key for column in (*COLUMNS, *own, *more)}
+    return keys - ({"perplexity"} if evaluation.perplexity_name_or_path == "none" else set())
 
 
 def _places(preset: str, data_root: Path) -> dict[str, Path]:

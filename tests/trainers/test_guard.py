@@ -421,5 +421,8 @@ def test_a_single_scorer_selects_by_its_recall_and_a_metric_that_is_named_stays(
     named = build(tmp_path, scenes["train"], **settings, metric_for_best_model="length")
     assert named.args.metric_for_best_model == "length"
     config = CaptionRLConfig(str(tmp_path), use_cpu=True, **BEST)
+    without = CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])
+    assert not without.args.load_best_model_at_end  # there is nothing to select by
+    config = CaptionRLConfig(str(tmp_path), use_cpu=True, **BEST, metric_for_best_model="recall_at_1")
     with pytest.raises(ValueError, match=r"recall_at_1.*scorer"):
         CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])

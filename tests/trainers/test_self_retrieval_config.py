@@ -14,9 +14,9 @@ def rewards(config):
     return [(type(reward), weight) for reward, weight in config.make_rewards(scorer=[NamedScorer()])]
 
 
-def test_paper_defaults(tmp_path):
+def test_defaults_are_the_papers_but_for_the_rate(tmp_path):
     config = SelfRetrievalConfig(str(tmp_path))
-    assert (config.learning_rate, config.num_train_epochs, config.per_device_train_batch_size) == (1e-7, 20, 100)
+    assert (config.learning_rate, config.num_train_epochs, config.per_device_train_batch_size) == (1e-5, 20, 100)
     assert config.lr_scheduler_type == "constant"
     assert (config.reward_kind, config.distractor_scope, config.generation_num_beams) == ("log_prob", "batch", 5)
     assert (config.retrieval_weight, config.cider_weight) == (1.0, 0.0)

@@ -267,16 +267,36 @@ def enable_determinism() -> None:
 
 
 def describe(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Arguments by the names of their dataclasses, for results.json, including whether the run was deterministic."""
+    """Arguments by the names of their dataclasses, for results.json, and whether the run was deterministic; with them the
+    configuration that a recipe uses."""
     run = RunArguments(deterministic=torch.are_deterministic_algorithms_enabled())
-    return {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}
+    found = {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}
+    return found | (
+        {"configuration": configuration_line(arguments)} if hasattr(arguments[-1], "configuration") else {}
+    )
+
+
+def configuration_line(arguments: Sequence[Any]) -> str:
+    """The configuration that a recipe uses, and the settings that decide what it trains."""
+    config = arguments[-1]
+    steps = f"{config.max_steps} steps" if config.max_steps > 0 else f"{config.num_train_epochs:g} epochs"
+    batch = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    has_scorer = all(getattr(part, "scorer_name_or_path", None) != "none" for part in arguments)
+    metric = config.metric_for_best_model if config.load_best_model_at_end else None
+    if metric is not None and not has_scorer and getattr(config, "has_default_metric", False):
+        metric = config.metric_without_scorer
+    beams = {"beams": config.generation_num_beams} if hasattr(config, "generation_num_beams") else {}
+    settings = {"learning rate": f"{config.learning_rate:g}", "length": steps, "batch": batch, **beams}
+    settings["selection"] = "the last checkpoint" if metric is None else metric
+    listed = ", ".join(f"{name} {value}" for name, value in settings.items())
+    return f"Configuration: {config.configuration}. {listed[0].upper()}{listed[1:]}."
 
 
 # --- Parses the arguments of a recipe; errors are one sentence that names the argument, the rule and the remedy ------
 
 _EPILOG = """\
 --model, --scorer, --held_out_scorer and --perplexity_model, the names of the other commands, are short for ..._name_or_path.
---config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
+--scorer none trains and evaluates without a scorer. --config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
 ndlb/table5/row8; the command line overrides both. 'none' empties a list. --traceback shows where an error happened.
 """
 
@@ -288,10 +308,8 @@ SHORT = {
     "--dataset": "--dataset_name",
 }
 PARTS = ("vision_model", "language_model", "text_model")
-MODEL_OPTIONS = (
-    *("model_name_or_path", *PARTS),
-    *("held_out_scorer_name_or_path", "scorer_name_or_path", "perplexity_name_or_path"),
-)
+SCORERS = ("held_out_scorer_name_or_path", "scorer_name_or_path")
+MODEL_OPTIONS = ("model_name_or_path", *PARTS, *SCORERS, "perplexity_name_or_path")
 """Options that name a model; with `data_root`, its folder may stand there, as models/NAME."""
 
 
@@ -319,7 +337,9 @@ def parse_arguments(
             f"--config is {path!r} and --row is {row!r}. Use one of them; the command line overrides either."
         )
     words: list[str] = []
+    configuration = "the defaults"
     if row is not None:
+        configuration = f"--row {row}"
         if default_config is None:
             raise ValueError(f"--row is {row!r}, but this program has no rows. Use --config.")
         found = load_row(default_config.parents[1], row)
@@ -327,13 +347,19 @@ def parse_arguments(
             raise ValueError(f"The row {row} belongs to another recipe. Use recipes/{found.recipe}.py.")
         words = _apply_config(parser, types, row, found.settings)
     elif path is not None:
+        configuration = f"--config {path}"
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"There is no configuration file {path!r}. Use --config with the path of a YAML file."
             )
         words = _apply_config(parser, types, Path(path).name, read_yaml(Path(path)))
-    elif default_config is not None and not given & set(own):
-        words = _apply_config(parser, types, default_config.name, read_yaml(default_config))
+    elif default_config is not None:
+        name = f"{default_config.parent.name}/{default_config.name}"
+        if named := sorted(given & set(own)):
+            configuration = f"the defaults, not {name}, because of {' and '.join(named)}"
+        else:
+            configuration = name
+            words = _apply_config(parser, types, default_config.name, read_yaml(default_config))
     if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
         # The command line overrides the batch of a preset.
         words = [word for word in words if not word.startswith("--total_train_batch_size=")]
@@ -364,6 +390,7 @@ def parse_arguments(
         if isinstance(config, CaptionConfig) and config.model_init_kwargs:
             given_kwargs: Any = config.model_init_kwargs
             models[0].model_init_kwargs, config.model_init_kwargs = given_kwargs, None
+    parsed[-1].configuration = configuration
     return tuple(parsed)
 
 

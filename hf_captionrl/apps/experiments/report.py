@@ -21,7 +21,15 @@ from typing import Any
 import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_captionrl.apps.experiments.arguments import MODEL_OPTIONS, PARTS, DataArguments, ModelArguments, describe
+from hf_captionrl.apps.experiments.arguments import (
+    MODEL_OPTIONS,
+    PARTS,
+    SCORERS,
+    DataArguments,
+    ModelArguments,
+    configuration_line,
+    describe,
+)
 from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.logs import (
     COLLAPSED_FOLDER,
@@ -269,6 +277,8 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
                 "uploaded. Use 'end' or 'every_save': the finished model is pushed once, with its card."
             )
         silence_libraries(progress_bars=not config.disable_tqdm)
+        if config.process_index == 0:
+            print(configuration_line(arguments), flush=True)
         with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
             return train(arguments, **kwargs)
 
@@ -303,9 +313,14 @@ def check_models(arguments: tuple[Any, ...]) -> None:
         revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
         revision = usable_revision(name, revision, CONFIGURATIONS)
         if not any(find_file(name, file, revision) for file in CONFIGURATIONS):
-            read_config(name, revision)  # which says why
+            try:
+                read_config(name, revision)  # which says why
+            except OSError as error:
+                if option in SCORERS:
+                    error.args = (f"{error} Use --scorer none to train without a scorer.",)
+                raise
     models = _of(EvaluationArguments, arguments)
-    scorers = [n not in (None, "none") for n in (models.held_out_scorer_name_or_path, models.scorer_name_or_path)]
+    scorers = [getattr(models, option) not in (None, "none") for option in SCORERS]
     rows = datasets.Dataset.from_dict({"captions": [""] * 100})  # what is wrong for these is wrong for all data
     check_best_metric(_of(CaptionConfig, arguments), {"": rows}, any(scorers), all(scorers))
 

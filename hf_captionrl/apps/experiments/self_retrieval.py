@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from hf_captionrl.apps.experiments.arguments import (
+    SCORERS,
     DataArguments,
     GuardedRecipe,
     ModelArguments,
@@ -148,11 +149,12 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
     push = defer_push(config, eval_args.held_out_scorer_name_or_path)
-    if "none" in (eval_args.held_out_scorer_name_or_path, eval_args.scorer_name_or_path):
-        raise ValueError(
-            "Self-retrieval needs a reward scorer and a held-out scorer. Set scorer_name_or_path and "
-            "held_out_scorer_name_or_path."
-        )
+    for name in SCORERS:
+        if getattr(eval_args, name) == "none":
+            raise ValueError(
+                f"{name} is 'none', but self-retrieval needs a scorer that rewards and one that evaluates. Name both, or use "
+                "`captionrl train smile`, which takes --scorer none."
+            )
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     if push and not is_training:
         raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
