@@ -381,7 +381,7 @@ def test_images_are_read_if_a_metric_needs_them(folder, capsys):
     assert "no references of 3 of the 4 images" in capsys.readouterr().err
     assert main([*command, "--suite", "all", "--no_references", "--json"]) == 0
     tables = json.loads(capsys.readouterr().out)["tables"]
-    assert tables["smile"]["rows"][0]["cider_d_reason"] == "no references"
+    assert tables["smile"]["rows"][0]["cider_d_reason"] == "no references (use --references)"
     assert "preferences" not in tables  # photographs have none
     assert "not run: no references, and one file of captions" in Path("outputs/evaluate/comparison.md").read_text()
 
