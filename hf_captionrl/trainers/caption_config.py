@@ -13,15 +13,6 @@ from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
-# Numbers that transformers does not check, or only during the run.
-_RANGES: dict[str, Range] = {
-    **dict.fromkeys(["per_device_train_batch_size", "per_device_eval_batch_size"], Range(at_least=1)),
-    **dict.fromkeys(["learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"], Range(at_least=0)),
-    **dict.fromkeys(["adam_beta1", "adam_beta2"], Range(at_least=0, below=1)),
-    "gradient_accumulation_steps": Range(at_least=1),
-    "neftune_noise_alpha": Range(at_least=0),
-}
-
 # --- Fields of `transformers.TrainingArguments` that would have no effect, or another one ------------------------------
 
 Refused = Mapping[str, tuple[Callable[[Any], bool], str]]
@@ -203,10 +194,6 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
         # A switch in Python, YAML or on the command line.
         self.cache_pixels = {"true": "uint8", "false": None}.get(str(self.cache_pixels).lower(), self.cache_pixels)
         check_values(self)
-        for name, numbers in _RANGES.items():
-            value = getattr(self, name, None)
-            if isinstance(value, (int, float)) and value not in numbers:
-                raise ValueError(f"{name} is {value}, but must be {numbers}.")
         if self.cache_image_features and not self.freeze_vision_tower:
             raise ValueError("cache_image_features needs a frozen vision tower. Set freeze_vision_tower=True too.")
         if self.cache_pixels not in (None, "uint8", "jpeg"):

@@ -269,8 +269,8 @@ class CaptionTrainer(ExactResumeTrainer):
     def _select_without_scorer(args: CaptionConfig) -> None:
         metric = args.metric_without_scorer
         args.has_default_metric, args.load_best_model_at_end = False, metric is not None
-        if metric is not None:
-            args.metric_for_best_model, args.greater_is_better = metric, False
+        args.metric_for_best_model = metric  # type: ignore[assignment]
+        args.greater_is_better = None if metric is None else False
         if args.process_index == 0:
             chosen = "The last checkpoint is delivered" if metric is None else f"eval_{metric} selects the checkpoint"
             logger.warning(

@@ -49,7 +49,7 @@ from hf_captionrl.utils.model_files import (
     check_safetensors,
     convert_command,
 )
-from hf_captionrl.utils.options import documented
+from hf_captionrl.utils.options import Range, documented
 
 if TYPE_CHECKING:
     from hf_captionrl.trainers.guard import GuardCallback
@@ -411,6 +411,19 @@ class StopOnSignal(TrainerCallback):
 # --- The base class of every trainer ---------------------------------------------------------------------------------
 
 
+# Numbers that transformers does not check, or only during the run.
+_RANGES: dict[str, Range] = {
+    **dict.fromkeys(["per_device_train_batch_size", "per_device_eval_batch_size"], Range(at_least=1)),
+    **dict.fromkeys(
+        ["learning_rate", "projection_learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"],
+        Range(at_least=0),
+    ),
+    **dict.fromkeys(["adam_beta1", "adam_beta2"], Range(at_least=0, below=1)),
+    "gradient_accumulation_steps": Range(at_least=1),
+    "neftune_noise_alpha": Range(at_least=0),
+}
+
+
 @dataclass
 class ExactResumeArguments:
     """Arguments of [`ExactResumeTrainer`]; a base class before `transformers.TrainingArguments`."""
@@ -422,6 +435,10 @@ class ExactResumeArguments:
     )
 
     def __post_init__(self) -> None:
+        for name, numbers in _RANGES.items():
+            value = getattr(self, name, None)
+            if isinstance(value, (int, float)) and value not in numbers:
+                raise ValueError(f"{name} is {value}, but must be {numbers}.")
         is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
         takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
         if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:
@@ -440,6 +457,12 @@ class ExactResumeArguments:
             logger.warning(
                 "save_only_model=True: no run can resume from it. Use save_only_model=False for a checkpoint on a signal."
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments. transformers hides the values of names that end in `_token`; of those, only the Hub's are secrets."""
+        values: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        tokens = (name for name in values if name.endswith("_token") and not name.endswith("hub_token"))
+        return values | {name: getattr(self, name) for name in tokens}
 
 
 def hide_renamed_argument() -> None:

@@ -114,8 +114,13 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
     num_train_epochs: float = documented(20, "Number of epochs.")
     per_device_train_batch_size: int = documented(100, "Images per device and step: one target and 99 distractors.")
     generation_num_beams: int = documented(5, "Number of beams in evaluation.")
+    dataloader_drop_last: bool = documented(
+        True, "Must stay True: every step compares as many images, so that the last, smaller batch is left out."
+    )
 
     def __post_init__(self) -> None:
+        if not self.dataloader_drop_last:
+            raise ValueError("dataloader_drop_last is False, but every step compares as many images. Leave it True.")
         if self.do_sample is None:
             self.do_sample = self.cider_weight > 0 or self.num_generations > 1
         if self.baseline is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import types
 from typing import Any
@@ -185,7 +186,7 @@ def test_data_seed_determines_batches_and_captions(tmp_path, scenes):
 
 def test_rollouts_have_no_incomplete_last_batch(tmp_path, scenes):
     settings = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 6}
-    trainer = build(tmp_path, scenes["train"], policy=tiny_captioner("blip"), **settings, dataloader_drop_last=False)
+    trainer = build(tmp_path, scenes["train"], policy=tiny_captioner("blip"), **settings)
     assert [len(batch) for batch in trainer.get_train_dataloader().batch_sampler] == [6, 6]
 
 
@@ -343,3 +344,19 @@ def test_model_spread_over_gpus_is_accepted():
     refuse_data_parallel(types.SimpleNamespace(n_gpu=1), single)
     with pytest.raises(ValueError, match="2 GPUs"):
         refuse_data_parallel(args, single)
+
+
+@pytest.mark.parametrize("config", [SmileConfig, SmileSFTConfig])
+def test_a_configuration_is_made_again_from_its_dict(tmp_path, config):
+    """transformers hides names that end in `_token`; those that are no secrets are needed to make it again."""
+    first = config(str(tmp_path), first_token="smile", hub_token="secret", use_cpu=True, bf16=False)
+    values = first.to_dict()
+    assert (values["first_token"], values["hub_token"]) == ("smile", "<HUB_TOKEN>")
+    names = {field.name for field in dataclasses.fields(config) if field.init}
+    again = config(**{name: value for name, value in values.items() if name in names})
+    assert again.first_token == "smile"
+
+
+def test_batches_of_self_retrieval_are_whole(tmp_path):
+    with pytest.raises(ValueError, match="dataloader_drop_last"):
+        SelfRetrievalConfig(str(tmp_path), dataloader_drop_last=False)

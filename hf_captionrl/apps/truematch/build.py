@@ -241,7 +241,8 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
     found = load_truematch(folder)
     added = 0
     if decisions is not None:
-        new = read_decisions(decisions)
+        if not (new := read_decisions(decisions)):
+            raise ValueError(f"{decisions} has no decisions. Use the file that the review page downloads.")
         known = {bag_id(bag) for bag in found.bags.bags}
         for number, line in enumerate(new, start=1):
             if line.bag not in known:

@@ -21,6 +21,7 @@ from hf_captionrl.apps.truematch.build import (
     read_decisions,
     write_data,
 )
+from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
 from hf_captionrl.hub import folder_contents
 from hf_captionrl.retrieval import load_bags, load_scorer
@@ -291,3 +292,9 @@ def test_invalid_decisions_are_refused():
     for value in ([], {"decision": "keep"}, {"bag": "3-a"}):
         with pytest.raises(ValueError, match="line 1 is not a decision"):
             check_decision(value, "line 1")
+
+
+def test_a_file_without_decisions_is_refused(built, tmp_path, capsys):
+    (tmp_path / "page.html").write_text("<!DOCTYPE html><p>Sign in</p>")
+    assert main(["truematch", "apply", str(built), "--decisions", str(tmp_path / "page.html")]) == 2
+    assert "page.html" in capsys.readouterr().err
