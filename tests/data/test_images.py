@@ -326,6 +326,7 @@ def without_heic(monkeypatch):
     for place in (Image.OPEN, Image.EXTENSION):
         for name in [name for name in place if name == "HEIF" or name in HEIC_SUFFIXES]:
             monkeypatch.delitem(place, name)
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     for cached in (image_formats, image_suffixes):
         cached.cache_clear()

@@ -100,7 +100,8 @@ def force(trainer: Any, seen: dict[str, Any]) -> None:
         return rolled(batches, *state)
 
     def keep(context, rewards, advantages):
-        for i, row in enumerate(rows):
+        first = trainer.accelerator.process_index * len(rows)  # rewards are of all processes
+        for i, row in enumerate(rows, first):
             here = slice(i * G, (i + 1) * G)
             seen["rewards"][str(row)] = rewards[here].tolist()
             seen["advantages"][str(row)] = advantages[here].tolist()
