@@ -45,12 +45,12 @@ from hf_captionrl.apps.experiments.report import (
     measured,
     prepare,
     should_resume,
+    train_or_resume,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.model_files import PREFIX, model_path
 from hf_captionrl.utils.options import documented
@@ -176,7 +176,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     use_log_lines(trainer)
     if trainer.is_world_process_zero():
         print_heading(ROW)
-    trainer.train(resume_from_checkpoint=resume and has_checkpoint(config.output_dir))
+    train_or_resume(trainer, resume)
     trainer.save_model()
     config.output_dir = str(output_dir)
     captions = trainer.generate_captions(splits["test"])

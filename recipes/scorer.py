@@ -40,19 +40,19 @@ from transformers import (
 
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
+    EvaluateEveryEpoch,
     configuration_line,
     output_folder,
     parse_arguments,
-    with_default,
 )
 from hf_captionrl.apps.experiments.data import describe_data, load_data
-from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume
+from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume, train_or_resume
 from hf_captionrl.data.features import cached_features, image_hashes
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.retrieval.scorer import assemble_scorer, tower_in_parts
-from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer, has_checkpoint
+from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import refuse_data_parallel
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_json
@@ -101,7 +101,7 @@ class ScorerArguments:
 
 
 @dataclass
-class ScorerConfig(ExactResumeArguments, TrainingArguments):
+class ScorerConfig(EvaluateEveryEpoch, ExactResumeArguments, TrainingArguments):
     """Training of the scorer."""
 
     output_dir: str | None = output_folder("scorer")
@@ -112,14 +112,10 @@ class ScorerConfig(ExactResumeArguments, TrainingArguments):
     lr_scheduler_type: str = documented("cosine", "Learning rate schedule.")
     warmup_steps: float = documented(0.1, "Share of the steps with a rising learning rate.")
     weight_decay: float = documented(0.01, "Weight decay of the text encoder; the projections have ten times as much.")
-    eval_strategy: str = documented("epoch", "When to evaluate: 'no', 'steps' or 'epoch'.")
-    save_strategy: str = documented("epoch", "When to save: 'no', 'steps' or 'epoch'.")
-    save_total_limit: int | None = documented(1, "Number of checkpoints to keep, in addition to the best one.")
     load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
     metric_for_best_model: str | None = documented("recall_at_1", "Metric that selects the epoch.")
     dataloader_drop_last: bool = documented(True, "Leave out the last, smaller batch of an epoch.")
     remove_unused_columns: bool = documented(False, "Must stay False: the collator needs all columns.")
-    save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
     feature_cache_dir: str | None = documented(None, "Folder of the caches. None: $CAPTIONRL_CACHE or under $HF_HOME.")
 
 
@@ -313,7 +309,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         eval_dataset=pairs["validation"],
         processing_class=processor,
     )
-    trainer.train(resume_from_checkpoint=resume and has_checkpoint(config.output_dir))
+    train_or_resume(trainer, resume)
     trainer.save_model()
     rank, own = trainer.caption_ranks(pairs["test"])
     results: dict[str, Any] = {"captions": len(rank), "images": len(pairs["test"]), "recall": {}}

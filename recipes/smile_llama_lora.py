@@ -35,7 +35,13 @@ from hf_captionrl.apps.experiments.arguments import (
     with_default,
 )
 from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
-from hf_captionrl.apps.experiments.report import alone_in_folder, plan_runs, settings_of, should_resume
+from hf_captionrl.apps.experiments.report import (
+    alone_in_folder,
+    plan_runs,
+    settings_of,
+    should_resume,
+    train_or_resume,
+)
 from hf_captionrl.apps.instruct.instructions import TINY_LLAMA, format_prompt, load_instructions, tiny_llama
 from hf_captionrl.apps.instruct.judges import (
     ANSWER_COLUMNS,
@@ -49,7 +55,6 @@ from hf_captionrl.apps.instruct.judges import (
     write_answers,
 )
 from hf_captionrl.metrics.table import print_table, write_results
-from hf_captionrl.trainers.checkpoints import has_checkpoint
 from hf_captionrl.trainers.trl_smile_sft import SCOPES, SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.utils.console import run_main
 from hf_captionrl.utils.options import documented
@@ -207,7 +212,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     output_dir = Path(config.output_dir)
     push, config.push_to_hub = config.push_to_hub, False
     config.hub_private_repo = True if config.hub_private_repo is None else config.hub_private_repo
-    resume, config.resume_from_checkpoint = should_resume(config), None
+    resume = should_resume(config)
     judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
     if judge is not None and judge_args.judge != "file" and any(not q.reference for q in questions):
@@ -270,7 +275,7 @@ def train_and_answer(
         )
         trainer = SmileSFTTrainer(model, run, train_dataset=train, processing_class=tokenizer, peft_config=lora)
         use_log_lines(trainer)
-        trainer.train(resume_from_checkpoint=resume and has_checkpoint(run.output_dir))
+        train_or_resume(trainer, resume)
         trainer.save_model()
         answers[row] = answer_questions(
             trainer.accelerator.unwrap_model(trainer.model), tokenizer, prompts, **settings

@@ -259,7 +259,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         hint = "; the same command resumes" if getattr(arguments, "is_resumable", False) else ""
         print(f"captionrl: interrupted{hint}.", file=sys.stderr)
-        return 1
+        return 130
     except Exception as error:
         is_input = is_input_error(error)
         if arguments.traceback:

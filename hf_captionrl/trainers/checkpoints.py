@@ -131,6 +131,11 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
         "trainer": type(trainer).__name__,
         "model": public_name(getattr(_base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
+        # With another number, a resumed epoch would read rows twice or never.
+        "rows per step": args.per_device_train_batch_size
+        * max(1, args.n_gpu)
+        * args.gradient_accumulation_steps
+        * args.world_size,
         "training_data": trainer.training_data,
         "optimizer": optimizer and [type(optimizer).__name__, plain_config(optimizer.defaults)],
         **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
@@ -188,7 +193,7 @@ def checkpoint_to_resume(trainer: Any, wanted: str | bool, trial: Any = None) ->
             if saved.get(name) != mine.get(name):
                 raise ValueError(
                     f"{found!r} is of another run: its {name} is {saved.get(name)!r}, and here it is {mine.get(name)!r}. "
-                    "Use the same configuration, another checkpoint, or another output_dir."
+                    "Use the same configuration, another checkpoint, another output_dir, or in a recipe --overwrite_output_dir."
                 )
     return found
 
@@ -332,22 +337,22 @@ def first_non_finite(model: nn.Module) -> str | None:
     return next((name for name, flag in zip(names, flags, strict=True) if flag), None)
 
 
-# --- An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits with 0 ----------
+# --- An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits -----------------
 
 
 class StopOnSignal(TrainerCallback):
     """Handles SIGTERM and SIGINT during training; a context manager.
 
     The stop waits for an evaluation of the step and for the other steps of the same rollout, so that a resumed run is
-    bit-exact. A second signal ends the process immediately. With several processes the signal may reach only one; all of
-    them stop after the same step.
+    bit-exact. The exit code is the shell's for the signal, 128 + its number, so that `train && caption` stops. A second signal
+    ends the process immediately. With several processes the signal may reach only one; all of them stop after the same step.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.received: int | None = None
         self._before: dict[int, Any] = {}
-        self._saves = False
+        self._saves = 0  # the signal of which process ever
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python installs handlers only there
@@ -377,17 +382,17 @@ class StopOnSignal(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save after a signal that came before or during the evaluation."""
-        asked = int(self.received is not None)
+        number = self.received or 0
         accelerator = self.trainer.accelerator
         if accelerator.num_processes > 1:  # every process asks at the same points
-            asked = int(accelerator.gather(torch.tensor([asked], device=accelerator.device)).max())
-        if not asked or state.global_step == 0:
+            number = int(accelerator.gather(torch.tensor([number], device=accelerator.device)).max())
+        if not number or state.global_step == 0:
             return
         if state.global_step % (getattr(args, "num_iterations", None) or 1):
             return  # TRL's checkpoints do not store a rollout in use
         if control.should_training_stop and state.global_step < state.max_steps:
             return  # another callback stops training and decides what is saved
-        control.should_save = self._saves = True
+        control.should_save, self._saves = True, number
 
     on_evaluate = on_epoch_end
 
@@ -403,9 +408,9 @@ class StopOnSignal(TrainerCallback):
             return
         if state.is_world_process_zero:
             step = state.global_step
-            text = f"Stopped after step {step}; checkpoint-{step} is saved. resume_from_checkpoint resumes from it."
-            print(text, file=sys.stderr)
-        raise SystemExit(0)
+            text = f"Stopped after step {step}; checkpoint-{step} is saved. A recipe's command resumes from it; in a program, use"
+            print(text, "resume_from_checkpoint=True.", file=sys.stderr)
+        raise SystemExit(128 + self._saves)
 
 
 # --- The base class of every trainer ---------------------------------------------------------------------------------
@@ -430,7 +435,7 @@ class ExactResumeArguments:
 
     save_on_signal: bool = documented(
         False,
-        "On SIGTERM or Ctrl-C finish the step, save a checkpoint and exit with 0; a second signal stops immediately. "
+        "On SIGTERM or Ctrl-C finish the step, save a checkpoint and exit with 143 or 130; a second signal stops immediately. "
         "Enabled in the recipes.",
     )
 

@@ -42,7 +42,7 @@ def test_exit_codes_distinguish_bad_input_from_faults(monkeypatch, capsys):
     assert "TypeError: a fault (--traceback shows where)" in capsys.readouterr().err
     assert main(["metrics", "path", "x", "--traceback"]) == 1
     assert "Traceback" in capsys.readouterr().err
-    assert fail_with(monkeypatch, KeyboardInterrupt()) == 1
+    assert fail_with(monkeypatch, KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "captionrl: interrupted.\n"
 
 
@@ -53,7 +53,7 @@ def test_interrupted_command_says_whether_it_resumes(tmp_path, monkeypatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr(write_captions, "write_captions", interrupt)
-    assert main(["caption", "scenes:blip-mle", "--output", str(tmp_path / "a.jsonl")]) == 1
+    assert main(["caption", "scenes:blip-mle", "--output", str(tmp_path / "a.jsonl")]) == 130
     assert capsys.readouterr().err == "captionrl: interrupted; the same command resumes.\n"
 
 

@@ -68,7 +68,7 @@ def test_killed_training_resumes_with_the_same_bits(warm_process, tmp_path, numb
 
 
 @times(1)
-def test_signalled_training_saves_exits_with_0_and_resumes(warm_process, tmp_path, number, seed):
+def test_signalled_training_saves_and_resumes(warm_process, tmp_path, number, seed):
     rng, whole = random.Random(seed), {}
     for n in range(number):
         kind = TRAINERS[n % len(TRAINERS)]
@@ -83,7 +83,7 @@ def test_signalled_training_saves_exits_with_0_and_resumes(warm_process, tmp_pat
         at, name = int(whole[kind]["calls"] * rng.uniform(0.15, 0.85)), rng.choice(["SIGTERM", "SIGINT"])
         stopped = warm_process.run("train", at=at, name=name, **settings)
         done = steps_of(steps)
-        assert (stopped.code, stopped.value) == (0, None), stopped.output
+        assert (stopped.code, stopped.value) == (128 + getattr(signal, name), None), stopped.output
         assert f"Stopped after step {done[-1]}" in stopped.output
         assert stopped.seconds_since() < IN_TIME
         assert checkpoints(folder)[-1] == done[-1]
@@ -217,16 +217,34 @@ SHORT = [
 ]
 
 
-@pytest.mark.slow
-def test_recipe_of_several_trainings_stopped_anywhere_comes_to_the_same_table(warm_process, tmp_path):
+@pytest.mark.parametrize("steps", [(12,), pytest.param((2, 17), marks=pytest.mark.slow)])
+def test_the_same_command_resumes_a_recipe_of_several_trainings(warm_process, tmp_path, steps):
     few = [*SHORT, "--feature_cache_dir", str(tmp_path / "cache"), "--output_dir"]
     whole = run(warm_process, "recipe", arguments=[*few, str(tmp_path / "whole")], timeout=300)
     assert whole["steps"] == 24  # two trainings of three epochs of four steps
-    for step in (2, 12, 17):
+    for step in steps:
         out = tmp_path / f"stopped-{step}"
         stopped = warm_process.run("recipe", arguments=[*few, str(out)], signal_at=step, timeout=300)
-        assert (stopped.code, stopped.value) == (0, None), stopped.output
-        assert "is saved. resume_from_checkpoint resumes from it." in stopped.output
+        assert (stopped.code, stopped.value) == (143, None), stopped.output
         assert not (out / "results.json").exists()
-        resumed = [*few, str(out), "--resume_from_checkpoint", "true"]
-        assert run(warm_process, "recipe", arguments=resumed, timeout=300)["rows"] == whole["rows"]
+        resumed = warm_process.run("recipe", arguments=[*few, str(out)], timeout=300)
+        assert f"Resuming from step {(step - 1) % 12 + 1}" in resumed.output or step % 12 == 0
+        assert resumed.value == {"rows": whole["rows"], "steps": 24 - step}, resumed.output
+        finished = warm_process.run("recipe", arguments=[*few, str(out)], timeout=300)
+        assert finished.value == {"rows": whole["rows"], "steps": 0}, finished.output
+        assert finished.output.count("not trained again") == 2
+
+
+def test_a_recipe_starts_anew_on_request_only(warm_process, tmp_path):
+    few = [*SHORT[:-2], "--num_train_epochs", "1", "--compare_mle_weights", "none", "--output_dir", str(tmp_path)]
+    assert run(warm_process, "recipe", arguments=[*few, "--learning_rate", "1e-3"], timeout=300)["steps"] == 4
+    for other in ("--learning_rate", "1e-4"), ("--learning_rate", "1e-3", "--per_device_train_batch_size", "8"):
+        refused = warm_process.run("recipe", arguments=[*few, *other], timeout=300)
+        assert refused.code == 1 and "--overwrite_output_dir" in refused.output
+        assert checkpoints(tmp_path / "model") == [4]
+    again = warm_process.run(
+        "recipe", arguments=[*few, "--learning_rate", "1e-4", "--overwrite_output_dir"], timeout=300
+    )
+    assert again.value is not None and again.value["steps"] == 4, again.output
+    assert again.output.index("Starting anew") < again.output.index("are moved to")
+    assert checkpoints(tmp_path / "model") == [4] and checkpoints(tmp_path / "model" / "earlier-1") == [4]

@@ -111,7 +111,7 @@ def test_a_finished_run_resumes_without_training(run, monkeypatch):
     steps = []
     original = SmileSFTTrainer.training_step
     monkeypatch.setattr(SmileSFTTrainer, "training_step", lambda *a, **k: steps.append(1) or original(*a, **k))
-    recipe.main(["--output_dir", str(run), *SHORT, "--resume_from_checkpoint", "true"])
+    recipe.main(["--output_dir", str(run), *SHORT])
     assert not steps
     assert (run / "model" / "adapter_model.safetensors").read_bytes() == before
 

@@ -52,7 +52,7 @@ def test_signal_finishes_the_step_saves_and_exits(tmp_path, number, capfd):
     trainer = signalled(tmp_path, number=number)
     with pytest.raises(SystemExit) as stop:
         trainer.train()
-    assert stop.value.code == 0
+    assert stop.value.code == 128 + number
     assert names(tmp_path) == ["checkpoint-4"]
     assert "Stopped after step 4; checkpoint-4 is saved." in capfd.readouterr().err
     assert trainer_of("smile", tmp_path).train(resume_from_checkpoint=True).global_step == 6

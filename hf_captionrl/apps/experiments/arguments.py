@@ -544,6 +544,9 @@ class RecipeDefaults:
     """Defaults of every recipe."""
 
     save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
+    overwrite_output_dir: bool = documented(
+        False, "Start anew. Otherwise the same command resumes, and what is finished is not trained again."
+    )
 
 
 @dataclass

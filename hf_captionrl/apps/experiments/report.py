@@ -20,6 +20,8 @@ from typing import Any
 
 import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.apps.experiments.arguments import (
     MODEL_OPTIONS,
@@ -61,7 +63,7 @@ from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes import check
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.caption_trainer import check_best_metric
-from hf_captionrl.trainers.checkpoints import has_checkpoint
+from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
@@ -285,15 +287,46 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
     return alone
 
 
-def should_resume(config: CaptionConfig) -> bool:
-    """Whether to resume each training of an interrupted recipe."""
-    value = str(config.resume_from_checkpoint or "false").lower()
-    if value not in ("true", "false"):
+def should_resume(config: Any) -> bool:
+    """Whether to resume each training of a recipe from its last checkpoint: yes, unless it is to start anew."""
+    if str(config.resume_from_checkpoint).lower() not in ("none", "true"):
         raise ValueError(
-            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}. This recipe trains several captioners, "
-            "each with its own checkpoints. Use 'true' to resume each from its last checkpoint, in the same output_dir."
+            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}, but the same command resumes, each training from its "
+            "last checkpoint. Leave it out; --overwrite_output_dir starts anew."
         )
-    return value == "true"
+    return not config.overwrite_output_dir
+
+
+def train_or_resume(trainer: ExactResumeTrainer, resume: bool) -> None:
+    """Train from the last checkpoint in the trainer's folder, if it has one and is to resume; says first what happens.
+
+    A run whose last checkpoint is that of its last step restores it, with the selected weights, and trains no further.
+    """
+    args, folder = trainer.args, Path(str(trainer.args.output_dir))
+    if args.save_total_limit == 1 and args.load_best_model_at_end:
+        args.save_total_limit = (
+            2  # 1 keeps two, too, but in the end the Trainer removes the last one, which says that all is done
+        )
+    if not has_checkpoint(folder):
+        trainer.train()
+        return
+    last = Path(str(get_last_checkpoint(str(folder))))
+    state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
+    steps = f"step {state.global_step:,}"
+    is_finished = (
+        state.global_step >= args.max_steps if args.max_steps > 0 else (state.epoch or 0.0) >= args.num_train_epochs
+    )
+    if not resume:
+        text = (
+            f"Starting anew: the checkpoints in {folder}, up to {steps}, are moved aside when the first one is saved."
+        )
+    elif is_finished:
+        text = f"Trained before, up to {steps}: not trained again. --overwrite_output_dir starts anew."
+    else:
+        text = f"Resuming from {steps}, {last}. --overwrite_output_dir starts anew."
+    if trainer.is_world_process_zero():
+        print(text, flush=True)
+    trainer.train(resume_from_checkpoint=str(last) if resume else None)
 
 
 CONFIGURATIONS = ("config.json", "adapter_config.json", "open_clip_config.json")
@@ -375,7 +408,7 @@ def train_runs(
             trainer.start_metrics = before[run.starts_from]
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
-            trainer.train(resume_from_checkpoint=resume and has_checkpoint(output_dir / run.folder))
+            train_or_resume(trainer, resume)
             if evaluator.learning_curves:
                 first = next(row for row in result.rows if row["name"] == run.starts_from)
                 points = curve_points(first, trainer.state)

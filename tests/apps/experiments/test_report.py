@@ -24,7 +24,7 @@ class Counting:
         self.length, self.gain, self.evaluated = length, gain, 0
         self.state = SimpleNamespace(log_history=[])
         self.captioner = self.callback = None
-        self.args = SimpleNamespace(disable_tqdm=True)
+        self.args = SimpleNamespace(disable_tqdm=True, output_dir="nowhere", save_total_limit=None)
         self.selection = {"step": gain} if gain > 1 else None
         self.collapsed = self.guard = None
 
