@@ -235,7 +235,10 @@ def _rows_of(references: Sequence[Any], ids: Sequence[str] | None) -> list[int] 
     if not isinstance(references[0], str):
         raise ValueError("references are images, and a pool is given too. Pass one, or ids as references.")
     if ids is None:
-        raise ValueError(f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids.")
+        raise ValueError(
+            f"references[0] is the id {references[0]!r}, but the pool has no ids. Pass image_ids; if references are captions, as in "
+            "evaluate.combine, compute this metric alone."
+        )
     row: dict[str, int] = {}
     for i, name in enumerate(ids):
         if row.setdefault(name, i) != i:
