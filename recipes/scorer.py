@@ -50,8 +50,9 @@ from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume,
 from hf_captionrl.data.features import cached_features, image_hashes
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
+from hf_captionrl.retrieval.feature_cache import tower_in_parts
 from hf_captionrl.retrieval.ranking import ranks
-from hf_captionrl.retrieval.scorer import assemble_scorer, tower_in_parts
+from hf_captionrl.retrieval.scorer import assemble_scorer
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import refuse_data_parallel
 from hf_captionrl.utils.console import run_main

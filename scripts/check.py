@@ -37,6 +37,7 @@ LAYERS: tuple[str, ...] = (
     "trainers",
     "hub",
     "evaluation",
+    "experimental",
     "cli",
     "apps/album apps/boosting apps/truematch apps/instruct apps/gallery apps/convert apps/experiments apps/pairs",
 )

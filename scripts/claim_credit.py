@@ -20,9 +20,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
 
-from hf_captionrl.rewards import ClaimReward
+from hf_captionrl.experimental.claim_rewards import ClaimReward, SceneChecker, claim_credit
 from hf_captionrl.rewards.base import function_context
-from hf_captionrl.rewards.claim_rewards import SceneChecker, claim_credit
 from hf_captionrl.scenes import Facts
 from hf_captionrl.utils.io import installed_versions, write_json
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, on
 from hf_captionrl import load_captioner, load_scorer
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import faithfulness, self_retrieval
-from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.scenes.grammar import full_caption
 from hf_captionrl.scenes.moving_world import Clip, sample_clip

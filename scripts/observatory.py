@@ -26,10 +26,14 @@ sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
 
 from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_scenes, load_scorer  # noqa: E402
 from hf_captionrl.captioners.pipeline import generate_captions  # noqa: E402
+from hf_captionrl.experimental.claim_rewards import (  # noqa: E402
+    ClaimReward,
+    SceneChecker,
+)
+from hf_captionrl.experimental.question_rewards import QuestionReward  # noqa: E402
 from hf_captionrl.metrics import caption_perplexity, cider_d, faithfulness, self_retrieval  # noqa: E402
 from hf_captionrl.retrieval import nearest_neighbours  # noqa: E402
-from hf_captionrl.rewards import CiderReward, ClaimReward, QuestionReward, Reward, SelfRetrieval  # noqa: E402
-from hf_captionrl.rewards.claim_rewards import SceneChecker  # noqa: E402
+from hf_captionrl.rewards import CiderReward, Reward, SelfRetrieval  # noqa: E402
 from hf_captionrl.scenes import check  # noqa: E402
 from hf_captionrl.utils.io import installed_versions, write_json  # noqa: E402
 from hf_captionrl.utils.model_files import load_language_model, model_path  # noqa: E402

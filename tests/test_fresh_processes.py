@@ -186,7 +186,7 @@ REAL = {
 }
 REWARD_IN_TRL = """
 from hf_captionrl import load_scenes
-from hf_captionrl.rewards import ClaimReward
+from hf_captionrl.experimental.claim_rewards import ClaimReward
 from trl import GRPOConfig, GRPOTrainer
 
 rows = load_scenes(num_train=4, num_validation=0, num_test=0)["train"].select_columns(["facts"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
 import httpx
@@ -23,8 +23,10 @@ from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.loading import load_captioner
 from hf_captionrl.data import cached_features, frames_of, is_video, open_image, sample_frames
 from hf_captionrl.data.features import pool_frames
-from hf_captionrl.retrieval import FeatureCache, Scorer
-from hf_captionrl.retrieval.scorer import tower_in_parts
+from hf_captionrl.retrieval.feature_cache import FeatureCache, tower_in_parts
+
+if TYPE_CHECKING:
+    from hf_captionrl.retrieval.scorer import Scorer
 
 
 class GeneratedCaptions(NamedTuple):

@@ -65,7 +65,7 @@ class AgreementOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions)
 def measure_agreement(options: AgreementOptions) -> None:
     """Compute the scores, their agreement with the ratings, and print both beside the published numbers."""
     from hf_captionrl.evaluation.metric_functions import metric_function, program_metric
-    from hf_captionrl.evaluation.ratings import load_ratings, published_agreement
+    from hf_captionrl.experimental.ratings import load_ratings, published_agreement
     from hf_captionrl.metrics.meteor_spice import JavaError
 
     # Unknown names and missing models are refused before anything is loaded.

@@ -15,7 +15,7 @@ from hf_captionrl.utils.io import atomic_write_text, installed_versions, write_j
 from hf_captionrl.utils.options import CommandOptions, DeviceOptions, NotNegative, SeedOptions, option
 
 if TYPE_CHECKING:
-    from hf_captionrl.evaluation.metric_audit import AuditedMetric
+    from hf_captionrl.experimental.metric_audit import AuditedMetric
 
 _FEWEST = 50  # scenes; with fewer, intervals of rare kinds say nothing
 _REWARDS_OF_SCENES = ("reward:claim_f1", "reward:question_oracle")
@@ -88,8 +88,8 @@ def audit_metric(options: AuditMetricOptions) -> None:
     if len(set(options.metric)) < len(options.metric):
         raise ValueError(f"--metric names a metric twice: {' '.join(options.metric)}. Name each once.")
 
-    from hf_captionrl.evaluation import metric_audit
     from hf_captionrl.evaluation.metric_functions import metric_function
+    from hf_captionrl.experimental import metric_audit
 
     with_scorer = list(filter(_needs_scorer, options.metric))
     for name in options.metric:  # unknown names and a missing judge are refused before anything is loaded
@@ -131,9 +131,9 @@ def _needs_scorer(name: str) -> bool:
 
 
 def _load(options: AuditMetricOptions, with_scorer: Sequence[str], judge: Any) -> list[AuditedMetric]:
-    from hf_captionrl.evaluation.metric_audit import AuditedMetric
     from hf_captionrl.evaluation.metric_functions import metric_function, program_metric
     from hf_captionrl.evaluation.options import clip_prefix
+    from hf_captionrl.experimental.metric_audit import AuditedMetric
 
     scorers, language_model = {}, None
     if with_scorer:
@@ -221,8 +221,8 @@ _TREND_NOTE = (
 
 def audit_html(result: Mapping[str, Any]) -> str:
     """The result as one HTML page that needs nothing else."""
-    from hf_captionrl.evaluation.metric_audit import INVARIANCES, KINDS
     from hf_captionrl.evaluation.pages import TEMPLATES, render_html
+    from hf_captionrl.experimental.metric_audit import INVARIANCES, KINDS
 
     def table(title: str, note: str, header: Sequence[str], columns: Callable[[Any], Any], digits: int = 2) -> Any:
         rows = [{"name": name, "cells": [_cell(c, digits) for c in columns(row)]} for name, row in of.items()]

@@ -70,7 +70,7 @@ def _imagecode(options: BenchmarkOptions, scorer: Any) -> dict[str, Any]:
     from hf_captionrl.data.images import open_image
     from hf_captionrl.evaluation.caption_files import read_files
     from hf_captionrl.metrics import self_retrieval
-    from hf_captionrl.metrics.suites import spoken
+    from hf_captionrl.metrics.caption_checks import spoken
 
     if options.captions is None:
         raise ValueError(

@@ -294,7 +294,7 @@ class BatchCaptioner:
 
     def _reranked(self, images: list[Any], texts: Sequence[Sequence[str]]) -> list[list[str]]:
         """The caption of each image that is most similar to it; the first of equal ones."""
-        from hf_captionrl.metrics.suites import spoken
+        from hf_captionrl.metrics.caption_checks import spoken
 
         best = []
         for image, group in zip(self.scorer.image_features(images), texts, strict=True):

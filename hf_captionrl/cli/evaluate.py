@@ -52,14 +52,13 @@ from hf_captionrl.evaluation.scored_captions import (
     score_sources,
     write_inputs,
 )
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import variants
-from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.metrics.table import (
     Section,
     comparison_csv,
     comparison_latex,
     comparison_markdown,
-    escape_markdown,
     print_comparison,
     without_repeats,
 )
@@ -69,6 +68,7 @@ from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
 from hf_captionrl.utils.io import (
     atomic_write_text,
+    escape_markdown,
     installed_versions,
     json_digest,
     plain_config,

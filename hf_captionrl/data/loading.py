@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from hf_captionrl.data.benchmarks import PUBLISHED, VIDEO_SETS, find_video_source, read_published, read_video_source
 from hf_captionrl.data.columns import (
     SPLIT_NAMES,
     Row,
@@ -226,6 +225,14 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
         return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
+    from hf_captionrl.data.benchmarks import (
+        PUBLISHED,
+        VIDEO_SETS,
+        find_video_source,
+        read_published,
+        read_video_source,
+    )
+
     if dataset_name in PUBLISHED:
         return read_published(dataset_name, arguments)
     if not dataset_name.startswith(_HUB_FILES):

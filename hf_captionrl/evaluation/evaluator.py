@@ -37,6 +37,7 @@ from hf_captionrl.metrics import (
     vqa_score,
 )
 from hf_captionrl.metrics.bootstrap import bootstrap_interval, proportion_interval, signature
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.caption_units import spacy_extractor
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
@@ -54,7 +55,7 @@ from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
-from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite, spoken
+from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.perplexity import CaptionLosses, caption_losses, perplexity_of
-from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import TokenScorer
 from hf_captionrl.retrieval.ranking import duplicate_images, ranks, unit_rows
 from hf_captionrl.utils.io import atomic_write_bytes

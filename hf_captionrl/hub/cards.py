@@ -29,8 +29,8 @@ from hf_captionrl.hub.push import (
     write_manifest,
 )
 from hf_captionrl.metrics.columns import COLUMNS, Column
-from hf_captionrl.metrics.table import check_rows, escape_markdown, format_cell, results_markdown
-from hf_captionrl.utils.io import atomic_write_text, shipped_path, write_json
+from hf_captionrl.metrics.table import check_rows, format_cell, results_markdown
+from hf_captionrl.utils.io import atomic_write_text, escape_markdown, shipped_path, write_json
 from hf_captionrl.utils.model_files import read_object
 from hf_captionrl.utils.options import Fraction, check_values
 

@@ -78,3 +78,12 @@ def checked_pairs(candidates: Any, references: Any) -> tuple[Iterable[list[str]]
     else:
         ours = checked_groups(given, "candidates")
     return ours, checked_groups(others, "references")
+
+
+EMPTY_CAPTION = "."
+"""Replaces an empty caption: scorers can read it, and it has no n-grams."""
+
+
+def spoken(captions: Sequence[str]) -> list[str]:
+    """Captions that every metric accepts: empty ones are replaced by `EMPTY_CAPTION`."""
+    return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]

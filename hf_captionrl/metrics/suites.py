@@ -29,6 +29,7 @@ from hf_captionrl.metrics import (
     self_retrieval,
 )
 from hf_captionrl.metrics.bootstrap import leave_one_out, signature
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
@@ -36,19 +37,11 @@ from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
-EMPTY_CAPTION = "."
-"""Replaces an empty caption: scorers can read it, and it has no n-grams."""
-
 NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
 """Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
 with the reason if it cannot be computed."""
 
 _NO_FACTS = "no facts to check captions with"
-
-
-def spoken(captions: Sequence[str]) -> list[str]:
-    """Captions that every metric accepts: empty ones are replaced by `EMPTY_CAPTION`."""
-    return [caption if caption.strip() else EMPTY_CAPTION for caption in captions]
 
 
 @dataclass(kw_only=True)

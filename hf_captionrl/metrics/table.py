@@ -26,7 +26,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_captionrl.metrics.columns import Column
-from hf_captionrl.utils.io import atomic_write_text, csv_cell, installed_versions, plain_config, write_json
+from hf_captionrl.utils.io import (
+    atomic_write_text,
+    csv_cell,
+    escape_markdown,
+    installed_versions,
+    plain_config,
+    write_json,
+)
 
 # --- The results table, printed and written as JSON and Markdown -----------------------------------------------------
 
@@ -201,21 +208,6 @@ def _markdown_table(heads: Sequence[str], lines: Iterable[tuple[str, Sequence[st
     table = [[""] + [f" {head}" for head in heads]] + [[f" {escape_markdown(c)}" for c in (n, *cs)] for n, cs in lines]
     rows = ["|" + " |".join(row) + " |\n" for row in table]
     return rows[0] + "|:--|" + "--:|" * len(heads) + "\n" + "".join(rows[1:])
-
-
-_END_OF_LINK = re.compile(r"\](?=[(\[:])")
-_ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)|&(?=#?\w+;)")
-
-
-def escape_markdown(text: str) -> str:
-    """Markdown that shows a text, in a line or table cell: no markup, links or HTML; line breaks become spaces."""
-    text = " ".join(text.split())
-    for character in "\\|*_`<>":
-        text = text.replace(character, f"\\{character}")
-    # Addresses that become links automatically, mail addresses, mentions and entities.
-    text = _ADDRESS.sub(r"\\\g<0>", text)
-    # Links and images, which a page would fetch; single brackets, as around an interval, are harmless.
-    return _END_OF_LINK.sub(r"\\]", text)
 
 
 def write_results(

@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.retrieval.feature_cache import model_fingerprint
+from hf_captionrl.retrieval.feature_cache import model_fingerprint, tower_in_parts
 from hf_captionrl.retrieval.ranking import unit_length
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import check_unicode
@@ -216,19 +216,6 @@ class DualEncoder(TokenScorer, abc.ABC):
                 encoded = self._encode_tokens(part).float()  # (B, T, D)
                 found += [features[: len(row["input_ids"])] for features, row in zip(encoded, part, strict=True)]
         return found
-
-
-# With a batch of 64 photographs, the tensors of convolutions are too large for the allocator to keep, and clearing their pages
-# anew for each layer takes three quarters of the time. Keeping them instead (glibc's M_MMAP_MAX=0) fragments the memory.
-_PIXELS_AT_ONCE = 2**18
-
-
-def tower_in_parts(tower: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
-    """The output of a vision tower for `pixels` `(B, 3, H, W)`; on a CPU a few images at a time, which is faster."""
-    if pixels.ndim != 4 or pixels.device.type != "cpu":
-        return tower(pixels)
-    at_once = max(1, _PIXELS_AT_ONCE // pixels[0, 0].numel())
-    return torch.cat([tower(part) for part in pixels.split(at_once)]) if at_once < len(pixels) else tower(pixels)
 
 
 def _batches(items: list[Any], size: int) -> list[list[Any]]:

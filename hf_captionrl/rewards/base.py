@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import importlib
 import inspect
 import logging
 import math
@@ -19,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -510,8 +511,17 @@ def refuse_token_credit(rewards: Sequence[Reward]) -> None:
 
 _RewardType = TypeVar("_RewardType", bound=type[Reward])
 
-REWARDS: dict[str, type[Reward]] = {}
-"""Registered rewards by name."""
+REWARDS: dict[str, type[Reward] | str] = {
+    "self_retrieval": "hf_captionrl.rewards.self_retrieval:SelfRetrieval",
+    "cider": "hf_captionrl.rewards.text_rewards:CiderReward",
+    "diversity": "hf_captionrl.rewards.text_rewards:PairwiseDiversity",
+    "repetition": "hf_captionrl.rewards.text_rewards:RepetitionPenalty",
+    "length": "hf_captionrl.rewards.text_rewards:LengthPenalty",
+    "truncation": "hf_captionrl.rewards.text_rewards:TruncationPenalty",
+    "claim_f1": "hf_captionrl.experimental.claim_rewards:ClaimReward",
+    "question_oracle": "hf_captionrl.experimental.question_rewards:QuestionReward",
+}
+"""Rewards by name: a class, or "module:class", imported at first use."""
 
 RewardLike = Reward | Callable[..., Any] | str
 """A reward, a function with TRL's signature, or a name."""
@@ -521,6 +531,21 @@ def register_reward(reward: _RewardType) -> _RewardType:
     """Class decorator: make a reward with a `name` and a `summary` known by its name, for `reward_funcs="name"`."""
     REWARDS[reward.name] = reward
     return reward
+
+
+def reward_class(name: str) -> type[Reward]:
+    """The reward of a name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in REWARDS:
+        raise ValueError(f"There is no reward {name!r}. Use one of {sorted(REWARDS)}, or pass a function.")
+    kind = REWARDS[name]
+    if isinstance(kind, str):
+        module, _, attribute = kind.partition(":")
+        kind = REWARDS[name] = getattr(importlib.import_module(module), attribute)
+    return cast("type[Reward]", kind)
 
 
 def make_reward(reward: type[Reward], options: Any, **given: Any) -> Reward:
@@ -547,9 +572,7 @@ def resolve_rewards(
     functions: list[Reward] = []
     for index, item in enumerate(items):
         if isinstance(item, str):
-            if item not in REWARDS:
-                raise ValueError(f"There is no reward {item!r}. Use one of {sorted(REWARDS)}, or pass a function.")
-            items[index] = REWARDS[item]()
+            items[index] = reward_class(item)()
         elif not isinstance(item, Reward):
             is_model = isinstance(item, torch.nn.Module) and hasattr(item, "config")
             if not callable(item) or isinstance(item, type) or is_model:

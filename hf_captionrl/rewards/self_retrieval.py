@@ -25,7 +25,6 @@ from hf_captionrl.rewards.base import (
     RewardData,
     WeightedRewards,
     function_context,
-    register_reward,
 )
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
@@ -302,7 +301,6 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
-@register_reward
 @dataclass(eq=False)
 class SelfRetrieval(RetrievalOptions, Reward):
     r"""Reward of a caption with which a frozen scorer retrieves its image among distractors.

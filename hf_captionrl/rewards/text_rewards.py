@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, register_reward
+from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
 from hf_captionrl.text.bleu import bleu_scores, pairwise_bleu, sibling_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
@@ -99,7 +99,6 @@ class DiversityOptions:
     )
 
 
-@register_reward
 @dataclass(eq=False)
 class PairwiseDiversity(DiversityOptions, Reward):
     r"""SLE's diversity term as a separate reward, to be added to CIDEr, to self-retrieval, or to any other.
@@ -204,7 +203,6 @@ class CiderOptions:
     )
 
 
-@register_reward
 @dataclass(eq=False)
 class CiderReward(CiderOptions, Reward):
     r"""CIDEr-D with the document frequencies of the training references, counted once.
@@ -296,7 +294,6 @@ def repeated_share(ids: Tensor, mask: Tensor, order: int = 2) -> Tensor:
     return torch.where(counts.totals()[:, order - 1] > 0, 1 - share, 0.0)
 
 
-@register_reward
 @dataclass(eq=False)
 class RepetitionPenalty(Reward):
     """Minus the share of a caption's n-grams that occurred in it before, in [-1, 0].
@@ -327,7 +324,6 @@ class LengthOptions:
     )
 
 
-@register_reward
 @dataclass(eq=False)
 class LengthPenalty(LengthOptions, Reward):
     """Minus the tokens beyond a limit, as a share of the limit; 0 within it."""
@@ -346,7 +342,6 @@ class LengthPenalty(LengthOptions, Reward):
         return -(context.mask.sum(1) - self.max_tokens).clamp(min=0).double() / self.max_tokens
 
 
-@register_reward
 @dataclass(eq=False)
 class TruncationPenalty(Reward):
     """-1 for a caption that the length limit truncated, 0 for one with an end token."""

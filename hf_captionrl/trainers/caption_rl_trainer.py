@@ -48,9 +48,9 @@ from hf_captionrl.trainers.guard import (
     GuardAction,
     GuardCallback,
     GuardThresholds,
-    RolloutMonitor,
 )
 from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy, refuse_shared_parameters
+from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Fraction, NotNegative, Positive, Range, check_values, documented
 

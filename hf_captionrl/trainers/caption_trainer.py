@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import datasets
 import torch
@@ -70,14 +70,16 @@ from hf_captionrl.data.columns import caption_lists
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics import caption_statistics, cider_d, self_retrieval
-from hf_captionrl.metrics.suites import spoken
-from hf_captionrl.retrieval import Scorer
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import UnchangedCallback, log_completions, print_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 from hf_captionrl.trainers.publishing import write_training_facts
+
+if TYPE_CHECKING:
+    from hf_captionrl.retrieval import Scorer
 
 logger = logging.getLogger(__name__)
 

@@ -10,19 +10,7 @@ import datasets
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.retrieval import Scorer
-from hf_captionrl.rewards import (
-    CiderReward,
-    ClaimReward,
-    LengthPenalty,
-    PairwiseDiversity,
-    QuestionReward,
-    RepetitionPenalty,
-    Reward,
-    RewardLike,
-    SelfRetrieval,
-    TruncationPenalty,
-)
-from hf_captionrl.rewards.base import make_reward
+from hf_captionrl.rewards.base import Reward, RewardLike, make_reward, reward_class
 from hf_captionrl.rewards.self_retrieval import RetrievalOptions
 from hf_captionrl.rewards.text_rewards import CiderOptions, DiversityOptions, LengthOptions
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig, CaptionRLTrainer
@@ -69,18 +57,23 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
 
     def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
         """The rewards with a weight above 0, and their weights; `given` replaces fields of [`SelfRetrieval`]."""
-        kinds: dict[type[Reward], float] = {  # weighted sums add up in this order
-            SelfRetrieval: self.retrieval_weight,
-            CiderReward: self.cider_weight,
-            PairwiseDiversity: self.diversity_weight,
-            ClaimReward: self.claim_f1_weight,
-            QuestionReward: self.question_oracle_weight,
-            RepetitionPenalty: self.repetition_weight,
-            LengthPenalty: self.length_weight,
-            TruncationPenalty: self.truncation_weight,
+        weights = {  # weighted sums add up in this order
+            "self_retrieval": self.retrieval_weight,
+            "cider": self.cider_weight,
+            "diversity": self.diversity_weight,
+            "claim_f1": self.claim_f1_weight,
+            "question_oracle": self.question_oracle_weight,
+            "repetition": self.repetition_weight,
+            "length": self.length_weight,
+            "truncation": self.truncation_weight,
         }
-        more = {SelfRetrieval: given, ClaimReward: {"credit": self.claim_credit}}
-        made = [(make_reward(kind, self, **more.get(kind, {})), weight) for kind, weight in kinds.items()]
+        more = {"self_retrieval": given, "claim_f1": {"credit": self.claim_credit}}
+        unused = {"claim_f1", "question_oracle"} - {name for name, weight in weights.items() if weight}
+        made = [
+            (make_reward(reward_class(name), self, **more.get(name, {})), weight)
+            for name, weight in weights.items()
+            if name not in unused  # the others' options are checked, too, where they have no effect
+        ]
         return [(reward, weight) for reward, weight in made if weight]
 
     def check_rewards(self) -> None:

@@ -85,6 +85,21 @@ def csv_cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
+_END_OF_LINK = re.compile(r"\](?=[(\[:])")
+_ADDRESS = re.compile(r"(?<=\w):(?=/)|(?i:(?<=\bwww))\.|(?<!\w)@(?=\w)|@(?=[\w-]+\.\w)|&(?=#?\w+;)")
+
+
+def escape_markdown(text: str) -> str:
+    """Markdown that shows a text, in a line or table cell: no markup, links or HTML; line breaks become spaces."""
+    text = " ".join(text.split())
+    for character in "\\|*_`<>":
+        text = text.replace(character, f"\\{character}")
+    # Addresses that become links automatically, mail addresses, mentions and entities.
+    text = _ADDRESS.sub(r"\\\g<0>", text)
+    # Links and images, which a page would fetch; single brackets, as around an interval, are harmless.
+    return _END_OF_LINK.sub(r"\\]", text)
+
+
 def refuse_device(path: str | os.PathLike[str]) -> Path:
     """Refuse a device, a pipe or a socket as a file to write: a rename would replace it, and a pipe cannot be resumed."""
     path = Path(path)

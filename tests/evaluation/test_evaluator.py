@@ -18,8 +18,8 @@ from hf_captionrl.evaluation.evaluator import Evaluator, pool_images, read_bags
 from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
+from hf_captionrl.metrics.caption_checks import EMPTY_CAPTION
 from hf_captionrl.metrics.nlg import bleurt, entailment
-from hf_captionrl.metrics.suites import EMPTY_CAPTION
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.model_files import model_path

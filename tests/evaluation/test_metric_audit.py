@@ -13,8 +13,8 @@ import torch
 from hf_captionrl.cli import main
 from hf_captionrl.cli.audit_metric import audit_html
 from hf_captionrl.data import open_image
-from hf_captionrl.evaluation import metric_audit
-from hf_captionrl.evaluation.metric_audit import (
+from hf_captionrl.experimental import metric_audit
+from hf_captionrl.experimental.metric_audit import (
     INVARIANCES,
     KINDS,
     AuditedMetric,

@@ -16,9 +16,9 @@ from scipy.stats import kendalltau
 from hf_captionrl.cli import main
 from hf_captionrl.cli.agreement import AgreementOptions
 from hf_captionrl.data import open_image
-from hf_captionrl.evaluation import ratings
 from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, TEXT_METRICS, metric_function, program_metric
-from hf_captionrl.evaluation.ratings import load_ratings, published_agreement
+from hf_captionrl.experimental import ratings
+from hf_captionrl.experimental.ratings import load_ratings, published_agreement
 from hf_captionrl.metrics import bleu
 from hf_captionrl.scenes import load_scenes
 from tests.apps.boosting.server import ChatServer, texts_of

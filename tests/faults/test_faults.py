@@ -240,11 +240,13 @@ def test_a_recipe_starts_anew_on_request_only(warm_process, tmp_path):
     assert run(warm_process, "recipe", arguments=[*few, "--learning_rate", "1e-3"], timeout=300)["steps"] == 4
     for other in ("--learning_rate", "1e-4"), ("--learning_rate", "1e-3", "--per_device_train_batch_size", "8"):
         refused = warm_process.run("recipe", arguments=[*few, *other], timeout=300)
-        assert refused.code == 1 and "--overwrite_output_dir" in refused.output
+        assert refused.code == 1
+        assert "--overwrite_output_dir" in refused.output
         assert checkpoints(tmp_path / "model") == [4]
     again = warm_process.run(
         "recipe", arguments=[*few, "--learning_rate", "1e-4", "--overwrite_output_dir"], timeout=300
     )
     assert again.value is not None and again.value["steps"] == 4, again.output
     assert again.output.index("Starting anew") < again.output.index("are moved to")
-    assert checkpoints(tmp_path / "model") == [4] and checkpoints(tmp_path / "model" / "earlier-1") == [4]
+    assert checkpoints(tmp_path / "model") == [4]
+    assert checkpoints(tmp_path / "model" / "earlier-1") == [4]

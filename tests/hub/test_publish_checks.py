@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from hf_captionrl.hub import check_card, render_model_card
 from hf_captionrl.hub.push import check_secret, check_text, redact
-from hf_captionrl.metrics.table import escape_markdown
+from hf_captionrl.utils.io import escape_markdown
 from tests.hub.folders import FACTS, make_results
 
 CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"

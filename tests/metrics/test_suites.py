@@ -10,9 +10,9 @@ import torch
 
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, exact_interval
 from hf_captionrl.metrics.bootstrap import leave_one_out
+from hf_captionrl.metrics.caption_checks import EMPTY_CAPTION
 from hf_captionrl.metrics.columns import SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
 from hf_captionrl.metrics.suites import (
-    EMPTY_CAPTION,
     SuiteRow,
     decoding_suite,
     discritune_suite,

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.rewards import ClaimReward, LengthPenalty, resolve_rewards
-from hf_captionrl.rewards.claim_rewards import (
+from hf_captionrl.experimental.claim_rewards import (
     CheckedCaption,
     CheckedClaim,
+    ClaimReward,
     LanguageModelChecker,
     listed_claims,
     verdict,
 )
+from hf_captionrl.rewards import LengthPenalty, resolve_rewards
 from hf_captionrl.scenes import Facts, check, full_caption
 from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.utils.prompts import BackendError, Failure, KeptAnswers, Prompt, Truncated
@@ -315,7 +316,7 @@ def test_failures_are_asked_again_and_stop_a_run(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from hf_captionrl.rewards.claim_rewards import LanguageModelChecker
+from hf_captionrl.experimental.claim_rewards import LanguageModelChecker
 from tests.rewards.test_claim_rewards import Spoken, world
 
 def answer(prompt):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_captionrl.rewards import ListenerReward, WeightedRewards
+from hf_captionrl.experimental.listener import ListenerReward
+from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.utils.prompts import AnswerScores, Failure
 from tests.tiny.chat import HandSet, chat_backend
 from tests.tolerances import assert_close

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.rewards import QuestionReward
-from hf_captionrl.rewards.question_rewards import (
+from hf_captionrl.experimental.question_rewards import (
     LanguageModelReader,
     PriorReader,
+    QuestionReward,
     make_questions,
     oracle_reader,
     parse_questions,

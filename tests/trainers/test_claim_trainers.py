@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from hf_captionrl.experimental.claim_rewards import ClaimReward
+from hf_captionrl.experimental.question_rewards import QuestionReward
 from hf_captionrl.losses import policy_gradient_loss
-from hf_captionrl.rewards import ClaimReward, QuestionReward
 from hf_captionrl.rewards.base import function_context
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.truth_checker import mark_caption

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from hf_captionrl.captioners.pipeline import scorer_features
+from hf_captionrl.experimental.listener import ListenerReward
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.retrieval.feature_cache import image_hash
-from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank, ListenerReward
+from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,

@@ -35,7 +35,7 @@ from hf_captionrl.apps.album.phrases import (
 from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.prompts import ImagePrompts
-from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, approximate_neighbours, nearest_neighbours
 from hf_captionrl.retrieval.neighbours import rank_rows
 from hf_captionrl.retrieval.ranking import unit_rows

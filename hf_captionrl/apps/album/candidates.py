@@ -31,7 +31,7 @@ from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.language_models import BackendError, EndpointCaptioner
 from hf_captionrl.captioners.pipeline import ChosenImages, generate_captions
 from hf_captionrl.captioners.prompts import ImagePrompts, contrastive_prompt, encode_with_prompts, forbidden_tokens
-from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer, nearest_neighbours
 from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.degenerate_captions import degenerate

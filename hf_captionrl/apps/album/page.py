@@ -34,7 +34,7 @@ from hf_captionrl.data.images import refuse_outside
 from hf_captionrl.data.loading import list_images
 from hf_captionrl.evaluation.pages import embedded_image, html_templates, render_html
 from hf_captionrl.hub.spaces import EMBEDDED_CAPTIONERS, demo_scorer
-from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval import Scorer, image_hash, load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, load_scenes
 from hf_captionrl.scenes.truth_checker import mark_caption

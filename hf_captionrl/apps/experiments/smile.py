@@ -30,9 +30,9 @@ from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import emscore
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.clip_scores import emscore_matrix
 from hf_captionrl.metrics.columns import COLUMNS, VIDEO_COLUMNS, Column
-from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.ranking import ranks_from_scores, recall_at_k
 from hf_captionrl.retrieval.scorer import TokenScorer

@@ -25,7 +25,7 @@ from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, wri
 from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
 from hf_captionrl.metrics import cider_d, faithfulness
 from hf_captionrl.metrics.bootstrap import check_values, signature
-from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.ranking import bag_ranks, ranks
 from hf_captionrl.scenes.truth_checker import check, mark_caption

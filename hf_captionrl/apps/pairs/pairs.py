@@ -24,7 +24,8 @@ from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, call_metric, metric_function
 from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import REWARDS, Reward, RewardContext, RewardData, WeightedRewards
+from hf_captionrl.rewards import Reward, RewardContext, RewardData, WeightedRewards
+from hf_captionrl.rewards.base import reward_class
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize_all
 from hf_captionrl.utils.io import atomic_file
@@ -55,11 +56,9 @@ def choose_pairs(scores: Mapping[str, float], margin: float, most: int) -> tuple
 def parse_reward(spec: str) -> Reward:
     """A registered reward from `NAME` or `NAME:FIELD=VALUE,FIELD=VALUE`."""
     name, _, settings = spec.partition(":")
-    if name not in REWARDS:
-        raise ValueError(f"--reward {name!r} is not a reward. Use one of {', '.join(sorted(REWARDS))}.")
     fields = [setting.split("=", 1) for setting in settings.split(",") if setting]
     try:
-        return REWARDS[name](**{field.strip(): yaml.safe_load(value) for field, value in fields})
+        return reward_class(name)(**{field.strip(): yaml.safe_load(value) for field, value in fields})
     except (TypeError, ValueError, yaml.YAMLError) as error:
         raise ValueError(f"--reward {spec!r} ({error}). Use NAME:FIELD=VALUE,FIELD=VALUE.") from None
 

@@ -27,12 +27,11 @@ from hf_captionrl.metrics.table import (
     Section,
     check_rows,
     comparison_markdown,
-    escape_markdown,
     format_cell,
     installed_versions,
     print_comparison,
 )
-from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
+from hf_captionrl.utils.io import atomic_write_text, escape_markdown, to_plain, write_json
 
 # --- `captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images ----------------------------
 

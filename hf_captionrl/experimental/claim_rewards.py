@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.retrieval.feature_cache import image_hash
-from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData, register_reward
+from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData
 from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.utils.options import NotNegative, Positive, check_values
 from hf_captionrl.utils.prompts import Backend, Failure, KeptAnswers, Prompt, Truncated
@@ -201,7 +201,6 @@ def token_spans(
     return [list(itertools.pairwise(row)) for row in ends]
 
 
-@register_reward
 @dataclass(eq=False)
 class ClaimReward(Reward):
     r"""Precision, recall or F1 of the claims of a caption.

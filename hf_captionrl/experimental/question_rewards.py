@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_captionrl.experimental.claim_rewards import answer_file, ask
 from hf_captionrl.retrieval.feature_cache import image_hash
-from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData, register_reward
-from hf_captionrl.rewards.claim_rewards import answer_file, ask
+from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData
 from hf_captionrl.scenes.questions import Question, answers_of_claims, scene_questions
 from hf_captionrl.scenes.world import sample_scene
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
@@ -182,7 +182,6 @@ def read_questions(path: str | os.PathLike[str]) -> dict[str, list[Question]]:
 # --- The reward ------------------------------------------------------------------------------------------------------
 
 
-@register_reward
 @dataclass(eq=False)
 class QuestionReward(Reward):
     """Share of the questions about an image that a reader answers right from the caption alone.
