@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_captionrl.captioners.clipcap.registration import register_auto_classes
+from hf_captionrl.captioners.clipcap import register_auto_classes
 from hf_captionrl.metrics.evaluate_modules.load import extend_evaluate
 from hf_captionrl.utils.lazy_import import lazy_names
 

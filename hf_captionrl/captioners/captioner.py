@@ -42,11 +42,10 @@ from hf_captionrl.captioners.head_tap import (
 )
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
-from hf_captionrl.losses.smile import is_word_piece
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import check_unicode, write_json
 from hf_captionrl.utils.model_files import find_file, read_object, shown
-from hf_captionrl.utils.versions import warn_untested
+from hf_captionrl.utils.versions import is_word_piece, warn_untested
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig

@@ -57,6 +57,13 @@ def register(family: Family) -> Family:
     return family
 
 
+def registered(kind: str) -> type[Captioner] | None:
+    """The family of a `config.model_type`, if there is one; chat models are registered when no other family has the type."""
+    if kind not in FAMILIES:
+        from hf_captionrl.captioners import chat  # noqa: F401
+    return FAMILIES.get(kind)
+
+
 def load_captioner(
     model: str | os.PathLike[str] | PreTrainedModel | Captioner,
     *,
@@ -121,8 +128,8 @@ def load_captioner(
 
 def _family_of(config: Any, what: str) -> type[Captioner]:
     kind = getattr(config, "model_type", None)
-    if kind in FAMILIES:
-        return FAMILIES[kind].for_config(config)
+    if (family := registered(str(kind))) is not None:
+        return family.for_config(config)
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # imports this module, through its base class
 
@@ -171,7 +178,7 @@ def _load(
     settings = read_settings(name, revision)
     prompt = settings.get("prompt") if prompt is None else prompt
     if not find_file(name, "adapter_config.json", revision):
-        config = read_config(name, revision, hint=f"Supported families: {', '.join(sorted(FAMILIES))}.")
+        config = read_config(name, revision, hint="The supported families are in docs/families.md.")
         family = _family_of(config, repr(name))
         processor = _load_processor(name, revision) if processor is None else processor
         if processor is None:
@@ -300,4 +307,4 @@ def _load_processor(name: str, revision: str | None) -> Any:
 
 
 # Importing a module of families registers them.
-from hf_captionrl.captioners import chat, families  # noqa: E402, F401
+from hf_captionrl.captioners import families  # noqa: E402, F401

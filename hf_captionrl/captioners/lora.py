@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_captionrl.captioners.captioner import Captioner, Tune
-from hf_captionrl.captioners.loading import FAMILIES
+from hf_captionrl.captioners.loading import FAMILIES, registered
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -26,12 +26,13 @@ def _preset(
     config: Any = (
         AutoConfig.from_pretrained(given, revision=revision, trust_remote_code=False) if is_name else given.config
     )
-    if config.model_type not in FAMILIES:
+    family = registered(config.model_type)
+    if family is None:
         raise ValueError(
             f"There is no LoRA preset for the model type {config.model_type!r}. Use one of {', '.join(sorted(FAMILIES))}, or "
             "pass a peft.LoraConfig with your own target_modules."
         )
-    family = FAMILIES[config.model_type].for_config(config)
+    family = family.for_config(config)
     captioner = family.__new__(family)  # only the module names are used: no weights, processor and head tap
     captioner.model = given
     if is_name:

@@ -18,10 +18,11 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+import hf_captionrl.data as caption_data  # videos are imported at their first use
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.loading import load_captioner
-from hf_captionrl.data import cached_features, frames_of, is_video, open_image, sample_frames
+from hf_captionrl.data import cached_features, frames_of, open_image
 from hf_captionrl.data.features import pool_frames
 from hf_captionrl.retrieval.feature_cache import FeatureCache, tower_in_parts
 
@@ -156,7 +157,9 @@ class VideoFeatures(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         """`(M, D)`, with `"concat"` or `"ordered"` `(F * M, D)`: an array, fp32."""
         F = self.num_frames
-        features = _tower_output(self.captioner, sample_frames(self.videos[index], F), F, self.pooling).float()
+        features = _tower_output(
+            self.captioner, caption_data.sample_frames(self.videos[index], F), F, self.pooling
+        ).float()
         return (features if self.pooling == "native" else pool_frames(features, F, self.pooling))[0].numpy()
 
 
@@ -284,7 +287,11 @@ class CaptionPipeline:
         images, frames = self._sequence([inputs] if single else inputs)
         videos = list(range(len(images))) if frames else []
         if not isinstance(images, LazyImages):  # whose images would be opened twice
-            videos = [i for i, image in enumerate(images) if not isinstance(image, Image.Image) and is_video(image)]
+            videos = [
+                i
+                for i, image in enumerate(images)
+                if not isinstance(image, Image.Image) and caption_data.is_video(image)
+            ]
         stills = sorted(set(range(len(images))) - set(videos))
         each = int(settings.get("num_return_sequences") or 1)
         found: dict[int, list[str]] = {}

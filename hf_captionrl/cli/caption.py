@@ -198,9 +198,9 @@ class BatchCaptioner:
 
         from hf_captionrl.captioners.loading import load_captioner
         from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens
+        from hf_captionrl.data.columns import VIDEO_FRAMES
         from hf_captionrl.data.images import decorative_rows
         from hf_captionrl.data.quarantine import ImageReader
-        from hf_captionrl.data.video import VIDEO_FRAMES
 
         self.options, self.decoding, self.dataset = options, options.decoding, split.dataset
         self.has_videos = VIDEO_FRAMES in split.dataset.column_names

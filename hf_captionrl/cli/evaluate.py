@@ -16,10 +16,9 @@ from tqdm import tqdm
 
 from hf_captionrl.cli.features import FeaturesOptions, FeatureStage, fill_cache, rows_per_shard
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data.columns import CAPTIONS, id_column, replace_column, select_rows
+from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column, select_rows
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
-from hf_captionrl.data.video import frames_of
 from hf_captionrl.evaluation.caption_files import (
     CaptionFile,
     measured_images,

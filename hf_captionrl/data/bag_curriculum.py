@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from hf_captionrl.retrieval.bags import TOP_NEIGHBOURS, check_neighbours, training_bags
+import hf_captionrl.retrieval as retrieval  # bags are imported with the first neighbours
 
 PAPER_SCHEDULE: dict[int, int] = {3: 2, 8: 3, 10: 5, 12: 7, 14: 10, 17: 15, 20: 20}
 """Last epoch of each bag size: bags of 2 up to epoch 3, of 3 up to epoch 8, and so on."""
@@ -93,7 +93,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
         features: Any = None,
         adaptive: float | None = None,
     ) -> None:
-        self._neighbours = None if neighbours is None else check_neighbours(neighbours, num_images)
+        self._neighbours = None if neighbours is None else retrieval.check_neighbours(neighbours, num_images)
         if self._neighbours is not None:
             num_images = len(self._neighbours)
         if distractors not in ("nearest", "random") or (distractors == "nearest" and neighbours is None):
@@ -125,10 +125,10 @@ class BagCurriculumSampler(Sampler[list[int]]):
                 )
             # Only the nearest are used, however many are ranked.
             width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
-            if distractors == "nearest" and size - 1 > min(width, TOP_NEIGHBOURS):
+            if distractors == "nearest" and size - 1 > min(width, retrieval.TOP_NEIGHBOURS):
                 raise ValueError(
                     f"A bag of {size} needs {size - 1} ranked neighbours per image, and there are {width}, of which at "
-                    f"most {TOP_NEIGHBOURS} are used. Pass more, or choose a schedule with smaller bags."
+                    f"most {retrieval.TOP_NEIGHBOURS} are used. Pass more, or choose a schedule with smaller bags."
                 )
 
     def bag_size_at(self, epoch: int) -> int:
@@ -204,7 +204,9 @@ class BagCurriculumSampler(Sampler[list[int]]):
         size = self.bag_size
         if self.distractors == "random" or self._neighbours is None:
             return order[: self.num_images // size * size].reshape(-1, size)
-        bags = training_bags(self._neighbours, size, order=order, features=self._features, check=False).numpy()
+        bags = retrieval.training_bags(
+            self._neighbours, size, order=order, features=self._features, check=False
+        ).numpy()
         # Without the shuffle, images that are hard to place would always come last and be dropped.
         return generator.permutation(bags)
 

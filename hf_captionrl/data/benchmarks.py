@@ -32,6 +32,7 @@ import numpy as np
 from hf_captionrl.data.columns import (
     CAPTIONS,
     SPLIT_NAMES,
+    VIDEO_SUFFIXES,
     Source,
     SourceArguments,
     clean_caption,
@@ -41,7 +42,6 @@ from hf_captionrl.data.columns import (
     to_caption_list,
 )
 from hf_captionrl.data.images import refuse_outside
-from hf_captionrl.data.video import VIDEO_SUFFIXES
 
 logger = logging.getLogger(__name__)
 

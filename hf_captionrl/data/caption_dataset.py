@@ -19,6 +19,7 @@ from hf_captionrl.data.columns import (
     by_split_column,
     caption_column,
     clean_caption,
+    frames_of,
     id_column,
     pick_column,
     replace_column,
@@ -27,7 +28,6 @@ from hf_captionrl.data.columns import (
 )
 from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
 from hf_captionrl.data.loading import load_captions
-from hf_captionrl.data.video import frames_of
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.options import Positive, check_values
 

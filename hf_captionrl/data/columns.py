@@ -26,7 +26,6 @@ from datasets.fingerprint import Hasher
 from datasets.table import ConcatenationTable, InMemoryTable, concat_tables
 
 from hf_captionrl.data.images import is_address, paths_without_bytes, refuse_outside
-from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_SUFFIXES
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.options import NotNegative, check_values
 
@@ -44,6 +43,25 @@ USUAL_NAMES = {
     "image_column": ("image", "file_name", "image_path", "img", "filename", "filepath", "jpg", "png", "video"),
     "caption_column": CAPTION_COLUMNS,
 }
+
+# Suffixes of films; `.gif` is not included, because a data set of images may contain GIFs.
+VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ts", ".flv"})
+
+VIDEO_FRAMES = "video_frames"
+"""Column of data sets of videos: the number of frames that are sampled from each video."""
+
+
+def frames_of(dataset: datasets.Dataset) -> int:
+    """Number of frames F that are sampled from each row, or 0 if the rows are images."""
+    if VIDEO_FRAMES not in dataset.column_names:
+        return 0
+    numbers = set(dataset[VIDEO_FRAMES][:])
+    if len(numbers) > 1 or not all(isinstance(number, int) and number > 0 for number in numbers):
+        raise ValueError(
+            f"{VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}, and must be one number. Load with num_frames."
+        )
+    return numbers.pop() if numbers else 0
+
 
 # --- Rows of JSON lines, CSV and Parquet -----------------------------------------------------------------------------
 # Not by the builders of `datasets`: pandas fills the missing fields of a row, renames a second column `caption` and reads

@@ -25,9 +25,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
-from hf_captionrl.data.columns import in_arrow, undecoded
+from hf_captionrl.data.columns import frames_of, in_arrow, undecoded
 from hf_captionrl.data.images import ImageError, decode_image, in_threads, media_source, open_image, workers
-from hf_captionrl.data.video import frames_of, sample_frames, video_hash
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.utils.io import write_json
@@ -239,6 +238,8 @@ def cached_features(
         return image_rows(cache, dataset, open_image, encode, batch_size=batch_size, progress=progress)
     column = dataset.select_columns("image")
     name = f"unit {pooling}" if unit_length else pooling
+    from hf_captionrl.data.video import sample_frames, video_hash
+
     keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
 
     def compute(rows: list[int]) -> Tensor:

@@ -24,6 +24,7 @@ from PIL import Image
 
 from hf_captionrl.data.columns import (
     SPLIT_NAMES,
+    VIDEO_FRAMES,
     Row,
     Source,
     SourceArguments,
@@ -42,7 +43,6 @@ from hf_captionrl.data.columns import (
     with_split,
 )
 from hf_captionrl.data.images import HEIC_REMEDY, HEIC_SUFFIXES, image_formats, outside
-from hf_captionrl.data.video import VIDEO_FRAMES
 from hf_captionrl.retrieval.feature_cache import RowLookup
 
 logger = logging.getLogger(__name__)

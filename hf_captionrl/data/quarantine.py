@@ -22,6 +22,7 @@ from hf_captionrl.data.columns import (
     CAPTIONS,
     MAX_CAPTION_WORDS,
     TEXTS,
+    VIDEO_FRAMES,
     ColumnView,
     arrow_column,
     caption_fault,
@@ -43,7 +44,7 @@ from hf_captionrl.data.images import (
     verify_image,
     workers,
 )
-from hf_captionrl.data.video import VIDEO_FRAMES, VIDEO_REMEDIES, verify_video
+from hf_captionrl.data.video import VIDEO_REMEDIES, verify_video
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.io import atomic_write_text
 

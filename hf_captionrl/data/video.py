@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, BinaryIO, ClassVar, Literal
 
-import datasets
 from PIL import Image
 
+from hf_captionrl.data.columns import VIDEO_FRAMES, VIDEO_SUFFIXES
 from hf_captionrl.data.images import (
     MAX_PIXELS,
     ImageError,
@@ -34,12 +34,6 @@ VIDEO_REMEDIES: dict[str, str] = {
     "video_truncated": "download or copy the file again, or remove the row",
     "video_no_frames": "replace the video by one with pictures, or remove the row",
 }
-
-# Suffixes of films; `.gif` is not included, because a data set of images may contain GIFs.
-VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg", ".ts", ".flv"})
-
-VIDEO_FRAMES = "video_frames"
-"""Column of data sets of videos: the number of frames that are sampled from each video."""
 
 # Most pixels of all frames of an animation (3,000 frames of 800 x 600): a small file may take days to decode.
 MAX_ANIMATION_PIXELS = 16 * MAX_PIXELS
@@ -349,15 +343,3 @@ def video_hash(value: Any) -> str:
 def open_still(row: Mapping[str, Any]) -> Image.Image:
     """The picture that represents a row, as RGB: its image, or the middle frame of its video (a row with `VIDEO_FRAMES`)."""
     return sample_frames(row["image"], 1)[0] if row.get(VIDEO_FRAMES) else open_image(row["image"])
-
-
-def frames_of(dataset: datasets.Dataset) -> int:
-    """Number of frames F that are sampled from each row, or 0 if the rows are images."""
-    if VIDEO_FRAMES not in dataset.column_names:
-        return 0
-    numbers = set(dataset[VIDEO_FRAMES][:])
-    if len(numbers) > 1 or not all(isinstance(number, int) and number > 0 for number in numbers):
-        raise ValueError(
-            f"{VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}, and must be one number. Load with num_frames."
-        )
-    return numbers.pop() if numbers else 0

@@ -29,6 +29,7 @@ from hf_captionrl.losses.linear_log_probs import (
     uncap,
     without_autocast,
 )
+from hf_captionrl.utils.versions import is_word_piece
 
 # --- Vocabulary subsets as columns of scores, K columns --------------------------------------------------------------
 # A subset needs neither `unique` nor dynamic shapes: its columns are the labels of the caption in order, so that the target
@@ -190,14 +191,6 @@ def dense_subset(
 
 
 # --- First-token shifting: the second of the two options in SMILE's section 3.3 for the first word of a caption ------
-
-
-def is_word_piece(tokenizer: Any) -> bool:
-    """Whether a tokenizer has `##` forms; by its model, as GPT-2's vocabulary also contains "##" (from Markdown)."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return hasattr(tokenizer, "wordpiece_tokenizer")
-    return type(getattr(backend, "model", None)).__name__ == "WordPiece"
 
 
 def shift_first_token(input_ids: Tensor | None, labels: Tensor, tokenizer: Any) -> tuple[Tensor | None, Tensor]:

@@ -8,10 +8,12 @@ from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from hf_captionrl.retrieval.bags import (
+        TOP_NEIGHBOURS,
         BagFile,
         NeighbourFile,
         bag_similarities,
         candidate_bags,
+        check_neighbours,
         curate_bags,
         load_bags,
         load_neighbours,
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
         multimodal_features,
         nearest_neighbours,
         neighbour_recall,
+        normalised,
     )
-    from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, TokenScorer, load_scorer
+    from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
+    from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 
 __getattr__, __all__ = lazy_names(__name__)

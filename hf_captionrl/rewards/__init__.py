@@ -8,6 +8,7 @@ from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from hf_captionrl.rewards.advantages import BASELINES, Baseline, RunningMeanBaseline, make_baseline
+    from hf_captionrl.rewards.banks import ImageBank
     from hf_captionrl.rewards.base import (
         REWARDS,
         CompletionReward,
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
         register_reward,
         resolve_rewards,
     )
-    from hf_captionrl.rewards.self_retrieval import BankRewardFunction, ImageBank, SelfRetrieval, retrieval_rewards
+    from hf_captionrl.rewards.self_retrieval import BankRewardFunction, SelfRetrieval, retrieval_rewards
     from hf_captionrl.rewards.text_rewards import (
         CiderReward,
         LengthPenalty,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import datasets
 import torch
@@ -30,7 +30,6 @@ from hf_captionrl.data.bag_curriculum import BagCurriculumSampler, parse_bag_sch
 from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.losses import IGNORE_INDEX, policy_gradient_loss
 from hf_captionrl.losses.policy_gradient import LossType, loss_normalizer
-from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import (
     BASELINES,
     RewardContext,
@@ -53,6 +52,9 @@ from hf_captionrl.trainers.policy import autocast, make_reference, reference_pol
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Fraction, NotNegative, Positive, Range, check_values, documented
+
+if TYPE_CHECKING:
+    from hf_captionrl.retrieval import Scorer
 
 logger = logging.getLogger(__name__)
 

@@ -44,6 +44,8 @@ from transformers import (
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
 
+import hf_captionrl.data as caption_data
+import hf_captionrl.metrics as caption_metrics  # each metric is imported at its first use
 from hf_captionrl.captioners.captioner import Captioner, is_sharded
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.pipeline import (
@@ -63,13 +65,11 @@ from hf_captionrl.data import (
     cached_pixels,
     evaluation_rows,
     frames_of,
-    open_still,
     training_rows,
 )
 from hf_captionrl.data.columns import caption_lists
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.metrics import caption_statistics, cider_d, self_retrieval
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
@@ -545,7 +545,7 @@ class CaptionTrainer(ExactResumeTrainer):
             described, ranks = self._describe(dataset, shown)
             rows = [row for row, texts in enumerate(references or []) if any(text.strip() for text in texts)]
             if references is not None and rows:
-                found = cider_d([shown[row] for row in rows], [references[row] for row in rows])
+                found = caption_metrics.cider_d([shown[row] for row in rows], [references[row] for row in rows])
                 metrics["cider_d"] = float(found["cider_d"])
             metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
             if self.compute_metrics is not None and references is not None:
@@ -633,7 +633,7 @@ class CaptionTrainer(ExactResumeTrainer):
             for index, row in enumerate(shown)
         ]
         print_completions(rows, step=step)
-        images, writer = [open_still(row) for row in shown], self.tensorboard_writer
+        images, writer = [caption_data.open_still(row) for row in shown], self.tensorboard_writer
         log_completions(rows, images, step=step, report_to=self.args.report_to, tensorboard_writer=writer, tag=tag)
 
     def _shard(self, number: int) -> list[int]:
@@ -660,7 +660,7 @@ class CaptionTrainer(ExactResumeTrainer):
         return None if features is None else [features[i] for i in rows]
 
     def _describe(self, dataset: datasets.Dataset, captions: list[str]) -> tuple[dict[str, float], Any]:
-        statistics = caption_statistics(captions)
+        statistics = caption_metrics.caption_statistics(captions)
         metrics = {name: float(statistics[name]) for name in ("length", "lexical_diversity")}
         ranks = None
         for prefix, scorer in (("reward_", self.selecting_scorer), ("", self.scorer)):
@@ -668,11 +668,11 @@ class CaptionTrainer(ExactResumeTrainer):
                 continue
             text = torch.as_tensor(scorer.text_features(captions)).cpu()  # where the cached features of the images are
             images = self.scorer_image_features(scorer, dataset)
-            pool = self_retrieval(text, images)
+            pool = caption_metrics.self_retrieval(text, images)
             ranks = pool["ranks"]  # the last ones are those of the trainer's scorer
             metrics |= {prefix + k: float(pool[k]) for k in ("recall_at_1", "recall_at_5")}
             if len(captions) >= 100:
-                random = self_retrieval(text, images, num_distractors=99)
+                random = caption_metrics.self_retrieval(text, images, num_distractors=99)
                 metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
         return metrics, ranks
 

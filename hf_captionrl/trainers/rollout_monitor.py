@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from hf_captionrl.data import open_still
+import hf_captionrl.data as caption_data
 from hf_captionrl.rewards import CompletionReward, RewardContext, SelfRetrieval, WeightedRewards
 from hf_captionrl.trainers.guard import GuardCallback, log_completions, over_processes, print_completions
 
@@ -117,4 +117,6 @@ class RolloutMonitor:
         ]
         print_completions(rows, step=log["step"])
         if log["report_to"]:
-            log_completions(rows, [open_still(dataset[int(context.rows[image])]) for image in images], **log)
+            log_completions(
+                rows, [caption_data.open_still(dataset[int(context.rows[image])]) for image in images], **log
+            )

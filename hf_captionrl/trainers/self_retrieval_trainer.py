@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import datasets
 
 from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards.base import Reward, RewardLike, make_reward, reward_class
 from hf_captionrl.rewards.self_retrieval import RetrievalOptions
 from hf_captionrl.rewards.text_rewards import CiderOptions, DiversityOptions, LengthOptions
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.utils.options import Range, documented
+
+if TYPE_CHECKING:
+    from hf_captionrl.retrieval import Scorer
 
 
 def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
@@ -24,7 +24,6 @@ from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
 from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.data.features import image_hashes
-from hf_captionrl.retrieval import Scorer
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.base import completion_text, refuse_token_credit
 from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_bag_sampler
@@ -35,6 +34,9 @@ from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments,
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.options import NotNegative, check_values, documented
 from hf_captionrl.utils.versions import warn_untested
+
+if TYPE_CHECKING:
+    from hf_captionrl.retrieval import Scorer
 
 warn_untested("trl")
 

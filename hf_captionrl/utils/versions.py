@@ -49,3 +49,11 @@ def warn_untested(library: str) -> bool:
         said = "%s %s is installed. Tested were %s to %s; %s is the first release that was not. If something fails, use %s==%s."
         logger.warning(said, library, installed, lowest, newest, f"{major}.{minor + 1}", library, newest)
     return untested
+
+
+def is_word_piece(tokenizer: Any) -> bool:
+    """Whether a tokenizer has `##` forms; by its model, as GPT-2's vocabulary also contains "##" (from Markdown)."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return hasattr(tokenizer, "wordpiece_tokenizer")
+    return type(getattr(backend, "model", None)).__name__ == "WordPiece"

@@ -14,9 +14,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, LlamaConfig, OPTConfig, PreTrainedTokenizerFast, SiglipVisionConfig
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
-from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, _OnFirstUse
 from hf_captionrl.captioners.clipcap.assembly import assemble
-from hf_captionrl.captioners.clipcap.registration import _OnFirstUse
 from hf_captionrl.utils.model_files import model_path
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_captioner, tiny_clipcap, tiny_images

@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from hf_captionrl.retrieval.feature_cache import model_fingerprint
-from hf_captionrl.retrieval.scorer import HFScorer, OpenClipScorer, Scorer, TokenScorer, load_scorer
+from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
+from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
 from tests.tolerances import assert_close
 

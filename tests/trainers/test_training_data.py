@@ -7,7 +7,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_captionrl.data import CaptionDataset, StreamedCaptions
-from hf_captionrl.data.video import VIDEO_FRAMES
+from hf_captionrl.data.columns import VIDEO_FRAMES
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.trainers import (
     CaptionRLConfig,

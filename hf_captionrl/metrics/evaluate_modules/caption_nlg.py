@@ -12,7 +12,6 @@ import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_groups
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric
-from hf_captionrl.metrics.meteor_spice import JavaError
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 
@@ -65,7 +64,7 @@ def compute(
     for name in wanted:
         try:
             found = getattr(metrics, name)(predictions, references, **options[name])
-        except (JavaError, ImportError) as error:
+        except (RuntimeError, ImportError) as error:
             result |= {name: None, f"{name}_reason": str(error)}
             continue
         signatures.append(found.pop("signature"))

@@ -12,19 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.data.images import open_image
+import hf_captionrl.retrieval as retrieval
 from hf_captionrl.metrics.caption_checks import check_captions, check_groups
 from hf_captionrl.metrics.evaluate_modules.metric import is_missing
-from hf_captionrl.retrieval import image_hash
 from hf_captionrl.retrieval.ranking import as_features
-from hf_captionrl.retrieval.scorer import load_scorer
-from hf_captionrl.utils.model_files import load_language_model as read_language_model
-from hf_captionrl.utils.model_files import model_path
 
 
 @functools.lru_cache(maxsize=2)
 def _named_scorer(name: str) -> Any:
-    return load_scorer(name)
+    return retrieval.load_scorer(name)
 
 
 def resolve_scorer(scorer: Any) -> Any:
@@ -34,14 +30,16 @@ def resolve_scorer(scorer: Any) -> Any:
             "scorer is missing: it computes the features of captions and images. Pass for instance "
             "scorer='openai/clip-vit-base-patch32', or text_features and image_features that you have."
         )
-    return _named_scorer(scorer) if isinstance(scorer, str) else load_scorer(scorer)
+    return _named_scorer(scorer) if isinstance(scorer, str) else retrieval.load_scorer(scorer)
 
 
 @functools.lru_cache(maxsize=2)
 def _named_language_model(name: str) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
-    model = read_language_model(name, dtype=torch.float32)
+    from hf_captionrl.utils.model_files import load_language_model, model_path
+
+    model = load_language_model(name, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(model_path(name), trust_remote_code=False)
 
 
@@ -110,6 +108,8 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
     Equal images are encoded once and get bit-equal features, so that duplicates in a pool tie; the rounding of a model
     depends on the position in a batch.
     """
+    from hf_captionrl.data.images import open_image
+
     resolved, parts, opened = resolve_scorer(scorer), [], []
     row_of: dict[str, int] = {}
     rows = []
@@ -118,7 +118,7 @@ def image_features_of(images: Iterable[Any], scorer: Any, name: str = "images") 
             picture = open_image(image)
         except ValueError as error:
             raise ValueError(f"{name}[{i}]: {error}") from error
-        key = image_hash(picture)
+        key = retrieval.image_hash(picture)
         if key not in row_of:
             row_of[key] = len(row_of)
             opened.append(picture)

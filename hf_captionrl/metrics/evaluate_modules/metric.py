@@ -13,16 +13,18 @@ from importlib import import_module
 from inspect import Parameter
 from numbers import Integral, Real
 from textwrap import dedent, indent
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import datasets
 import evaluate
 import numpy as np
 from PIL import Image
 
-from hf_captionrl.metrics.columns import Column
 from hf_captionrl.metrics.evaluate_modules.load import MODULES
 from hf_captionrl.utils.io import check_unicode, to_plain
+
+if TYPE_CHECKING:
+    from hf_captionrl.metrics.columns import Column
 
 _Compute = TypeVar("_Compute", bound=Callable[..., Mapping[str, Any]])
 
