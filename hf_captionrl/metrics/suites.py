@@ -24,11 +24,12 @@ from hf_captionrl.metrics import (
     cider_d,
     clip_score,
     faithfulness,
+    mean_interval,
     proportion_interval,
     rouge_l,
     self_retrieval,
 )
-from hf_captionrl.metrics.bootstrap import leave_one_out, signature
+from hf_captionrl.metrics.bootstrap import Interval, leave_one_out, signature
 from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
@@ -142,9 +143,10 @@ class SuiteRow:
         is_share: bool = False,
         is_corpus_share: bool = False,
     ) -> None:
-        """Set a mean, or a ratio of sums, with its interval over images.
+        """Set a mean, or a ratio of sums, with its interval over images: Student's, or that of a proportion.
 
-        The interval of the corpus' share is cut to [0, 1], which contributions of images, or their shift, can leave.
+        Ratios of sums, and contributions to a number of the corpus (`value`, `is_corpus_share`), which are no independent
+        scores, have the bootstrap's. That of the corpus' share is cut to [0, 1], which contributions, or their shift, can leave.
         """
         array = np.asarray(values, dtype=np.float64)
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -155,10 +157,13 @@ class SuiteRow:
         if not total:
             return
         shift = self.numbers[key] - mean
-        interval = proportion_interval if is_share else bootstrap_interval
-        bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
+        if is_share or weights is not None or value is not None or is_corpus_share:
+            interval = proportion_interval if is_share else bootstrap_interval
+            bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
+        else:
+            bounds = mean_interval(array, groups=groups)
         limits = (0.0, 1.0) if is_corpus_share else (-math.inf, math.inf)
-        self.numbers[f"{key}_ci"] = np.clip([bound + shift for bound in bounds], *limits).tolist()
+        self.numbers |= Interval(np.clip(np.add(bounds, shift), *limits), bounds.method).entries(key)
         if weights is not None:
             rest = total - below
             without = np.divide(array.sum() - array, rest, out=np.full_like(array, mean), where=rest > 0)
@@ -180,7 +185,7 @@ class SuiteRow:
         found = self_retrieval(self.text_features, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for key, k in zip(keys, ks, strict=True):
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
-            self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
+            self.numbers |= found[f"recall_at_{k}_ci"].entries(key)
             self.per_sample[key] = np.asarray(found["per_sample"][f"recall_at_{k}"], dtype=np.float64)
             self.groups[key] = np.asarray(found["groups"])
         return found
@@ -275,10 +280,11 @@ class SuiteRow:
         self.number("max_words", int(words.max()))
         # Of N draws with replacement, the longest has at most the k-th number of words with the probability (k / N)^N.
         rank = math.ceil(len(words) * 0.025 ** (1 / len(words)))
-        self.numbers["max_words_ci"] = [float(np.sort(words)[rank - 1]), float(words.max())]
+        self.numbers |= Interval([np.sort(words)[rank - 1], words.max()], "bootstrap").entries("max_words")
         is_empty = np.array([not caption.strip() for caption in self.captions])
         bounds = proportion_interval(is_empty, seed=self.seed)
-        self.numbers["empty_captions_ci"] = [bound * len(is_empty) for bound in bounds]  # a number, not a share
+        of_number = Interval(np.multiply(bounds, len(is_empty)), bounds.method)  # not of a share
+        self.numbers |= of_number.entries("empty_captions")
         self.per_sample["empty_captions"] = is_empty * float(len(is_empty))
         if self.token_counts is None:
             reason = "no scorer, or one that does not count tokens"
@@ -323,9 +329,9 @@ class SuiteRow:
         self.mean("captions_per_image", list(map(len, groups)))
         values = found["per_sample"]
         for key in ("div_1", "div_2"):
-            self.mean(key, values[key], signature=signature)
+            self.mean(key, values[key], signature=signature, is_share=True)
         per_image = signature.replace("mbleu:corpus", "mbleu:per-image")
-        self.mean("mbleu_4_per_image", values["mbleu_4_per_image"], signature=per_image)
+        self.mean("mbleu_4_per_image", values["mbleu_4_per_image"], signature=per_image, is_share=True)
         for key in ("mbleu_4", "unique_captions"):
             self.mean(key, values[key], value=float(found[key]), signature=signature, is_corpus_share=True)
 
@@ -364,7 +370,7 @@ class SuiteRow:
         if self.references is None:
             return self.missing("no references", *keys)
         found = rouge_l(self.texts, self.references)
-        self.mean("rouge_l", found["per_sample"], signature=found["signature"])
+        self.mean("rouge_l", found["per_sample"], signature=found["signature"], is_share=True)
 
     def set_by_java(self, keys: Sequence[str]) -> None:
         """METEOR of the corpus, and SPICE."""
@@ -378,8 +384,11 @@ class SuiteRow:
             except RuntimeError as error:
                 self.missing(str(error).removeprefix("not run: "), key)
                 continue
-            named = found.get("signature", "")
-            self.mean(key, found["per_sample"], value=float(found[key]), signature=named, is_corpus_share=True)
+            named, values = found.get("signature", ""), found["per_sample"]
+            if key == "spice":  # a mean over captions, which METEOR is not
+                self.mean(key, values, signature=named, is_share=True)
+            else:
+                self.mean(key, values, value=float(found[key]), signature=named, is_corpus_share=True)
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
@@ -392,7 +401,7 @@ class SuiteRow:
         value = float(found["perplexity"])
         self.number("perplexity", value, signature=str(found.get("signature", "")))
         bounds = bootstrap_interval(nats, weights=tokens, seed=self.seed)
-        self.numbers["perplexity_ci"] = [math.exp(bound) for bound in bounds]
+        self.numbers |= Interval(np.exp(bounds), bounds.method).entries("perplexity")
         rest = tokens.sum() - tokens
         mean = np.divide(nats.sum() - nats, rest, out=np.full_like(nats, math.log(value)), where=rest > 0)
         self.per_sample["perplexity"] = leave_one_out(value, np.exp(mean))
@@ -440,7 +449,8 @@ class SuiteRow:
             if rd100 in self.per_sample:
                 groups = [self.groups[rd100][row] for row in at.tolist()]
                 signature = self.signatures.get(rd100, "")
-                self.mean(f"{name}_{rd100}", self.per_sample[rd100][at], groups=groups, signature=signature)
+                values = self.per_sample[rd100][at]
+                self.mean(f"{name}_{rd100}", values, groups=groups, signature=signature, is_share=True)
             else:
                 self.missing(self.numbers.get(f"{rd100}_reason", "no scorer"), f"{name}_{rd100}")
             if self._claims is None:
@@ -453,7 +463,7 @@ class SuiteRow:
 
 # --- The suites of the papers ----------------------------------------------------------------------------------------
 # `inputs` are those of [`SuiteRow`]. A number that cannot be computed is None, and `<key>_reason` says why; `<key>_ci` is its
-# 95 % bootstrap interval over images; `empty_captions` is their number. With `details`, see [`SuiteRow.result`].
+# 95 % interval over images, by `<key>_ci_method`; `empty_captions` is their number. With `details`, see [`SuiteRow.result`].
 
 BAG_SIZES = (3, 5, 7)
 """Sizes of TrueMatch's bags."""
