@@ -66,7 +66,6 @@ from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.scenes import BAG_SIZES, bags, check
-from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.utils.model_files import model_path
 
 # --- Images besides the test split that a caption is ranked among: a pool, and bags ----------------------------------
@@ -186,6 +185,8 @@ class Evaluator:
         self.learning_curves = learning_curves
         self.held_out_scorer = held_out_scorer
         self.seed = seed
+        self.tokenize = "ptb"
+        """[`SuiteRow.tokenize`] of the tables."""
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
@@ -294,9 +295,7 @@ class Evaluator:
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
-        repeats = degenerate(captions)
-        numbers["degenerate"] = sum(repeats) / max(len(captions), 1)
-        numbers["degenerate_ci"] = list(proportion_interval(repeats, seed=self.seed)) if repeats else None
+        numbers |= _numbers(SuiteRow(captions=captions), "degenerate")
         if self.arguments.bags is not None:
             numbers |= self._in_bags(self.held_out_scorer, text, self.image_features, more_captions, "")
             keys = [key for key in (f"bag_{size}_truth_recall_at_1" for size in BAG_SIZES) if key not in numbers]
@@ -462,6 +461,7 @@ class ScoredCaptions:
             "facts": evaluator.facts,
             "check": check,
             "scorer": self.scorer,
+            "tokenize": evaluator.tokenize,
             "seed": evaluator.seed,
         }
 
@@ -513,8 +513,6 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, shares: se
         of_images = sizes if groups is None or key not in BEST else sizes[np.asarray(groups)]
         counts = np.arange(len(rows))[:, None] < (of_images if len(of_images) == values.shape[1] else len(rows))
         means = {key: (values * counts).sum(0) / np.broadcast_to(counts, values.shape).sum(0)}
-        if key == "empty_captions":  # a number of captions, not a mean
-            means[key] *= len(rows)
         if key in BEST:
             means[f"best_{key}"] = np.where(counts, values, -np.inf).max(0)
         for name, of_image in means.items():
@@ -528,7 +526,9 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, shares: se
                 bounds = mean_interval(of_image, groups=groups)
             if len(rows) > 1 or name != key:
                 limits = (0.0, 1.0) if key in shares else (-np.inf, np.inf)
-                merged |= {name: float(of_image.mean())} | Interval(np.clip(bounds, *limits), bounds.method).entries(name)
+                merged |= {name: float(of_image.mean())} | Interval(np.clip(bounds, *limits), bounds.method).entries(
+                    name
+                )
             merged["per_sample"][name] = of_image
             merged["groups"] |= {} if groups is None else {name: groups}
     merged |= {f"best_{key}": None for key in BEST if key in merged and f"best_{key}" not in merged}
@@ -542,14 +542,16 @@ def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return empty.result()
     references = None if scored.is_human else scored.given_references
-    row = sle_suite(scored.captions, references=references, seed=evaluator.seed, details=True)
+    options: dict[str, Any] = {"tokenize": evaluator.tokenize, "seed": evaluator.seed}
+    row = sle_suite(scored.captions, references=references, details=True, **options)
     reason = "the references are the captions"
     return row | ({"cider_d_reason": reason, "best_cider_d_reason": reason} if scored.is_human else {})
 
 
 def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    counts = {"token_counts": scored.tokens, "max_text_tokens": scored.max_text_tokens}
-    row = SuiteRow(captions=scored.first, seed=evaluator.seed, **counts).compute(*SUITES["lengths"])  # type: ignore[arg-type]
+    counts: dict[str, Any] = {"token_counts": scored.tokens, "max_text_tokens": scored.max_text_tokens}
+    row = SuiteRow(captions=scored.first, tokenize=evaluator.tokenize, seed=evaluator.seed, **counts)
+    row.compute(*SUITES["lengths"])
     for metric in _CAPTION_METRICS:
         result = metric.compute(row.texts)
         for column in metric.columns:

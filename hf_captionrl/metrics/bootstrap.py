@@ -338,7 +338,9 @@ def paired_test(
     # Sums of the same numbers in another order differ by rounding, which must not count as a larger difference.
     rounding = 1e-12 * abs(total) + _ROUNDING * np.abs(sums[:, 0]).sum()
     ends = np.empty((2, num_resamples))
-    for end, above, below in zip(ends, (total - tossed, total + tossed), (number - sizes, number + sizes), strict=True):
+    for end, above, below in zip(
+        ends, (total - tossed, total + tossed), (number - sizes, number + sizes), strict=True
+    ):
         np.divide(np.where(np.abs(above) <= rounding, 0, above), below, out=end, where=below > 0)
     low, high = np.sort(ends, axis=0)
     is_whole = np.abs(sizes) == number  # all signs are equal

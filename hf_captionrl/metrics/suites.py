@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
-from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.text.degenerate_captions import degenerate, is_empty
+from hf_captionrl.text.tokenize import ptb_tokenize, split_characters
 
 EMPTY_CAPTION = "."
 """Replaces an empty caption: scorers can read it, and it has no n-grams."""
@@ -82,9 +84,15 @@ class SuiteRow:
     spice: NlgMetric | None = None
     min_frequency: int = 5  # from which a word counts for the vocabulary (Table 6 of No Detail Left Behind)
     scorer: str = ""  # its signature, for the signatures of the numbers
+    tokenize: str = "ptb"  # "char": each character of a script without spaces is a word of captions and references
     seed: int = 0  # of the bootstrap
 
     def __post_init__(self) -> None:
+        self._spoken = spoken(self.captions)  # as a language model reads them
+        if self.tokenize == "char":
+            for name in ("captions", "references", "sampled"):
+                if getattr(self, name) is not None:
+                    setattr(self, name, split_characters(getattr(self, name)))
         names = ("references", "text_features", "clip_features", "facts")
         rows = len(self.captions if self.sampled is None else self.sampled)
         for name, value in [*((name, getattr(self, name)) for name in names), *self.parts.items()]:
@@ -128,6 +136,8 @@ class SuiteRow:
     def number(self, key: str, value: float, *, signature: str = "") -> None:
         """Set a number of the whole set that is not a mean over images and has no interval."""
         self.numbers[key] = value
+        if signature and self.tokenize == "char":
+            signature = re.sub("tok:ptb|words:whitespace", "tok:char", signature)
         if signature:
             self.signatures[key] = signature
 
@@ -281,11 +291,6 @@ class SuiteRow:
         # Of N draws with replacement, the longest has at most the k-th number of words with the probability (k / N)^N.
         rank = math.ceil(len(words) * 0.025 ** (1 / len(words)))
         self.numbers |= Interval([np.sort(words)[rank - 1], words.max()], "bootstrap").entries("max_words")
-        is_empty = np.array([not caption.strip() for caption in self.captions])
-        bounds = proportion_interval(is_empty, seed=self.seed)
-        of_number = Interval(np.multiply(bounds, len(is_empty)), bounds.method)  # not of a share
-        self.numbers |= of_number.entries("empty_captions")
-        self.per_sample["empty_captions"] = is_empty * float(len(is_empty))
         if self.token_counts is None:
             reason = "no scorer, or one that does not count tokens"
             return self.missing(reason, "mean_tokens", "std_tokens", "captions_truncated")
@@ -293,6 +298,12 @@ class SuiteRow:
         self.mean("mean_tokens", tokens)
         self._spread("std_tokens", tokens)
         self.mean("captions_truncated", tokens > (self.max_text_tokens or np.inf), is_share=True)
+
+    def set_degenerate(self, keys: Sequence[str]) -> None:
+        """Shares of captions without letter or digit, and of those that repeat themselves."""
+        values = {"empty": list(map(is_empty, self.captions)), "degenerate": degenerate(self.captions)}
+        for key in keys:
+            self.mean(key, values[key], is_share=True)
 
     def _spread(self, key: str, values: np.ndarray) -> None:
         """Set the standard deviation of the captions."""
@@ -394,7 +405,7 @@ class SuiteRow:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
         if self.perplexity is None:
             return self.missing("no language model", "perplexity")
-        found = self.perplexity(self.texts)
+        found = self.perplexity(self._spoken)
         if not isinstance(found, Mapping):
             return self.number("perplexity", float(found))
         nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
