@@ -212,20 +212,22 @@ def word_pattern(word: str) -> re.Pattern[str]:
 def split_characters(texts: Any) -> Any:
     """A text, or lists of texts, with blanks between the characters of scripts without spaces, which then count as words.
 
-    Vowel signs and punctuation stay with the character before.
+    Vowel signs stay with the character before; punctuation after such a character is left out.
 
     Example:
-        >>> split_characters(["一只狗。", "a dog"])
-        ['一 只 狗。', 'a dog']
+        >>> split_characters(["一只狗。", "a dog."])
+        ['一 只 狗', 'a dog.']
     """
     if not isinstance(texts, str):
         return [split_characters(text) for text in texts]
     characters, after = list[str](), False
     for character in texts:
         is_own = bool(_SPACELESS.match(character))
-        is_attached = unicodedata.category(character)[0] in "MP"
-        characters.append(f" {character}" if (is_own or after) and not is_attached else character)
-        after = is_own or (after and is_attached)
+        kind = unicodedata.category(character)[0]
+        if after and kind == "P":
+            character = " "
+        characters.append(f" {character}" if (is_own or after) and kind != "M" else character)
+        after = is_own or (after and kind in "MP")
     return " ".join("".join(characters).split())
 
 

@@ -25,7 +25,9 @@ def compute(
     groups: dict[Any, list[str]] = dict(enumerate(predictions))
     if image_ids is not None:
         if len(image_ids) != len(predictions):
-            raise ValueError(f"{len(predictions)} predictions and {len(image_ids)} image_ids. Pass one id per caption.")
+            raise ValueError(
+                f"{len(predictions)} predictions and {len(image_ids)} image_ids. Pass one id per caption."
+            )
         groups = {}
         for image, caption in zip(image_ids, predictions, strict=True):
             groups.setdefault(image, []).append(caption)
