@@ -48,7 +48,7 @@ from hf_captionrl.apps.experiments.arguments import (
 from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume, train_or_resume
 from hf_captionrl.data.features import cached_features, image_hashes
-from hf_captionrl.metrics.bootstrap import bootstrap_interval
+from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.feature_cache import tower_in_parts
 from hf_captionrl.retrieval.ranking import ranks
@@ -316,8 +316,9 @@ def train(arguments: tuple[Any, ...]) -> Path:
     results: dict[str, Any] = {"captions": len(rank), "images": len(pairs["test"]), "recall": {}}
     for k in KS:
         hits = (rank <= k).double().numpy()
-        low, high = bootstrap_interval(hits, groups=own.tolist(), seed=config.seed)
-        results["recall"][str(k)] = {"value": float(hits.mean()), "low": low, "high": high}
+        interval = proportion_interval(hits, groups=own.tolist())
+        ends = {"low": interval[0], "high": interval[1], "method": interval.method}
+        results["recall"][str(k)] = {"value": float(hits.mean())} | ends
     row = {f"recall_at_{k}": results["recall"][str(k)]["value"] for k in KS}
     results["rows"] = [{"name": "Scorer", **row}]
     description = describe_data(data_args, splits)

@@ -110,7 +110,7 @@ def audit_metric(options: AuditMetricOptions) -> None:
         metrics = _load(options, with_scorer, judge)
         if pairs is not None:  # before the scenes, because a metric may refuse them
             others = [audited for audited in metrics if audited.name not in of_scenes]
-            result["pairs"] = metric_audit.audit_on_pairs(others, pairs, seed=options.seed)
+            result["pairs"] = metric_audit.audit_on_pairs(others, pairs)
         if options.n:
             result["metrics"] = metric_audit.audit_on_scenes(metrics, **settings, progress=_say)
     write_json(options.output / "metric_audit.json", result | {"versions": installed_versions()})
@@ -247,6 +247,6 @@ def audit_html(result: Mapping[str, Any]) -> str:
     if pairs:
         tables.append(_heat_map("Your pairs", pairs, "Intervals resample images."))
     where = f"{result['n']} scenes of the embedded world, {result['references']} references, seed {result['seed']}. "
-    values: dict[str, Any] = {"title": "What metrics see", "note": f"{where if of else ''}Intervals: 95 %, bootstrap."}
+    values: dict[str, Any] = {"title": "What metrics see", "note": f"{where if of else ''}Intervals: 95 %."}
     values["verdicts"] = [(name, _verdict(row)) for name, row in (of or pairs).items()]
     return render_html(TEMPLATES, "metric_audit", styles=("gallery",), tables=tables, **values)

@@ -65,6 +65,7 @@ from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
+from hf_captionrl.text.tokenize import lacks_blanks, split_characters
 from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
@@ -380,11 +381,14 @@ def _write_tables(
             replace(arguments, split="all", max_images=None), quarantine_path=None, require_captions=False
         )
         evaluator.pool_features = evaluator.features_of(pool_images(arguments.pool, split.dataset, every.dataset))
-    evaluator.bags = evaluator.bags if given_bags is None else given_bags
+    evaluator.bags, evaluator.tokenize = evaluator.bags if given_bags is None else given_bags, arguments.tokenize
     scored = [
         ScoredCaptions(str(file["name"]), captions, evaluator.references)
         for file, captions in zip(described, aligned, strict=True)
     ]
+    if arguments.tokenize == "ptb" and any(lacks_blanks(_texts(source)) for source in scored):
+        said = "most captions of a file have no blanks, and count as one word each. Use --tokenize char."
+        print(f"captionrl evaluate: {said}", file=sys.stderr)
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         scored.append(human)
@@ -425,7 +429,8 @@ def _write_tables(
     atomic_write_text(folder / "comparison.md", text)
     atomic_write_text(folder / "comparison.csv", comparison_csv(shown))
     atomic_write_text(folder / "comparison.tex", comparison_latex(shown))
-    lengths = {source.name: [len(text.split()) for text in _texts(source)] for source in scored}
+    words_of = split_characters if arguments.tokenize == "char" else list
+    lengths = {source.name: [len(text.split()) for text in words_of(_texts(source))] for source in scored}
     write_length_histogram(folder / "lengths.png", lengths)
     written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
     if _draw_trade_off(folder / "trade_off.png", list(sections.values())):

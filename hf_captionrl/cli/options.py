@@ -198,4 +198,10 @@ class EvaluateOptions(
         nargs="+",
         help="what the judge computes: vqa_score, fleur and listener (in the smallest bags) see the image, clair the references",
     )
+    tokenize: Literal["ptb", "char"] = option(
+        "ptb",
+        group="evaluation",
+        help="words of captions and references: of the PTB tokenizer, or 'char': each character of a script without spaces "
+        "(Chinese, Japanese, Thai) is a word",
+    )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")

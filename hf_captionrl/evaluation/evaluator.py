@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,13 @@ from hf_captionrl.metrics import (
     self_retrieval,
     vqa_score,
 )
-from hf_captionrl.metrics.bootstrap import bootstrap_interval, proportion_interval, signature
+from hf_captionrl.metrics.bootstrap import (
+    Interval,
+    bootstrap_interval,
+    mean_interval,
+    proportion_interval,
+    signature,
+)
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.caption_units import spacy_extractor
 from hf_captionrl.metrics.clip_scores import score_prefix
@@ -60,7 +67,6 @@ from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.scenes import BAG_SIZES, bags, check
-from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.utils.model_files import model_path
 
 # --- Images besides the test split that a caption is ranked among: a pool, and bags ----------------------------------
@@ -180,6 +186,8 @@ class Evaluator:
         self.learning_curves = learning_curves
         self.held_out_scorer = held_out_scorer
         self.seed = seed
+        self.tokenize = "ptb"
+        """[`SuiteRow.tokenize`] of the tables."""
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
         self.references: Sequence[list[str]] = caption_column(dataset)
         columns = dataset.column_names
@@ -288,9 +296,7 @@ class Evaluator:
         )
         if "ranks" in numbers:
             self.ranks[name] = numbers.pop("ranks")
-        repeats = degenerate(captions)
-        numbers["degenerate"] = sum(repeats) / max(len(captions), 1)
-        numbers["degenerate_ci"] = list(proportion_interval(repeats, seed=self.seed)) if repeats else None
+        numbers |= _numbers(SuiteRow(captions=captions), "degenerate")
         if self.arguments.bags is not None:
             numbers |= self._in_bags(self.held_out_scorer, text, self.image_features, more_captions, "")
             keys = [key for key in (f"bag_{size}_truth_recall_at_1" for size in BAG_SIZES) if key not in numbers]
@@ -323,7 +329,7 @@ class Evaluator:
                 numbers |= {key: None, f"{key}_reason": f"no bags of {size} in {self.arguments.bags}"}
                 continue
             found = self_retrieval(text, images, bags=self.bags[size], ks=(1,), seed=self.seed)
-            numbers |= {key: float(found["recall_at_1"]), f"{key}_ci": [float(b) for b in found["recall_at_1_ci"]]}
+            numbers |= {key: float(found["recall_at_1"])} | found["recall_at_1_ci"].entries(key)
         return numbers
 
     def _by_the_reward(self, captions: Sequence[str], more_captions: Sequence[str]) -> dict[str, Any]:
@@ -337,7 +343,7 @@ class Evaluator:
         if self.arguments.bags is None:
             row.set_bag_recalls(bag_keys := [f"bag_{size}_recall_at_1" for size in self.bags])
             found |= {key: row.numbers[key] for key in bag_keys}
-        numbers = {f"reward_{key}": value for key, value in found.items() if not key.endswith("_ci")}
+        numbers = {f"reward_{key}": value for key, value in found.items() if not key.endswith(("_ci", "_ci_method"))}
         if self.arguments.bags is not None:
             numbers |= self._in_bags(self.reward_scorer, text, images, more_captions, "reward_")
         return numbers
@@ -353,14 +359,14 @@ class Evaluator:
         for key in ("cider_d", "emscore_references"):
             if others is None and row.get(key) is not None:
                 row |= {key: None, f"{key}_reason": "an image has only one reference"}
-                row.pop(f"{key}_ci", None)
+                row = {name: value for name, value in row.items() if name not in (f"{key}_ci", f"{key}_ci_method")}
         return row, captions
 
 
 def _numbers(row: SuiteRow, *keys: str) -> dict[str, Any]:
     """Some numbers of a row, with intervals and reasons."""
     found = row.compute(*keys).numbers
-    return {key: value for key, value in found.items() if key.removesuffix("_ci").removesuffix("_reason") in keys}
+    return {key: value for key, value in found.items() if re.sub("(_ci|_ci_method|_reason)$", "", key) in keys}
 
 
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
@@ -456,6 +462,7 @@ class ScoredCaptions:
             "facts": evaluator.facts,
             "check": check,
             "scorer": self.scorer,
+            "tokenize": evaluator.tokenize,
             "seed": evaluator.seed,
         }
 
@@ -499,6 +506,7 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, shares: se
     for key in rows[0]:
         if missing := [row for row in rows if f"{key}_reason" in row]:
             merged |= {name: missing[0].get(name) for name in (key, f"{key}_ci", f"{key}_reason")}
+            merged.pop(f"{key}_ci_method", None)
         elif key == "max_words":  # of all captions
             merged |= {name: np.max([row[name] for row in rows], 0).tolist() for name in (key, f"{key}_ci")}
     for key in [key for key in rows[0]["per_sample"] if all(key in row["per_sample"] for row in rows)]:
@@ -506,18 +514,22 @@ def _over_captions(rows: Sequence[dict[str, Any]], sizes: np.ndarray, shares: se
         of_images = sizes if groups is None or key not in BEST else sizes[np.asarray(groups)]
         counts = np.arange(len(rows))[:, None] < (of_images if len(of_images) == values.shape[1] else len(rows))
         means = {key: (values * counts).sum(0) / np.broadcast_to(counts, values.shape).sum(0)}
-        if key == "empty_captions":  # a number of captions, not a mean
-            means[key] *= len(rows)
         if key in BEST:
             means[f"best_{key}"] = np.where(counts, values, -np.inf).max(0)
         for name, of_image in means.items():
-            interval = bootstrap_interval
-            if key in shares and ((of_image >= 0) & (of_image <= 1)).all():
-                interval = proportion_interval
-            limits = (0.0, 1.0) if key in shares else (-np.inf, np.inf)
-            bounds = np.clip(interval(of_image, groups=groups, seed=seed), *limits).tolist()
+            # Contributions to a number of the corpus, which may leave [0, 1], have the bootstrap's interval.
+            of_corpus = any(row.get(f"{key}_ci_method") == "bootstrap" for row in rows)
+            if key in shares and (not of_corpus or not of_image.any() or (of_image == 1).all()):
+                bounds = proportion_interval(of_image, groups=groups)
+            elif of_corpus:
+                bounds = bootstrap_interval(of_image, groups=groups, seed=seed)
+            else:
+                bounds = mean_interval(of_image, groups=groups)
             if len(rows) > 1 or name != key:
-                merged |= {name: float(of_image.mean()), f"{name}_ci": bounds}
+                limits = (0.0, 1.0) if key in shares else (-np.inf, np.inf)
+                merged |= {name: float(of_image.mean())} | Interval(np.clip(bounds, *limits), bounds.method).entries(
+                    name
+                )
             merged["per_sample"][name] = of_image
             merged["groups"] |= {} if groups is None else {name: groups}
     merged |= {f"best_{key}": None for key in BEST if key in merged and f"best_{key}" not in merged}
@@ -531,14 +543,16 @@ def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return empty.result()
     references = None if scored.is_human else scored.given_references
-    row = sle_suite(scored.captions, references=references, seed=evaluator.seed, details=True)
+    options: dict[str, Any] = {"tokenize": evaluator.tokenize, "seed": evaluator.seed}
+    row = sle_suite(scored.captions, references=references, details=True, **options)
     reason = "the references are the captions"
     return row | ({"cider_d_reason": reason, "best_cider_d_reason": reason} if scored.is_human else {})
 
 
 def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    counts = {"token_counts": scored.tokens, "max_text_tokens": scored.max_text_tokens}
-    row = SuiteRow(captions=scored.first, seed=evaluator.seed, **counts).compute(*SUITES["lengths"])  # type: ignore[arg-type]
+    counts: dict[str, Any] = {"token_counts": scored.tokens, "max_text_tokens": scored.max_text_tokens}
+    row = SuiteRow(captions=scored.first, tokenize=evaluator.tokenize, seed=evaluator.seed, **counts)
+    row.compute(*SUITES["lengths"])
     for metric in _CAPTION_METRICS:
         result = metric.compute(row.texts)
         for column in metric.columns:

@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 
 from hf_captionrl.evaluation.metric_functions import MetricFunction, call_metric, metric_function
-from hf_captionrl.metrics.bootstrap import bootstrap_interval, exact_interval, paired_test, proportion_interval
+from hf_captionrl.metrics.bootstrap import (
+    Interval,
+    bootstrap_interval,
+    exact_interval,
+    mean_interval,
+    paired_test,
+    proportion_interval,
+)
 from hf_captionrl.scenes import Facts, check, full_caption, render_scene, sample_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, Words, annotate, article, write_sentence
 from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, COLOURS, COUNTS, OPPOSITES, SIZES, category_of, choose
@@ -279,6 +286,10 @@ _TIMED_PARTS = 8
 _ROUNDING = 1e-9  # relative; sums in another order are ties, and fp32 of models rounds in either direction
 
 
+def _with_interval(value: float, interval: Interval) -> dict[str, Any]:
+    return {"value": float(value), "interval": list(interval), "method": interval.method}
+
+
 def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[float], seed: int) -> dict[str, Any]:
     """Probability that the worse of two captioners gets the higher mean; scores `(W, n)` are in W equally likely wordings."""
     # Mean and variance of the difference of a scene are enumerated; the sum over images, which are drawn from the scenes, is normal.
@@ -291,8 +302,8 @@ def misranked(true: np.ndarray, wrong: np.ndarray, images: int, rates: Sequence[
     variance = np.maximum(weights @ (squares[0] + squares[1] - 2 * means[0] * means[1]) - mean**2, 0)
     z = np.divide(mean * math.sqrt(images), np.sqrt(variance), out=np.sign(mean) * 40, where=variance > 0)
     shares = [math.erfc(value / math.sqrt(2)) / 2 for value in z]
-    interval: list[float] = np.percentile(shares[1:], [2.5, 97.5]).tolist()
-    return {"error_rates": list(rates), "images": images, "value": shares[0], "interval": interval}
+    interval = Interval(np.percentile(shares[1:], [2.5, 97.5]), "bootstrap")
+    return {"error_rates": list(rates), "images": images} | _with_interval(shares[0], interval)
 
 
 def false_alarms(true: np.ndarray, wrong: np.ndarray, rate: float, seed: int) -> dict[str, Any]:
@@ -304,7 +315,7 @@ def false_alarms(true: np.ndarray, wrong: np.ndarray, rate: float, seed: int) ->
         is_wrong = (rng.random(shape) < rate).astype(int)
         first, second = scores[is_wrong, rng.integers(len(true), size=shape), scenes]
         found += paired_test(first, second, num_resamples=199, seed=number)["p_value"] <= 0.05
-    return {"value": found / _EXPERIMENTS, "interval": list(exact_interval(found, _EXPERIMENTS)), "n": _EXPERIMENTS}
+    return _with_interval(found / _EXPERIMENTS, exact_interval(found, _EXPERIMENTS)) | {"n": _EXPERIMENTS}
 
 
 def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], seed: int) -> dict[str, Any]:
@@ -317,8 +328,8 @@ def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], s
         difference = scores[above] - scores[below]
         return np.sign(np.where(np.abs(difference) <= tolerance, 0, difference))
 
-    def mean(values: np.ndarray, interval: Any = bootstrap_interval) -> dict[str, Any]:
-        return {"value": float(values.mean()), "interval": list(interval(values, seed=seed)), "n": len(values)}
+    def mean(values: np.ndarray, interval: Any = mean_interval) -> dict[str, Any]:
+        return _with_interval(values.mean(), interval(values)) | {"n": len(values)}
 
     def change(name: str) -> dict[str, Any]:
         changes = (scores[name] - true)[applies[name]]
@@ -331,7 +342,7 @@ def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], s
         return np.stack([scores[first], np.where(applies[second], scores[second], scores[first])])  # (2, n)
 
     sensitivity = {
-        kind: preference(signs("negation, true" if kind == "negation" else "true", kind)[applies[kind]], seed=seed)
+        kind: preference(signs("negation, true" if kind == "negation" else "true", kind)[applies[kind]])
         for kind in KINDS
     }
     early = signs("word order", "background, early") - signs("true", "background")
@@ -342,7 +353,7 @@ def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], s
         "is_constant": bool(np.ptp(np.stack([*scores.values()])) <= tolerance),
         "mean": float(true.mean()),
         "standard_deviation": spread,
-        "identical": preference(signs("true", "identical"), seed=seed),
+        "identical": preference(signs("true", "identical")),
         "sensitivity": sensitivity,
         "invariance": {name: change(name) for name in INVARIANCES},
         "monotonicity": mean(np.mean([signs(b, a) / 2 + 0.5 for a, b in steps], axis=0), proportion_interval),
@@ -354,11 +365,11 @@ def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], s
     }
 
 
-def preference(signs: np.ndarray, groups: Sequence[Any] | None = None, seed: int = 0) -> dict[str, Any]:
-    """Share of pairs whose better caption scores higher, ties 0.5, from signs `(N,)`; intervals resample whole groups."""
+def preference(signs: np.ndarray, groups: Sequence[Any] | None = None) -> dict[str, Any]:
+    """Share of pairs whose better caption scores higher, ties 0.5, from signs `(N,)`, with its interval over groups."""
     shares = signs / 2 + 0.5
-    interval = list(proportion_interval(shares, groups=groups, seed=seed))
-    return {"value": float(shares.mean()), "interval": interval, "ties": float((signs == 0).mean()), "n": len(signs)}
+    found = _with_interval(shares.mean(), proportion_interval(shares, groups=groups))
+    return found | {"ties": float((signs == 0).mean()), "n": len(signs)}
 
 
 def verdict(sensitivity: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -418,7 +429,7 @@ def audit_on_scenes(
             mine, base = times.T
             ratio = bootstrap_interval(mine, weights=base, seed=seed)
             scores = {name: np.array(score(number, texts)) for name, texts in captions.items()}
-            cost = {"value": float(mine.sum() / base.sum()), "interval": list(ratio), "seconds": float(mine.sum()) / n}
+            cost = _with_interval(mine.sum() / base.sum(), ratio) | {"seconds": float(mine.sum()) / n}
             found[audited.name] = probe(scores, applies, seed) | {"cost": cost}
             progress(f"{audited.name}: {len(names)} x {n} captions")
     return found
@@ -445,10 +456,8 @@ def read_pairs(path: Path) -> list[dict[str, Any]]:
     return pairs
 
 
-def audit_on_pairs(
-    metrics: Sequence[AuditedMetric], pairs: Sequence[Mapping[str, Any]], *, seed: int = 0
-) -> dict[str, dict[str, Any]]:
-    """Sensitivity and verdict of each metric on pairs of [`read_pairs`], by kind; intervals resample images."""
+def audit_on_pairs(metrics: Sequence[AuditedMetric], pairs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Sensitivity and verdict of each metric on pairs of [`read_pairs`], by kind; intervals over images."""
     images = AuditImages([pair["image"] for pair in pairs], [pair["references"] for pair in pairs])
     groups = [str(pair["image"] or row) for row, pair in enumerate(pairs)]
     captions = [[pair[key] for pair in pairs] for key in ("better", "worse")]
@@ -463,6 +472,6 @@ def audit_on_pairs(
         of_kind = {}
         for kind in dict.fromkeys(pair["kind"] for pair in pairs):
             at = [row for row, pair in enumerate(pairs) if pair["kind"] == kind]
-            of_kind[kind] = preference(signs[at], [groups[row] for row in at], seed)
+            of_kind[kind] = preference(signs[at], [groups[row] for row in at])
         found[audited.name] = {"sensitivity": of_kind, **verdict(of_kind)}
     return found

@@ -1,10 +1,11 @@
-"""Bootstrap intervals over images or bags, exact intervals of proportions, and a paired test of two captioners.
+"""Student's and bootstrap intervals over images or bags, exact ones of proportions, and a paired test of two captioners.
 
 Legend: N samples (captions), R resamples.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from numbers import Integral
@@ -65,7 +66,7 @@ def _scaled(*vectors: np.ndarray) -> tuple[int, list[np.ndarray]]:
 def _unscaled(value: float, exponent: int) -> float:
     with np.errstate(over="ignore"):
         found = float(np.ldexp(value, exponent))
-    if not np.isfinite(found):
+    if np.isfinite(value) and not np.isfinite(found):
         raise ValueError(f"The result, {value} * 2**{exponent}, is too large for a float. Use larger units.")
     return found
 
@@ -99,6 +100,8 @@ def numbered(labels: Iterable[Any]) -> list[int]:
 
 def _blocks(num_resamples: int, width: int) -> Iterator[int]:
     """Numbers of resamples to draw at once."""
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples is {num_resamples}. Use at least 1.")
     rows = max(_DRAWS // width, 1)
     return (min(rows, num_resamples - start) for start in range(0, num_resamples, rows))
 
@@ -109,6 +112,46 @@ def check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence is {confidence}. Use a number between 0 and 1.")
 
 
+class Interval(tuple[float, float]):
+    """`(low, high)`, and its `method`: `"student_t"`, `"bootstrap"`, `"clopper_pearson"` or `"sign_flips"`."""
+
+    method: str
+
+    def __new__(cls, ends: Iterable[float], method: str = "") -> Interval:
+        interval = super().__new__(cls, map(float, ends))
+        interval.method = method
+        return interval
+
+    def entries(self, key: str) -> dict[str, Any]:
+        """`<key>_ci` and `<key>_ci_method` of a row of numbers; None without a method if the interval is infinite."""
+        if not np.isfinite(self).all():
+            return {f"{key}_ci": None}
+        return {f"{key}_ci": list(self), f"{key}_ci_method": self.method}
+
+
+def mean_interval(values: Any, *, groups: Sequence[Any] | None = None, confidence: float = 0.95) -> Interval:
+    """Student's t interval of a mean; of groups, with the variance between groups (robust to their correlation).
+
+    Args:
+        values (sequence of `N` numbers): The score of each caption.
+        groups (sequence of `N` labels): Image or bag of each caption; `None`: every caption is a separate group.
+        confidence: Coverage of the interval; skewed scores of few groups have less.
+    Returns:
+        [`Interval`]: Lower and upper end; of a single group, minus and plus infinity.
+    """
+    from scipy.special import stdtrit
+
+    check_confidence(confidence)
+    exponent, (numbers,) = _scaled(check_values(values, "values"))
+    mean = float(numbers.mean())
+    apart = _by_group(numbers - mean, groups)
+    if len(apart) == 1:
+        return Interval((-math.inf, math.inf), "student_t")
+    error = math.sqrt(len(apart) / (len(apart) - 1) * float(apart @ apart)) / len(numbers)
+    reach = float(stdtrit(len(apart) - 1, (1 + confidence) / 2)) * error
+    return Interval((_unscaled(mean - reach, exponent), _unscaled(mean + reach, exponent)), "student_t")
+
+
 def bootstrap_interval(
     values: Any,
     *,
@@ -117,8 +160,8 @@ def bootstrap_interval(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of `sum(values) / sum(weights)`, a mean by default.
+) -> Interval:
+    """Percentile bootstrap interval of `sum(values) / sum(weights)`, a mean by default, for which see [`mean_interval`].
 
     Args:
         values (sequence of `N` numbers): The score of each caption, or the numerator of a ratio of sums.
@@ -129,14 +172,12 @@ def bootstrap_interval(
         num_resamples: Number of resamples, at least 1.
         seed: Seed of the draws.
     Returns:
-        `tuple[float, float]`: Lower and upper end.
+        [`Interval`]: Lower and upper end.
     """
     numbers, sizes = _values_and_weights(values, weights)
     if (sizes < 0).any() or sizes.sum() == 0:
         raise ValueError("weights must not be negative, and not all 0. Leave out samples without weight.")
     check_confidence(confidence)
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples is {num_resamples}. Use at least 1.")
     (above_exponent, (numbers,)), (below_exponent, (sizes,)) = _scaled(numbers), _scaled(sizes)
     numerators, denominators = _by_group(numbers, groups), _by_group(sizes, groups)
     total = len(numerators)
@@ -162,7 +203,7 @@ def bootstrap_interval(
     largest = np.finfo(np.float64).max
     low, high = np.quantile(np.clip(ratios, -largest, largest), [tail, 1 - tail])
     exponent = above_exponent - below_exponent
-    return _unscaled(low, exponent), _unscaled(high, exponent)
+    return Interval((_unscaled(low, exponent), _unscaled(high, exponent)), "bootstrap")
 
 
 def leave_one_out(value: float, without: Any) -> np.ndarray:
@@ -176,7 +217,7 @@ def leave_one_out(value: float, without: Any) -> np.ndarray:
     return found + (value - found.mean())
 
 
-def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
+def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
     """Exact interval of a proportion by Clopper and Pearson.
 
     At each end of the interval, an observation at least as extreme has a probability of `(1 - confidence) / 2`.
@@ -186,7 +227,7 @@ def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> 
         trials: Number of independent trials, at least 1.
         confidence: Minimum coverage.
     Returns:
-        `tuple[float, float]`: Lower and upper end, in [0, 1].
+        [`Interval`]: Lower and upper end, in [0, 1].
     """
     from scipy.special import betaincinv
 
@@ -199,7 +240,7 @@ def exact_interval(successes: int, trials: int, *, confidence: float = 0.95) -> 
     lower = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
     # From the share of failures, because 1 - tail would round. SciPy's binomtest is less precise (root finding to 1e-12).
     upper = 1.0 if failures == 0 else 1.0 - float(betaincinv(failures, successes + 1, tail))
-    return lower, upper
+    return Interval((lower, upper), "clopper_pearson")
 
 
 def proportion_interval(
@@ -210,12 +251,12 @@ def proportion_interval(
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
-) -> tuple[float, float]:
-    """Interval of a proportion, which does not collapse at 0 and 1 as a bootstrap interval does.
+) -> Interval:
+    """Interval of a proportion, which does not collapse at 0 and 1 as others do.
 
-    If every caption is an independent sample that succeeds or fails, this is [`exact_interval`]. Otherwise (probabilities,
-    ratios of counts, several captions per image) it is [`bootstrap_interval`]. If all fail or all succeed, it is the exact
-    interval with one trial per independent sample, which is wide enough for groups of any size.
+    If every caption is an independent sample that succeeds or fails, this is [`exact_interval`]. Of probabilities, and of
+    several captions per image, it is [`mean_interval`], cut to [0, 1]; with `weights`, [`bootstrap_interval`]. If all fail or
+    all succeed, it is the exact interval with one trial per independent sample, which is wide enough for groups of any size.
 
     Args:
         values (sequence of `N` numbers): For each caption 0 or 1, a probability, or the number of successes among its
@@ -226,13 +267,13 @@ def proportion_interval(
         num_resamples: Resamples of the bootstrap, at least 1.
         seed: Seed of the bootstrap.
     Returns:
-        `tuple[float, float]`: Lower and upper end, in [0, 1].
+        [`Interval`]: Lower and upper end, in [0, 1].
     """
     numbers, sizes = _values_and_weights(values, weights)
     bad = np.flatnonzero((numbers < 0) | (numbers > sizes))
     if len(bad):
         i = bad[0]
-        raise ValueError(f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Use bootstrap_interval.")
+        raise ValueError(f"values[{i}] is {numbers[i]}, not in [0, {sizes[i]}]. Use mean_interval.")
     above, below = _by_group(numbers, groups), _by_group(sizes, groups)
     independent = below == 1
     if independent.all() and np.isin(above, (0, 1)).all():
@@ -240,6 +281,9 @@ def proportion_interval(
     samples = int((below > 0).sum())
     if samples and (not above.any() or (numbers == sizes).all()):
         return exact_interval(samples if above.any() else 0, samples, confidence=confidence)
+    if weights is None:
+        bounds = mean_interval(numbers, groups=groups, confidence=confidence)
+        return Interval(np.clip(bounds, 0, 1), bounds.method)
     return bootstrap_interval(
         numbers, weights=weights, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
     )
@@ -254,18 +298,20 @@ def paired_test(
     num_resamples: int = 10_000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Randomisation test of the mean difference of two captioners on the same images.
+    """Randomisation test of the mean difference of two captioners on the same images, and the interval that it implies.
 
     Under the null hypothesis the two are exchangeable, so the sign of each image's difference is random. The p-value is the
-    share of sign flips with a difference at least as large; it counts the observed one and is therefore never 0.
+    share of sign flips with a difference at least as large; it counts the observed one and is therefore never 0. The
+    interval has the shifts of `a` that the same flips do not reject, so it excludes 0 exactly if the p-value is below
+    `1 - confidence`. Up to five images cannot reject any shift at 0.05: their interval is infinite.
 
     Args:
         a (sequence of `N` numbers): Scores of the first captioner, one per caption.
         b (sequence of `N` numbers): Scores of the second on the same images, in the same order.
         groups (sequence of `N` labels): Image or bag of each caption; the sign of a whole group is flipped.
-        confidence: Share of resamples inside the interval of the difference.
-        num_resamples: Number of sign flips, and of resamples for the interval.
-        seed: Seed of both.
+        confidence: Coverage of the interval of the difference.
+        num_resamples: Number of sign flips.
+        seed: Seed of the sign flips.
     Returns:
         `dict`: `difference` (mean of a - b), `p_value` (two-sided), `interval` (low, high), `num_samples`,
         `signature`.
@@ -273,31 +319,42 @@ def paired_test(
     first, second = check_values(a, "a"), check_values(b, "b")
     if len(first) != len(second):
         raise ValueError(f"a has {len(first)} scores and b {len(second)}. Pass scores of the same images in both.")
+    check_confidence(confidence)
     exponent, (first, second) = _scaled(first, second)
     difference = first - second
-    low, high = bootstrap_interval(
-        difference, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed
-    )
-    sums = _by_group(difference, groups)
-    observed = abs(sums.sum())
-    # Sums of the same numbers in another order differ by rounding, which must not count as a larger difference.
-    least = observed * (1 - 1e-12) - _ROUNDING * np.abs(sums).sum()
+    sums = np.stack([_by_group(difference, groups), _by_group(np.ones_like(difference), groups)], axis=1)  # (G, 2)
+    total, number = sums.sum(axis=0)
     generator = np.random.default_rng(seed)
-    at_least = 0
-    sizes, times = np.unique(np.abs(sums), return_counts=True)
-    few = len(sizes) * _SAMPLES_PER_VALUE <= len(sums)
-    for number in _blocks(num_resamples, len(sizes) if few else len(sums)):
+    distinct, times = np.unique(sums, axis=0, return_counts=True)
+    few = len(distinct) * _SAMPLES_PER_VALUE <= len(sums)
+    flips = []
+    for size in _blocks(num_resamples, len(distinct) if few else len(sums)):
         if few:
-            tossed = np.abs((2.0 * generator.binomial(times, 0.5, size=(number, len(sizes))) - times) @ sizes)
+            flips.append((2.0 * generator.binomial(times, 0.5, size=(size, len(distinct))) - times) @ distinct)
         else:
-            signs = generator.integers(2, size=(number, len(sums)), dtype=np.int8)
-            tossed = np.abs((2.0 * signs - 1.0) @ sums)
-        at_least += int((tossed >= least).sum())
+            flips.append((2.0 * generator.integers(2, size=(size, len(sums)), dtype=np.int8) - 1.0) @ sums)
+    tossed, sizes = np.concatenate(flips).T  # (R,) each: sums of the differences and of ones, with flipped signs
+    # A flip is as large as the sum at shift d, |tossed - d * sizes| >= |total - d * number|, for the d between these two.
+    # Sums of the same numbers in another order differ by rounding, which must not count as a larger difference.
+    rounding = 1e-12 * abs(total) + _ROUNDING * np.abs(sums[:, 0]).sum()
+    ends = np.empty((2, num_resamples))
+    for end, above, below in zip(
+        ends, (total - tossed, total + tossed), (number - sizes, number + sizes), strict=True
+    ):
+        np.divide(np.where(np.abs(above) <= rounding, 0, above), below, out=end, where=below > 0)
+    low, high = np.sort(ends, axis=0)
+    is_whole = np.abs(sizes) == number  # all signs are equal
+    low[is_whole], high[is_whole] = -np.inf, np.inf
+    # The least number of flips that do not reject.
+    rank = math.ceil(round((1 - confidence) * (1 + num_resamples), 9)) - 1
+    interval = (np.sort(low)[rank - 1], -np.sort(-high)[rank - 1]) if rank > 0 else (-math.inf, math.inf)
     unit = "caption" if groups is None else "group"
     return {
         "difference": _unscaled(float(difference.mean()), exponent),
-        "p_value": (1 + at_least) / (1 + num_resamples),
-        "interval": (_unscaled(low, exponent), _unscaled(high, exponent)),
+        "p_value": (1 + int(((low <= 0) & (high >= 0)).sum())) / (1 + num_resamples),
+        "interval": Interval([_unscaled(end, exponent) for end in interval], "sign_flips"),
         "num_samples": len(difference),
-        "signature": signature(test="randomisation", unit=unit, resamples=num_resamples, seed=seed),
+        "signature": signature(
+            test="randomisation", interval="sign_flips", unit=unit, resamples=num_resamples, seed=seed
+        ),
     }

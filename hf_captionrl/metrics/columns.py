@@ -80,14 +80,14 @@ TABLE = (  # a suite computes its numbers in this order
     _share("fact_recall", "Fact recall", "higher", "Fact\nrecall", "set_faithfulness"),
     _share("unmentioned_objects", "Objects that no reference names", "lower", "Objects not\nin references",
            "set_unmentioned_objects"),
-    _share("degenerate", "Degenerate", "lower", "Degenerate\n"),
+    _share("degenerate", "Degenerate", "lower", "Degenerate\n", "set_degenerate"),
     # Below every suite.
     Column("std_words", "Words, standard deviation", None, 2, function="set_lengths"),
     Column("max_words", "Words, longest", None, 0, function="set_lengths"),
     Column("mean_tokens", "Scorer's tokens, mean", None, 2, function="set_lengths"),
     Column("std_tokens", "Scorer's tokens, standard deviation", None, 2, function="set_lengths"),
     _share("captions_truncated", "Truncated at the scorer's text limit", "lower", function="set_lengths"),
-    Column("empty_captions", "Empty captions", "lower", 0),
+    _share("empty", "Empty (no letter or digit)", "lower", function="set_degenerate"),
     # By further models, and of videos.
     _share("vqa_score", "VQAScore", "higher"),
     _share("fleur", "FLEUR", "higher"),
@@ -150,7 +150,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "lengths": (
         *("length", "std_words", "max_words", "mean_tokens", "std_tokens", "captions_truncated"),
-        "empty_captions",
+        *("empty", "degenerate"),
     ),
 }
 """Tables by the name for `--suite`: of text alone, of papers, and the one below every suite."""

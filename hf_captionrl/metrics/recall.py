@@ -66,19 +66,18 @@ def self_retrieval(
             an incomplete last block is dropped, as in the papers) or `"sampled"` (drawn `repeats` times for each
             caption).
         ks: Values of k.
-        seed: Seed of `"sampled"` and of the bootstrap.
+        seed: Seed of `"sampled"`.
         repeats: Draws per caption of `"sampled"`.
         duplicates: `"count"` images with equal features, or `"merge"` them into one.
-        num_bootstrap: Resamples over images or bags for the `<key>_ci` intervals that are not exact (see
-            [`proportion_interval`]); 0: no intervals.
+        num_bootstrap: 0: no intervals. These (see [`proportion_interval`]) are over images or bags, and need no resamples.
         confidence: Coverage of the intervals.
         block_size: Captions ranked at once; `None`: blocks of scores of about 64 MiB.
         pool_ranks (sequence of `N` integers): Rank of each target in the whole pool, if known, from
             [`hf_captionrl.retrieval.ranking.ranks`] of features of unit length; `None`: they are computed.
         scorer: Scorer and revision, for the signature.
     Returns:
-        `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high); `per_sample`, the values of each
-        `recall_at_<k>` for [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array of ranks in the pool, bag, set or block
+        `dict`: `recall_at_<k>` in [0, 1], with `recall_at_<k>_ci` (low, high) and the name of its
+        method, `recall_at_<k>_ci_method`; `per_sample`, the values of each `recall_at_<k>` for [`paired_test`]; `mean_rank`, `median_rank`; `ranks`, an int array of ranks in the pool, bag, set or block
         (for `"expected"` in the whole pool, and mean and median are those of the expected ranks); `captions` and `groups`,
         the caption and the image (with `bags`: the bag) of each rank; `num_captions`, `pool_size`, `num_duplicate_images`,
         `signature`.
@@ -157,9 +156,9 @@ def self_retrieval(
     result: dict[str, Any] = {key: float(values.mean()) for key, values in recalls.items()}
     result["per_sample"] = recalls
     if num_bootstrap:
-        options: dict[str, Any] = {"confidence": confidence, "num_resamples": num_bootstrap, "seed": seed}
         for key, values in recalls.items():
-            result[f"{key}_ci"] = proportion_interval(values, groups=groups.numpy(), **options)
+            result[f"{key}_ci"] = proportion_interval(values, groups=groups.numpy(), confidence=confidence)
+            result[f"{key}_ci_method"] = result[f"{key}_ci"].method
     return result | {
         "mean_rank": float(expected.mean()),
         "median_rank": float(np.median(expected.numpy())),

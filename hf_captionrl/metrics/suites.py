@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,18 +25,20 @@ from hf_captionrl.metrics import (
     cider_d,
     clip_score,
     faithfulness,
+    mean_interval,
     proportion_interval,
     rouge_l,
     self_retrieval,
 )
-from hf_captionrl.metrics.bootstrap import leave_one_out, signature
+from hf_captionrl.metrics.bootstrap import Interval, leave_one_out, signature
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
 from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
-from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.text.degenerate_captions import degenerate, is_empty
+from hf_captionrl.text.tokenize import ptb_tokenize, split_characters
 
 NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
 """Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
@@ -74,9 +77,15 @@ class SuiteRow:
     spice: NlgMetric | None = None
     min_frequency: int = 5  # from which a word counts for the vocabulary (Table 6 of No Detail Left Behind)
     scorer: str = ""  # its signature, for the signatures of the numbers
+    tokenize: str = "ptb"  # "char": each character of a script without spaces is a word of captions and references
     seed: int = 0  # of the bootstrap
 
     def __post_init__(self) -> None:
+        self._spoken = spoken(self.captions)  # as a language model reads them
+        if self.tokenize == "char":
+            for name in ("captions", "references", "sampled"):
+                if getattr(self, name) is not None:
+                    setattr(self, name, split_characters(getattr(self, name)))
         names = ("references", "text_features", "clip_features", "facts")
         rows = len(self.captions if self.sampled is None else self.sampled)
         for name, value in [*((name, getattr(self, name)) for name in names), *self.parts.items()]:
@@ -120,6 +129,8 @@ class SuiteRow:
     def number(self, key: str, value: float, *, signature: str = "") -> None:
         """Set a number of the whole set that is not a mean over images and has no interval."""
         self.numbers[key] = value
+        if signature and self.tokenize == "char":
+            signature = re.sub("tok:ptb|words:whitespace", "tok:char", signature)
         if signature:
             self.signatures[key] = signature
 
@@ -135,9 +146,10 @@ class SuiteRow:
         is_share: bool = False,
         is_corpus_share: bool = False,
     ) -> None:
-        """Set a mean, or a ratio of sums, with its interval over images.
+        """Set a mean, or a ratio of sums, with its interval over images: Student's, or that of a proportion.
 
-        The interval of the corpus' share is cut to [0, 1], which contributions of images, or their shift, can leave.
+        Ratios of sums, and contributions to a number of the corpus (`value`, `is_corpus_share`), which are no independent
+        scores, have the bootstrap's. That of the corpus' share is cut to [0, 1], which contributions, or their shift, can leave.
         """
         array = np.asarray(values, dtype=np.float64)
         below = np.ones_like(array) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -148,10 +160,13 @@ class SuiteRow:
         if not total:
             return
         shift = self.numbers[key] - mean
-        interval = proportion_interval if is_share else bootstrap_interval
-        bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
+        if is_share or weights is not None or value is not None or is_corpus_share:
+            interval = proportion_interval if is_share else bootstrap_interval
+            bounds = interval(array, weights=weights, groups=groups, seed=self.seed)
+        else:
+            bounds = mean_interval(array, groups=groups)
         limits = (0.0, 1.0) if is_corpus_share else (-math.inf, math.inf)
-        self.numbers[f"{key}_ci"] = np.clip([bound + shift for bound in bounds], *limits).tolist()
+        self.numbers |= Interval(np.clip(np.add(bounds, shift), *limits), bounds.method).entries(key)
         if weights is not None:
             rest = total - below
             without = np.divide(array.sum() - array, rest, out=np.full_like(array, mean), where=rest > 0)
@@ -173,7 +188,7 @@ class SuiteRow:
         found = self_retrieval(self.text_features, images, ks=ks, seed=self.seed, scorer=self.scorer, **options)
         for key, k in zip(keys, ks, strict=True):
             self.number(key, float(found[f"recall_at_{k}"]), signature=found["signature"])
-            self.numbers[f"{key}_ci"] = [float(bound) for bound in found[f"recall_at_{k}_ci"]]
+            self.numbers |= found[f"recall_at_{k}_ci"].entries(key)
             self.per_sample[key] = np.asarray(found["per_sample"][f"recall_at_{k}"], dtype=np.float64)
             self.groups[key] = np.asarray(found["groups"])
         return found
@@ -268,11 +283,7 @@ class SuiteRow:
         self.number("max_words", int(words.max()))
         # Of N draws with replacement, the longest has at most the k-th number of words with the probability (k / N)^N.
         rank = math.ceil(len(words) * 0.025 ** (1 / len(words)))
-        self.numbers["max_words_ci"] = [float(np.sort(words)[rank - 1]), float(words.max())]
-        is_empty = np.array([not caption.strip() for caption in self.captions])
-        bounds = proportion_interval(is_empty, seed=self.seed)
-        self.numbers["empty_captions_ci"] = [bound * len(is_empty) for bound in bounds]  # a number, not a share
-        self.per_sample["empty_captions"] = is_empty * float(len(is_empty))
+        self.numbers |= Interval([np.sort(words)[rank - 1], words.max()], "bootstrap").entries("max_words")
         if self.token_counts is None:
             reason = "no scorer, or one that does not count tokens"
             return self.missing(reason, "mean_tokens", "std_tokens", "captions_truncated")
@@ -280,6 +291,12 @@ class SuiteRow:
         self.mean("mean_tokens", tokens)
         self._spread("std_tokens", tokens)
         self.mean("captions_truncated", tokens > (self.max_text_tokens or np.inf), is_share=True)
+
+    def set_degenerate(self, keys: Sequence[str]) -> None:
+        """Shares of captions without letter or digit, and of those that repeat themselves."""
+        values = {"empty": list(map(is_empty, self.captions)), "degenerate": degenerate(self.captions)}
+        for key in keys:
+            self.mean(key, values[key], is_share=True)
 
     def _spread(self, key: str, values: np.ndarray) -> None:
         """Set the standard deviation of the captions."""
@@ -316,9 +333,9 @@ class SuiteRow:
         self.mean("captions_per_image", list(map(len, groups)))
         values = found["per_sample"]
         for key in ("div_1", "div_2"):
-            self.mean(key, values[key], signature=signature)
+            self.mean(key, values[key], signature=signature, is_share=True)
         per_image = signature.replace("mbleu:corpus", "mbleu:per-image")
-        self.mean("mbleu_4_per_image", values["mbleu_4_per_image"], signature=per_image)
+        self.mean("mbleu_4_per_image", values["mbleu_4_per_image"], signature=per_image, is_share=True)
         for key in ("mbleu_4", "unique_captions"):
             self.mean(key, values[key], value=float(found[key]), signature=signature, is_corpus_share=True)
 
@@ -357,7 +374,7 @@ class SuiteRow:
         if self.references is None:
             return self.missing("no references", *keys)
         found = rouge_l(self.texts, self.references)
-        self.mean("rouge_l", found["per_sample"], signature=found["signature"])
+        self.mean("rouge_l", found["per_sample"], signature=found["signature"], is_share=True)
 
     def set_by_java(self, keys: Sequence[str]) -> None:
         """METEOR of the corpus, and SPICE."""
@@ -371,21 +388,24 @@ class SuiteRow:
             except RuntimeError as error:
                 self.missing(str(error).removeprefix("not run: "), key)
                 continue
-            named = found.get("signature", "")
-            self.mean(key, found["per_sample"], value=float(found[key]), signature=named, is_corpus_share=True)
+            named, values = found.get("signature", ""), found["per_sample"]
+            if key == "spice":  # a mean over captions, which METEOR is not
+                self.mean(key, values, signature=named, is_share=True)
+            else:
+                self.mean(key, values, value=float(found[key]), signature=named, is_corpus_share=True)
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
         if self.perplexity is None:
             return self.missing("no language model", "perplexity")
-        found = self.perplexity(self.texts)
+        found = self.perplexity(self._spoken)
         if not isinstance(found, Mapping):
             return self.number("perplexity", float(found))
         nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
         value = float(found["perplexity"])
         self.number("perplexity", value, signature=str(found.get("signature", "")))
         bounds = bootstrap_interval(nats, weights=tokens, seed=self.seed)
-        self.numbers["perplexity_ci"] = [math.exp(bound) for bound in bounds]
+        self.numbers |= Interval(np.exp(bounds), bounds.method).entries("perplexity")
         rest = tokens.sum() - tokens
         mean = np.divide(nats.sum() - nats, rest, out=np.full_like(nats, math.log(value)), where=rest > 0)
         self.per_sample["perplexity"] = leave_one_out(value, np.exp(mean))
@@ -433,7 +453,8 @@ class SuiteRow:
             if rd100 in self.per_sample:
                 groups = [self.groups[rd100][row] for row in at.tolist()]
                 signature = self.signatures.get(rd100, "")
-                self.mean(f"{name}_{rd100}", self.per_sample[rd100][at], groups=groups, signature=signature)
+                values = self.per_sample[rd100][at]
+                self.mean(f"{name}_{rd100}", values, groups=groups, signature=signature, is_share=True)
             else:
                 self.missing(self.numbers.get(f"{rd100}_reason", "no scorer"), f"{name}_{rd100}")
             if self._claims is None:
@@ -446,7 +467,7 @@ class SuiteRow:
 
 # --- The suites of the papers ----------------------------------------------------------------------------------------
 # `inputs` are those of [`SuiteRow`]. A number that cannot be computed is None, and `<key>_reason` says why; `<key>_ci` is its
-# 95 % bootstrap interval over images; `empty_captions` is their number. With `details`, see [`SuiteRow.result`].
+# 95 % interval over images, by `<key>_ci_method`; `empty_captions` is their number. With `details`, see [`SuiteRow.result`].
 
 BAG_SIZES = (3, 5, 7)
 """Sizes of TrueMatch's bags."""

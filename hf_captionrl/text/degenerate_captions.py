@@ -1,10 +1,11 @@
-"""Detects degenerate captions, which repeat phrases or words.
+"""Detects degenerate captions, which repeat phrases, words or characters.
 
 Legend: N captions, W words of all of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ from hf_captionrl.text.tokenize import ptb_tokenize_all
 _PHRASE = 3  # words; two words are also repeated in ordinary captions: "a man next to a man"
 _MIN_WORDS = 6  # shorter captions have too few words to judge how many differ
 _MIN_DISTINCT_WORDS = 0.5
+_RUN = re.compile(r"(.{1,40}?)\1{5,}", re.DOTALL)  # the same characters six times without a blank
 _CHUNK = 20_000  # captions at once, to limit the memory
 
 
@@ -74,10 +76,25 @@ def find_repeats(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(longest), torch.from_numpy(doubled)
 
 
-def mark_degenerate(counts: NgramCounts, repeats: Tensor, doubled: Tensor) -> Tensor:
+def is_empty(caption: str) -> bool:
+    """Whether a caption has no letter or digit; vowel signs of Hindi follow a letter."""
+    return not any(map(str.isalnum, caption))
+
+
+def _is_run(caption: str) -> bool:
+    """Whether a caption has characters but no letter or digit, or consists half of runs of the same characters."""
+    if is_empty(caption):
+        return bool(caption.strip())
+    pieces = caption.split()
+    runs = (sum(len(run[0]) for run in _RUN.finditer(piece)) for piece in pieces if len(piece) >= _MIN_WORDS)
+    return 2 * max(runs, default=0) >= sum(map(len, pieces))
+
+
+def mark_degenerate(captions: Sequence[str], counts: NgramCounts, repeats: Tensor, doubled: Tensor) -> Tensor:
     """Degenerate captions, `(N,)` booleans, from the results of `count_words` and `find_repeats`."""
     few = distinct_share(counts, 1, len(counts.lengths)) <= _MIN_DISTINCT_WORDS
-    return (repeats >= _PHRASE) | doubled | (few & (counts.lengths >= _MIN_WORDS))
+    runs = torch.tensor(list(map(_is_run, captions)), dtype=torch.bool)
+    return runs | (repeats >= _PHRASE) | doubled | (few & (counts.lengths >= _MIN_WORDS))
 
 
 def degenerate(captions: Sequence[str]) -> list[bool]:
@@ -85,7 +102,8 @@ def degenerate(captions: Sequence[str]) -> list[bool]:
 
     A caption is degenerate if a phrase of three or more words occurs twice, if a word occurs twice in a row, or if it has
     six or more words and at most half of them differ. Words follow the rules of the Penn Treebank, without punctuation and
-    in lower case.
+    in lower case. So is a caption that is not blank but has no letter or digit ("..."), or that consists half of the same
+    characters six or more times without a blank ("aaaaaa").
 
     Example:
         >>> degenerate(["a cat on a blue background on a blue background", "a man and a woman and a dog on a beach"])
@@ -93,6 +111,7 @@ def degenerate(captions: Sequence[str]) -> list[bool]:
     """
     found: list[bool] = []
     for start in range(0, len(captions), _CHUNK):
-        batch = caption_words(captions[start : start + _CHUNK])
-        found += mark_degenerate(count_words(batch), *find_repeats(batch)).tolist()
+        texts = captions[start : start + _CHUNK]
+        batch = caption_words(texts)
+        found += mark_degenerate(texts, count_words(batch), *find_repeats(batch)).tolist()
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import groupby, islice, zip_longest
@@ -206,6 +207,43 @@ def word_pattern(word: str) -> re.Pattern[str]:
     if not _SPACELESS.search(word):
         pattern = f"(?<![{word_characters()}]){pattern}(?![{word_characters()}])"
     return re.compile(pattern)
+
+
+def split_characters(texts: Any) -> Any:
+    """A text, or lists of texts, with blanks between the characters of scripts without spaces, which then count as words.
+
+    Vowel signs stay with the character before; punctuation after such a character is left out.
+
+    Example:
+        >>> split_characters(["一只狗。", "a dog."])
+        ['一 只 狗', 'a dog.']
+    """
+    if not isinstance(texts, str):
+        return [split_characters(text) for text in texts]
+    characters, after = list[str](), False
+    for character in texts:
+        is_own = bool(_SPACELESS.match(character))
+        kind = unicodedata.category(character)[0]
+        if after and kind == "P":
+            character = " "
+        characters.append(f" {character}" if (is_own or after) and kind != "M" else character)
+        after = is_own or (after and kind in "MP")
+    return " ".join("".join(characters).split())
+
+
+def check_tokenize(tokenize: str, captions: Sequence[Any]) -> bool:
+    """Whether `tokenize` is `"char"`, not `"ptb"`, of an `evaluate` module; warns if captions `(N,)` (or lists) need `"char"`."""
+    if tokenize not in ("ptb", "char"):
+        raise ValueError(f"tokenize must be 'ptb' or 'char', got {tokenize!r}.")
+    texts = [text for group in captions for text in ([group] if isinstance(group, str) else group)]
+    if tokenize == "ptb" and lacks_blanks(texts):
+        warnings.warn("Most captions have no blanks, and count as one word each. Use tokenize='char'.", stacklevel=3)
+    return tokenize == "char"
+
+
+def lacks_blanks(captions: Sequence[str]) -> bool:
+    """Whether most captions are of a script without spaces, and have no blank."""
+    return 2 * sum(bool(_SPACELESS.search(text)) and len(text.split()) == 1 for text in captions) > len(captions)
 
 
 # Words of caption data whose first letter and first sound differ.

@@ -241,7 +241,7 @@ def describe_completions(
     counts = count_words(batch)
     number, lengths = len(batch), batch.lengths
     repeats, doubled = find_repeats(batch)
-    bad = mark_degenerate(counts, repeats, doubled)
+    bad = mark_degenerate(captions, counts, repeats, doubled)
     p10, p50, p90 = torch.quantile(lengths.double(), torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)).tolist()
     statistics = {"length_p10": p10, "length_p50": p50, "length_p90": p90}
     for order in (1, 2):

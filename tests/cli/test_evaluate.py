@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import sem, t
 
 from hf_captionrl.cli import main
 from hf_captionrl.evaluation import evaluator as suites
-from hf_captionrl.metrics import bootstrap_interval, cider_d, paired_test
+from hf_captionrl.metrics import cider_d, paired_test
 from hf_captionrl.retrieval.bags import BagFile, save_bags
 from hf_captionrl.scenes import check, load_scenes
 from hf_captionrl.utils.model_files import model_path
@@ -161,9 +162,9 @@ def test_all_captions_of_an_image_are_scored(files, cache, tmp_path, scenes, mon
     assert row["cider_d"] == pytest.approx(scores.mean())
     assert row["best_cider_d"] == pytest.approx(scores.max(0).mean()) == together["sle"]["rows"][0]["best_cider_d"]
     assert row["best_cider_d"] > row["cider_d"]
-    by_image = bootstrap_interval(scores.T.ravel(), groups=np.repeat(np.arange(IMAGES), 3))
-    assert row["cider_d_ci"] == pytest.approx(by_image)
-    assert row["cider_d_ci"] != pytest.approx(bootstrap_interval(scores.T.ravel()))  # the negative control
+    reach = t.ppf(0.975, IMAGES - 1) * sem(scores.mean(0))
+    assert row["cider_d_ci"] == pytest.approx([scores.mean() - reach, scores.mean() + reach])
+    assert (row["cider_d_ci_method"], row["lexical_diversity_ci_method"]) == ("student_t", "bootstrap")
     assert first["cider_d_p_value"] == paired_test(scores[0], scores.mean(0))["p_value"]
     assert row["best_rd100_recall_at_1"] > row["rd100_recall_at_1"]
     assert 0 < together["sle"]["rows"][0]["mbleu_4_per_image"] < 1
@@ -453,3 +454,27 @@ def test_a_scorer_needs_images_but_no_references(tmp_path, scenes, monkeypatch, 
     assert 0 < rows_of("outputs/evaluate", "sle")["x"]["div_2"] < 1
     assert main([*command, "--dataset", "none"]) == 2  # the images are needed
     assert "--dataset" in capsys.readouterr().err
+
+
+def test_characters_count_as_words_on_request(folder, capsys):
+    captions = ["一只狗在草地上跑。", "一只猫在桌子上", "一只狗" * 12, "..."]
+    references = ["一只狗在草地上奔跑", "桌子上有一只猫", "一只狗", "一只鸟在飞"]
+    for name, texts in (("c.json", captions), ("d.json", references)):
+        Path(name).write_text(json.dumps({str(i): [text] for i, text in enumerate(texts)}))
+    command = ["evaluate", "--captions", "c.json", "--references", "d.json", "--output_dir"]
+    assert main([*command, "words"]) == 0
+    assert capsys.readouterr().err.count("--tokenize char") == 1
+    assert main([*command, "characters", "--tokenize", "char"]) == 0
+    assert "--tokenize" not in capsys.readouterr().err
+    words, characters = (rows_of(name, "text")["c"] for name in ("words", "characters"))
+    assert (words["length"], characters["length"]) == (1, (8 + 7 + 36 + 1) / 4)
+    assert [words["bleu_4"], words["cider_d"]] == pytest.approx([0, 0], abs=1e-9)
+    spaced = [[" ".join(text.strip("。"))] for text in captions[:3]] + [["..."]]
+    wanted = cider_d(spaced, [[" ".join(text)] for text in references])
+    assert characters["cider_d"] == pytest.approx(wanted["cider_d"])
+    assert characters["bleu_4"] > 0.1
+    for folder_name in ("words", "characters"):
+        row = rows_of(folder_name, "captions")["c"]
+        assert (row["empty"], row["degenerate"]) == (0.25, 0.5)
+    signatures = json.loads(Path("characters/comparison.json").read_text())["signatures"]["text"]
+    assert all("tok:char" in signatures[key] for key in ("cider_d", "length", "bleu_4"))

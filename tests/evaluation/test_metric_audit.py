@@ -293,7 +293,13 @@ def test_pairs_by_kind_with_intervals_over_images(tmp_path):
     assert found["sensitivity"]["one"]["value"] == 0.75
     # Every image has the same share, so an interval over images has no width.
     assert found["sensitivity"]["one"]["interval"] == [0.75, 0.75]
-    assert found["sensitivity"]["ties"] == {"value": 0.5, "interval": [0.5, 0.5], "ties": 1.0, "n": 1}
+    assert found["sensitivity"]["ties"] == {
+        "value": 0.5,
+        "interval": [0.0, 1.0],  # one image says nothing about others
+        "method": "student_t",
+        "ties": 1.0,
+        "n": 1,
+    }
     assert (found["sees"], found["does_not_see"]) == (["one", "two"], ["ties"])
 
 

@@ -63,7 +63,7 @@ def test_smile_returns_details_only_on_request():
     row = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN)
     numbers = "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5".split()
     numbers += ["clip_score", "cider_d", "hallucination", "fact_recall"]
-    expected = {*numbers, *(f"{key}_ci" for key in numbers), "empty_captions", "ranks"}
+    expected = {*numbers, *(f"{key}_ci{end}" for key in numbers for end in ("", "_method")), "empty_captions", "ranks"}
     assert set(row) == expected | {"perplexity", "perplexity_reason"}
     detailed = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN, details=True)
     assert set(detailed) - set(row) == {"per_sample", "groups", "signatures"}
@@ -72,6 +72,14 @@ def test_smile_returns_details_only_on_request():
         assert np.mean(values) == close(row[key]), key
         low, high = row[f"{key}_ci"]
         assert low <= row[key] <= high
+    methods = {key: row[f"{key}_ci_method"] for key in numbers}
+    ratios = {"lexical_diversity", "hallucination", "fact_recall"}
+    exact = {key for key in numbers if "recall_at" in key}
+    assert {key for key in numbers if methods[key] == "clopper_pearson"} == exact
+    assert {key for key in numbers if methods[key] == "bootstrap"} == ratios
+    assert {methods[key] for key in {*numbers} - exact - ratios} == {"student_t"}
+    lone = SuiteRow(captions=["a dog"]).compute("length").numbers
+    assert lone["length_ci"] is None
 
 
 def test_perplexity_has_an_interval_over_captions_and_contributions():
@@ -153,13 +161,13 @@ def test_every_number_has_an_interval_that_contains_it():
     row.compute(*(column.key for column in TABLE if column.function not in ("", None, "set_diversity")))
     pairs = SuiteRow(captions=["a dog", "a cat"] * 3, sampled=[["a dog", "a cat"]] * 3).compute(*SUITES["sle"])
     numbers = pairs.numbers | row.numbers
-    named = ["empty_captions", *(key for key in keys if numbers.get(key) is not None)]
+    named = [*(key for key in keys if numbers.get(key) is not None)]
     assert {"lexical_diversity", "vocabulary_size", "std_words", "max_words", "mbleu_4"} <= set(named)
     for key in named:
         low, high = numbers[f"{key}_ci"]
         assert low <= numbers[key] <= high, key
-    assert row.numbers["empty_captions_ci"] == pytest.approx([4 * limit for limit in exact_interval(1, 4)])
-    assert row.per_sample["empty_captions"].mean() == row.numbers["empty_captions"] == 1
+    assert row.numbers["empty_ci"] == list(exact_interval(1, 4))
+    assert row.numbers["empty_captions"] == 4 * row.numbers["empty"] == 1
 
 
 def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():

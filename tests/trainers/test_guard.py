@@ -50,7 +50,8 @@ def test_statistics_equal_plain_loops(words):
 def test_statistics_of_empty_captions():
     found = describe_completions(["", "."])[0]
     assert found["empty"] == found["distinct_2"] == 1
-    assert found["degenerate"] == found["longest_repeat_max"] == found["length_p90"] == 0
+    assert found["longest_repeat_max"] == found["length_p90"] == 0
+    assert found["degenerate"] == 0.5  # the full stop
     assert "clipped_ratio" not in found
 
 

@@ -9,23 +9,37 @@ import evaluate
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
+from hf_captionrl.text.degenerate_captions import degenerate, is_empty
+from hf_captionrl.text.tokenize import check_tokenize, split_characters
 
 
 @forwards(metrics.caption_diversity)
-def compute(predictions: Sequence[Any], *, image_ids: Sequence[Any] | None = None, **options: Any) -> dict[str, Any]:
+def compute(
+    predictions: Sequence[Any], *, image_ids: Sequence[Any] | None = None, tokenize: str = "ptb", **options: Any
+) -> dict[str, Any]:
     """Call `caption_diversity` on the captions of each image."""
     nested = not isinstance(predictions[0], str)
     if nested == (image_ids is not None):
         state = "lists already, and image_ids are given too" if nested else "single captions without image_ids"
         raise ValueError(f"predictions are {state}. Pass one list per image, or image_ids of captions.")
-    if image_ids is None:
-        return metrics.caption_diversity(list(predictions), **options)
-    if len(image_ids) != len(predictions):
-        raise ValueError(f"{len(predictions)} predictions and {len(image_ids)} image_ids. Pass one id per caption.")
-    groups: dict[Any, list[str]] = {}
-    for image, caption in zip(image_ids, predictions, strict=True):
-        groups.setdefault(image, []).append(caption)
-    return metrics.caption_diversity(list(groups.values()), **options)
+    groups: dict[Any, list[str]] = dict(enumerate(predictions))
+    if image_ids is not None:
+        if len(image_ids) != len(predictions):
+            raise ValueError(
+                f"{len(predictions)} predictions and {len(image_ids)} image_ids. Pass one id per caption."
+            )
+        groups = {}
+        for image, caption in zip(image_ids, predictions, strict=True):
+            groups.setdefault(image, []).append(caption)
+    captions = list(groups.values())
+    if check_tokenize(tokenize, captions):
+        captions = split_characters(captions)
+        if options.get("training_captions") is not None:
+            options["training_captions"] = split_characters(options["training_captions"])
+    found = metrics.caption_diversity(captions, **options)
+    texts = [text for group in captions for text in group]
+    found |= {"empty": sum(map(is_empty, texts)) / len(texts), "degenerate": sum(degenerate(texts)) / len(texts)}
+    return found | {"signature": found["signature"].replace("tok:ptb", f"tok:{tokenize}")}
 
 
 METRIC = Metric(
@@ -42,6 +56,7 @@ vocabulary, and share of captions that are not in a training set.
     predictions: The captions of each of B images (`list[list[str]]`, at least two per image); or N captions, with
         `image_ids`.
     image_ids (N labels): The image of each of N captions.
+    tokenize: `"ptb"`, or `"char"`: each character of a script without spaces (Chinese, Japanese, Thai) is a word.
     training_captions (`list[str]`): Captions of a training set, for `novel_captions`.
     min_frequency (`int`): Number of occurrences from which a word counts for `vocabulary_size`.
     max_order (`int`): Longest n-gram of mBLEU.
@@ -49,7 +64,7 @@ vocabulary, and share of captions that are not in a training set.
     returns="""\
     div_1, div_2 (`float` in [0, 1], higher is more diverse); mbleu_1 ... mbleu_4 (corpus) and mbleu_1_per_image ...
     (mean over captions), lower is more diverse; unique_captions; length; lexical_diversity; vocabulary_size;
-    novel_captions; per_sample, lists for the images of div_1, div_2, mbleu_4_per_image (of max_order), and of their
+    novel_captions; empty and degenerate, shares of captions without letter or digit, and that repeat themselves; per_sample, lists for the images of div_1, div_2, mbleu_4_per_image (of max_order), and of their
     contributions to mbleu_4 and unique_captions; signature.
 """,
     examples="""\

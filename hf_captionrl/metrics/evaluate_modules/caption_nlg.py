@@ -13,7 +13,7 @@ from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_groups
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric
 from hf_captionrl.text.cider_d import DocumentFrequencies
-from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.text.tokenize import check_tokenize, ptb_tokenize, split_characters
 
 _WITHOUT_JAVA = ("bleu", "rouge_l", "cider", "cider_d")
 _ALL = (*_WITHOUT_JAVA, "meteor", "spice", "capture")
@@ -36,17 +36,22 @@ def compute(
     timeout_s: float = 3600.0,
     extractor: Any = None,
     encoder: Any = None,
+    tokenize: str = "ptb",
 ) -> dict[str, Any]:
     """Call the chosen metrics and join their results; a metric whose Java program or parser is missing becomes a reason."""
     wanted = list(_ALL) if which == "all" else [which] if isinstance(which, str) else list(dict.fromkeys(which))
     if not wanted or not set(wanted) <= set(_ALL):
         raise ValueError(f"which must be some of {list(_ALL)}, or 'all', got {which!r}.")
+    by_character = check_tokenize(tokenize, predictions)
+    if by_character:
+        predictions, references = split_characters(predictions), split_characters(references)
     if not {"cider", "cider_d"} & set(wanted):
         frequencies = None
     elif isinstance(frequencies, str | os.PathLike):
         frequencies = DocumentFrequencies.load(frequencies)
     elif frequencies is not None and not isinstance(frequencies, DocumentFrequencies):
         groups = check_groups(frequencies, "frequencies")
+        groups = split_characters(groups) if by_character else groups
         words = [[ptb_tokenize(text) for text in group] for group in groups]
         frequencies = DocumentFrequencies.from_references(words, eos=eos)
     options: dict[str, dict[str, Any]] = {
@@ -74,6 +79,7 @@ def compute(
             result["spice_subsets"] = found.pop("subsets")
         result |= found
     named = " + ".join(signatures) or signature(metric="caption_nlg", ran="none")
+    named = named.replace("tok:ptb", f"tok:{tokenize}")
     return result | {"per_sample": per_sample, "signature": named}
 
 
@@ -104,6 +110,7 @@ spaCy (`[analysis]`); if a part is missing, their value is None and `<key>_reaso
     java: Path of the Java program; found automatically by default.
     meteor_heap, spice_heap (`str`): Maximum heap of each program, `"2G"` and `"8G"`.
     timeout_s (`float`): Seconds after which METEOR or SPICE is stopped.
+    tokenize: `"ptb"`, or `"char"`: each character of a script without spaces (Chinese, Japanese, Thai) is a word.
     extractor, encoder: For CAPTURE, from texts to their units (by default spaCy's parser) and to features (by default none).
 """,
     returns="""\

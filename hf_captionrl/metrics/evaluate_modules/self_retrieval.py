@@ -64,13 +64,13 @@ evaluate with a scorer that did not train the captioner.
     num_distractors (`int`): Number of random distractors per caption; 99 gives RD100.
     protocol: `"expected"` (exact, no seed), `"blocks"` (consecutive images, as the papers do) or `"sampled"`.
     ks (`list[int]`): Values of k of recall at k; 1, 5 and 10 by default.
-    seed, repeats (`int`): Seed and number of draws of `"sampled"`; the seed is also that of the bootstrap.
+    seed, repeats (`int`): Seed and number of draws of `"sampled"`.
     duplicates: `"count"`: images with equal features compete with each other; `"merge"`: they are one image.
-    num_bootstrap (`int`), confidence (`float`): Resamples and confidence of the intervals; 0 resamples gives no intervals.
+    num_bootstrap (`int`), confidence (`float`): 0 gives no intervals; confidence of the intervals.
     block_size (`int`): Captions ranked at once.
 """,
     returns="""\
-    recall_at_1, recall_at_5, recall_at_10 (`float` in [0, 1], higher is better), each with `_ci` (low, high);
+    recall_at_1, recall_at_5, recall_at_10 (`float` in [0, 1], higher is better), each with `_ci` (low, high) and `_ci_method`;
     per_sample, a list of each recall; mean_rank, median_rank; ranks (1 is best) with captions and groups, the caption and the image or bag
     of each; num_captions, pool_size, num_duplicate_images; num_truncated and truncated_share, captions that the scorer
     truncates; signature.

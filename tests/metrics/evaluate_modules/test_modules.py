@@ -37,6 +37,9 @@ def agree(found, expected, leave=("signature",)):
         assert set(found["per_sample"]) == set(values)
         numbers |= {f"{key} per sample": (found["per_sample"][key], value) for key, value in values.items()}
     for key, (mine, value) in numbers.items():
+        if isinstance(value, str):
+            assert mine == value, key
+            continue
         assert_close(np.asarray(mine, dtype=float), value, dtype="float32", magnitude=1, msg=key, equal_nan=True)
     assert json.loads(json.dumps(found, allow_nan=False)) == found, "not plain JSON"
     assert "hf_captionrl:" in found["signature"]
@@ -487,3 +490,19 @@ def test_caption_judge_is_each_function(evaluate, scenes):
 def test_caption_judge_refuses(evaluate, options, named):
     with pytest.raises(ValueError, match=named):
         evaluate.load("caption_judge").compute(predictions=["a"], **{"backend": Judge(), **options})
+
+
+def test_characters_count_as_words_on_request(evaluate):
+    captions, references = ["一只狗在跑", "一只猫"], [["一只狗在草地上跑"], ["一只猫在睡觉"]]
+    metric = evaluate.load("caption_nlg")
+    with pytest.warns(UserWarning, match="tokenize='char'"):
+        assert metric.compute(predictions=captions, references=references)["rouge_l"] == 0
+    found = metric.compute(predictions=captions, references=references, tokenize="char")
+    wanted = metrics.rouge_l(list(map(" ".join, captions)), [[" ".join(text)] for (text,) in references])
+    assert found["rouge_l"] == wanted["rouge_l"] > 0.5
+    assert "tok:char" in found["signature"]
+    found = evaluate.load("caption_diversity").compute(predictions=[[*captions, "..."]], tokenize="char")
+    assert found["div_1"] == pytest.approx(6 / 8)
+    assert found["empty"] == found["degenerate"] == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="tokenize"):
+        metric.compute(predictions=captions, references=references, tokenize="words")
