@@ -23,6 +23,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from hf_captionrl.utils.console import error_chain
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, is_secret, plain_config, write_json
+from hf_captionrl.utils.model_files import adapter_base, check_checkpoint, load_pretrained, read_object
 
 # --- Rejects content that must not be published: placeholders, secrets, HTML, local paths, and links out of the folder ---
 
@@ -117,7 +118,9 @@ def check_card(text: str) -> Mapping[str, Any]:
             f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
         ) from None
     if not isinstance(metadata, dict) or not metadata.get("license"):
-        raise ValueError("The card has no licence. Add `license:` to its metadata.")
+        raise ValueError(
+            "The card has no licence. Add `license:` to its metadata, or write the card with `captionrl card`."
+        )
     # Check what a browser would execute or follow: not code, which is shown verbatim, and not formulas.
     card = _parsed(parts[2])
     if not _FORMULA.sub("", card.text).strip():
@@ -425,8 +428,8 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
             f"{folder} has no {MANIFEST_FILE}, which describes the training. Write it with "
             f"hf_captionrl.hub.write_manifest, or write card and manifest: captionrl card {folder}"
         )
-    # The card of a model that was not measured says so, and has no results.
-    if "model-index" not in metadata and "results.json" not in published:
+    rows = read_object(folder / "results.json").get("rows", []) if "results.json" in published else []
+    if not any(row.get(key) is not None for row in rows for key in ("rd100_recall_at_1", "pool_recall_at_1")):
         return
     results = [result for model in metadata.get("model-index") or [] for result in model.get("results", [])]
     metrics = [metric for result in results for metric in result.get("metrics", [])]
@@ -505,16 +508,25 @@ _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -> None:
     """Write a folder with the merged model, and the adapter in `adapter/`."""
+    import transformers
+    from peft import PeftModel
+
     from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.captioners.captioner import SETTINGS_FILE
 
     folder, target = Path(folder), Path(target)
     for name in names:
         place = target / "adapter" / name if name in _ADAPTER else target / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, place)
-    captioner = load_captioner(str(folder))
-    captioner.model = captioner.model.merge_and_unload()
-    captioner.save_pretrained(target)
+    if (folder / SETTINGS_FILE).is_file():
+        captioner = load_captioner(str(folder))
+        captioner.model = captioner.model.merge_and_unload()
+        captioner.save_pretrained(target)
+    else:  # of TRL's trainers
+        loader = getattr(transformers, check_checkpoint(str(folder))["config"].architectures[0])
+        base, _ = load_pretrained(loader, adapter_base(str(folder), None))
+        PeftModel.from_pretrained(base, str(folder)).merge_and_unload().save_pretrained(target)
     # The base model was a local folder: keep only its name.
     path = target / "adapter" / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

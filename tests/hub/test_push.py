@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from peft import PeftModel
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from hf_captionrl import SmileConfig, SmileTrainer
 from hf_captionrl.captioners import load_captioner
@@ -36,6 +38,7 @@ from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE, WRONG
 from tests.offline import python_path
 from tests.tiny import tiny_captioner, tiny_images
+from tests.tolerances import assert_close
 
 
 @pytest.fixture
@@ -126,7 +129,7 @@ def test_symlink_out_of_the_folder_is_not_followed(folder, tmp_path):
     ("old", "new", "message"),
     [
         ("license: bsd-3-clause", "", "has no licence"),
-        ("model-index:", "index:", "no retrieval number"),
+        ("model-index:", "index:", "no retrieval number"),  # though results.json has one
         ("---\n", "", "does not begin with metadata"),
         ("language: en", "language: [en", "not valid YAML"),
     ],
@@ -519,6 +522,22 @@ def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
     assert repo.private
     assert len(repo.commits) == 3  # one push at the end: initial commit, the files, the pinned card
     assert "No results are in this card" in repo.files["README.md"].decode()
-    assert {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
+    # The base model is a local folder, so the adapter is merged for others.
+    assert {"README.md", "model.safetensors", "adapter/adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
     assert not [name for name in repo.files if name.endswith((".bin", ".pt", ".pth"))]
+    assert not [name for name, data in repo.files.items() if str(tmp_path).encode() in data]
     assert not list((out / "model").glob("*.bin"))
+    (tmp_path / "there").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "there" / name).write_bytes(repo.files[name])
+    ids, base = torch.arange(5)[None], AutoModelForCausalLM.from_pretrained(out / "base")
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "there")(ids).logits
+        assert_close(merged, PeftModel.from_pretrained(base, out / "model")(ids).logits)
+    # After the run, the card has its table, which stands beside model/.
+    assert main(["card", str(out / "model"), "--license", "mit"]) == 0
+    card = (out / "model" / "README.md").read_text()
+    assert "No results are in this card" not in card
+    lines = [line for line in (out / "results.md").read_text().splitlines() if line.startswith("|")]
+    assert len(lines) > 3
+    assert set(lines) <= set(card.splitlines())
