@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = {
@@ -55,7 +56,7 @@ def load(name: str, folder: Path) -> None:
         import sentencepiece
 
         kind = "bpe" if name == "LlamaTokenizer" else "unigram"
-        settings = {"model_type": kind, "vocab_size": 26, "hard_vocab_limit": False, "minloglevel": 2}
+        settings: dict[str, Any] = {"model_type": kind, "vocab_size": 26, "hard_vocab_limit": False, "minloglevel": 2}
         written = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(_TEXTS), model_writer=written, **settings)
         (folder / vocabulary).write_bytes(written.getvalue())
@@ -74,12 +75,12 @@ def main(root: Path = ROOT) -> int:
     for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         names = {name for name in _NAME.findall(page.read_text(encoding="utf-8")) if not _FILE.search(name)}
         faults += [f"{page.name} names {name}. Add it to TOKENIZERS." for name in sorted(names - known)]
-    for tokenizer, names in TOKENIZERS.items():
+    for tokenizer, checkpoints in TOKENIZERS.items():
         try:
             with tempfile.TemporaryDirectory() as folder:
                 load(tokenizer, Path(folder)) if tokenizer else None
         except Exception as error:  # whatever a class raises without its library
-            faults.append(f"{tokenizer} of {names.replace(' ', ', ')} cannot be loaded: {error!r}")
+            faults.append(f"{tokenizer} of {checkpoints.replace(' ', ', ')} cannot be loaded: {error!r}")
     print(*faults, sep="\n")
     return int(bool(faults))
 
