@@ -15,8 +15,6 @@ import math
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,44 +142,13 @@ def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool
     return any('"auto_map"' in Path(path).read_text(encoding="utf-8") for path in paths if path is not None)
 
 
-# --- Tokenizers and chat templates, which are small programs: a few lines of them can fill the memory, or never end -------
+# --- Tokenizers, which are small programs: a few lines of them can fill the memory ------------------------------------
 
 _MAX_GROWTH = 1000
-_TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json", "processor_config.json")
-# With the environment of transformers. Errors of a template are left to it; only its size and its time are measured here.
-_RENDER = """
-import json, re, sys
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
-    resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
-except (ImportError, ValueError, OSError):
-    pass
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-def fail(message):
-    raise ValueError(message)
-text = re.sub(r"{%-?\\s*(end)?generation\\s*-?%}", "", sys.stdin.buffer.read().decode())
-environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-environment.filters["tojson"] = lambda value, **settings: json.dumps(value)
-environment.globals.update(raise_exception=fail, strftime_now=lambda form: "2025-01-01")
-for content in ("a photo", [{"type": "image"}, {"type": "text", "text": "a photo"}]):
-    turns = [{"role": role, "content": content} for role in ("system", "user", "assistant", "user")]
-    for messages in (turns, turns[1:]):
-        given = {"messages": messages, "add_generation_prompt": True, "tools": None, "bos_token": "", "eos_token": ""}
-        try:
-            written = 0
-            for part in environment.from_string(text).generate(**given):
-                if (written := written + len(part)) > 2**20:
-                    sys.exit(3)
-        except MemoryError:
-            sys.exit(3)
-        except Exception:
-            pass
-"""
 
 
 def check_text_files(name: str, revision: str | None = None) -> None:
-    """Raise if the tokenizer or the chat template of a checkpoint needs far more time or memory than its text."""
+    """Raise if the tokenizer of a checkpoint needs far more memory than its text."""
     if path := find_file(name, "tokenizer.json", revision):
         content = read_object(path)
         try:
@@ -193,16 +160,6 @@ def check_text_files(name: str, revision: str | None = None) -> None:
                 f"The normalizer in {shown(path)} makes a text up to {growth:.3g} times as long, but at most {_MAX_GROWTH} is "
                 "accepted. Use an intact copy of the checkpoint."
             )
-    for path in filter(None, (find_file(name, file, revision) for file in _TEMPLATE_FILES)):
-        plain = path.endswith(".jinja")
-        found = Path(path).read_text(encoding="utf-8") if plain else read_object(path).get("chat_template")
-        for named in found if isinstance(found, list) else [{"template": found}]:
-            template = named.get("template") if isinstance(named, dict) else None
-            if isinstance(template, str) and template and not _renders(template):
-                raise ValueError(
-                    f"The chat template in {shown(path)} needs more than 10 s, 1 GiB or 1 MiB of text for four messages. Use an "
-                    "intact copy of the checkpoint."
-                )
 
 
 def _growth(part: Any) -> float:
@@ -215,17 +172,6 @@ def _growth(part: Any) -> float:
     # A table of sentencepiece has few characters in place of one, but a damaged one may have many.
     own = max(1, len(content)) if isinstance(content, str) else 32 if part.get("type") == "Precompiled" else 1
     return own * _growth([value for value in part.values() if isinstance(value, dict | list)])
-
-
-@functools.lru_cache(maxsize=64)
-def _renders(template: str) -> bool:
-    """Whether a conversation is rendered within limits, in a process of its own."""
-    given, command = template.encode(errors="replace"), [sys.executable, "-I", "-c", _RENDER]
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode != 3 and done.returncode >= 0  # negative: ended by a signal of the limits
 
 
 # --- Weights in safetensors, on the requested revision or in a pull request on the Hub -------------------------------
