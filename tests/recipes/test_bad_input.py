@@ -30,7 +30,6 @@ OPTIONS = {
     "--model_init_kwargs {bad": r"\{bad",
     "--load_best_model_at_end true --eval_strategy no --save_strategy epoch": "load_best_model_at_end",
     "--resume_from_checkpoint model/checkpoint-40": "resume_from_checkpoint",  # of which training
-    "--push_to_hub": "--held_out_scorer_name_or_path",
     "--data_dir photos --dataset_name scenes": "--dataset_name imagefolder",
     "--dataset_name imagefolder --data_dir nowhere": "'nowhere'",
     "--dataset_name owner/missing": "'owner/missing'",
