@@ -158,7 +158,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     model_args, data_args, eval_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    push = defer_push(config)
     resume = should_resume(config)
     check_models(arguments)
     set_seed(config.seed)  # initialises the mapper

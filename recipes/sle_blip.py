@@ -224,7 +224,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     _check(model_args, data_args, sle_args, config)
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    push = defer_push(config)
     resume = should_resume(config)
     splits, scorer, evaluator = prepare(arguments)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0

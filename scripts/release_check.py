@@ -1,6 +1,7 @@
 """Builds the wheel and the sdist, and tests them without the source tree: `make release-check`.
 
-The archives go to outputs/release/. Each is installed into a fresh environment. In an empty folder, `captionrl` captions images of the embedded world, SMILE
+The archives go to outputs/release/. Each is installed into a fresh environment, in which the tokenizer class of every checkpoint of the
+pages must load (`load_tokenizers.py`). In an empty folder, `captionrl` captions images of the embedded world, SMILE
 trains two steps, and the saved model writes captions. The packages come from constraints.txt.
 """
 
@@ -35,9 +36,11 @@ NOTICE""".split()
 def run(*command: str | os.PathLike[str], cwd: Path = ROOT) -> str:
     """Standard output of a command that must succeed; the package comes from the environment of that command."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(
-        command, cwd=cwd, env=environment | OFFLINE, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    done = subprocess.run(command, cwd=cwd, env=environment | OFFLINE, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print(done.stdout)
+        done.check_returncode()
+    return done.stdout
 
 
 def check_contents(archive: Path) -> list[str]:
@@ -67,6 +70,7 @@ def try_out(archive: Path, folder: Path) -> None:
     home = run(python, "-c", "import hf_captionrl; print(hf_captionrl.__file__)", cwd=work).strip()
     if not Path(home).is_relative_to(environment):
         raise SystemExit(f"The package was imported from {home}, not from the fresh environment.")
+    run(python, ROOT / "scripts" / "load_tokenizers.py", cwd=work)
     for command in ("--help", "train --help", "env --help"):
         run(captionrl, *command.split(), cwd=work)
     few = ("--dataset", "scenes", "--max_images", "4", "--output")

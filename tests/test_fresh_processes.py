@@ -217,7 +217,7 @@ def test_blocks_in_a_real_interpreter(name, folder):
 # --- pushes ---------------------------------------------------------------------------------------------------------
 
 HUB = """
-import contextlib, pathlib, sys
+import contextlib, os, pathlib, sys
 from tests.hub.conftest import running_hub
 from tests.hub.server import WRITE
 assert not [name for name in sys.modules if name.startswith("hf_captionrl")]
@@ -226,7 +226,11 @@ common = dict(max_steps=1, per_device_train_batch_size=4, use_cpu=True, report_t
 with running_hub(pathlib.Path("cache")) as hub:
     import hf_captionrl
     from hf_captionrl import *
+    import datasets
+    from peft import LoraConfig
     train = load_captions("imagefolder", data_dir="photos", split="all")
+    rows = datasets.Dataset.from_list([dict(prompt="a red cat", completion=" and a dog")] * 4)
+    lora = lambda *modules, **settings: LoraConfig(target_modules=list(modules), **settings)
 {make}
     trainer.train()
     address = trainer.push_to_hub()
@@ -234,9 +238,15 @@ with running_hub(pathlib.Path("cache")) as hub:
     (repo,) = hub.repos.values()
     assert repo.private and any(name.endswith(".safetensors") for name in repo.files) and "README.md" in repo.files
     from hf_captionrl.cli import main
+    pathlib.Path("out/README.md").unlink()
     assert main(["card", "out", "--license", "mit"]) == 0
-    assert main(["push", "out", "--repo_id", "tester/y", "--dry_run"]) == 0
-    assert len(hub.repos) == 1
+    card = pathlib.Path("out/README.md").read_text()
+    assert "license: mit" in card and f"| trainer | {type(trainer).__name__} |" in card and "| learning rate | " in card
+    os.environ["HF_TOKEN"] = WRITE
+    assert main(["push", "out", "--repo_id", "tester/y"]) == 0
+    assert set(hub.repo("tester/y").files) == set(repo.files)
+    for name, data in hub.repo("tester/y").files.items():
+        assert name == "README.md" or str(pathlib.Path.cwd()).encode() not in data
 """
 TRAINERS = {
     "smile": 'trainer = SmileTrainer("scenes:blip-mle", SmileConfig("out", **common), train)',
@@ -249,8 +259,12 @@ TRAINERS = {
     'CaptionRLConfig("out", max_completion_length=12, num_generations=2, **common), train)',
     "grpo": 'trainer = SelfRetrievalGRPOTrainer("chat", load_scorer("scenes:clip-reward"), '
     'SelfRetrievalGRPOConfig("out", num_generations=2, max_completion_length=4, **common), train)',
-    "sft": 'import datasets; rows = datasets.Dataset.from_list([dict(prompt="a red cat", completion=" and a dog")] * 4); '
-    'trainer = SmileSFTTrainer("text", SmileSFTConfig("out", **common), train_dataset=rows)',
+    "smile with LoRA": 'trainer = SmileTrainer("scenes:blip-mle", SmileConfig("out", **common), train, peft_config=lora("query"))',
+    "grpo with LoRA": 'trainer = SelfRetrievalGRPOTrainer("chat", load_scorer("scenes:clip-reward"), peft_config=lora("q_proj"), '
+    'args=SelfRetrievalGRPOConfig("out", num_generations=2, max_completion_length=4, **common), train_dataset=train)',
+    "sft with LoRA": 'trainer = SmileSFTTrainer("text", SmileSFTConfig("out", **common), train_dataset=rows, '
+    'peft_config=lora("q_proj", task_type="CAUSAL_LM"))',
+    "sft": 'trainer = SmileSFTTrainer("text", SmileSFTConfig("out", **common), train_dataset=rows)',
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import importlib
 import inspect
@@ -17,8 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import is_input_error, one_line, work_offline_without_hub
-from hf_captionrl.utils.io import CheckedOutput
+from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line, work_offline_without_hub
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
 # --- Help texts wrapped at the terminal's width ----------------------------------------------------------------------
@@ -238,10 +236,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         print("captionrl: error: stdout is closed. Use > /dev/null to discard the output.", file=sys.stderr)
         return 2
-    output = CheckedOutput(sys.stdout)
-    with contextlib.redirect_stdout(output):
-        code = _run(argv)
-    return output.finish("captionrl", code)
+    code = _run(argv)
+    flush_stdout()
+    return code
 
 
 def _run(argv: Sequence[str] | None) -> int:

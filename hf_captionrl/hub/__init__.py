@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         ModelCardFacts,
         eval_results_yaml,
         push_captioner,
-        push_trained,
         read_facts,
         render_dataset_card,
         render_model_card,

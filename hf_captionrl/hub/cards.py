@@ -93,8 +93,8 @@ class ModelCardFacts:
     dataset: str  # name of the training and test data
     dataset_description: str  # size, origin and splits of the data, in one or more sentences
     objective: Objective  # `mle`: plain maximum likelihood
-    scorer: str  # signature of the scorer that ranks: model, revision, dtype
-    scorer_max_text_tokens: int  # after which the scorer truncates a caption
+    scorer: str | None  # signature of the scorer that ranks: model, revision, dtype; None: nothing was ranked
+    scorer_max_text_tokens: int | None  # after which the scorer truncates a caption
     generation: Mapping[str, Any]  # arguments of `generate` for all captions of the table
     row: str  # of this model in the results
     license: str  # identifier of the Hub, or its terms in words; a finetuned model must respect the licence of its base model
@@ -158,7 +158,7 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
             f"{', '.join(missing)} of {facts.row!r} is missing. "
             "Measure it, or set <key>_reason to the reason why it cannot be measured."
         )
-    if row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
+    if facts.scorer is not None and row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
         raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
     for name, entry in by_name.items():
         for column in COLUMNS:
@@ -205,7 +205,8 @@ def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str 
     entries = []
     for column, value, interval in _numbers(row):
         notes = [] if interval is None else [f"95 % interval [{float(interval[0]):.6g}, {float(interval[1]):.6g}]"]
-        notes += [f"split {facts.test_split}", f"seed {results['seed']}", f"scorer {facts.scorer}", decoding]
+        notes += [f"split {facts.test_split}", f"seed {results['seed']}"]
+        notes += [f"scorer {facts.scorer}"] * (facts.scorer is not None) + [decoding]
         entries.append(
             EvalResultEntry(
                 dataset_id=facts.dataset_id,
@@ -360,25 +361,10 @@ def write_dataset_card(folder: str | os.PathLike[str], facts: DatasetCardFacts) 
     return atomic_write_text(folder / "README.md", render_dataset_card(facts))
 
 
-# --- Cards of models without results, such as those saved by a trainer's `save_model`, and their push ----------------
+# --- Cards of what a trainer's `save_model` writes, for which nothing ranked the captions of a test split -------------
 
 _GENERATED = ("[More Information Needed]", "generated automatically according to the information the Trainer")
 """Text in the cards that peft and transformers generate, which have no content and are replaced."""
-
-
-def write_unmeasured_card(folder: str | os.PathLike[str], **facts: str | None) -> Path:
-    """Write the card of a saved captioner without results, and a missing manifest; `facts` are those of `_write_card`."""
-    folder = Path(folder)
-    if _captioner_settings(folder) is None:
-        raise FileNotFoundError(
-            f"{folder} has no captioner.json, so it is not a saved captioner. Use the folder of trainer.save_model() or "
-            "captioner.save_pretrained()."
-        )
-    if facts.get("model_id") is None:
-        facts["model_id"] = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
-    for file in (FACTS_FILE, EVAL_RESULTS_FILE):
-        (folder / file).unlink(missing_ok=True)  # of a model that was there before
-    return _write_card(folder, **facts)
 
 
 def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
@@ -388,7 +374,7 @@ def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
     if not (folder / FACTS_FILE).is_file():
         write_unmeasured_card(folder, **changes)
         licence = "" if "license" in changes else " The licence is 'other'. Use --license to name it."
-        return f"written, without results: no recipe has measured this model.{licence}"
+        return f"written{'' if _table_of_run(folder) else ', without results: nothing was measured'}.{licence}"
     facts = replace(read_facts(folder), **changes)  # type: ignore[arg-type]
     found = [path for path in (folder / "results.json", folder.parent / "results.json") if path.is_file()]
     if not found:
@@ -402,31 +388,48 @@ def write_trained_card(folder: str | os.PathLike[str], *, model_id: str, **facts
     card = Path(folder, "README.md")
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else _GENERATED[0]
     if any(generated in text for generated in _GENERATED):
-        return _write_card(Path(folder), model_id=model_id, **facts)
+        return write_unmeasured_card(folder, model_id=model_id, **facts)
     _write_missing_manifest(card.parent)
     return card
 
 
-def _write_card(
-    folder: Path,
+def _table_of_run(folder: Path) -> str:
+    """The table of the run that wrote a model: beside it, or beside the folder `model` of a recipe; or empty."""
+    places = (folder, folder.parent) if folder.resolve().name == "model" else (folder,)
+    found = [place / "results.md" for place in places if (place / "results.md").is_file()]
+    return re.sub(r"\A# .*\n+", "", found[0].read_text(encoding="utf-8")) if found else ""
+
+
+def write_unmeasured_card(
+    folder: str | os.PathLike[str],
     *,
-    model_id: str | None,
-    base_model: str | None = None,  # None: that of the adapter
+    model_id: str | None = None,  # None: the name of the folder
+    base_model: str | None = None,  # None: that of the adapter or the training
     license: str | None = None,  # None: `other`
     dataset: str | None = None,
     dataset_id: str | None = None,
     dataset_description: str | None = None,
     language: str | None = None,
 ) -> Path:
-    """Check the texts from users, and write the card and a missing manifest."""
+    """Write the card of a model from the facts that its trainer saved and the table of its run, and a missing manifest."""
+    from hf_captionrl.trainers.publishing import TRAINING_FILE  # imports transformers
+
+    folder = Path(folder)
+    training = read_object(folder / TRAINING_FILE) if (folder / TRAINING_FILE).is_file() else {}
+    settings = _captioner_settings(folder) or {}
+    if not settings and not training:
+        raise FileNotFoundError(
+            f"{folder} has no captioner.json or {TRAINING_FILE}, so no trainer of hf_captionrl saved it. Use the folder of "
+            "trainer.save_model() or captioner.save_pretrained()."
+        )
+    if model_id is None:
+        model_id = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
     adapter, local_base = folder / "adapter_config.json", local_base_model(folder) is not None
-    is_adapter = adapter.is_file()
-    if is_adapter and base_model is None:
+    if adapter.is_file() and base_model is None:
         named = json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or None
         base_model = Path(named).name if named and local_base else named
-    settings = _captioner_settings(folder) or {}
+    base_model = base_model or training.get("base_model")
     if family := settings.get("family", ""):
-        is_adapter &= not local_base  # a push merges the adapter into its local base model
         task = "image-text-to-text" if family == "chat" else "image-to-text"
     else:
         has_images = any((folder / name).is_file() for name in PROCESSORS)
@@ -437,6 +440,7 @@ def _write_card(
     for name, value in texts.items():
         if value is not None:
             check_text(name, value)
+    is_adapter = adapter.is_file() and not local_base  # a push merges an adapter into its local base model
     metadata = _model_data(
         base_model,
         dataset_id,
@@ -446,16 +450,19 @@ def _write_card(
         pipeline_tag=task,
         tags=["image-captioning", "hf_captionrl"] if family else ["hf_captionrl"],
     )
+    parts = (value.items() if isinstance(value, dict) else [(name, value)] for name, value in training.items())
     card = render_template(
         "model_unmeasured.md",
         **texts,
         description=dataset_description,
         metadata=metadata,
-        source=model_id if "/" in str(model_id) else ".",
+        source=model_id if "/" in model_id else ".",
         is_adapter=is_adapter,
         task=task,
         family=family,
         prompt=settings.get("prompt") or "",
+        training={name: value for part in parts for name, value in part if value not in (None, "", [])},
+        table=_table_of_run(folder),
         versions=public_versions(),
     )
     check_card(card)
@@ -496,14 +503,6 @@ def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
         captioner.save_pretrained(folder)
         write_unmeasured_card(folder, model_id=repo_id)
         return push_folder(folder, repo_id, again="Call push_to_hub again.", **settings)
-
-
-def push_trained(folder: str | os.PathLike[str], repo_id: str, **settings: Any) -> str:
-    """Push the output folder of a trainer, with the checks of every push; returns the URL of the commit."""
-    # Merging loads a captioner; models of TRL's trainers are not captioners.
-    return push_folder(
-        folder, repo_id, merged=False if _captioner_settings(Path(folder)) is None else None, **settings
-    )
 
 
 # --- The manifest and the card of boosted captions -------------------------------------------------------------------

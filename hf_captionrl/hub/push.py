@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from hf_captionrl.utils.console import error_chain
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, is_secret, plain_config, write_json
+from hf_captionrl.utils.model_files import adapter_base, check_checkpoint, load_pretrained, read_object
 
 # --- Rejects content that must not be published: placeholders, secrets, HTML, local paths, and links out of the folder ---
 
@@ -39,15 +40,11 @@ _MACHINE_PATH = re.compile(r"^(/|~|[A-Za-z]:[\\/]|\\\\|file:)|(^|/)\.\.(/|$)")
 _DRIVE = r"(?<![\w/])[A-Za-z]:(?:\\{1,2}|/(?!/))\w|(?<![\w\\])\\{2,4}[\w.-]+\\{1,2}\w|\bfile:/"
 _PATH_IN_PROSE = re.compile(rf"(?<![\w/:.~)\]}}$-])/(?:[\w@+~.-]|\\_)+/[\w@+~.-]|(?<![\w~])~\w*/[\w.]|{_DRIVE}")
 _HOME = re.compile(rf"(?<![\w/:.])/(?:home|Users|root)/[\w.]|{_DRIVE}")
-# Prefixes of the keys of services: Hugging Face, OpenAI-like endpoints, GitHub, GitLab, AWS, Google, Slack, Stripe, ...
+# Prefixes of keys: Hugging Face, OpenAI-like endpoints, GitHub, AWS, and private keys.
 # Every part is bounded or starts only once per word, so that the time is linear.
 _TOKEN = re.compile(
     r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b|(?<![A-Za-z0-9])sk-(?=[\w-]{0,99}?\w{16})(?=[\w-]{0,99}\d)[\w-]{20,}"
-    r"|\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_\w{20,}|\bgl[a-z]{2,6}-[\w-]{20,}|\bA(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}\b"
-    r"|\bAIza[\w-]{35}\b|\bya29\.[\w-]{20,}|\bxox[abeoprs]-[\w-]{10,}|\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}\b"
-    r"|\bnpm_[A-Za-z0-9]{36}\b|\bpypi-[\w-]{40,}|\bdckr_pat_[\w-]{20,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bATATT3[\w=-]{20,}"
-    r"|\b(?:gsk|r8|xai|nvapi|pplx|tgp_v1|dop_v1|wandb_v1|lin_api|ntn|sntrys|tvly|pat)[_-][\w-]{24,}"
-    r"|(?<![\w-])eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}|\bAccountKey=[A-Za-z0-9+/]{86}=="
+    r"|\bgh[pousr]_[A-Za-z0-9]{30,}\b|\bgithub_pat_\w{20,}|\bA(?:KIA|SIA|ROA|IDA)[0-9A-Z]{16}\b"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|.*)",
     re.DOTALL,
 )
@@ -117,7 +114,9 @@ def check_card(text: str) -> Mapping[str, Any]:
             f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
         ) from None
     if not isinstance(metadata, dict) or not metadata.get("license"):
-        raise ValueError("The card has no licence. Add `license:` to its metadata.")
+        raise ValueError(
+            "The card has no licence. Add `license:` to its metadata, or write the card with `captionrl card`."
+        )
     # Check what a browser would execute or follow: not code, which is shown verbatim, and not formulas.
     card = _parsed(parts[2])
     if not _FORMULA.sub("", card.text).strip():
@@ -280,7 +279,6 @@ _NEVER = (
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 """Files of an image processor."""
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
-_BLOCK, _OVERLAP = 2**24, 2**12
 
 
 class Contents(NamedTuple):
@@ -325,55 +323,12 @@ def folder_contents(
                 f"{name} in {folder} is a link to a place outside the folder. Replace it with the file, or remove it."
             )
         check_secret("The name of a file", name, token)
-        for text in _texts(path):
-            check_secret(name, text, token)
         if path.suffix == ".parquet":
             _check_image_paths(name, path)
+        elif path.suffix not in (".safetensors", ".png", ".model"):
+            check_secret(name, path.read_text(encoding="utf-8", errors="replace"), token)
     _check_complete(folder, repo_type, published)
     return Contents(published, left_out)
-
-
-def _texts(path: Path) -> Iterator[str]:
-    """The decoded text of a file: also metadata of weights and pictures, cells of tables, and UTF-16."""
-    kind = path.suffix.lower()
-    with open(path, "rb") as file:
-        if kind == ".safetensors":
-            yield file.read(min(int.from_bytes(file.read(8), "little"), 10**8)).decode(errors="replace")
-            return
-        block, rest = file.read(_BLOCK), b""
-        while block:
-            # Without zeros, ASCII characters in UTF-16 and UTF-32 are those in UTF-8.
-            text = rest + block.replace(b"\0", b"")
-            yield text.decode(errors="replace")
-            block, rest = file.read(_BLOCK), text[-_OVERLAP:]
-    if kind == ".png":
-        from PIL import Image
-
-        # A damaged picture has no other text than its bytes.
-        with contextlib.suppress(OSError, SyntaxError, ValueError), Image.open(path) as image:
-            image.load()  # text may follow the pixels
-            yield "\n".join(_strings(image.info))
-    elif kind == ".parquet":
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(path) as table:
-            columns = [table.schema.column(i) for i in range(len(table.schema.names))]
-            metadata = b"\n".join(part for pair in (table.metadata.metadata or {}).items() for part in pair)
-            yield "\n".join([metadata.decode(errors="replace"), *(column.path for column in columns)])
-            texts = [column.path for column in columns if str(column.logical_type) in ("String", "JSON", "Enum")]
-            for batch in table.iter_batches(columns=texts):
-                yield "\n".join(_strings(batch.to_pylist()))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All texts in nested lists and mappings."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from _strings([*value.keys(), *value.values()])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _strings(item)
 
 
 def _has_public_images(folder: Path) -> bool:
@@ -425,8 +380,8 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
             f"{folder} has no {MANIFEST_FILE}, which describes the training. Write it with "
             f"hf_captionrl.hub.write_manifest, or write card and manifest: captionrl card {folder}"
         )
-    # The card of a model that was not measured says so, and has no results.
-    if "model-index" not in metadata and "results.json" not in published:
+    rows = read_object(folder / "results.json").get("rows", []) if "results.json" in published else []
+    if not any(row.get(key) is not None for row in rows for key in ("rd100_recall_at_1", "pool_recall_at_1")):
         return
     results = [result for model in metadata.get("model-index") or [] for result in model.get("results", [])]
     metrics = [metric for result in results for metric in result.get("metrics", [])]
@@ -505,16 +460,25 @@ _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -> None:
     """Write a folder with the merged model, and the adapter in `adapter/`."""
+    import transformers
+    from peft import PeftModel
+
     from hf_captionrl.captioners import load_captioner
+    from hf_captionrl.captioners.captioner import SETTINGS_FILE
 
     folder, target = Path(folder), Path(target)
     for name in names:
         place = target / "adapter" / name if name in _ADAPTER else target / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, place)
-    captioner = load_captioner(str(folder))
-    captioner.model = captioner.model.merge_and_unload()
-    captioner.save_pretrained(target)
+    if (folder / SETTINGS_FILE).is_file():
+        captioner = load_captioner(str(folder))
+        captioner.model = captioner.model.merge_and_unload()
+        captioner.save_pretrained(target)
+    else:  # of TRL's trainers
+        loader = getattr(transformers, check_checkpoint(str(folder))["config"].architectures[0])
+        base, _ = load_pretrained(loader, adapter_base(str(folder), None))
+        PeftModel.from_pretrained(base, str(folder)).merge_and_unload().save_pretrained(target)
     # The base model was a local folder: keep only its name.
     path = target / "adapter" / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))

@@ -76,7 +76,6 @@ from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupport
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
 from hf_captionrl.trainers.guard import UnchangedCallback, log_completions, print_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
-from hf_captionrl.trainers.publishing import write_training_facts
 
 if TYPE_CHECKING:
     from hf_captionrl.retrieval import Scorer
@@ -693,4 +692,3 @@ class CaptionTrainer(ExactResumeTrainer):
         super()._save(output_dir, state_dict)
         # Some families have an image processor and a tokenizer but no processor that joins them.
         self.captioner.save_processor(output_dir or self.args.output_dir)
-        write_training_facts(self, output_dir or self.args.output_dir)

@@ -40,7 +40,7 @@ from hf_captionrl.data.features import source_key, training_images, write_traini
 from hf_captionrl.data.options import ids_digest
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.policy import default_output_dir
-from hf_captionrl.trainers.publishing import CheckedPush, on_main_process, public_name
+from hf_captionrl.trainers.publishing import CheckedPush, base_model, on_main_process, public_name
 from hf_captionrl.utils.io import FolderLock, json_digest, plain_config, to_plain, write_json
 from hf_captionrl.utils.model_files import (
     check_checkpoint,
@@ -75,14 +75,6 @@ _FREE = set(
     "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
     "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard max_truncated_by_scorer save_on_signal".split()
 )
-
-
-def _base_model(trainer: Any) -> Any:
-    """The model without adapter and wrappers; None before a trial of a search, which removes the model of the last one."""
-    if trainer.model is None:
-        return None
-    inner = trainer.accelerator.unwrap_model(trainer.model)
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
 _PROBES = 64
@@ -129,7 +121,7 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
     names = sorted({*declared, *_INHERITED}.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
     return {
         "trainer": type(trainer).__name__,
-        "model": public_name(getattr(_base_model(trainer), "name_or_path", None)),
+        "model": public_name(getattr(base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
         # With another number, a resumed epoch would read rows twice or never.
         "rows per step": args.per_device_train_batch_size
@@ -554,7 +546,7 @@ class ExactResumeTrainer(CheckedPush):
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
                 found = checkpoint_to_resume(self, resume_from_checkpoint, trial) if resume_from_checkpoint else None
-                start = Path(getattr(_base_model(self), "name_or_path", None) or ".").resolve()
+                start = Path(getattr(base_model(self), "name_or_path", None) or ".").resolve()
                 if found is None and start.parent == folder.resolve() and start.name.startswith("checkpoint-"):
                     raise ValueError(
                         f"The model is {start.name} in output_dir {self.args.output_dir!r}, which a new run would move away. Use another "
@@ -636,7 +628,7 @@ class ExactResumeTrainer(CheckedPush):
             write_json(folder / SELECTION_FILE, self.selection)
         if hashes := self.training_image_hashes():
             # Also those of the model that this training started from
-            start = training_images(getattr(_base_model(self), "name_or_path", ""))
+            start = training_images(getattr(base_model(self), "name_or_path", ""))
             write_training_images(folder, {*hashes, *start})
 
     def training_image_hashes(self) -> list[str]:

@@ -39,33 +39,45 @@ def public_name(name: Any) -> str | None:
     return (Path(text).name if os.path.isabs(text) or os.path.exists(text) else text) or None
 
 
-def write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
-    """Write facts about the model of a [`CaptionTrainer`] into [`TRAINING_FILE`]."""
-    captioner, args, data = trainer.captioner, trainer.args, trainer.train_dataset
+def base_model(trainer: Any) -> Any:
+    """The model without adapter and wrappers; None before a trial of a search, which removes the model of the last one."""
+    if trainer.model is None:
+        return None
+    inner = trainer.accelerator.unwrap_model(trainer.model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+
+
+def _write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
+    captioner, args, data = getattr(trainer, "captioner", None), trainer.args, trainer.train_dataset
     rewards, mle_weight = getattr(trainer, "rewards", None), getattr(args, "mle_weight", None)
     facts: dict[str, Any] = {
         "trainer": type(trainer).__name__,
-        "base_model": public_name(getattr(captioner.base_model, "name_or_path", None)),
-        "family": captioner.family,
-        "prompt": captioner.prompt,
-        "is_adapter": hasattr(captioner.model, "peft_config"),
+        "base_model": public_name(getattr(base_model(trainer), "name_or_path", None)),
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "learning_rate": args.learning_rate,
         "seeds": {"seed": args.seed, "data_seed": args.data_seed},
-        # None for a stream
-        "train_images": getattr(data, "num_images", len(data) if hasattr(data, "__len__") else None),
-        "generation": {"num_beams": args.generation_num_beams, "max_new_tokens": args.generation_max_new_tokens},
     }
+    if captioner is None:
+        facts["train_rows"] = len(data) if hasattr(data, "__len__") else None
+    else:
+        facts |= {"family": captioner.family, "prompt": captioner.prompt}
+        # None for a stream
+        facts["train_images"] = getattr(data, "num_images", len(data) if hasattr(data, "__len__") else None)
+        facts["generation"] = {
+            "num_beams": args.generation_num_beams,
+            "max_new_tokens": args.generation_max_new_tokens,
+        }
     if rewards is not None:
         known = {"SelfRetrieval": "self_retrieval", "PairwiseDiversity": "sle"}
         kinds = [known[type(r).__name__] for r in rewards.rewards if type(r).__name__ in known]
         facts |= {"objective": kinds[0]} if kinds else {}
-        facts |= {"reward": rewards.describe(), "baseline": args.baseline, "num_generations": args.num_generations}
+        facts |= {"reward": rewards.describe(), "num_generations": args.num_generations}
+        facts |= {"baseline": args.baseline} if captioner is not None else {}
         facts["reward_scorers"] = [public_name(s.signature) for s in trainer.scorers if hasattr(s, "signature")]
     elif mle_weight is not None:
         facts |= {"objective": "mle" if mle_weight == 1.0 else "smile", "mle_weight": mle_weight}
-        facts["first_token"] = args.first_token
+        facts |= {name: getattr(args, name) for name in ("first_token", "subset_scope") if hasattr(args, name)}
     write_json(Path(folder) / TRAINING_FILE, facts)
 
 
@@ -75,6 +87,10 @@ def _first(value: Any) -> Any:
 
 class CheckedPush(Trainer):
     """A Trainer whose upload, also that of TRL, is checked like every push: safetensors only, no secrets, private."""
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        _write_training_facts(self, output_dir or self.args.output_dir)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Check the name of the repository; the push creates it, after its other checks."""
@@ -86,7 +102,7 @@ class CheckedPush(Trainer):
         self.push_in_progress = None
 
     def create_model_card(self, **facts: Any) -> None:  # type: ignore[override]
-        """Write a card without results into `args.output_dir`, unless someone has written one."""
+        """Write a card into `args.output_dir`, unless someone has written one."""
         from hf_captionrl.hub.cards import write_trained_card
 
         name = facts.get("model_name") or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
@@ -121,7 +137,7 @@ class CheckedPush(Trainer):
         `private` and `token` override those of the arguments; a new repository is private unless they say otherwise. `overwrite`
         pushes also into a repository that holds other content. The push always blocks. `kwargs` are for `create_model_card`.
         """
-        from hf_captionrl.hub.cards import push_trained
+        from hf_captionrl.hub.push import push_folder
 
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
@@ -131,7 +147,7 @@ class CheckedPush(Trainer):
         wanted = self.args.hub_private_repo if private is None else private
 
         def push() -> str:
-            address = push_trained(
+            return push_folder(
                 self.args.output_dir,
                 self.hub_model_id,
                 private=wanted is None or wanted,
@@ -140,6 +156,5 @@ class CheckedPush(Trainer):
                 commit_message=commit_message or "End of training",
                 overwrite=overwrite,
             )
-            return str(address)
 
         return str(on_main_process(self.accelerator, push))

@@ -164,7 +164,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         )
         refuse_token_credit(self.rewards.rewards)
         self.caption_data = train_dataset
-        self._scorer = scorers[0]
+        self.scorers = scorers
         images = args.generation_batch_size // args.num_generations
         if len(train_dataset) < images:
             raise ValueError(
@@ -226,7 +226,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             encode=encode,
             eos_token_id=self._tokenizer.eos_token_id,
             device=args.device,
-            scorer=self._scorer,
+            scorer=self.scorers[0],
             max_completion_length=args.max_completion_length,
             has_bags=min(self.bags.schedule.values()) > 1,
             columns=[name for name in data.column_names if name != "prompt"],

@@ -5,8 +5,6 @@ Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad i
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import os
 import sys
@@ -15,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from hf_captionrl.utils.io import CheckedOutput, say
+from hf_captionrl.utils.io import say
 
 RESULT_FILE = "CAPTIONRL_RESULT_FILE"
 """Environment variable: where the main process of a recipe writes the path of its results."""
@@ -58,6 +56,14 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def flush_stdout() -> None:
+    """Write what is left of the output; it is no error if its reader (`head`) has closed it."""
+    try:
+        print(end="", flush=True)
+    except BrokenPipeError:  # which Python would report when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn:
     """Run a recipe as a program, and end the process with its exit code.
 
@@ -68,11 +74,9 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     sys.argv = [argument for argument in sys.argv if argument != "--traceback"]
     program = program or Path(sys.argv[0]).name
     work_offline_without_hub()
-    output = CheckedOutput(sys.stdout or io.StringIO())  # without a stdout the output is discarded, as Python does
     code = 0
     try:
-        with contextlib.redirect_stdout(output):
-            result = main()
+        result = main()
         if (file := os.environ.get(RESULT_FILE)) and os.environ.get("RANK", "0") == "0":
             Path(file).write_text("" if result is None else str(result), encoding="utf-8")
     except SystemExit as stop:  # argparse has printed its help, or training has stopped on a signal
@@ -93,7 +97,8 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
             Path(folder, rank).write_text(f"{program}: {said}", encoding="utf-8")
         else:
             say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
-    sys.exit(output.finish(program, code))
+    flush_stdout()
+    sys.exit(code)
 
 
 class _OfflineAtOnce(logging.Filter):

@@ -1,4 +1,4 @@
-"""Atomic writes, files that grow line by line, and a stdout that may be full.
+"""Atomic writes, and files that grow line by line.
 
 Every file is written to a temporary file of the same folder, flushed to disk and renamed. A killed run leaves the previous file
 intact. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, Self
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file that is written part by part, and atomically: it replaces the old file when the block ends without an error."""
-    path = refuse_device(path)
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
     temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
@@ -100,14 +100,6 @@ def escape_markdown(text: str) -> str:
     return _END_OF_LINK.sub(r"\\]", text)
 
 
-def refuse_device(path: str | os.PathLike[str]) -> Path:
-    """Refuse a device, a pipe or a socket as a file to write: a rename would replace it, and a pipe cannot be resumed."""
-    path = Path(path)
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{str(path)!r} is a device or a pipe, which cannot be an output. Use the name of a file.")
-    return path
-
-
 def refuse_file(output: Path) -> None:
     """Refuse a file as the folder of `--output`."""
     if output.exists() and not output.is_dir():
@@ -156,7 +148,7 @@ class LineFile:
     """Whether a file that is empty when it is closed stays; otherwise a run that fails leaves none."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = refuse_device(path)
+        self.path = Path(path)
         while not self._is_open():
             pass
         try:
@@ -280,49 +272,6 @@ def _forget_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_locks)
-
-
-class CheckedOutput:
-    """Replaces stdout. If it cannot be written (a full disk), the work continues, and the error is reported at the end."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._error: OSError | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def _try(self, action: Callable[[], object]) -> None:
-        """Do it, or remember the error."""
-        if self._error is not None:
-            return
-        try:
-            action()
-        except OSError as error:
-            # The rest of the buffer must not fail again when Python flushes it on exit.
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            if isinstance(error, BrokenPipeError):
-                raise
-            self._error = error
-
-    def finish(self, program: str, code: int) -> int:
-        """Flush, and say in one line where the output could not be written."""
-        with contextlib.suppress(BrokenPipeError):
-            self.flush()
-        if self._error is None:
-            return code
-        hint = " Make room, and run it again." if self._error.errno == errno.ENOSPC else ""
-        reason = self._error.strerror or str(self._error)
-        say(f"{program}: error: stdout cannot be written ({reason}), so the output is incomplete.{hint}")
-        return code or 1
 
 
 def say(line: str) -> None:

@@ -289,6 +289,25 @@ def test_results_go_to_a_leaderboard_only_if_there_is_one():
         eval_results_yaml(make_results(hallucination=None), facts)
 
 
+def test_measurements_without_a_scorer_are_kept_and_can_be_pushed(tmp_path, capsys):
+    folder = publishable(tmp_path / "model", scorer=None, scorer_max_text_tokens=None, truncated_fraction=None)
+    ranked = ("pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5", "clip_score")
+    rows = [row | not_measured("no scorer", *ranked) for row in make_results()["rows"]]
+    (folder / "results.json").write_text(json.dumps(make_results() | {"rows": rows}))
+    assert main(["card", str(folder), "--license", "mit"]) == 0
+    card = (folder / "README.md").read_text()
+    measured = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
+    assert measured == {key: make_row("SMILE")[key] for key in measured}
+    assert {"cider_d", "hallucination", "length"} <= set(measured)
+    assert not set(ranked) & set(measured)
+    assert "No scorer ranked the captions" in section(card, "Scorer")
+    assert main(["push", str(folder), "--dry_run"]) == 0
+    # Where retrieval was measured, the card has it.
+    (folder / "results.json").write_text(json.dumps(make_results()))
+    assert main(["push", str(folder), "--dry_run"]) == 2
+    assert "no retrieval number" in capsys.readouterr().err
+
+
 def test_facts_round_trip(tmp_path):
     folder = publishable(tmp_path / "model", model_id="model")
     assert read_facts(folder) == replace(FACTS, model_id="model")
@@ -321,6 +340,13 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd
     assert check_card(card)["license"] == "other"
     assert "No results are in this card" in card
     assert "finetuned from someone/blip on photos" in card
+    assert "| trainer | SmileTrainer |" in card
+    assert "| train images | 4 |" in card
+    # A folder of results above it is not that of its run, unless it is `model` of a recipe.
+    (tmp_path / "results.md").write_text("# Other\n\n| | |\n|:--|--:|\n| x | 1.0 |\n")
+    assert main(["card", folder]) == 0
+    assert "| x | 1.0 |" not in Path(folder, "README.md").read_text()
+    assert "without results" in capfd.readouterr().out
     assert main(["card", folder, "--check"]) == 0
     assert main(["push", folder, "--repo_id", "smile"]) == 0
     repo = hub.repo("tester/smile")
@@ -340,7 +366,7 @@ def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
     assert "captioner.json does not contain a family" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["card", str(tmp_path / "empty")]) == 2
-    assert "no captioner.json, so it is not a saved captioner. Use" in capfd.readouterr().err
+    assert "no captioner.json" in capfd.readouterr().err
     assert main(["card", str(tmp_path / "nowhere")]) == 2
     assert "There is no folder" in capfd.readouterr().err
 

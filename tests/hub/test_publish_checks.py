@@ -106,13 +106,7 @@ KEYS = {
     "GitHub": lambda: f"ghp_{random_text(36)}",
     "AWS": lambda: "AKIA" + "ABCD1234" * 2,
     "a private key": lambda: "-----BEGIN OPENSSH PRIVATE KEY-----\\nAAAA\\n-----END OPENSSH PRIVATE KEY-----",
-    "GitLab": lambda: f"glpat-{random_text(20)}",
-    "Google": lambda: f"AIza{random_text(35)}",
-    "Slack": lambda: f"xoxb-{random_text(24)}",
-    "npm": lambda: f"npm_{random_text(36)}",
     "an organisation's": lambda: f"api_org_{random_text(34)}",
-    "Azure": lambda: f"AccountKey={random_text(86)}==",
-    "JWT": lambda: f"eyJ{random_text(20)}.eyJ{random_text(20)}.{random_text(20)}",
 }
 
 

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.cli import main
 from hf_captionrl.evaluation.plots import CURVES
 from hf_captionrl.metrics.columns import COLUMNS
 from hf_captionrl.trainers import SmileConfig
@@ -112,9 +113,13 @@ def test_a_row_without_further_training(tmp_path):
     assert "maximum likelihood" in card.read_text().lower()
     card.unlink()
     more += " --scorer none --held_out_scorer none --metric_for_best_model loss --model_license 'research use'"
-    train(recipe, tmp_path, ONE_EPOCH, more)
-    assert "research use" in card.read_text()
-    assert not card.with_name("card.json").exists()  # a card without results
+    results = json.loads(train(recipe, tmp_path, ONE_EPOCH, more).read_text())
+    text = card.read_text()
+    assert "research use" in text
+    assert f"value: {round(results['rows'][0]['cider_d'], 6)}" in text
+    assert main(["card", str(card.parent)]) == 0  # keeps what was measured
+    assert card.read_text() == text
+    assert main(["push", str(card.parent), "--dry_run"]) == 0
 
 
 # --- Learning curves: every number of docs, by the scorer that selects and by the held-out one ---

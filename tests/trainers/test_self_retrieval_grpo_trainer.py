@@ -175,7 +175,7 @@ def test_contradictory_arguments_are_refused_before_training(tmp_path, name, set
 def test_data_without_a_column(tmp_path, trainer):
     with pytest.raises(ValueError, match="image"):
         SelfRetrievalGRPOTrainer(
-            trainer.model, trainer._scorer, trainer.args, trainer.caption_data.remove_columns("image")
+            trainer.model, trainer.scorers[0], trainer.args, trainer.caption_data.remove_columns("image")
         )
     with pytest.raises(ValueError, match="scorer"):
         SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)

@@ -245,17 +245,6 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
     assert not list(folder.iterdir())  # the probe and the lock are gone
 
 
-@pytest.mark.timeout(20)
-def test_devices_and_pipes_are_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    os.symlink("/dev/null", tmp_path / "null")
-    for path in (tmp_path / "pipe", tmp_path / "null", "/dev/null"):
-        for write in (LineFile, lambda path: atomic_write_text(path, "text")):
-            with pytest.raises(ValueError, match="is a device or a pipe"):
-                write(path)
-    assert (tmp_path / "null").is_symlink()
-
-
 def test_a_worker_neither_keeps_the_lock_of_its_parent_nor_gives_it_away(tmp_path):
     with FolderLock(tmp_path):
         end(forked(lambda: None))

@@ -56,7 +56,6 @@ from hf_captionrl.hub import (
     push_folder,
     write_manifest,
     write_model_card,
-    write_unmeasured_card,
 )
 from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
@@ -66,7 +65,7 @@ from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
-from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
+from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
 
@@ -115,14 +114,9 @@ def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str
 # --- Writes card, manifest and results of a finished model -----------------------------------------------------------
 
 
-def defer_push(config: CaptionConfig, held_out_name: str | None) -> bool:
+def defer_push(config: CaptionConfig) -> bool:
     """Whether to push at the end. Disables the Trainer's own push, because the card needs the table."""
     push, config.push_to_hub = config.push_to_hub, False
-    if push and held_out_name in (None, "none"):
-        raise ValueError(
-            "push_to_hub needs a held-out scorer, because the card must contain retrieval numbers. Use "
-            "--held_out_scorer_name_or_path."
-        )
     return push
 
 
@@ -136,7 +130,7 @@ def write_publication(
     splits: datasets.DatasetDict,
     objective: dict[str, Any],
 ) -> None:
-    """Write card, manifest and results into the folder of the finished model; without a scorer, a card without results."""
+    """Write card, manifest and results into the folder of the finished model."""
     scorer: Any = evaluator.held_out_scorer
     model_args: ModelArguments = _of(ModelArguments, arguments)
     data_args: DataArguments = _of(DataArguments, arguments)
@@ -145,33 +139,27 @@ def write_publication(
     folder = output_dir / "model"
     results = json.loads(results_path.read_text(encoding="utf-8"))
     on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not os.path.exists(name)
-    known: dict[str, Any] = {
-        "model_id": config.hub_model_id or output_dir.name,
-        "base_model": model_args.public_name,
-        "dataset": f"hf_captionrl {name}" if name in EMBEDDED else Path(name).name,
-        "dataset_description": describe_data(data_args, splits),
-        "dataset_id": name if on_hub else None,
-        "license": model_args.license,
-    }
-    if scorer is None:
-        write_unmeasured_card(folder, **known)
-    else:
-        card = ModelCardFacts(
-            **known,
-            family=captioner.family,
-            dataset_revision=data_args.dataset_revision if on_hub else None,
-            scorer=scorer.signature,
-            scorer_max_text_tokens=scorer.max_text_tokens,
-            truncated_fraction=scorer.count_truncated(captions) / len(captions),
-            generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
-            prompt=captioner.prompt,
-            row=row,
-            # An adapter of a local base model is merged into it for the push.
-            is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
-            base_revision=model_args.model_revision or "main",
-            **objective,
-        )
-        write_model_card(folder, results, card)
+    card = ModelCardFacts(
+        model_id=config.hub_model_id or output_dir.name,
+        base_model=model_args.public_name,
+        dataset=f"hf_captionrl {name}" if name in EMBEDDED else Path(name).name,
+        dataset_description=describe_data(data_args, splits),
+        dataset_id=name if on_hub else None,
+        license=model_args.license,
+        family=captioner.family,
+        dataset_revision=data_args.dataset_revision if on_hub else None,
+        scorer=None if scorer is None else scorer.signature,
+        scorer_max_text_tokens=None if scorer is None else scorer.max_text_tokens,
+        truncated_fraction=None if scorer is None else scorer.count_truncated(captions) / len(captions),
+        generation={"num_beams": config.generation_num_beams, "max_new_tokens": config.generation_max_new_tokens},
+        prompt=captioner.prompt,
+        row=row,
+        # An adapter of a local base model is merged into it for the push.
+        is_adapter=(folder / "adapter_config.json").is_file() and local_base_model(folder) is None,
+        base_revision=model_args.model_revision or "main",
+        **objective,
+    )
+    write_model_card(folder, results, card)
     # Local photographs are uploaded only on request.
     shows_images = name in EMBEDDED or on_hub or _of(EvaluationArguments, arguments).push_gallery
     write_manifest(
@@ -344,7 +332,6 @@ def check_models(arguments: tuple[Any, ...]) -> None:
                 f"{option} is {name!r}, and there is no such folder. Train that model first, or pass another."
             )
         revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
-        revision = usable_revision(name, revision, CONFIGURATIONS)
         if not any(find_file(name, file, revision) for file in CONFIGURATIONS):
             try:
                 read_config(name, revision)  # which says why

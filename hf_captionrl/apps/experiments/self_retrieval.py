@@ -148,7 +148,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     model_args, data_args, eval_args, bag_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    push = defer_push(config)
     for name in SCORERS:
         if getattr(eval_args, name) == "none":
             raise ValueError(

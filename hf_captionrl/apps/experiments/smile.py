@@ -175,7 +175,7 @@ def compare_smile(
     model_args, data_args, eval_args, smile_args, config = arguments
     eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config, eval_args.held_out_scorer_name_or_path)
+    push = defer_push(config)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     has_mle_stage = is_training and smile_args.mle_epochs > 0
     if has_mle_stage and model_args.tune is not None:

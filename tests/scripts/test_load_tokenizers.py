@@ -1,0 +1,36 @@
+"""Tokenizer classes of the checkpoints that the pages name load from what an installation brings."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.load_tokenizers import ROOT, main
+
+HIDDEN = """
+import runpy, sys
+sys.modules[sys.argv.pop(1)] = None
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_every_class_loads(capsys):
+    assert main() == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("library", ["sentencepiece", "google.protobuf"])
+def test_a_library_that_is_missing_is_named_with_the_checkpoint(library):
+    command = [sys.executable, "-c", HIDDEN, library, str(ROOT / "scripts" / "load_tokenizers.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    faults = done.stdout.splitlines()
+    assert any(line.startswith("SiglipTokenizer of google/siglip-base-patch16-224 ") for line in faults), faults
+    assert "Qwen" not in done.stdout  # whose classes need neither
+
+
+def test_a_checkpoint_that_is_not_in_the_table_is_named(tmp_path: Path, capsys):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("`--scorer owner/model-7b`, `me/blip-smile`, docs/a-b.md, sle/code-2018")
+    assert main(tmp_path) == 1
+    assert capsys.readouterr().out == "README.md names owner/model-7b. Add it to TOKENIZERS.\n"
