@@ -1,0 +1,282 @@
+"""Runs TRL's tests of SFTTrainer and GRPOTrainer with the trainers of this package in their place.
+
+python scripts/peers.py --trl PATH_TO_LOCAL_CLONE --output docs/results/peers.json
+
+Nothing is downloaded. The data are those of TRL's own generators in the clone. The tiny models too, with a tokenizer trained
+here; those with images, whose generators need the Hub, are the tiny models of this project's tests. They lie in a folder
+`trl-internal-testing` beside the tests, where `from_pretrained` and `load_dataset` look before they ask the Hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+import datasets
+import numpy as np
+import tokenizers
+import torch
+import transformers
+import trl
+
+from hf_captionrl.utils.io import installed_versions, write_json
+from tests.tiny.chat import tiny_chat
+
+HUB = "trl-internal-testing"
+# Of the models that TRL's generators name: the chat template that TRL ships, and the end token.
+TEMPLATES = {
+    "Qwen/Qwen2.5": ("qwen2_5", "<|im_end|>"),
+    "Qwen/Qwen3": ("qwen3", "<|im_end|>"),
+    "zai-org/": ("glm4moe", "<|endoftext|>"),
+    "openai/gpt-oss": ("gptoss", "<|return|>"),
+    "meta-llama/Llama-3.2": ("llama3_2", "<|eot_id|>"),
+    "meta-llama/Llama-3.1": ("llama3_1", "<|eot_id|>"),
+    "meta-llama/Meta-Llama-3": ("llama3", "<|eot_id|>"),
+    "nvidia/": ("nemotron_3_nano", "<|im_end|>"),
+    "CohereLabs/aya": ("cohere", "<|END_OF_TURN_TOKEN|>"),
+    "CohereLabs/tiny": ("cohere2", "<|END_OF_TURN_TOKEN|>"),
+    "google/gemma": ("gemma", "<eos>"),
+    "deepseek-ai/": ("deepseekv3", "</s>"),
+    "LiquidAI/LFM2-": ("lfm2", "<|im_end|>"),
+    "LiquidAI/LFM2.5": ("lfm2_2_5", "<|im_end|>"),
+    "microsoft/Phi-3": ("phi3", "<|end|>"),
+    "": (None, "</s>"),
+}
+SPECIAL = (
+    "<|endoftext|> <s> </s> <eos> <|im_start|> <|im_end|> <|eot_id|> <|begin_of_text|> <|start_header_id|> <|end_header_id|> "
+    "<|start|> <|end|> <|message|> <|channel|> <|return|> <|call|> <|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|user|> "
+    "<|assistant|> <|system|> <start_of_turn> <end_of_turn> <think> </think> <tool_call> </tool_call>"
+).split()
+# Models with images: the kind in tests/tiny/chat.py, and TRL's chat template if it has one.
+VISION = {
+    "Gemma3": ("gemma3", "gemma3"),
+    "Idefics3": ("idefics3", "idefics3"),
+    "Llava": ("llava", None),
+    "Qwen2VL": ("qwen2_vl", "qwen2_5_vl"),
+    "Qwen2_5_VL": ("qwen2_5_vl", "qwen2_5_vl"),
+    "Qwen3VL": ("qwen3_vl", "qwen3_vl"),
+    "SmolVLM": ("smolvlm", "smolvlm"),
+}
+DATA = "zen zen_image zen_multi_image toolcall harmony".split()
+
+SFT = """
+import dataclasses
+from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
+
+@dataclasses.dataclass
+class SFTConfig(SmileSFTConfig):
+    mle_weight: float = {weight}
+
+class SFTTrainer(SmileSFTTrainer):
+    config_class = SFTConfig
+"""
+GRPO = """
+import datasets
+import numpy as np
+from PIL import Image
+from hf_captionrl.rewards.base import CompletionReward
+from hf_captionrl.trainers import SelfRetrievalGRPOConfig as GRPOConfig
+from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
+
+def stand_in(completions, **columns):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(len(set(text))) for text in texts]
+
+class GRPOTrainer(SelfRetrievalGRPOTrainer):
+    def __init__(self, model=None, reward_funcs=None, args=None, train_dataset=None, **kwargs):
+        is_text = False
+        if isinstance(train_dataset, datasets.Dataset):
+            is_text = isinstance(train_dataset[0].get("prompt"), str)
+            count = range(len(train_dataset))
+            more = {"image_id": [str(i) for i in count], "captions": [["a word"] for _ in count]}
+            if "image" not in train_dataset.column_names:
+                more["image"] = [Image.fromarray(np.full((16, 16, 3), i * 12, np.uint8)) for i in count]
+            for name, values in more.items():
+                train_dataset = train_dataset.add_column(name, values)
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        # TRL's tests name a classifier wherever any reward would do.
+        functions = [stand_in if isinstance(f, str) and "/" in f else f for f in functions]
+        if is_text:
+            functions = [CompletionReward(f, conversational=False) if callable(f) else f for f in functions]
+        super().__init__(model, None, args, train_dataset, reward_funcs=functions, **kwargs)
+"""
+WAYS = {
+    "test_sft_trainer": {"trl": "", "mle_weight 1": SFT.format(weight=1.0), "mle_weight 0": SFT.format(weight=0.0)},
+    "test_grpo_trainer": {"trl": "", "functions": GRPO},
+}
+# Why a test of TRL's is not passed on purpose, by its name and error.
+REFUSALS: tuple[tuple[str, str], ...] = ()
+
+
+def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
+    """Bytes and the frequent words of TRL's texts."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=1000, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def make_data(clone: Path, folder: Path) -> list[str]:
+    """Write the data of TRL's generators, and return their texts."""
+    texts: list[str] = []
+
+    def save(data: datasets.DatasetDict, repo: str, config_name: str) -> None:
+        place = folder / repo
+        place.mkdir(parents=True, exist_ok=True)
+        for split, rows in data.items():
+            rows.to_parquet(place / config_name / f"{split}.parquet")
+            texts.extend(str(value) for row in rows.remove_columns([c for c in rows.column_names if "image" in c]) for value in row.values())
+        card = place / "README.md"
+        lines = card.read_text().splitlines()[:-1] if card.exists() else ["---", "configs:"]
+        lines += [f"- config_name: {config_name}", "  data_files:"]
+        lines += [line for split in data for line in (f"  - split: {split}", f"    path: {config_name}/{split}.parquet")]
+        card.write_text("\n".join([*lines, "---"]))
+
+    np.random.seed(0)
+    with mock.patch.object(datasets.DatasetDict, "push_to_hub", save):
+        for name in DATA:
+            generate = runpy.run_path(str(clone / "scripts" / f"generate_{name}_dataset.py"))["main"]
+            generate(0.1, True, f"{HUB}/{name.replace('_', '-')}")
+    return texts
+
+
+def make_models(clone: Path, folder: Path, backend: tokenizers.Tokenizer) -> dict[str, str]:
+    """Write the models of TRL's generators and those with images; return the errors of generators that failed."""
+    templates = Path(trl.__file__).parent / "chat_templates"
+    faults = {}
+
+    def tokenizer_of(name: str, **_: Any) -> Any:
+        template, end = next(found for prefix, found in TEMPLATES.items() if name.startswith(prefix))
+        text = template and (templates / f"{template}.jinja").read_text()
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token=end, pad_token="<|endoftext|>", chat_template=text
+        )
+
+    def config_of(name: str, **settings: Any) -> Any:
+        kind = next(k for part, k in {"Qwen2.5": "qwen2", "Qwen3-30B": "qwen3_moe", "Qwen3": "qwen3", "Llama": "llama", "pythia": "gpt_neox"}.items() if part in name)
+        return transformers.AutoConfig.for_model(kind, vocab_size=backend.get_vocab_size(), **settings)
+
+    def save(model: Any, processor: Any, generation: Any, prefix: str = "tiny", suffix: str | None = None) -> None:
+        place = folder / HUB / "-".join(filter(None, (prefix, type(model).__name__, suffix)))
+        ids = {"eos_token_id": processor.eos_token_id, "pad_token_id": processor.pad_token_id}
+        for name, value in ids.items():
+            setattr(model.config.get_text_config(), name, value)
+        model.generation_config = transformers.GenerationConfig(**ids)
+        for part in (model, processor):
+            part.save_pretrained(place)
+
+    package = types.ModuleType("tiny_models")
+    package.__path__ = [str(clone / "scripts" / "generate_tiny_models")]
+    sys.modules["tiny_models"] = package
+    common = importlib.import_module("tiny_models._common")
+    for name in ("check_transformers_version", "check_dtype_pattern", "print_config_diff", "smoke_test"):
+        setattr(common, name, lambda *args, **kwargs: None)
+    common.push_to_hub = save
+    with (
+        mock.patch.object(transformers.AutoTokenizer, "from_pretrained", tokenizer_of),
+        mock.patch.object(transformers.AutoConfig, "from_pretrained", config_of),
+        mock.patch.object(transformers.GenerationConfig, "from_pretrained", lambda name, **_: None),
+    ):
+        for path in sorted(clone.glob("scripts/generate_tiny_models/for_[cs]*/*_for_*.py")):
+            if path.parent.name == "for_conditional_generation" or path.name.startswith(("peft", "small")):
+                continue
+            torch.manual_seed(0)
+            try:
+                importlib.import_module(f"tiny_models.{path.parent.name}.{path.stem}")
+            except Exception as error:
+                faults[path.stem] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    for name, (kind, template) in VISION.items():
+        model, processor = tiny_chat(kind)
+        processor.chat_template = (templates / f"{template}.jinja").read_text() if template else processor.chat_template
+        place = folder / HUB / f"tiny-{name}ForConditionalGeneration"
+        for part in (model, processor):
+            part.save_pretrained(place)
+    return faults
+
+
+def run(folder: Path, clone: Path, suite: str, way: str, code: str, select: str | None) -> dict[str, tuple[str, str]]:
+    """Outcome and first line of the error of each test of a suite."""
+    tests = folder / "tests"
+    shutil.rmtree(tests, ignore_errors=True)
+    shutil.copytree(clone / "tests", tests, ignore=shutil.ignore_patterns("test_*", "experimental", "distributed", "invariant"))
+    text = (clone / "tests" / f"{suite}.py").read_text()
+    if code:
+        (tests / "ours.py").write_text(code)
+        text = re.sub(r"^from trl import (\w+Config, \w+Trainer)$", r"from .ours import \1", text, count=1, flags=re.M)
+    (tests / f"{suite}.py").write_text(text)
+    with (tests / "conftest.py").open("a") as file:
+        file.write("\n\n@pytest.fixture\ndef lazy_shared_datadir():\n    import pathlib\n    return pathlib.Path(__file__).parent / 'data'\n")
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--timeout=120", "-p", "no:cacheprovider", f"--junitxml={report}", f"tests/{suite}.py"]
+    command += ["-k", select] if select else []
+    print(f"--- {suite}, {way}", flush=True)
+    subprocess.run(command, cwd=folder, env={**os.environ, **environment}, check=False)
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        child = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
+        message = "" if child is None else (child.get("message") or "").strip().splitlines()[0]
+        found[f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"] = ("passed" if child is None else child.tag, message)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Make the stand-ins, run every suite in every way, and compare with TRL's own classes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl", type=Path, required=True, metavar="CLONE")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("-k", dest="select", help="run only these tests, as pytest's -k")
+    arguments = parser.parse_args(argv)
+    clone = arguments.trl.resolve()
+    commit = subprocess.check_output(["git", "-C", clone, "log", "-1", "--format=%H %cs"], text=True).split()
+    result: dict[str, Any] = {
+        "command": f"python scripts/peers.py --trl CLONE --output {arguments.output}",
+        "versions": installed_versions(),
+        "tests_of": {"version": (clone / "VERSION").read_text().strip(), "commit": commit[0], "date": commit[1]},
+        "select": arguments.select,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        backend = train_tokenizer(make_data(clone, folder))
+        result["without_stand_in"] = make_models(clone, folder, backend)
+        result["counts"], result["rows"] = {}, []
+        for suite, ways in WAYS.items():
+            control: dict[str, tuple[str, str]] = {}
+            for way, code in ways.items():
+                found = run(folder, clone, suite, way, code, arguments.select)
+                control = control or found
+                result["counts"][f"{suite}, {way}"] = dict(Counter(outcome for outcome, _ in found.values()))
+                if not code:
+                    continue
+                passed = [test for test, (outcome, _) in control.items() if outcome == "passed"]
+                lost = [test for test in passed if found[test][0] != "passed"]
+                result["counts"][f"{suite}, {way}"]["passed_of_control"] = f"{len(passed) - len(lost)} of {len(passed)}"
+                for test in lost:
+                    error = found[test][1]
+                    reason = next((why for pattern, why in REFUSALS if re.search(pattern, f"{test} {error}")), None)
+                    kind = {"kind": "refusal", "reason": reason} if reason else {"kind": "fault"}
+                    result["rows"].append({"suite": suite, "way": way, "test": test, "error": error, **kind})
+    write_json(arguments.output, result)
+
+
+if __name__ == "__main__":
+    main()
