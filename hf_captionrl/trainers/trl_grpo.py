@@ -193,9 +193,10 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             train_dataset=_with_prompts(train_dataset, args, neighbours),
             **kwargs,
         )
-        self.current_gradient_accumulation_steps = (
-            args.gradient_accumulation_steps
-        )  # TRL's loss reads it before a run too
+        if not self._is_vlm:
+            raise ValueError(f"{type(self.model).__name__} reads no images. Use a chat model with images as input.")
+        # TRL's loss reads it, and only a run would set it.
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         # TRL's collator changes nothing; the policy reads the picture that the scorers read.
         self.data_collator = _with_rgb
         require_fp32(self.model, args)

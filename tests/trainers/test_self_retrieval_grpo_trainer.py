@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,6 +209,13 @@ def test_steps_outside_a_run(tmp_path):
         assert trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch)).requires_grad
     with pytest.raises(ValueError, match="outputs"):
         trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch), return_outputs=True)
+
+
+def test_a_model_without_images_is_refused_before_training(tmp_path, parts):
+    model, tokenizer = parts
+    tokenizer = copy.deepcopy(tokenizer)
+    with pytest.raises(ValueError, match="images"):
+        make_trainer(str(tmp_path), model=model, trainer_arguments={"processing_class": tokenizer})
 
 
 def test_rewards_beyond_fp32_are_refused():
