@@ -48,21 +48,13 @@ TEMPLATES = {
     "meta-llama/": ("llama3_2", "<|eot_id|>"),
     "nvidia/": ("nemotron_3_nano", "<|im_end|>"),
     "CohereLabs/tiny": ("cohere2", "<|END_OF_TURN_TOKEN|>"),
-    "LiquidAI/LFM2-": ("lfm2", "<|im_end|>"),
-    "LiquidAI/LFM2.5": ("lfm2_2_5", "<|im_end|>"),
+    "LiquidAI/": ("lfm2_2_5", "<|im_end|>"),
     "": (None, "<|endoftext|>"),
 }
 # Types of the models whose generators read their configuration from the Hub.
 TYPES = {"Qwen2.5": "qwen2", "Qwen3-30B": "qwen3_moe", "Qwen3": "qwen3", "Llama": "llama", "pythia": "gpt_neox"}
-# Models with images: the kind in tests/tiny/chat.py, which is also the name of TRL's chat template, if it has one.
-VISION = {
-    "Gemma3": "gemma3",
-    "Llava": "llava",
-    "Qwen2VL": "qwen2_vl",
-    "Qwen2_5_VL": "qwen2_5_vl",
-    "Qwen3VL": "qwen3_vl",
-}
-DATA = "zen zen_image zen_multi_image toolcall harmony".split()
+# Models with images in tests/tiny/chat.py; TRL's chat templates have the same names, where there is one.
+VISION = "gemma3 llava qwen2_vl qwen2_5_vl qwen3_vl".split()
 
 SFT = """
 import dataclasses
@@ -80,8 +72,7 @@ import datasets
 import numpy as np
 from PIL import Image
 from hf_captionrl.rewards.base import CompletionReward
-from hf_captionrl.trainers import SelfRetrievalGRPOConfig as GRPOConfig
-from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
+from hf_captionrl.trainers import SelfRetrievalGRPOConfig as GRPOConfig, SelfRetrievalGRPOTrainer
 
 def stand_in(completions, **columns):
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
@@ -96,28 +87,22 @@ class GRPOTrainer(SelfRetrievalGRPOTrainer):
             more = {"image_id": [str(i) for i in count], "captions": [["a word"] for _ in count]}
             if "image" not in train_dataset.column_names:
                 more["image"] = [Image.fromarray(np.full((16, 16, 3), i * 12, np.uint8)) for i in count]
-            more = datasets.Dataset.from_dict(more)
-            train_dataset = datasets.concatenate_datasets([train_dataset, more], axis=1)
+            train_dataset = datasets.concatenate_datasets([train_dataset, datasets.Dataset.from_dict(more)], axis=1)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         # TRL's tests name a classifier wherever any reward would do.
-        functions = [stand_in if isinstance(f, str) and "/" in f else f for f in functions]
+        functions = [stand_in if isinstance(f, str) else f for f in functions]
         if is_text:
             functions = [CompletionReward(f, conversational=False) if callable(f) else f for f in functions]
         super().__init__(model, None, args, train_dataset, reward_funcs=functions, **kwargs)
 """
 # For the trainer of chat models with images, the most frequent text model of the tests is one with images.
-SWAPS = {
-    "tiny-Qwen2ForCausalLM-2.5": "tiny-Qwen2_5_VLForConditionalGeneration",
-    "AutoModelForCausalLM": "AutoModelForImageTextToText",
-    "LoraConfig()": "LoraConfig(target_modules=['q_proj', 'v_proj'])",
-}
-# The plugin that provides the fixture need not be installed, and the tests may import private names of another version of TRL.
+SWAPS = (
+    ("tiny-Qwen2ForCausalLM-2.5", "tiny-Qwen2_5_VLForConditionalGeneration"),
+    ("AutoModelForCausalLM", "AutoModelForImageTextToText"),
+    ("LoraConfig()", "LoraConfig(target_modules=['q_proj', 'v_proj'])"),
+)
+# The tests may import private names of another version of TRL.
 CONFTEST = """
-
-@pytest.fixture
-def lazy_shared_datadir():
-    import pathlib
-    return pathlib.Path(__file__).parent / "data"
 
 def lend(module, names):
     import importlib
@@ -174,7 +159,7 @@ def make_data(clone: Path, folder: Path) -> list[str]:
 
     np.random.seed(0)  # noqa: NPY002  (of the images that TRL's generators draw)
     with mock.patch.object(datasets.DatasetDict, "push_to_hub", save):
-        for name in DATA:
+        for name in ("zen", "zen_image", "zen_multi_image", "toolcall", "harmony"):
             generate = runpy.run_path(str(clone / "scripts" / f"generate_{name}_dataset.py"))["main"]
             generate(0.1, True, f"{HUB}/{name.replace('_', '-')}")
     return texts
@@ -216,20 +201,18 @@ def make_models(clone: Path, folder: Path, backend: tokenizers.Tokenizer, templa
         mock.patch.object(transformers.AutoConfig, "from_pretrained", config_of),
         mock.patch.object(transformers.GenerationConfig, "from_pretrained", return_value=None),
     ):
-        for path in sorted(clone.glob("scripts/generate_tiny_models/for_[cs]*/*_for_*.py")):
-            if path.parent.name == "for_conditional_generation" or path.name.startswith(("peft", "small")):
-                continue
+        for path in sorted(clone.glob("scripts/generate_tiny_models/for_[cs]*_[lc]*/[!ps]*_for_*.py")):
             torch.manual_seed(0)
             try:
                 importlib.import_module(f"tiny_models.{path.parent.name}.{path.stem}")
             except Exception as error:
                 faults[path.stem] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    for name, kind in VISION.items():
+    for kind in VISION:
         model, processor = tiny_chat(kind)
         if (path := templates / f"{kind}.jinja").exists():
             processor.chat_template = path.read_text()
         for part in (model, processor):
-            part.save_pretrained(folder / HUB / f"tiny-{name}ForConditionalGeneration")
+            part.save_pretrained(folder / HUB / f"tiny-{type(model).__name__}")
     return faults
 
 
@@ -250,7 +233,7 @@ def run(folder: Path, clone: Path, suite: str, code: str, options: Sequence[str]
     if code:
         (tests / "ours.py").write_text(code)
         text = re.sub(r"^from trl import (\w+Config, \w+Trainer)$", r"from .ours import \1", text, flags=re.M)
-    for old, new in SWAPS.items() if code == GRPO else ():
+    for old, new in SWAPS if code == GRPO else ():
         text = text.replace(old, new)
     (tests / f"{suite}.py").write_text(text)
     command = [
@@ -269,12 +252,9 @@ def run(folder: Path, clone: Path, suite: str, code: str, options: Sequence[str]
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         fault = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
-        outcome = "passed" if fault is None else fault.tag
         error = "" if fault is None else (fault.get("message") or "?").strip().splitlines()[0]
-        found[f"{case.get('classname', '').replace('.', '/', 1).replace('.', '.py::')}::{case.get('name')}"] = (
-            outcome,
-            error,
-        )
+        place = case.get("classname", "").replace(".", "/", 1).replace(".", ".py::")
+        found[f"{place}::{case.get('name')}"] = ("passed" if fault is None else fault.tag, error)
     return found
 
 
@@ -311,8 +291,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for test, (outcome, error) in found.items():
                     if outcome != "passed":
                         kind = "refusal" if any(part in error for part in REFUSALS) else "fault"
-                        row = {"way": way, "test": test.partition("::")[2], "kind": kind, "error": error}
-                        result["rows"].append(row)
+                        result["rows"].append({"way": way, "test": test, "kind": kind, "error": error})
     write_json(arguments.output, result)
 
 
