@@ -195,6 +195,10 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             train_dataset=_with_prompts(train_dataset, args, neighbours),
             **kwargs,
         )
+        if not self._is_vlm:
+            raise ValueError(f"{type(self.model).__name__} reads no images. Use a chat model with images as input.")
+        # TRL's loss reads it, and only a run would set it.
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
         # TRL's collator changes nothing; the policy reads the picture that the scorers read.
         self.data_collator = _with_rgb
         require_fp32(self.model, args)
@@ -254,6 +258,15 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             )
         return self._sampler
 
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if _ROW not in inputs[0]:
+            raise ValueError(
+                "Rewards are prepared for the rows of trainer.train_dataset only. Pass that data or a part of it, or use "
+                "`captionrl caption` and `captionrl evaluate`."
+            )
+        result: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return result
+
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
@@ -282,7 +295,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
 
         The candidates are the images of all processes.
         """
-        G, device = self.num_generations, self.accelerator.device
+        G = self.num_generations if self.model.training else self.num_generations_eval
+        device = self.accelerator.device
         rows = torch.tensor([row[_ROW] for row in inputs[::G]], device=device)  # (B,)
         ids, mask = self._padded(ids_list, self._tokenizer.pad_token_id)
         until_end, ended = completion_mask(ids, end_ids=self.eos_token_ids, pad_id=self._tokenizer.pad_token_id)
@@ -327,9 +341,7 @@ def _with_rgb(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"image": to_rgb(row["image"])} for row in rows]
 
 
-def _with_prompts(
-    dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None
-) -> datasets.Dataset:
+def _with_prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> datasets.Dataset:
     """TRL's columns beside ours; images stay as they are stored."""
     dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
     prompts = _prompts(dataset, args, neighbours)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from hf_captionrl.captioners.head_tap import head_projection, is_tappable, replaced_forward
@@ -247,8 +247,6 @@ def add_smile_head(
             raise ValueError(
                 "SMILE needs whole documents with labels. Use no context or sequence parallelism, or mle_weight=1."
             )
-        if kwargs.get("output_router_logits"):
-            raise ValueError("SMILE has no router loss. Set router_aux_loss_coef=0.0, or mle_weight=1.")
         position_ids = kwargs.get("position_ids")
         if packed and position_ids is None:
             raise ValueError(
@@ -322,7 +320,7 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
 
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
-        args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
+        args ([`SmileSFTConfig`] or `TrainingArguments`, *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
         kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ... TRL has no
             `model_init`, so there is no hyperparameter search.
 
@@ -336,7 +334,11 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     config_class = SmileSFTConfig
     method_name = "SMILE"
 
-    def __init__(self, model: PreTrainedModel | Any, args: SmileSFTConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel | Any, args: SmileSFTConfig | TrainingArguments | None = None, **kwargs: Any
+    ) -> None:
+        if type(args) is TrainingArguments:  # as TRL does
+            args = self.config_class(**{**args.to_dict(), "hub_token": args.hub_token})
         args = self._resolve_args(model, args)
         if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:
             raise ValueError("compute_loss_func replaces SMILE. Leave it out, or set mle_weight=1.")
@@ -351,6 +353,8 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
         if args.subset_scope == "sentence" and args.mle_weight < 1.0:
             tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
             ends = sentence_ends(tokenizer, base.get_output_embeddings().weight.size(0))
+        if self.aux_loss_enabled and not uses_trl_head(base.get_output_embeddings(), args.mle_weight):
+            raise ValueError("SMILE has no router loss. Set router_aux_loss_coef=0.0, or mle_weight=1.")
         self._base = base
         add_smile_head(base, args, FusedCausalLMOutput, ends=ends, packed=self.padding_free)
 

@@ -32,11 +32,11 @@ def make_trainer(folder: str, rows: int = 8, **settings):
         "learning_rate": 1e-2,
         "feature_cache_dir": f"{folder}/cache",
     }
-    trainer_arguments = settings.pop("trainer_arguments", {})
+    trainer_arguments = {"processing_class": processor, **settings.pop("trainer_arguments", {})}
     scorer = settings.pop("scorer", "default")
     args = SelfRetrievalGRPOConfig(folder, **{**defaults, **settings})
     scorer = load_scorer(model_path("scenes:clip-reward")) if scorer == "default" else scorer
-    return SelfRetrievalGRPOTrainer(model, scorer, args, data, processing_class=processor, **trainer_arguments)
+    return SelfRetrievalGRPOTrainer(model, scorer, args, data, **trainer_arguments)
 
 
 def trainer_of_trl(folder, data, rewards) -> GRPOTrainer:

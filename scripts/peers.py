@@ -1,0 +1,299 @@
+"""Runs TRL's tests of SFTTrainer and GRPOTrainer with the trainers of this package in their place.
+
+python scripts/peers.py --trl PATH_TO_LOCAL_CLONE --output docs/results/peers.json
+
+Nothing is downloaded. The data are those of TRL's own generators in the clone. The tiny models too, with a tokenizer trained
+here; those with images, whose generators need the Hub, are the tiny models of this project's tests. They lie in a folder
+`trl-internal-testing` beside the tests, where `from_pretrained` and `load_dataset` look before they ask the Hub.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+import datasets
+import numpy as np
+import tokenizers
+import torch
+import transformers
+import trl
+
+from hf_captionrl.utils.io import installed_versions, write_json
+from tests.tiny.chat import tiny_chat
+
+HUB = "trl-internal-testing"
+# Of the models that TRL's generators name: the chat template that TRL ships, and the end token.
+TEMPLATES = {
+    "Qwen/Qwen2.5": ("qwen2_5", "<|im_end|>"),
+    "Qwen/Qwen3": ("qwen3", "<|im_end|>"),
+    "zai-org/": ("glm4moe", "<|endoftext|>"),
+    "openai/gpt-oss": ("gptoss", "<|return|>"),
+    "meta-llama/": ("llama3_2", "<|eot_id|>"),
+    "nvidia/": ("nemotron_3_nano", "<|im_end|>"),
+    "CohereLabs/tiny": ("cohere2", "<|END_OF_TURN_TOKEN|>"),
+    "LiquidAI/": ("lfm2_2_5", "<|im_end|>"),
+    "": (None, "<|endoftext|>"),
+}
+# Types of the models whose generators read their configuration from the Hub.
+TYPES = {"Qwen2.5": "qwen2", "Qwen3-30B": "qwen3_moe", "Qwen3": "qwen3", "Llama": "llama", "pythia": "gpt_neox"}
+# Models with images in tests/tiny/chat.py; TRL's chat templates have the same names, where there is one.
+VISION = "gemma3 llava qwen2_vl qwen2_5_vl qwen3_vl".split()
+
+SFT = """
+import dataclasses
+from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
+
+@dataclasses.dataclass
+class SFTConfig(SmileSFTConfig):
+    mle_weight: float = {weight}
+
+class SFTTrainer(SmileSFTTrainer):
+    config_class = SFTConfig
+"""
+GRPO = """
+import datasets
+import numpy as np
+from PIL import Image
+from hf_captionrl.rewards.base import CompletionReward
+from hf_captionrl.trainers import SelfRetrievalGRPOConfig as GRPOConfig, SelfRetrievalGRPOTrainer
+
+def stand_in(completions, **columns):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [float(len(set(text))) for text in texts]
+
+class GRPOTrainer(SelfRetrievalGRPOTrainer):
+    def __init__(self, model=None, reward_funcs=None, args=None, train_dataset=None, **kwargs):
+        is_text = False
+        if isinstance(train_dataset, datasets.Dataset):
+            is_text = isinstance(train_dataset[0].get("prompt"), str)
+            count = range(len(train_dataset))
+            more = {"image_id": [str(i) for i in count], "captions": [["a word"] for _ in count]}
+            if "image" not in train_dataset.column_names:
+                more["image"] = [Image.fromarray(np.full((16, 16, 3), i * 12, np.uint8)) for i in count]
+            train_dataset = datasets.concatenate_datasets([train_dataset, datasets.Dataset.from_dict(more)], axis=1)
+        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        # TRL's tests name a classifier wherever any reward would do.
+        functions = [stand_in if isinstance(f, str) else f for f in functions]
+        if is_text:
+            functions = [CompletionReward(f, conversational=False) if callable(f) else f for f in functions]
+        super().__init__(model, None, args, train_dataset, reward_funcs=functions, **kwargs)
+"""
+# For the trainer of chat models with images, the most frequent text model of the tests is one with images.
+SWAPS = (
+    ("tiny-Qwen2ForCausalLM-2.5", "tiny-Qwen2_5_VLForConditionalGeneration"),
+    ("AutoModelForCausalLM", "AutoModelForImageTextToText"),
+    ("LoraConfig()", "LoraConfig(target_modules=['q_proj', 'v_proj'])"),
+)
+# The tests may import private names of another version of TRL.
+CONFTEST = """
+
+def lend(module, names):
+    import importlib
+    module = importlib.import_module(module)
+    for name in names:
+        if not hasattr(module, name):
+            setattr(module, name, lambda *args, **kwargs: False)
+
+"""
+WAYS = {
+    "test_sft_trainer": {"trl": "", "mle_weight 1": SFT.format(weight=1.0), "mle_weight 0": SFT.format(weight=0.0)},
+    "test_grpo_trainer": {"trl": "", "functions": GRPO},
+}
+# What is refused on purpose, by a part of the message. The table in docs/other_trainers.md has the reasons.
+REFUSALS = (
+    *(
+        "trust_remote_code",
+        "trainable weights are",
+        "which is not SMILE",
+        "has no router loss",
+        "boundaries of documents",
+    ),
+    *("prompt learning drops", "IterableDataset", "eval_dataset has no rewards", "reads no images", "is not a reward"),
+    *("got a number from the reward",),
+)
+
+
+def train_tokenizer(texts: list[str], templates: Path) -> tokenizers.Tokenizer:
+    """Bytes, the frequent words of TRL's texts, and the special tokens of its chat templates."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    special = {token for path in templates.glob("*.jinja") for token in re.findall(r"<\|\w+\|>", path.read_text())}
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    ordered = sorted({"<|endoftext|>", "<|return|>", *special})
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=1000, special_tokens=ordered, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def make_data(clone: Path, folder: Path) -> list[str]:
+    """Write the data of TRL's generators, and return their texts."""
+    texts: list[str] = []
+    cards: dict[str, list[Any]] = {}
+
+    def save(data: datasets.DatasetDict, repo: str, config_name: str) -> None:
+        for split, rows in data.items():
+            rows.to_parquet(folder / repo / config_name / f"{split}.parquet")
+            written = rows.remove_columns([name for name in rows.column_names if "image" in name])
+            texts.extend(str(value) for row in written for value in row.values())
+        files = [{"split": split, "path": f"{config_name}/{split}.parquet"} for split in data]
+        cards.setdefault(repo, []).append({"config_name": config_name, "data_files": files})
+        (folder / repo / "README.md").write_text(f"---\n{json.dumps({'configs': cards[repo]})}\n---\n")
+
+    np.random.seed(0)  # noqa: NPY002  (of the images that TRL's generators draw)
+    with mock.patch.object(datasets.DatasetDict, "push_to_hub", save):
+        for name in ("zen", "zen_image", "zen_multi_image", "toolcall", "harmony"):
+            generate = runpy.run_path(str(clone / "scripts" / f"generate_{name}_dataset.py"))["main"]
+            generate(0.1, True, f"{HUB}/{name.replace('_', '-')}")
+    return texts
+
+
+def make_models(clone: Path, folder: Path, backend: tokenizers.Tokenizer, templates: Path) -> dict[str, str]:
+    """Write the models of TRL's generators and those with images; return the errors of generators that failed."""
+    faults = {}
+
+    def tokenizer_of(name: str, **_: Any) -> Any:
+        template, end = next(found for prefix, found in TEMPLATES.items() if name.startswith(prefix))
+        text = template and (templates / f"{template}.jinja").read_text()
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token=end, pad_token="<|endoftext|>", chat_template=text
+        )
+
+    def config_of(name: str, **settings: Any) -> Any:
+        kind = next(kind for part, kind in TYPES.items() if part in name)
+        return transformers.AutoConfig.for_model(kind, vocab_size=backend.get_vocab_size(), **settings)
+
+    def save(model: Any, processor: Any, generation: Any, prefix: str = "tiny", suffix: str | None = None) -> None:
+        place = folder / HUB / "-".join(filter(None, (prefix, type(model).__name__, suffix)))
+        ids = {"eos_token_id": processor.eos_token_id, "pad_token_id": processor.pad_token_id}
+        for name, value in ids.items():
+            setattr(model.config.get_text_config(), name, value)
+        model.generation_config = transformers.GenerationConfig(**ids)
+        for part in (model, processor):
+            part.save_pretrained(place)
+
+    package = types.ModuleType("tiny_models")
+    package.__path__ = [str(clone / "scripts" / "generate_tiny_models")]
+    sys.modules["tiny_models"] = package
+    common = importlib.import_module("tiny_models._common")
+    for name in ("check_transformers_version", "check_dtype_pattern", "print_config_diff", "smoke_test"):
+        setattr(common, name, lambda *args, **kwargs: None)
+    common.push_to_hub = save
+    with (
+        mock.patch.object(transformers.AutoTokenizer, "from_pretrained", tokenizer_of),
+        mock.patch.object(transformers.AutoConfig, "from_pretrained", config_of),
+        mock.patch.object(transformers.GenerationConfig, "from_pretrained", return_value=None),
+    ):
+        for path in sorted(clone.glob("scripts/generate_tiny_models/for_[cs]*_[lc]*/[!ps]*_for_*.py")):
+            torch.manual_seed(0)
+            try:
+                importlib.import_module(f"tiny_models.{path.parent.name}.{path.stem}")
+            except Exception as error:
+                faults[path.stem] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    for kind in VISION:
+        model, processor = tiny_chat(kind)
+        if (path := templates / f"{kind}.jinja").exists():
+            processor.chat_template = path.read_text()
+        for part in (model, processor):
+            part.save_pretrained(folder / HUB / f"tiny-{type(model).__name__}")
+    return faults
+
+
+def run(folder: Path, clone: Path, suite: str, code: str, options: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Outcome and first line of the error of each test of a suite."""
+    tests, report = folder / "tests", folder / "report.xml"
+    shutil.rmtree(tests, ignore_errors=True)
+    shutil.copytree(clone / "tests", tests, ignore=shutil.ignore_patterns("test_*", "experimental", "distributed"))
+    text = (clone / "tests" / f"{suite}.py").read_text()
+    imports = re.findall(
+        r"^from (trl\.\S+) import \(?([\w\s,]+)", text + (tests / "testing_utils.py").read_text(), re.M
+    )
+    conftest = (tests / "conftest.py").read_text()
+    # As here on a CPU: in bf16, many of the tests' small updates vanish.
+    conftest = conftest.replace("self.use_cpu = True", "self.use_cpu, self.bf16 = True, bool(self.bf16)") + CONFTEST
+    conftest += "".join(f"lend({module!r}, {names.replace(',', ' ').split()})\n" for module, names in imports)
+    (tests / "conftest.py").write_text(conftest)
+    if code:
+        (tests / "ours.py").write_text(code)
+        text = re.sub(r"^from trl import (\w+Config, \w+Trainer)$", r"from .ours import \1", text, flags=re.M)
+    for old, new in SWAPS if code == GRPO else ():
+        text = text.replace(old, new)
+    (tests / f"{suite}.py").write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow",
+        "--timeout=120",
+        f"--junitxml={report}",
+        *options,
+    ]
+    offline = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    subprocess.run(command, cwd=folder, env={**os.environ, **offline}, check=False)
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        fault = next((part for part in case if part.tag in ("failure", "error", "skipped")), None)
+        error = "" if fault is None else (fault.get("message") or "?").strip().splitlines()[0]
+        place = case.get("classname", "").replace(".", "/", 1).replace(".", ".py::")
+        found[f"{place}::{case.get('name')}"] = ("passed" if fault is None else fault.tag, error)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Make the stand-ins, run every suite in every way, and compare with TRL's own classes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl", type=Path, required=True, metavar="CLONE")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    parser.add_argument("-k", dest="select", help="run only these tests, as pytest's -k")
+    arguments = parser.parse_args(argv)
+    clone = arguments.trl.resolve()
+    commit = subprocess.check_output(["git", "-C", clone, "log", "-1", "--format=%H %cs"], text=True).split()
+    result: dict[str, Any] = {
+        "command": f"python scripts/peers.py --trl CLONE --output {arguments.output}",
+        "versions": installed_versions(),
+        "tests_of": {"version": (clone / "VERSION").read_text().strip(), "commit": commit[0], "date": commit[1]},
+        "select": arguments.select,
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        templates = Path(trl.__file__).parent / "chat_templates"
+        backend = train_tokenizer(make_data(clone, folder), templates)
+        result["without_stand_in"] = make_models(clone, folder, backend, templates)
+        result["counts"], result["rows"] = {}, []
+        for suite, ways in WAYS.items():
+            options = [f"tests/{suite}.py", *(["-k", arguments.select] if arguments.select else [])]
+            for way, code in ways.items():
+                print(f"--- {suite}, {way}", flush=True)
+                found = run(folder, clone, suite, code, options)
+                result["counts"][f"{suite}, {way}"] = dict(Counter(outcome for outcome, _ in found.values()))
+                if not code:  # the others run what these stand-ins suffice for
+                    options = [test for test, (outcome, _) in found.items() if outcome == "passed"]
+                    continue
+                for test, (outcome, error) in found.items():
+                    if outcome != "passed":
+                        kind = "refusal" if any(part in error for part in REFUSALS) else "fault"
+                        result["rows"].append({"way": way, "test": test, "kind": kind, "error": error})
+    write_json(arguments.output, result)
+
+
+if __name__ == "__main__":
+    main()
