@@ -16,6 +16,7 @@ from hf_captionrl.cli.audit_metric import audit_html
 from hf_captionrl.evaluation.pages import (
     GalleryCaption,
     GalleryItem,
+    Mark,
     PanelItem,
     render_html,
     write_gallery,
@@ -86,7 +87,8 @@ def browser():
 
 def gallery(folder):
     items = [
-        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [text], [text], 1, 2)], [text], text) for text in TEXTS
+        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [Mark(text, "wrong", 0, 2, text)], 1, 2)], [text])
+        for text in TEXTS
     ]
     return write_gallery(folder / "page.html", items, ALL, note=ALL)
 
