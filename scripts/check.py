@@ -39,7 +39,7 @@ LAYERS: tuple[str, ...] = (
     "evaluation",
     "experimental",
     "cli",
-    "apps/album apps/boosting apps/truematch apps/instruct apps/gallery apps/convert apps/experiments apps/pairs",
+    "apps/album apps/boosting apps/truematch apps/instruct apps/convert apps/experiments apps/pairs",
 )
 """A unit imports units of its layer and of those above it in this list, without cycles. A folder of apps/ is a unit `apps/NAME`."""
 

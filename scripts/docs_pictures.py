@@ -1,10 +1,7 @@
 """The pictures of README.md and of the pages that are drawn from the committed results.
 
-    python scripts/docs_pictures.py            # into docs/images
-    python scripts/docs_pictures.py --check    # do they show the results? part of `make check`
-
-gallery.png is the top of bags.html of `captionrl gallery --captions scenes:blip-mle scenes:blip-smile scenes:blip-sr --bag_size 3`, as a browser of 1180 x 930
-pixels opens it.
+python scripts/docs_pictures.py            # into docs/images
+python scripts/docs_pictures.py --check    # do they show the results? part of `make check`
 """
 
 from __future__ import annotations

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
 from hf_captionrl.utils.options import EngineOptions, Positive, Range, SeedOptions, option
-from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_manifest, read_shards, read_tables, run_stage
+from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_shards, run_stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
-
-    from hf_captionrl.data.columns import ColumnView
 
 
 # --- Neighbours of every image on shards: exact in blocks, or from a compressed index --------------------------------
@@ -29,35 +27,6 @@ EXACT_ROWS = 200_000
 
 _SAMPLE = 256
 _ROWS_PER_SHARD = 4096
-
-
-def read_feature_shards(folder: Path, kind: str) -> tuple[ColumnView[str], Tensor, str]:
-    """Ids, features `(N, D)` or `(N, 2 D)`, and signature of the scorer, from `captionrl features`; readable images only."""
-    import datasets
-    import numpy as np
-    import pyarrow as pa
-    import torch
-
-    from hf_captionrl.data.columns import id_column
-    from hf_captionrl.retrieval.neighbours import multimodal_features
-
-    names: list[pa.ChunkedArray] = []
-    columns: dict[str, list[Any]] = {"image": []} if kind == "image" else {"image": [], "text": []}
-    for table in read_tables(folder, ["image_id", *columns]):
-        table = table.filter(table["image"].is_valid())
-        names.append(table["image_id"])
-        for name, parts in columns.items():
-            if table[name].null_count:
-                raise ValueError(f"{str(folder)!r} has features of images alone. Use --features image.")
-            if table.num_rows:
-                parts.append(table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1))
-    found = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}  # each (N, D)
-    chunks = [chunk for part in names for chunk in part.chunks]
-    ids = id_column(datasets.Dataset(pa.table({"image_id": pa.chunked_array(chunks, pa.string())})))
-    features = found["image"]
-    if kind != "image":
-        features = multimodal_features(features, found["text"], equal_weights=kind == "multimodal")
-    return ids, features, str(read_manifest(folder)["made_by"]["scorer"])
 
 
 class NeighbourStage(Stage):
@@ -143,8 +112,6 @@ _SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
 class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions):
     """Find images that look alike, by a scorer's features of images, or of images and captions.
 
-    With --feature_shards the features and ids are those of `captionrl features`, and no image is opened.
-
     The file holds image ids, similarities, and the scorer's name and revision. Readers refuse bags of other features.
     """
 
@@ -159,7 +126,7 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
           captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
           captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
               --features image --mode training --bag_sizes 20 --output bags.json
-          captionrl bags --feature_shards features --mode neighbours --output neighbours.safetensors --processes 8
+          captionrl bags --dataset OWNER/NAME --split train --mode neighbours --output neighbours.safetensors --processes 8
     """
 
     output: Path | None = option(
@@ -172,9 +139,6 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
         False,
         group="similarity",
         help="search with faiss' IVF-PQ, and print the measured recall, as always for more than 200,000 images",
-    )
-    feature_shards: Path | None = option(
-        None, metavar="DIR", group="similarity", help="output of `captionrl features`, instead of the images"
     )
     bag_sizes: list[Annotated[int, Range(at_least=2)]] | None = option(
         None,
@@ -243,21 +207,17 @@ def mine_bags(arguments: BagsOptions) -> None:
             raise ValueError(
                 f"--output {str(output)!r} exists and is no file of --mode {arguments.mode}. Use another --output."
             ) from error
-    if arguments.feature_shards is not None:
-        ids, features, signature = read_feature_shards(arguments.feature_shards, arguments.features)
-    else:
-        split = load_split(
-            arguments,
-            quarantine_path=output.with_suffix(".quarantine.jsonl"),
-            require_captions=arguments.features != "image",
-        )
-        ids = id_column(split.dataset)
+    split = load_split(
+        arguments,
+        quarantine_path=output.with_suffix(".quarantine.jsonl"),
+        require_captions=arguments.features != "image",
+    )
+    ids = id_column(split.dataset)
     least = max(sizes, default=2)
     if len(ids) < least:
         raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
-    if arguments.feature_shards is None:
-        scorer = similarity_scorer(arguments)
-        features, signature = features_of(arguments, split.dataset, scorer, arguments.features), scorer.signature
+    scorer = similarity_scorer(arguments)
+    features, signature = features_of(arguments, split.dataset, scorer, arguments.features), scorer.signature
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     summary: dict[str, Any] = {"output": str(output), "mode": arguments.mode, "images": len(ids)}
     summary |= {"scorer": signature, "features": arguments.features}

@@ -118,7 +118,7 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
     settings = {"scorer": scorer.signature, "images": images.hexdigest()}
     # Bad rows are not among the images here, but they are when another process loads them.
     stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    fill_cache(cache, _run(arguments, "images", settings, len(rows), lambda folder: stage), "image")
+    fill_cache(cache, _run(arguments, "images", settings, len(rows), lambda folder: stage))
 
 
 def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""`captionrl features`: one row per image, in Parquet shards and in a cache of this machine."""
+"""Work on every image of a data set in Parquet shards, and features that shards put into the feature store."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ import contextlib
 import copy
 import hashlib
 import itertools
-import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.data.options import (
-    DatasetOptions,
-    LoadedSplit,
-    SimilarityOptions,
-    ids_digest,
-    load_split,
-    source_settings,
-)
-from hf_captionrl.utils.options import EngineOptions, option
+from hf_captionrl.data.options import DatasetOptions, LoadedSplit, SimilarityOptions, ids_digest, load_split
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_shards, run_stage
 
 if TYPE_CHECKING:
@@ -171,22 +162,9 @@ def stop_if_unreadable(arguments: DatasetOptions, report: QuarantineReport) -> N
         stop_if_too_many(report, split, arguments.max_bad_fraction)
 
 
-# --- Shards with one row per image that fill a cache -----------------------------------------------------------------
+# --- Features of a scorer in shards, and from them in the feature store of this machine -------------------------------
 
 _CACHED_ROWS_AT_ONCE = 256
-
-
-@dataclass
-class CachedRowsOptions(EngineOptions):
-    """How shards are processed, and whether their rows are put into the cache."""
-
-    overwrite: bool = option(False, help="start again even if the folder has shards")
-    fill_cache: bool = option(True, help="put the rows into the cache of this machine")
-
-    @property
-    def uses_shards(self) -> bool:
-        """Always."""
-        return True
 
 
 def keys_and_cached(
@@ -207,83 +185,32 @@ def keys_and_cached(
     return keys, {}
 
 
-def fill_cache(cache: FeatureCache, folder: Path, column: str, shape: Sequence[int] = (-1,)) -> int:
-    """Put one column of finished shards into a cache, by the column `key`; returns the number of rows that were new.
+def fill_cache(cache: FeatureCache, folder: Path) -> None:
+    """Put the features of finished shards into a cache, by the column `key`; a row without a key is an unreadable image.
 
-    Bytes are stored as uint8, lists of numbers as fp32; a row without a key is an unreadable image. The check of the images before
-    a training then opens none of them.
+    The check of the images before a training then opens none of them.
     """
     import numpy as np
 
     from hf_captionrl.data.images import checked_images
 
-    before, is_complete, checked = len(cache), True, checked_images(cache.root)
-    # The values are read only if a key is new; neither keys nor values of all rows are held in memory.
-    for part in _parts(read_shards(folder, ["key"])):
+    checked = checked_images(cache.root)
+    readable = (row for row in read_shards(folder, ["key", "image"]) if row["key"] is not None)
+    while part := list(itertools.islice(readable, _CACHED_ROWS_AT_ONCE)):
         keys = [row["key"] for row in part]
         if decoded := [keys[at] for at in checked.missing(keys)]:
             checked.put(decoded, np.ones((len(decoded), 1), np.uint8))
-        is_complete &= not cache.missing(keys)
-    if not is_complete:
-        for part in _parts(read_shards(folder, ["key", column])):
-            new = [part[at] for at in cache.missing([row["key"] for row in part])]
-            if new:
-                values = [row[column] for row in new]
-                arrays = [
-                    np.frombuffer(v, np.uint8) if isinstance(v, bytes) else np.array(v, np.float32) for v in values
-                ]
-                cache.put([row["key"] for row in new], np.stack(arrays).reshape(len(new), *shape))
-    return len(cache) - before
-
-
-def _parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Lists of readable rows."""
-    readable = (row for row in rows if row["key"] is not None)
-    while part := list(itertools.islice(readable, _CACHED_ROWS_AT_ONCE)):
-        yield part
-
-
-def print_summary(arguments: Any, summary: Mapping[str, Any], what: str) -> None:
-    """Print the summary as a sentence or as JSON; `what` names the content of the rows."""
-    if arguments.json:
-        print(json.dumps(summary))
-        return
-    text = f"{summary['output']}: {what} of {summary['images']:,} of {summary['of']:,} images in {summary['shards']:,} shards"
-    if bad := len(summary["unreadable"]):
-        text += f"; {bad:,} cannot be read and are listed in {arguments.output / 'quarantine.jsonl'}"
-    print(text + ".")
-
-
-# --- `captionrl features`: features of a scorer for every image, in Parquet shards and in the feature cache ----------
+        if new := cache.missing(keys):
+            cache.put([keys[at] for at in new], np.array([part[at]["image"] for at in new], np.float32))
 
 
 @dataclass
-class FeaturesOptions(CachedRowsOptions, SimilarityOptions, DatasetOptions):
-    """Compute the features of a scorer once for every image: in processes of this machine, or on a Ray cluster.
-
-    The output is a folder of Parquet shards with a manifest: image_id, key (of the image in the feature cache), image
-    and, with --features multimodal, text, which is the mean feature of the captions. The image features are then put into the feature
-    cache of this machine, where training, evaluation and `captionrl bags` find them.
-
-    The same command skips finished shards.
-    """
-
-    examples: ClassVar[str] = """
-        examples:
-          captionrl features --dataset scenes --features image --output features
-          captionrl features --dataset OWNER/NAME --split train --scorer openai/clip-vit-base-patch32 --output features \\
-              --processes 8
-          captionrl features --dataset OWNER/NAME --split train --output /shared/features --engine ray --address auto
-    """
-
-    output: Path = option(Path("features"), metavar="DIR", help="folder of the shards")
+class FeaturesOptions(SimilarityOptions, DatasetOptions):
+    """The images of a data set, and the scorer that encodes them."""
 
 
 class FeatureStage(ImageStage):
-    """Features of shards: `key`, `image` and `text`."""
-
-    def __init__(self, options: FeaturesOptions, ids: str, *, only: np.ndarray | None = None) -> None:
-        super().__init__(options, ids, require_captions=options.features != "image", only=only)
+    """Features of the images of shards: `key` and `image`."""
 
     def load_model(self, split: LoadedSplit) -> ImageReader:
         from hf_captionrl.data import ImageReader
@@ -295,7 +222,6 @@ class FeatureStage(ImageStage):
         # Only read here: otherwise the features of an image would depend on which process is the first.
         self._cache = FeatureCache.for_scorer(self._scorer, self.options.cache_dir)
         self._hashes = file_hashes(self.options.cache_dir)
-        self._captions = split.dataset["captions"] if self.options.features != "image" else None
         return ImageReader(split.dataset, split=split.split)
 
     def made_by(self) -> dict[str, Any]:
@@ -304,44 +230,14 @@ class FeatureStage(ImageStage):
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
 
-        return {"key": pa.string(), "image": pa.list_(pa.float32()), "text": pa.list_(pa.float32())}
+        return {"key": pa.string(), "image": pa.list_(pa.float32())}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        from hf_captionrl.evaluation.similarity import mean_text_features
-
         keys, features = keys_and_cached(self.reader, self._cache, self._hashes, rows)
         opened = self.reader.open_all([row for row in keys if row not in features])
         if opened:
             computed = self._scorer.image_features(list(opened.values())).float().cpu().numpy()  # (B, D)
             features |= dict(zip(opened, computed, strict=True))
-        keys = {row: key for row, key in keys.items() if row in features}
-        if not keys:
-            return {}
-        found: dict[int, dict[str, Any]] = {
-            row: {"key": key, "image": features[row].astype("float32")} for row, key in keys.items()
+        return {
+            row: {"key": key, "image": features[row].astype("float32")} for row, key in keys.items() if row in features
         }
-        if self._captions is not None:
-            groups = [self._captions[row] for row in keys]
-            texts = mean_text_features(self._scorer, groups, [self.reader.ids[row] for row in keys]).numpy()
-            for row, feature in zip(keys, texts, strict=True):
-                found[row]["text"] = feature
-        return found
-
-
-def write_features(arguments: FeaturesOptions) -> None:
-    """Write the features."""
-    summary, report = run_on_images(
-        arguments,
-        arguments.output,
-        lambda: source_settings(arguments) | {"scorer": arguments.scorer, "features": arguments.features},
-        lambda ids: FeatureStage(arguments, ids),
-        require_captions=arguments.features != "image",
-    )
-    if arguments.fill_cache and summary["finished"]:
-        from hf_captionrl.evaluation.similarity import similarity_scorer
-        from hf_captionrl.retrieval import FeatureCache
-
-        cache = FeatureCache.for_scorer(similarity_scorer(arguments), arguments.cache_dir)
-        summary["cached"] = fill_cache(cache, arguments.output, "image")
-    print_summary(arguments, summary, "features")
-    stop_if_unreadable(arguments, report)

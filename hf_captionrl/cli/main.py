@@ -77,12 +77,6 @@ COMMANDS: tuple[Command, ...] = (
             "measure_agreement"),
     Command("audit-metric", "show which errors of captions a metric sees, and which it does not",
             "cli.audit_metric:AuditMetricOptions", "audit_metric"),
-    Command("benchmark", "evaluate a scorer on Winoground or MMVP-VLM, captions on ImageCoDe",
-            "cli.benchmark:BenchmarkOptions", "benchmark"),
-    Command("gallery", "show captions of several systems side by side, errors marked",
-            "apps.gallery.options:GalleryOptions", "apps.gallery.gallery:write_pages"),
-    Command("features", "compute the features of a scorer for every image, resumable", "cli.features:FeaturesOptions",
-            "write_features", is_resumable=True),
     Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags", is_resumable=True),
     Command("truematch", "build, review and use a benchmark of similar images",
             description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption "
@@ -127,6 +121,18 @@ COMMANDS: tuple[Command, ...] = (
     Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )
 # fmt: on
+
+WITHDRAWN = {
+    "benchmark": "`captionrl truematch evaluate` with ImageCoDe's folder; Winoground and MMVP-VLM evaluate scorers only",
+    "doctor": "`captionrl env`",
+    "explain": "`captionrl evaluate`, which has the ranks of every caption",
+    "features": "the command that needs the features, which fills the feature store (`evaluate` with --processes)",
+    "gallery": "`captionrl train`, whose recipes write gallery.html",
+    "pixels": "`--cache_pixels` of a recipe",
+    "serve-rewards": "`as_function()` of a reward in the other trainer",
+    "study": "`captionrl agreement`, which compares metrics with ratings that exist",
+}
+"""What replaces each command that is no longer there."""
 
 
 def _load(path: str) -> Any:
@@ -244,6 +250,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         words = sys.argv[1:] if argv is None else list(argv)
+        if words and words[0] in WITHDRAWN:
+            print(f"captionrl: error: {words[0]} is withdrawn. Use {WITHDRAWN[words[0]]}.", file=sys.stderr)
+            return 2
         arguments = build_parser(words[0] if words else "").parse_args(words)
     except SystemExit as stop:  # argparse has printed the reason
         return stop.code if isinstance(stop.code, int) else 2

@@ -9,14 +9,11 @@
 | MSR-VTT (Xu et al. 2016) | `videodatainfo.json`, or one for train and validation and one for test | `videos/` |
 | TrueMatch (Gaur et al. 2024) | `benchmark/3.json`, `5.json`, `7.json` | COCO |
 | CapEnrich's hard pool | names as JSON, text or `.npy` | COCO |
-| Winoground (Thrush et al. 2022) | `examples.jsonl` | `images/` |
-| MMVP-VLM (Tong et al. 2024) | `Questions.csv` | `images/` |
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import logging
 import re
@@ -37,7 +34,6 @@ from hf_captionrl.data.columns import (
     SourceArguments,
     clean_caption,
     parse_json,
-    read_json_lines,
     read_text,
     to_caption_list,
 )
@@ -53,12 +49,6 @@ PUBLISHED = ("nocaps", "concadia", "imagecode")
 _STATIC = "open-images"  # in the name of a set of ten similar photographs; all others are frames of one video
 _COCO_NAME = re.compile(r"(?:.*_)?0*(\d+)(?:\.[A-Za-z]+)?")
 _FRAME = re.compile(r"img(\d+)\.jpe?g", re.IGNORECASE)
-
-
-def _image_below(root: Path, name: str, where: Path) -> Path:
-    """The file of an image that a benchmark names, which must be below its folder."""
-    refuse_outside([str(root / name)], root, str(where))
-    return _existing(root / name, "the folder with the images")
 
 
 def _existing(path: str | Path, what: str) -> Path:
@@ -353,59 +343,6 @@ def load_concadia(
     if not rows:
         raise ValueError(f"{path} has no images of the split {split!r}.")
     return _dataset(rows, SPLIT_NAMES.get(split, split), image_root, str(path))
-
-
-# --- Winoground and MMVP-VLM: two images and two captions that a scorer must match -----------------------------------
-
-
-@dataclass(frozen=True)
-class ImagePair:
-    """Files of two images, the caption of each, and what distinguishes the two."""
-
-    images: tuple[Path, Path]
-    captions: tuple[str, str]
-    category: str
-
-
-def load_winoground(folder: str | Path) -> list[ImagePair]:
-    """Winoground's 400 pairs: `examples.jsonl`, whose `collapsed_tag` is the category, and `images/`, also in a folder `data`."""
-    root = Path(folder)
-    root = root / "data" if (root / "data" / "examples.jsonl").is_file() else root
-    path = _existing(root / "examples.jsonl", "the folder with Winoground's examples.jsonl")
-
-    def image(name: str) -> Path:
-        return _image_below(root / "images", f"{name.removesuffix('.png')}.png", path)
-
-    with _as_published(path, "Winoground's examples.jsonl"):
-        return [
-            ImagePair(
-                (image(row["image_0"]), image(row["image_1"])),
-                (row["caption_0"], row["caption_1"]),
-                str(row.get("collapsed_tag", "")),
-            )
-            for row in read_json_lines(path)
-        ]
-
-
-def load_mmvp(folder: str | Path) -> list[ImagePair]:
-    """MMVP-VLM's 135 pairs: consecutive rows of `Questions.csv` (id, type, statement), and images `<type>/<id>.jpg`."""
-    path = _existing(Path(folder) / "Questions.csv", "the folder with MMVP-VLM's Questions.csv")
-    places = [Path(folder) / name for name in ("images", "MLLM_VLM Images") if (Path(folder) / name).is_dir()]
-    if not places:
-        raise FileNotFoundError(f"{folder} has no folder 'images'. Use the folder of MMVP-VLM with its images.")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    if not rows or len(rows) % 2 or any(len(row) != 3 for row in rows):
-        raise ValueError(f"{path} must hold a header and pairs of rows (id, type, statement). Use the published file.")
-    pairs = list(zip(rows[::2], rows[1::2], strict=True))
-    for a, b in pairs:
-        if a[1] != b[1]:
-            raise ValueError(f"{path}: questions {a[0]} and {b[0]} are of different types. Use the published file.")
-
-    def image(row: list[str]) -> Path:
-        return _image_below(places[0], f"{row[1]}/{row[0]}.jpg", path)
-
-    return [ImagePair((image(a), image(b)), (a[2], b[2]), a[1]) for a, b in pairs]
 
 
 # --- TGIF and MSR-VTT ------------------------------------------------------------------------------------------------

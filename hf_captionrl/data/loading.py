@@ -88,8 +88,9 @@ class FolderListing:
     def describe_left_out(self) -> list[str]:
         return [f"{len(names)} {reason}, such as {names[0]}" for reason, names in self.left_out.items()]
 
-    def report_others(self, where: str) -> None:
-        """Log how many files are not images, where every image of the folder is used."""
+    def report_others(self, where: str, read: str = "") -> None:
+        """Log how many files are not images, where every image of the folder is used; `read` is an extension that is read."""
+        self.others.pop(read, None)
         if self.others:
             logger.warning("%s: files that are not images are not used: %s.", where, self.describe_others())
 
@@ -176,7 +177,9 @@ def _report_unnamed(folder: Path, files: Mapping[str, Path], tables: Iterable[li
     listing.report(str(folder), read)
 
 
-def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
+def _read_bare_folder(
+    folder: Path, listing: FolderListing, root: Path | None, require_captions: bool, text_files: str = ""
+) -> Source:
     """All images of a folder without metadata; they have no captions."""
     content = sorted(child.name for child in folder.iterdir())[:10] or "nothing"
     where = f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}"
@@ -194,7 +197,7 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
             f'captions. Write {{"file_name": "a.jpg", "captions": ["...", "..."]}} per line; it has {content}.'
         )
     listing.report(str(folder))
-    listing.report_others(str(folder))
+    listing.report_others(str(folder), text_files)
     # image_root, to which links may lead, can differ from the folder that the names are relative to.
     rows: list[Row] = [
         {"file_name": path if root is None else str((folder / path).absolute()), "image_id": path}
@@ -246,7 +249,7 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
         if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
             listing = list_images(path)
             if listing.images and not listing.others.keys() & _DATA_SUFFIXES:
-                return _read_bare_folder(path, listing, root, require_captions)
+                return _read_bare_folder(path, listing, root, require_captions, arguments.text_files)
         if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
             raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
     return _read_with_datasets(dataset_name, path, arguments, root)

@@ -207,8 +207,8 @@ class WordingOptions:
 
 
 @dataclass
-class PerImageOptions:
-    """What the captioner is told about single images, and images that get no caption."""
+class PromptOptions:
+    """What the captioner is told about single images."""
 
     heading: ClassVar[str] = "images"
 
@@ -219,6 +219,12 @@ class PerImageOptions:
         "models and endpoints",
     )
     max_context: Positive = option(1000, metavar="N", help="longest context in characters; longer ones are cut")
+
+
+@dataclass
+class PerImageOptions(PromptOptions):
+    """What the captioner is told about single images, and images that get no caption."""
+
     decorative: list[str] = option(
         [],
         nargs="+",

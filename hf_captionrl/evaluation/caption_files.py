@@ -155,7 +155,7 @@ def _json(path: Path) -> _Rows:
     return ((f"{path}, entry {n}", row) for n, row in enumerate(entries, start=1))
 
 
-def _table(path: Path) -> _Rows:
+def table_rows(path: Path) -> _Rows:
     """The rows of a CSV or TSV file, whose first line names the columns."""
 
     def cell(value: Any) -> Any:
@@ -208,7 +208,7 @@ def read_caption_file(
         raise FileNotFoundError(f"There is no file {str(path)!r}. Write one with `captionrl caption`.")
     suffix = path.suffix.lower()
     if suffix in (".csv", ".tsv"):
-        rows = _table(path)
+        rows = table_rows(path)
     elif suffix == ".parquet":
         rows = _parquet(path)
     elif suffix == ".json" and path.stat().st_size and not is_json_lines(read_text(path)):

@@ -10,10 +10,8 @@ import base64
 import hashlib
 import io
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,7 +19,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from hf_captionrl.text.tokenize import word_characters
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import atomic_write_text
 
@@ -84,27 +81,19 @@ class GalleryCaption:
 
     method: str  # as in the results table
     text: str
-    right: Sequence[str] = ()  # true claims, in the words of the caption
-    wrong: Sequence[str] = ()  # false claims
+    marks: Sequence[Mark] = ()
     rank: int | None = None  # rank of the image when the caption retrieves it, 1 = best; None if not ranked
     pool_size: int | None = None
-    # Claims with their positions. They replace `right` and `wrong`, whose positions are searched for.
-    marks: Sequence[Mark] | None = None
-    numbers: Mapping[str, str] = field(default_factory=dict)  # further ones, for instance `{"CIDEr-D": "0.12"}`
 
 
 @dataclass(frozen=True)
 class GalleryItem:
-    """One image with one caption per method, in the order in which they are shown, and the human captions.
-
-    Consecutive items of one `group`, such as a bag, are shown under its name.
-    """
+    """One image with one caption per method, in the order in which they are shown, and the human captions."""
 
     image: Image.Image
     image_id: str
     captions: Sequence[GalleryCaption]
     references: Sequence[str] = ()
-    group: str = ""
 
 
 class Piece(NamedTuple):
@@ -114,57 +103,19 @@ class Piece(NamedTuple):
     verdict: Verdict | None
 
 
-def mark_claims(text: str, right: Sequence[str], wrong: Sequence[str]) -> list[Mark]:
-    """Find claims in a caption.
-
-    Its words must occur in order, with at most one other word between two of them ("on blue background" in "on a blue
-    background"). Each claim marks its first free position; wrong claims come first, so that a longer true claim hides no error.
-    """
-    marks: list[Mark] = []
-    verdicts: dict[Verdict, Sequence[str]] = {"wrong": wrong, "right": right}
-    for verdict, claims in verdicts.items():
-        # Longer claims first, so that "small" does not take the word that "two small pigs" needs; `sorted` is stable.
-        for claim in sorted((claim for claim in claims if claim.strip()), key=len, reverse=True):
-            words = r"\w" if text.isascii() else word_characters()
-            gap = rf"[^{words}]+(?:[{words}]+[^{words}]+)?"
-            pattern = gap.join(f"(?i:{re.escape(word)})" for word in claim.split())
-            for found in re.finditer(rf"(?<![{words}]){pattern}(?![{words}])", text):
-                if _is_free(marks, *found.span()):
-                    marks.append(Mark(claim, verdict, *found.span()))
-                    break
-            else:
-                marks.append(Mark(claim, verdict))
-    return marks
-
-
-def _is_free(marks: Sequence[Mark], start: int, end: int) -> bool:
-    return all(m.start is None or m.end is None or end <= m.start or m.end <= start for m in marks)
-
-
-def split_at_marks(text: str, marks: Sequence[Mark]) -> tuple[list[Piece], list[Piece]]:
-    """A caption in pieces, whose joined texts are `text`, and the claims that are not marked, because they do not occur in it
-    literally or overlap with another claim; of these the wrong one is marked, so that no error is hidden."""
-    taken: list[Mark] = []
-    absent: list[Piece] = []
+def split_at_marks(text: str, marks: Sequence[Mark]) -> list[Piece]:
+    """A caption in pieces, whose joined texts are `text`. Of claims that overlap the wrong one is marked."""
+    taken: list[tuple[int, int, Verdict]] = []
     for mark in sorted(marks, key=lambda mark: mark.verdict == "right"):
-        if mark.start is None or mark.end is None:
-            absent.append(Piece(mark.text, mark.verdict))
-        elif not 0 <= mark.start < mark.end <= len(text):
-            raise ValueError(
-                f"The claim {mark.text!r} is at {mark.start} to {mark.end} of a caption of {len(text)} characters. Pass the "
-                "caption that was checked."
-            )
-        elif _is_free(taken, mark.start, mark.end):
-            taken.append(mark)
-        else:
-            absent.append(Piece(mark.text, mark.verdict))
+        first, last = mark.start, mark.end
+        if first is not None and last is not None and all(last <= a or b <= first for a, b, _ in taken):
+            taken.append((first, last, mark.verdict))
     pieces: list[Piece] = []
     at = 0
-    for mark in sorted(taken, key=lambda mark: mark.start or 0):
-        pieces += [Piece(text[at : mark.start], None), Piece(text[mark.start : mark.end], mark.verdict)]
-        at = mark.end or 0
-    pieces.append(Piece(text[at:], None))
-    return [piece for piece in pieces if piece.text], absent
+    for start, end, verdict in sorted(taken):
+        pieces += [Piece(text[at:start], None), Piece(text[start:end], verdict)]
+        at = end
+    return [piece for piece in (*pieces, Piece(text[at:], None)) if piece.text]
 
 
 def write_gallery(path: str | os.PathLike[str], items: Sequence[GalleryItem], title: str, *, note: str = "") -> Path:
@@ -176,13 +127,9 @@ def write_gallery(path: str | os.PathLike[str], items: Sequence[GalleryItem], ti
         "gallery",
         title=title,
         note=note,
-        methods=list(methods),
-        groups=[
-            (name, [_gallery_card(item, methods) for item in members])
-            for name, members in groupby(items, key=lambda item: item.group)
-        ],
-        has_claims=any(c.right or c.wrong or c.marks for c in captions),
-        has_misbound=any(mark.verdict == "misbound" for c in captions for mark in c.marks or ()),
+        cards=[_gallery_card(item, methods) for item in items],
+        has_claims=any(c.marks for c in captions),
+        has_misbound=any(mark.verdict == "misbound" for c in captions for mark in c.marks),
         has_ranks=any(c.rank is not None for c in captions),
     )
     return atomic_write_text(path, html)
@@ -192,20 +139,14 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
     """Values of the template for one item."""
     captions = []
     for caption in item.captions:
-        marks = caption.marks or ()
-        found = mark_claims(caption.text, caption.right, caption.wrong) if caption.marks is None else marks
-        pieces, absent = split_at_marks(caption.text, found)
         rank = caption.rank
         captions.append(
             vars(caption)
             | {
                 "index": methods[caption.method],
-                "pieces": pieces if caption.text.strip() else [],
-                "absent": absent,
-                "wrong": bool(caption.wrong) or any(mark.verdict != "right" for mark in marks),
-                # The marks in words, for screen readers.
-                "wrong_claims": [mark for mark in marks if mark.verdict == "wrong"],
-                "misbound_claims": [mark for mark in marks if mark.verdict == "misbound"],
+                "pieces": split_at_marks(caption.text, caption.marks) if caption.text.strip() else [],
+                # In words, for screen readers, and for claims whose words do not occur literally.
+                "errors": [mark for mark in caption.marks if mark.verdict != "right"],
                 "rank_class": "" if rank is None else "first" if rank == 1 else "near" if rank <= 5 else "far",
             }
         )
@@ -214,7 +155,6 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
         **embedded_image(item.image),
         "captions": captions,
         "references": list(item.references),
-        "text": " ".join([item.image_id, item.group, *(c.text for c in item.captions), *item.references]).lower(),
     }
 
 

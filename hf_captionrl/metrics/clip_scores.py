@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,29 +151,6 @@ def ref_clip_score(
     named = signature(metric="ref_clip_score", scorer=scorer, scale=scale, prefix=used)
     means = {"ref_clip_score": float(scores.mean()), "clip_score": float(image.mean())}
     return means | {"per_sample": scores.numpy(), "signature": named}
-
-
-def pair_matching(similarity: Any) -> dict[str, float]:
-    """Fractions of pairs in which a scorer matches two images with their two captions; a tie is not a success.
-
-    Reference: Thrush et al. 2022, "Winoground", section 3. `similarity[p, c, i]`, `(P, 2, 2)`, is that of caption c with image
-    i. `text_score`: each image prefers its caption; `image_score`: each caption prefers its image, the pair accuracy of
-    MMVP-VLM (Tong et al. 2024), as in the code of No Detail Left Behind; `group_score`: both; `text_accuracy` and
-    `image_accuracy`: the same per image and per caption.
-    """
-    values = np.asarray(similarity, dtype=np.float64)
-    if values.ndim != 3 or values.shape[1:] != (2, 2) or not len(values):
-        raise ValueError(f"similarity has the shape {values.shape}. Pass (pairs, 2 captions, 2 images).")
-    own = values[:, [0, 1], [0, 1]]  # (P, 2)
-    texts = own > values[:, [1, 0], [0, 1]]  # image i prefers caption i
-    images = own > values[:, [0, 1], [1, 0]]  # caption c prefers image c
-    return {
-        "text_score": float(texts.all(1).mean()),
-        "image_score": float(images.all(1).mean()),
-        "group_score": float((texts & images).all(1).mean()),
-        "text_accuracy": float(texts.mean()),
-        "image_accuracy": float(images.mean()),
-    }
 
 
 # --- EMScore ---------------------------------------------------------------------------------------------------------

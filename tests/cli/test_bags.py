@@ -2,6 +2,7 @@
 
 import json
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,6 @@ from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
 from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.parts import ShardFolder
 from tests.tolerances import close, within
 
 
@@ -149,13 +149,11 @@ def test_launched_processes_are_refused_where_neighbours_are_searched(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_neighbours_of_feature_shards_equal_those_of_images(tmp_path, capsys):
-    few = ["--max_images", "40", "--cache_dir", str(tmp_path / "cache"), "--scorer", "scenes:clip-reward"]
-    mode = ["--mode", "neighbours", "--top", "5"]
-    assert main(["features", *few, "--output", str(tmp_path / "features")]) == 0
-    assert main(["bags", *few, *mode, "--output", str(tmp_path / "one.safetensors")]) == 0
-    shards = ["--feature_shards", str(tmp_path / "features"), "--processes", "1", "--rows_per_shard", "16"]
-    assert main(["bags", *mode, *shards, "--output", str(tmp_path / "shards.safetensors")]) == 0
+def test_neighbours_on_shards_equal_those_of_one_process(cache, tmp_path, capsys):
+    mode = ["--scorer", "scenes:clip-reward", "--mode", "neighbours", "--top", "5"]
+    shards = ["--processes", "1", "--rows_per_shard", "16"]
+    assert bags(cache, tmp_path / "one.safetensors", *mode, images=40) == 0
+    assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=40) == 0
     one, found = load_neighbours(tmp_path / "one.safetensors"), load_neighbours(tmp_path / "shards.safetensors")
     assert (found.image_ids, found.signature, found.features) == (one.image_ids, one.signature, one.features)
     assert found.indices.tolist() == one.indices.tolist()
@@ -166,23 +164,24 @@ def test_neighbours_of_feature_shards_equal_those_of_images(tmp_path, capsys):
     assert [shard["rows"] for shard in manifest["shards"]] == [16, 16, 8]
     # The same command has nothing left to search; other settings are refused.
     capsys.readouterr()
-    assert main(["bags", *mode, *shards, "--output", str(tmp_path / "shards.safetensors")]) == 0
-    assert main(["bags", *mode[:3], "4", *shards, "--output", str(tmp_path / "shards.safetensors")]) == 2
+    assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=40) == 0
+    assert bags(cache, tmp_path / "shards.safetensors", *mode[:-1], "4", *shards, images=40) == 2
     assert "written with top 5, but top is now 4" in capsys.readouterr().err
 
 
 def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):
     """Above a number of images, and with --approximate; below it, the search is exact."""
     features = torch.randn(1_200, 32, generator=torch.Generator().manual_seed(0))
-    folder = ShardFolder(tmp_path / "features", {}, num_rows=1_200, rows_per_shard=1_200)
-    rows = [{"image_id": f"i{row}", "image": values} for row, values in enumerate(features.tolist())]
-    schema = pa.schema({"image_id": pa.string(), "image": pa.list_(pa.float32())})
-    folder.write(0, rows, schema, {"scorer": "made-up@1"})
-    folder.finish()
+    scenes = load_scenes(num_train=0, num_validation=0, num_test=1)["test"]
+    images = [scenes[0]["image"]] * 1_200
+    rows = datasets.Dataset.from_dict({"image": images, "image_id": [f"i{row}" for row in range(1_200)]})
+    rows.cast_column("image", datasets.Image()).to_parquet(tmp_path / "rows.parquet")
+    monkeypatch.setattr("hf_captionrl.evaluation.similarity.features_of", lambda *arguments: features)
 
     def neighbours(name, *options, most=1_200):
         monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", most)
-        source = ["--feature_shards", str(tmp_path / "features"), "--features", "image", "--mode", "neighbours"]
+        source = ["--dataset", str(tmp_path / "rows.parquet"), "--features", "image", "--mode", "neighbours"]
+        source += ["--scorer", "scenes:clip-reward"]
         output = tmp_path / "out" / f"{name}.safetensors"
         assert main(["bags", *source, "--top", "7", "--output", str(output), "--json", *options]) == 0
         return load_neighbours(output), json.loads(capsys.readouterr().out).get("recall")

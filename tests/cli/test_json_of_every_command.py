@@ -33,9 +33,6 @@ RUNS = {
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
     "album": "scenes --model scenes:blip-mle --max_images 3 --max_new_tokens 6 --cache_dir cache".split(),
     "evaluate": [*FILES, "--suite", "smile", "--language_model", "none", "--cache_dir", "cache"],
-    "benchmark": ["winoground", "--data_dir", "winoground", "--scorer", "scenes:clip-reward"],
-    "gallery": [*FILES, "--cache_dir", "cache"],
-    "features": ["--max_images", "3", "--features", "image", "--cache_dir", "cache"],
     "bags": [*FEW, "--bag_sizes", "3"],
     "truematch build": ["--output", "truematch", *FEW, "--bag_sizes", "3"],
     "truematch review": ["truematch"],
@@ -114,13 +111,6 @@ def world(tmp_path_factory):
     for name, captions in (("a", [c[0] for c in scenes["captions"]]), ("b", list(scenes["full_caption"]))):
         write_captions(folder / f"{name}.jsonl", scenes["image_id"], captions)
     open_image(scenes[0]["image"]).save(folder / "photo.png")
-    (folder / "winoground" / "images").mkdir(parents=True)
-    for i in (0, 1):
-        open_image(scenes[i]["image"]).save(folder / "winoground" / "images" / f"ex_0_img_{i}.png")
-    example = {
-        f"{key}_{i}": value for i in (0, 1) for key, value in (("image", f"ex_0_img_{i}"), ("caption", "a pig"))
-    }
-    (folder / "winoground" / "examples.jsonl").write_text(json.dumps(example))
     torch.save({"weight": torch.ones(2)}, folder / "old.bin")
     sentences = {"0.jpg": ["a pig", "two pigs"], "1.jpg": ["a small car", "a car"]}
     rated = [{"filename": name, "sentences": [{"raw": text} for text in texts]} for name, texts in sentences.items()]
@@ -173,7 +163,7 @@ def test_access_token_is_not_in_any_file(world):
     folder = world[0]
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 40
-    assert {"truematch.json", "boosting.json", "results.json", "gallery.json"} <= {f.name for f in files}
+    assert {"truematch.json", "boosting.json", "results.json"} <= {f.name for f in files}
     assert [str(file) for file in files if TOKEN.encode() in file.read_bytes()] == []
     # That the search would find one.
     write_json(folder / "leak" / "config.json", {"token": TOKEN})

@@ -13,7 +13,7 @@ import torch
 import hf_captionrl.metrics as m
 from hf_captionrl.metrics import bootstrap, bootstrap_interval, paired_test
 from hf_captionrl.metrics.bootstrap import signature
-from hf_captionrl.metrics.clip_scores import emscore_matrix, pair_matching
+from hf_captionrl.metrics.clip_scores import emscore_matrix
 from hf_captionrl.scenes import check
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from tests.tolerances import within
@@ -192,7 +192,6 @@ WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
         (lambda: m.clip_score(EYE, EYE, preset="mine"), "preset"),
         (lambda: m.ref_clip_score(EYE, EYE, [EYE, EYE]), "2 sets of references"),
         (lambda: m.ref_clip_score(EYE, EYE, [EYE, ZERO, EYE, EYE]), r"reference_features\[1\]\[2\]"),
-        (lambda: pair_matching(EYE), "similarity"),
         (lambda: m.emscore([VIDEO] * 2, [VIDEO]), "1 videos"),
         (lambda: m.emscore([VIDEO] * 2, [VIDEO, 0 * VIDEO]), r"frame_features\[1\]\[0\]"),
         (lambda: emscore_matrix([VIDEO], [VIDEO, 0 * VIDEO]), r"frame_features\[1\]\[0\]"),

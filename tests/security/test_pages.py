@@ -16,6 +16,7 @@ from hf_captionrl.cli.audit_metric import audit_html
 from hf_captionrl.evaluation.pages import (
     GalleryCaption,
     GalleryItem,
+    Mark,
     PanelItem,
     render_html,
     write_gallery,
@@ -86,7 +87,8 @@ def browser():
 
 def gallery(folder):
     items = [
-        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [text], [text], 1, 2)], [text], text) for text in TEXTS
+        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [Mark(text, "wrong", 0, 2, text)], 1, 2)], [text])
+        for text in TEXTS
     ]
     return write_gallery(folder / "page.html", items, ALL, note=ALL)
 
@@ -134,7 +136,7 @@ def metric_audit(folder):
 def album(folder):
     images = [PICTURE] * len(TEXTS)
     rows = [AlbumImage(str(n), text, rank=1, margin=0.5, is_distinct=True) for n, text in enumerate(TEXTS)]
-    captions = Album(rows, len(TEXTS), 1.0)
+    captions = Album(rows, len(TEXTS))
     findings = {text: [Finding(text, 1, 0)] * len(TEXTS) for text in TEXTS[:12]}
     parts = f"<style>{album_style()}</style>{render_album(images, captions)}{render_comparison(images, findings)}"
     (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{parts}", "utf-8", "replace")
@@ -146,7 +148,7 @@ def album_report(folder):
         AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,), problems=("ambiguous",)) for text in TEXTS
     ]
     facts = [GroupFacts(text, 3, (text,), ((text, 1),)) for text in TEXTS]
-    found = Album(images, len(TEXTS), 1.0, shared=facts)
+    found = Album(images, len(TEXTS), shared=facts)
     return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
 
 

@@ -59,7 +59,7 @@ def rows_of(folder, number):
 
 
 def load_images(folder, number):
-    """What a worker of `captionrl caption` and `captionrl features` loads."""
+    """What a worker of `captionrl caption` loads."""
     split = load_split(FeaturesOptions(dataset=str(folder / str(number)), split="all"), quarantine_path=None)
     assert len(ids_digest(split.dataset)) == 32
     reader = ImageReader(split.dataset, split="all")

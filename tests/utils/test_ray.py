@@ -64,11 +64,6 @@ def caption(output, *engine):
     return list(read_caption_file(output).captions.items())
 
 
-def features(output, *engine):
-    assert main(["features", "--dataset", "scenes", *IMAGES, *SCORER, "--output", output, *engine]) == 0
-    return list(read_shards(output))
-
-
 def evaluate(output, *engine):
     """The whole table of results, numbers and intervals."""
     few = ["--dataset", "scenes", "--max_images", "6", "--suite", "smile", "--language_model", "none", *SCORER]
@@ -95,7 +90,6 @@ def folders(tmp_path):
     ("command", "stage", "place"),
     [
         (caption, dying.DyingCaptions, "cli.caption.CaptionStage"),
-        (features, dying.DyingFeatures, "cli.features.FeatureStage"),
         (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureStage"),
         (evaluate, dying.DyingScores, "cli.evaluate.ScoreStage"),
     ],
@@ -113,7 +107,7 @@ def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folder
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 2
     assert not pids(notes, "loaded") & {os.getpid()}
-    if command in (caption, features):
+    if command is caption:
         ids = [row["image_id"] for row in read_shards("out")]
         assert len(ids) == len(set(ids)) == 6
 

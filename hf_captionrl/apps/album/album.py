@@ -10,7 +10,7 @@ import importlib.util
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -30,9 +30,8 @@ from hf_captionrl.apps.album.phrases import (
     group_facts,
     meets_constraints,
     shortened,
-    with_word,
 )
-from hf_captionrl.apps.album.sources import copy_leaders, copy_threshold, image_facts, read_batch
+from hf_captionrl.apps.album.sources import read_images
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.metrics.caption_checks import spoken
@@ -61,13 +60,11 @@ class AlbumImage:
         margin: Similarity to the target minus that to the most similar other image, in [-2, 2].
         is_distinct: Whether no other image, except copies, has the same text.
         confused_with: Rows of the other images that the caption fits at least as well, best first.
-        copy_of: Row of the first image that this one is a copy of.
+        copy_of: Row of the first image with the same pixels.
         unreadable: Why the image cannot be read; None if it can.
-        meets_constraints: Whether the caption meets the constraints on length, words and language.
-        decorative: Whether a rule of the user says that the image has no content and needs no caption.
-        mean_log_prob: Mean log-probability of the caption's tokens in nats, if an endpoint told it and the caption was not edited.
+        meets_constraints: Whether the caption meets the constraints on length and words.
+        is_edited: Whether a person has edited the caption in the table of an earlier run.
         problems: What is wrong with the caption, see [`diagnose`].
-        further: The other captions of the image in the same form: several were chosen, or existing captions were diagnosed.
     """
 
     image_id: str
@@ -80,10 +77,8 @@ class AlbumImage:
     copy_of: int | None = None
     unreadable: str | None = None
     meets_constraints: bool = True
-    decorative: bool = False
-    mean_log_prob: float | None = None
+    is_edited: bool = False
     problems: tuple[str, ...] = ()
-    further: tuple[AlbumImage, ...] = ()
 
 
 @dataclass
@@ -93,35 +88,24 @@ class Album:
     Args:
         images: In the order of the album.
         num_compared: Number of images that each caption was ranked among, the target included.
-        copy_threshold: Smallest cosine of two images that were compared as possible copies.
         choice: How the captions were chosen; None if existing captions were diagnosed.
         shared: What the captions of each group share, and what varies.
-        groups: Name of each image's group.
     """
 
     images: list[AlbumImage]
     num_compared: int
-    copy_threshold: float
     choice: Choice | None = field(default=None, repr=False)
     shared: list[GroupFacts] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
 
     @property
     def compares_images(self) -> bool:
         """Whether captions were compared with images."""
-        return any(one.rank is not None for _, one in self.entries()) or not any(self.captions)
+        return any(one.rank is not None for one in self.images) or not any(self.captions)
 
     @property
     def captions(self) -> list[str]:
         """The caption of each image; empty where there is none."""
         return [image.caption for image in self.images]
-
-    def entries(self) -> list[tuple[int, AlbumImage]]:
-        """Every caption with the row of its image: the first caption of each image, then its further ones.
-
-        One entry without caption for an image that has none.
-        """
-        return [(row, one) for row, image in enumerate(self.images) for one in (image, *image.further)]
 
     @property
     def copies(self) -> list[tuple[int, ...]]:
@@ -135,48 +119,41 @@ class Album:
     @property
     def confusions(self) -> list[tuple[int, int]]:
         """Pairs (row, other row): the caption of the first image fits the second one at least as well. Copies are left out."""
-        pairs = ((row, other) for row, one in self.entries() if one.copy_of is None for other in one.confused_with)
-        return list(dict.fromkeys(pairs))
+        images = enumerate(self.images)
+        return [(row, other) for row, one in images if one.copy_of is None for other in one.confused_with]
 
     def summary(self) -> dict[str, Any]:
-        """Counts and fractions of the album, and the phrases that its groups share.
-
-        Fractions are of the captions of different images; problems are counted per text.
-        """
-        entries = [one for _, one in self.entries()]
-        described = [one for one in entries if one.caption.strip() and one.copy_of is None]
+        """Counts of the album, fractions of the captions of different images, and the phrases that its groups share."""
+        described = [one for one in self.images if one.caption.strip() and one.copy_of is None]
         count = max(len(described), 1)
-        problems = Counter(problem for one in entries for problem in one.problems)
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "images": len(self.images),
             "captions": sum(bool(image.caption.strip()) for image in self.images),
-            "texts": sum(bool(one.caption.strip()) for one in entries),
             "copies": sum(image.copy_of is not None for image in self.images),
             "unreadable": sum(image.unreadable is not None for image in self.images),
-            "decorative": sum(image.decorative for image in self.images),
             "compared_with": self.num_compared - 1,
-            "copy_threshold": round(self.copy_threshold, 4),
             "distinct": sum(image.is_distinct for image in described) / count,
             "rank_1": sum(image.rank == 1 for image in described) / count,
             "rank_1_and_distinct": sum(image.is_distinct and image.rank == 1 for image in described) / count,
             "words": sum(len(image.caption.split()) for image in described) / count,
-            "problems": dict(sorted(problems.items())),
+            "problems": dict(sorted(Counter(problem for one in self.images for problem in one.problems).items())),
             "shared": [asdict(fact) for fact in self.shared],
         }
         if self.choice is not None:
-            found |= {"texts_possible_more": self.choice.gap, "rank_1_possible_more": self.choice.rank_gap}
-        return found
+            summary |= {"texts_possible_more": self.choice.gap, "rank_1_possible_more": self.choice.rank_gap}
+        return summary
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table that the files contain: one row per caption; `number` counts the captions of an image."""
+        """The table that the files contain, one row per image.
+
+        `suggested` repeats the caption, so that a caption that a person edits in the table differs from it.
+        """
         ids = [image.image_id for image in self.images]
-        entries = [one for _, one in self.entries()]
-        # Columns that most albums do not have.
-        more = [name for name in ("decorative", "mean_log_prob") if any(getattr(one, name) for one in entries)]
         return [
             {
                 "image_id": image.image_id,
                 "caption": image.caption,
+                "suggested": "" if image.is_edited else image.caption,
                 "old_caption": image.old,
                 "rank": image.rank,
                 "margin": None if image.margin is None else round(image.margin, 4),
@@ -185,41 +162,34 @@ class Album:
                 "copy_of": None if image.copy_of is None else ids[image.copy_of],
                 "problems": list(image.problems),
                 "unreadable": image.unreadable,
-                "number": number,
-                **{name: getattr(image, name) for name in more},
             }
-            for first in self.images
-            for number, image in enumerate((first, *first.further), start=1)
+            for image in self.images
         ]
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write a table for Excel: UTF-8 with a byte order mark, and no cell that Excel would evaluate as a formula."""
-
-        def cell(value: Any) -> Any:
-            return csv_cell(" | ".join(value) if isinstance(value, list) else value)
-
         buffer = io.StringIO(newline="")
         rows = self.rows()
         writer = csv.DictWriter(buffer, list(rows[0]))
         writer.writeheader()
-        writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
+        for row in rows:
+            cells = {name: " | ".join(value) if isinstance(value, list) else value for name, value in row.items()}
+            writer.writerow({name: csv_cell(value) for name, value in cells.items()})
         return atomic_write_text(path, "\ufeff" + buffer.getvalue())
+
+    def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
+        """Write one JSON object per image."""
+        return write_jsonl(path, self.rows())
 
     def _repr_html_(self) -> str:
         """A table of the first captions, for notebooks."""
         row = Markup("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>")
-        shown = [
-            row.format(one.image_id, one.caption, one.rank or "", ", ".join(one.problems))
-            for _, one in self.entries()[:_SHOWN]
-        ]
-        left = len(self.entries()) - len(shown)
+        images = self.images[:_SHOWN]
+        shown = [row.format(one.image_id, one.caption, one.rank or "", ", ".join(one.problems)) for one in images]
+        left = len(self.images) - len(shown)
         more = Markup("<p>{} more; write all of them with to_csv or to_jsonl.</p>").format(left) if left else ""
         head = f"<tr><th>image</th><th>caption</th><th>rank of {self.num_compared}</th><th>problems</th></tr>"
         return whole_text(f"<table><thead>{head}</thead><tbody>{''.join(shown)}</tbody></table>{more}")
-
-    def to_jsonl(self, path: str | os.PathLike[str]) -> Path:
-        """Write one JSON object per caption."""
-        return write_jsonl(path, self.rows())
 
 
 # --- The steps -------------------------------------------------------------------------------------------------------
@@ -242,10 +212,10 @@ def describe_album(
 ) -> Album:
     """Caption every image of a set so that its caption is true of it and of no other image.
 
-    Copies share one caption and do not count as confusions of each other. The candidates of an image are existing captions,
-    beams and samples. Shared phrases are removed from the candidates, and candidates are truncated, before they are compared
-    with the images: ranks and margins are those of the captions that are returned. [`distinct_captions`] describes
-    the choice.
+    Images with equal pixels share one caption and do not count as confusions of each other. The candidates of an image are
+    existing captions, beams and samples. Shared phrases are removed from the candidates, and candidates are truncated, before
+    they are compared with the images: ranks and margins are those of the captions that are returned. [`distinct_captions`]
+    describes the choice.
 
     Args:
         images: Anything that `open_image` opens; read one by one.
@@ -255,7 +225,7 @@ def describe_album(
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
             Copies belong to the group of the first copy.
-        diagnose_only: Diagnose every existing caption instead of choosing one per image. None: if there is no captioner.
+        diagnose_only: Diagnose the first existing caption of each image instead of choosing one. None: if there is no captioner.
         settings ([`AlbumSettings`], *optional*): Number of candidates, constraints, choice.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
         skip_unreadable: Whether images that cannot be read are listed in the result instead of raising an `ImageError`.
@@ -277,8 +247,8 @@ def describe_album(
     settings = AlbumSettings(**changes) if settings is None else settings
     check_words(settings)
     number = len(images)
-    given = [[]] * number if captions is None else captions
-    existing = [[mine] if isinstance(mine, str) else list(mine) for mine in given]
+    texts = [[]] * number if captions is None else captions
+    existing = [[one] if isinstance(one, str) else list(one) for one in texts]
     if number == 0 or len(existing) != number:
         raise ValueError(
             f"There are {number} images and captions of {len(existing)}. Use at least one, and captions of each."
@@ -292,109 +262,84 @@ def describe_album(
     return AlbumSteps(work, existing, names).album(diagnoses)
 
 
-STAGES = {"images": "reading", "candidates": "captioning", "answers": "contrastive prompts"}
-"""Names of the steps for people."""
-
-
 @dataclass
 class AlbumWork:
-    """Images and models of an album, and the work of the models; a subclass shares it among processes."""
+    """Images and models of an album; a subclass keeps the candidates."""
 
     images: Sequence[Any]
     image_ids: Sequence[str]
-    captioner: Captioner | None
-    scorer: Scorer
+    captioner: Any  # a `Captioner`, an `EndpointCaptioner` or None
+    scorer: Any  # None: captions are not compared with images, which are not opened
     settings: AlbumSettings
     cache: FeatureCache | None = None
     skip_unreadable: bool = False
     progress: Callable[[str, int], Any] | None = None
     prompts: ImagePrompts | None = None  # None: only of the settings
-    decorative: Collection[int] = ()  # rows of images that get no caption
 
-    @property
-    def writes_captions(self) -> bool:
-        """Whether there is a captioner."""
-        return self.captioner is not None
+    def candidates(self, rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
+        """Generated candidates of some rows of the album, whose pixels have the hashes `keys`, batch by batch."""
+        size = self.settings.batch_size
+        texts = []
+        for start in range(0, len(rows), size):
+            texts += self.batch(rows[start : start + size], keys[start : start + size])
+            self.report("captioning", len(rows[start : start + size]))
+        return texts
 
-    @property
-    def compares_images(self) -> bool:
-        """Whether captions are compared with images; if not, no image is opened, and there are no ranks and copies."""
-        return True
+    def batch(self, rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
+        """Candidates of one batch."""
+        return generate_candidates(self.captioner, self.images, rows, self.image_ids, self.settings, self.prompts)
 
-    def compute(self, step: str, rows: Sequence[int], extra: Sequence[Any] | None = None) -> list[dict[str, Any]]:
-        """The results of a step for some rows of the album, batch by batch.
-
-        "images": facts, or the reason why an image cannot be read. "candidates": `captions`; `extra` are the rows of the images
-        most similar to each. "answers": `captions` that answer contrastive prompts; `extra` are the captions of similar images.
-        """
-        found: list[dict[str, Any]] = []
-        for start in range(0, len(rows), self.settings.batch_size):
-            part = slice(start, start + self.settings.batch_size)
-            batch, more = rows[part], None if extra is None else extra[part]
-            if step == "images":
-                reasons: dict[int, str] = {}
-                unreadable = reasons if self.skip_unreadable else None
-                facts = read_batch(self.images, batch, self.scorer, self.cache, unreadable)
-                found += [facts[row] if row in facts else {"reason": reasons[row]} for row in batch]
-            else:
-                assert self.captioner is not None
-                similar, said = (more, None) if step == "candidates" else (None, more)
-                for mine in generate_candidates(
-                    self.captioner, self.images, batch, self.image_ids, self.settings, similar, self.prompts, said
-                ):
-                    scores = [getattr(text, "mean_log_prob", None) for text in mine]
-                    found.append({"captions": mine, **({"scores": scores} if any(scores) else {})})
-            self.report(step, len(batch))
-        return found
-
-    def report(self, step: str, number: int) -> None:
-        """Tell how many images a step has finished since the last call."""
+    def report(self, stage: str, number: int) -> None:
+        """Tell how many images a stage has finished since the last call."""
         if self.progress is not None:
-            self.progress(STAGES.get(step, step), number)
+            self.progress(stage, number)
 
 
 class AlbumSteps:
-    """All steps of [`describe_album`]: the images, their copies and neighbours, and the choice or diagnosis of captions."""
+    """All steps of [`describe_album`]: the images, their copies and neighbours, and the choice or diagnosis of captions.
 
-    def __init__(self, work: AlbumWork, existing: list[list[str]], groups: list[str]) -> None:
-        self.work, self.settings, self.groups = work, work.settings, groups
-        self.leader_of: dict[int, int]  # leader of each readable image, as a number below L
-        self.candidates: dict[int, list[str]] = {}  # before any editing, by leader
-        self.scores: dict[tuple[int, str], float | None] = {}  # mean log-probabilities, by album row and caption
-        rows = [row for row in range(len(work.images)) if row not in work.decorative]
-        self.existing = [[whole_text(text) for text in mine] for mine in existing]
-        if not work.compares_images:
-            self.rows = rows
-            self.leader_of = {row: at for at, row in enumerate(rows)}
-            self.unreadable, self.threshold, self.neighbours = {}, 2.0, None
+    `edited` are captions that a person has edited after an earlier run, by row; they stay as they are.
+    """
+
+    def __init__(
+        self, work: AlbumWork, existing: list[list[str]], groups: list[str], edited: Mapping[int, str] | None = None
+    ) -> None:
+        self.work, self.settings, self.groups, self.edited = work, work.settings, groups, edited or {}
+        texts = ([self.edited[row]] if row in self.edited else mine for row, mine in enumerate(existing))
+        self.existing = [[whole for text in mine if (whole := whole_text(text)).strip()] for mine in texts]
+        self.unreadable: dict[int, str] = {}
+        self.neighbours = None
+        number = len(work.images)
+        if work.scorer is None:
+            self.rows, self.keys = list(range(number)), [""] * number
+            self.leader_of = {row: row for row in self.rows}
             return
-        if not rows:
-            raise ValueError(
-                "All images are decorative. Use fewer patterns of --decorative, or a smaller --decorative_size."
-            )
-        found = dict(zip(rows, work.compute("images", rows), strict=True))
-        self.unreadable = {row: found.pop(row)["reason"] for row in list(found) if "reason" in found[row]}
-        images = image_facts(found, self.unreadable, work.cache)
-        given = self.settings.copy_threshold
-        threshold = copy_threshold(work.images, images, work.scorer, work.cache) if given is None else given
-        self.threshold = threshold
+        images = read_images(
+            work.images,
+            work.scorer,
+            cache=work.cache,
+            batch_size=self.settings.batch_size,
+            unreadable=self.unreadable if work.skip_unreadable else None,
+            progress=lambda number: work.report("reading", number),
+        )
         number, near = len(images.rows), None
         k = self.settings.neighbours or (NEIGHBOURS if number > SMALL_ALBUM else number)
         if k < number - 1:
             is_large = number > _MOST_EXACT and importlib.util.find_spec("faiss") is not None
-            near = (approximate_neighbours if is_large else nearest_neighbours)(images.features, k)[:2]
-        lead = copy_leaders(images.keys, images.pictures, images.features, near, threshold)
+            near = (approximate_neighbours if is_large else nearest_neighbours)(images.features, k)[0]
+        first_of: dict[str, int] = {}
+        lead = np.array([first_of.setdefault(key, at) for at, key in enumerate(images.keys)])
         leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
         self.rows = [images.rows[at] for at in leaders.tolist()]  # album rows of the leaders
-        self.leader_of = dict(zip(images.rows, leader_of.tolist(), strict=True))
+        self.keys = [images.keys[at] for at in leaders.tolist()]
+        self.leader_of = dict(zip(images.rows, leader_of.tolist(), strict=True))  # by album row, a number below L
         first = torch.from_numpy(leaders)
         self.features = images.features[first]  # (L, D)
-        self.neighbours = None
         if near is not None:
             k = min(k, len(first) - 1)
             place = torch.full((number,), -1)
             place[first] = torch.arange(len(first))
-            self.neighbours = place[near[0][first, :k]]  # (L, k): numbers of leaders
+            self.neighbours = place[near[first, :k]]  # (L, k): numbers of leaders
             again = torch.nonzero((self.neighbours < 0).any(1)).flatten()  # a copy was among them
             if len(again) and k:
                 self.neighbours[again] = rank_rows(self.features, k, rows=again)[0]
@@ -405,96 +350,58 @@ class AlbumSteps:
         if not album.shared:  # else the phrases were searched to remove them
             rows = [row for row, image in enumerate(album.images) if image.copy_of is None]
             album.shared = self._shared(rows, [album.images[row].caption for row in rows])
-        diagnose(album, self.work.scorer if self.work.compares_images else None)
+        diagnose(album, self.work.scorer)
         return album
 
     def _chosen(self) -> Album:
         """Choose a caption for each leader; copies get the same."""
-        settings, work = self.settings, self.work
+        settings = self.settings
         old: list[list[str]] = [[] for _ in self.rows]
         for row, leader in self.leader_of.items():
-            old[leader] += [text for text in self.existing[row] if text.strip()]
-        old = [list(dict.fromkeys(mine)) for mine in old]
-        kept = [settings.prefer_existing and bool(mine) for mine in old]
-        if work.writes_captions:
-            candidates = self._candidates(old, kept)
-            self.candidates = dict(enumerate(candidates))
-        else:
-            candidates = [(mine[:1] if keep else mine) or [""] for mine, keep in zip(old, kept, strict=True)]
+            old[leader] += self.existing[row]
+        by_person = {self.leader_of[row]: text for row, text in self.edited.items() if row in self.leader_of}
+        old = [[by_person[at]] if at in by_person else list(dict.fromkeys(texts)) for at, texts in enumerate(old)]
+        kept = [bool(texts) and (settings.prefer_existing or at in by_person) for at, texts in enumerate(old)]
+        candidates = [texts[:1] if keep else texts for texts, keep in zip(old, kept, strict=True)]
+        if self.work.captioner is not None:
+            places = [at for at, keep in enumerate(kept) if not keep]
+            rows, keys = [self.rows[at] for at in places], [self.keys[at] for at in places]
+            for at, new in zip(places, self.work.candidates(rows, keys), strict=True):
+                candidates[at] = list(dict.fromkeys([*new, *old[at]]))
+        candidates = [texts or [""] for texts in candidates]
         facts: list[GroupFacts] = []
         if settings.drop_shared or settings.trigger:
-            facts = self._shared(self.rows, self._unedited(candidates, old))
-        edited = self._editing(facts)
-        candidates = [
-            list(dict.fromkeys(edited(row, text) for text in mine))
-            for row, mine in zip(self.rows, candidates, strict=True)
-        ]
-        candidates = [mine if keep else shortened(mine, settings) for mine, keep in zip(candidates, kept, strict=True)]
-        captions, choice = self._distinct(candidates, old, settings)
-        rounds = [captions]
-        for _ in range(1, settings.captions_per_image):  # choose again among what is left
-            candidates = [
-                [text for text in mine if same_text(text) != same_text(own)] or [""]
-                for mine, own in zip(candidates, rounds[-1], strict=True)
-            ]
-            rounds.append(self._distinct(candidates, old, settings)[0])
-        texts: list[tuple[int, str, str | None]] = []
+            plain = replace(settings, max_characters=None, trigger=None)
+            facts = self._shared(self.rows, self._distinct(candidates, plain, "comparing unedited captions")[0])
+        worded = self._wording(facts)
+        for at, (row, keep) in enumerate(zip(self.rows, kept, strict=True)):
+            if at not in by_person:
+                texts = list(dict.fromkeys(worded(row, text) for text in candidates[at]))
+                candidates[at] = texts if keep else shortened(texts, settings)
+        captions, choice = self._distinct(candidates, settings)
+        texts_of: dict[int, str] = {}
         for row, leader in self.leader_of.items():
-            own = first_text(self.existing[row])
-            if settings.prefer_existing and own is not None:  # copies have their own captions
-                texts.append((row, edited(row, own), own))
+            own = next(iter(self.existing[row]), None)
+            if own is not None and row in self.edited:
+                texts_of[row] = own
+            elif own is not None and settings.prefer_existing:  # copies have their own captions
+                texts_of[row] = worded(row, own)
             else:
-                texts += [(row, captions[leader], own) for captions in rounds]
-        return self._judged(texts, old, choice, facts)
+                texts_of[row] = captions[leader]
+        return self._judged(texts_of, choice, facts)
 
-    def _editing(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
+    def _wording(self, facts: Sequence[GroupFacts]) -> Callable[[int, str], str]:
         """What removes the phrases that the group of a row shares from a text, and adds the trigger."""
         settings = self.settings
-        phrases = {
-            fact.group: [p for p in fact.shared if not any(with_word([p], word)[0] for word in settings.require)]
-            for fact in facts
-            if settings.drop_shared
-        }
+        phrases = {fact.group: fact.shared for fact in facts if settings.drop_shared}
 
-        def edited(row: int, text: str) -> str:
+        def worded(row: int, text: str) -> str:
             shared = phrases.get(self.groups[row], ())
             if not text.strip() or (not shared and settings.trigger is None):
                 return text
             return drop_shared(text, shared, trigger=settings.trigger)
 
-        return edited
-
-    def _candidates(self, old: list[list[str]], kept: list[bool]) -> list[list[str]]:
-        """Generated candidates of each leader, then existing captions; an empty text if there is none.
-
-        Leaders in `kept` have only their first existing caption.
-        """
-        settings, work = self.settings, self.work
-        # The leaders most similar to each, as many as the decoding needs.
-        similar: list[list[int]] = [[] for _ in self.rows]
-        k = min(settings.num_distractors, len(self.rows) - 1)
-        if k > 0 and (settings.decoding == "rsa" or settings.contrastive):
-            near = nearest_neighbours(self.features, k)[0] if self.neighbours is None else self.neighbours[:, :k]
-            similar = near.tolist()
-        asked = [at for at, keep in enumerate(kept) if not keep]
-        rows = [self.rows[at] for at in asked]
-        others = [[self.rows[other] for other in similar[at]] for at in asked] if settings.decoding == "rsa" else None
-        candidates = [mine[:1] for mine in old]
-        for at, new in zip(asked, work.compute("candidates", rows, others) if rows else (), strict=True):
-            candidates[at] = list(dict.fromkeys([*new["captions"], *old[at]])) or [""]
-            for text, score in zip(new["captions"], new.get("scores") or (), strict=False):
-                self.scores[self.rows[at], text] = score
-        if settings.contrastive and rows:
-            texts = self._unedited(candidates, old)
-            answers = work.compute("answers", rows, [[texts[other] for other in similar[at]] for at in asked])
-            for at, answer in zip(asked, answers, strict=True):
-                candidates[at] = list(dict.fromkeys([*candidates[at], *answer["captions"]]))
-        return candidates
-
-    def _unedited(self, candidates: list[list[str]], old: list[list[str]]) -> list[str]:
-        """The captions chosen before any editing; they will be edited or shown to the captioner."""
-        unedited = replace(self.settings, max_characters=None, trigger=None)
-        return self._distinct(candidates, old, unedited, "comparing unedited captions")[0]
+        return worded
 
     def _shared(self, rows: Sequence[int], texts: Sequence[str]) -> list[GroupFacts]:
         """What the captions of each group share; blank ones are left out."""
@@ -503,16 +410,16 @@ class AlbumSteps:
         return group_facts([text for text, _ in kept], [group for _, group in kept], min_share=share)
 
     def _distinct(
-        self, candidates: list[list[str]], old: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
+        self, candidates: list[list[str]], settings: AlbumSettings, stage: str = "comparing"
     ) -> tuple[list[str], Choice]:
         """Score the candidates, and assign each leader one."""
-        allowed = check_candidates(candidates, old, settings, settings.trigger)
+        allowed = check_candidates([text for texts in candidates for text in texts], settings)
         if settings.choice == "first":
             starts = np.cumsum([0, *map(len, candidates)])
             # The first allowed candidate of each leader, or the first one if none is allowed.
             candidates = [
-                [mine[int(allowed[at : at + len(mine)].argmax())]]
-                for at, mine in zip(starts, candidates, strict=False)
+                [texts[int(allowed[at : at + len(texts)].argmax())]]
+                for at, texts in zip(starts, candidates, strict=False)
             ]
             allowed = np.ones(len(candidates), bool)
         return distinct_captions(
@@ -531,80 +438,56 @@ class AlbumSteps:
         return lambda rows: self.work.scorer.text_features([texts[row] for row in rows.tolist()])
 
     def _existing(self) -> Album:
-        """Every existing caption, also those of copies; shared phrases are removed, and the trigger is added, if asked for."""
-        texts = [(row, text) for row in self.leader_of for text in self.existing[row] if text.strip()]
+        """The first existing caption of each image, also of copies; shared phrases are removed and the trigger added on request."""
+        texts = {row: self.existing[row][0] for row in self.leader_of if self.existing[row]}
         facts: list[GroupFacts] = []
         if self.settings.drop_shared or self.settings.trigger:
-            firsts = dict(reversed(texts))
-            facts = self._shared(list(firsts), list(firsts.values()))
-        edited = self._editing(facts)
-        return self._judged(
-            [(row, edited(row, text), text) for row, text in texts], [[]] * len(self.rows), shared=facts
-        )
+            facts = self._shared(list(texts), list(texts.values()))
+        worded = self._wording(facts)
+        return self._judged({row: worded(row, text) for row, text in texts.items()}, shared=facts)
 
     def _judged(
-        self,
-        texts: list[tuple[int, str, str | None]],
-        languages: list[list[str]],
-        choice: Choice | None = None,
-        shared: Sequence[GroupFacts] = (),
+        self, texts: Mapping[int, str], choice: Choice | None = None, shared: Sequence[GroupFacts] = ()
     ) -> Album:
-        """Compare captions of rows with the images; each is (row, caption, caption before it was edited).
-
-        `languages` are texts, by leader, in whose languages its captions should be.
-        """
-        texts = sorted((one for one in texts if one[1].strip()), key=lambda one: self.leader_of[one[0]])
-        captions: list[list[str]] = [[] for _ in self.rows]
-        for row, text, _ in texts:
-            captions[self.leader_of[row]].append(text)
-        fits = meets_constraints(captions, languages, self.settings, self.settings.trigger)
-        found: Any = repeat(((), None))
-        if self.work.compares_images:
-            starts, flat = np.cumsum([0, *map(len, captions)]), [text for _, text, _ in texts]
-            found = confusions_of(self._features(flat), starts, unit_rows(self.features).float(), self.neighbours)
-        described: dict[int, list[AlbumImage]] = {}
-        for (row, text, old), (confused, margin), good in zip(texts, found, fits.tolist(), strict=False):
-            one = self._image(
-                row,
-                caption=text,
-                old=old,
-                rank=None if margin is None else 1 + len(confused),
-                margin=margin if len(self.rows) > 1 else None,
-                confused_with=tuple(self.rows[other] for other in confused),
-                meets_constraints=good,
-            )
-            described.setdefault(row, []).append(one)
+        """Compare captions, by row of the album, with the images."""
+        rows = sorted((row for row, text in texts.items() if text.strip()), key=self.leader_of.__getitem__)
+        flat = [texts[row] for row in rows]
+        results: Any = repeat(((), None))
+        if self.work.scorer is not None:
+            counts = np.bincount(np.array([self.leader_of[row] for row in rows], np.int64), minlength=len(self.rows))
+            starts = np.cumsum([0, *counts])
+            results = confusions_of(self._features(flat), starts, unit_rows(self.features).float(), self.neighbours)
+        facts: dict[int, dict[str, Any]] = {}
+        for row, text, (others, margin), fits in zip(
+            rows, flat, results, meets_constraints(flat, self.settings).tolist(), strict=False
+        ):
+            facts[row] = {
+                "caption": text,
+                "rank": None if margin is None else 1 + len(others),
+                "margin": margin if len(self.rows) > 1 else None,
+                "confused_with": tuple(self.rows[other] for other in others),
+                "meets_constraints": fits,
+            }
         images = []
-        for row in range(len(self.work.images)):
-            first, *further = described.get(row) or [self._image(row)]
-            images.append(replace(first, further=tuple(further)))
+        for row, image_id in enumerate(self.work.image_ids):
+            leader = self.leader_of.get(row)
+            images.append(
+                AlbumImage(
+                    image_id,
+                    old=next(iter(self.existing[row]), None),
+                    copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
+                    unreadable=self.unreadable.get(row),
+                    **{"caption": "", **facts.get(row, {})},
+                )
+            )
         number = len(self.rows) if self.neighbours is None else 1 + self.neighbours.shape[1]
-        if not self.work.compares_images:
-            number = 1  # no caption was compared with another image
-        return Album(images, number, self.threshold, choice=choice, shared=list(shared), groups=self.groups)
-
-    def _image(self, row: int, *, caption: str = "", **facts: Any) -> AlbumImage:
-        """An image of the album; without facts one that cannot be read, or has no caption."""
-        leader = self.leader_of.get(row)
-        return AlbumImage(
-            self.work.image_ids[row],
-            caption,
-            copy_of=None if leader is None or self.rows[leader] == row else self.rows[leader],
-            unreadable=self.unreadable.get(row),
-            decorative=row in self.work.decorative,
-            mean_log_prob=None if leader is None else self.scores.get((self.rows[leader], caption)),
-            **{"old": first_text(self.existing[row]), **facts},
-        )
+        # Without a scorer, no caption was compared with another image.
+        return Album(images, 1 if self.work.scorer is None else number, choice=choice, shared=list(shared))
 
 
 def whole_text(text: str) -> str:
     """The text with a question mark for each half of a surrogate pair, such as that of a broken emoji, which no tokenizer reads."""
     return text.encode("utf-8", "replace").decode()
-
-
-def first_text(captions: Sequence[str]) -> str | None:
-    """The first caption that is not blank; None without one."""
-    return next((text for text in captions if text.strip()), None)
 
 
 # --- What is wrong with a caption ------------------------------------------------------------------------------------
@@ -616,7 +499,7 @@ PROBLEMS = {
     "ambiguous": "the caption fits another image at least as well",
     "unread": "the scorer truncates the caption, so the rank applies only to its beginning",
     "repetitive": "a phrase or word is repeated",
-    "constraint": "the caption does not meet the constraints on length, words and language, because no candidate does",
+    "constraint": "the caption does not meet the constraints on length and words, because no candidate does",
 }
 """Problems of captions; a caption may have several."""
 
@@ -624,9 +507,9 @@ PROBLEMS = {
 def diagnose(album: Album, scorer: Scorer | None) -> None:
     """Set `is_distinct` and `problems` of every caption whose image can be read."""
     holders: dict[str, set[int]] = {}
-    for row, one in album.entries():
+    for row, one in enumerate(album.images):
         holders.setdefault(same_text(one.caption), set()).add(row if one.copy_of is None else one.copy_of)
-    texts = [one.caption for _, one in album.entries()]
+    texts = album.captions
     count = getattr(scorer, "count_tokens", None)
     if scorer is None:
         is_truncated = [False] * len(texts)
@@ -634,14 +517,13 @@ def diagnose(album: Album, scorer: Scorer | None) -> None:
         is_truncated = [scorer.count_truncated([text]) > 0 for text in texts]
     else:
         is_truncated = [number > scorer.max_text_tokens for number in count(texts)]
-    facts = zip(is_truncated, degenerate(texts), strict=True)
-
-    def diagnosed(one: AlbumImage) -> AlbumImage:
-        unread, repetitive = next(facts)
-        if one.unreadable is not None or one.decorative:
-            return one
+    for row, (unread, repetitive) in enumerate(zip(is_truncated, degenerate(texts), strict=True)):
+        one = album.images[row]
+        if one.unreadable is not None:
+            continue
         if not one.caption.strip():
-            return replace(one, problems=("missing",))
+            album.images[row] = replace(one, problems=("missing",))
+            continue
         key = same_text(one.caption)
         is_distinct = bool(key) and len(holders[key]) == 1
         confused = (one.rank or 1) - 1
@@ -655,7 +537,4 @@ def diagnose(album: Album, scorer: Scorer | None) -> None:
             "constraint": not one.meets_constraints,
         }
         problems = tuple(name for name, is_problem in applies.items() if is_problem)
-        return replace(one, is_distinct=is_distinct, problems=problems)
-
-    # In the order of the entries.
-    album.images = [replace(diagnosed(one), further=tuple(map(diagnosed, one.further))) for one in album.images]
+        album.images[row] = replace(one, is_distinct=is_distinct, problems=problems)

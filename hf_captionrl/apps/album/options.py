@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from hf_captionrl.data.options import CaptionerOptions, EndpointOptions, PerImageOptions, WordingOptions
+from hf_captionrl.data.options import CaptionerOptions, EndpointOptions, PromptOptions, WordingOptions
 from hf_captionrl.utils.options import (
     CacheOptions,
     CommandOptions,
     DeviceOptions,
-    EngineOptions,
     NotNegative,
     Positive,
     Range,
@@ -28,14 +26,6 @@ NEIGHBOURS = 64
 """Images that a caption is compared with in larger albums."""
 
 
-def duration(text: str) -> float:
-    """Convert a duration such as `90s`, `10m` or `1.5h` to seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip().lower())
-    if match is None or float(match[1]) == 0:
-        raise ValueError(f"{text!r} is not a duration. Use a number above 0 and s, m or h, such as 10m.")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
 @dataclass
 class CandidateOptions(SeedOptions, WritingOptions, WordingOptions):
     """How candidate captions are generated."""
@@ -45,41 +35,10 @@ class CandidateOptions(SeedOptions, WritingOptions, WordingOptions):
     num_beams: Positive = option(16, metavar="N", help="candidates per image by beam search")
     num_samples: NotNegative = option(0, metavar="N", help="candidates per image by sampling")
     temperature: Annotated[float, Range(above=0)] = option(0.7, metavar="X", help="temperature of sampling")
-    decoding: Literal["beam", "rsa"] = option(
-        "beam", help="how beams are searched: by the captioner alone, or with a listener that knows the similar images"
-    )
-    rationality: Annotated[float, Range(at_least=0)] = option(
-        1.0, metavar="X", help="weight of the listener of --decoding rsa"
-    )
-    num_distractors: Positive = option(
-        3, metavar="N", help="similar images that the listener or the contrastive prompt knows"
-    )
-    contrastive: bool = option(
-        False, help="ask a chat model what is different from the captions of the similar images, and add its answers"
-    )
 
 
 @dataclass
-class ConstraintOptions(WordingOptions):
-    """Constraints on captions. If no candidate of an image meets them, the image gets the best one."""
-
-    heading: ClassVar[str] = "constraints"
-
-    max_characters: Positive | None = option(
-        None, metavar="N", help="longest caption; longer ones are shortened; 125 for alternative texts"
-    )
-    require: list[str] = option([], repeated=True, metavar="WORD", help="word that every caption must contain")
-    forbid: list[str] = option([], repeated=True, metavar="WORD", help="word that no caption may contain")
-    language: str = option(
-        "auto",
-        metavar="CODE",
-        help="language of the captions: auto (that of the existing captions of an image; without py3langid, their script), any, "
-        "or a code such as en (needs py3langid)",
-    )
-
-
-@dataclass
-class AlbumSettings(ConstraintOptions, CandidateOptions):
+class AlbumSettings(CandidateOptions):
     """How the captions of an album are chosen."""
 
     heading: ClassVar[str] = "choice"
@@ -94,17 +53,9 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
         help=f"similar images that a caption is compared with (default: all in albums of up to {SMALL_ALBUM:,}, else "
         f"{NEIGHBOURS})",
     )
-    captions_per_image: Positive = option(
-        1,
-        metavar="N",
-        help="captions per image: the choice is repeated without the captions already chosen; above 1, text files have one "
-        "caption per line, and are read so",
-    )
     max_component: Positive = option(2000, metavar="N", help="most images that are assigned texts at once")
-    copy_threshold: Annotated[float, Range(at_least=-1)] | None = option(
-        None,
-        metavar="X",
-        help="cosine from which two images may be copies (default: calibrated on the album; above 1: only equal pixels)",
+    max_characters: Positive | None = option(
+        None, metavar="N", help="longest caption; longer ones are shortened; 125 for alternative texts"
     )
     prefer_existing: bool = option(
         False, help="keep the first existing caption of an image as it is, and caption only the other images"
@@ -121,39 +72,34 @@ class AlbumSettings(ConstraintOptions, CandidateOptions):
 
 
 def check_words(settings: AlbumSettings) -> None:
-    """Refuse values out of range and blank words."""
+    """Refuse values out of range and a blank trigger."""
     check_values(settings)
-    for name in ("require", "forbid", "trigger"):
-        words = getattr(settings, name)
-        if any(not word.strip() for word in ([words] if isinstance(words, str) else words or ())):
-            raise ValueError(f"{name} {words!r} has a blank word. Leave it out.")
+    if settings.trigger is not None and not settings.trigger.strip():
+        raise ValueError(f"trigger {settings.trigger!r} is blank. Leave it out.")
 
 
 @dataclass
-class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions, EndpointOptions, PerImageOptions):
+class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOptions, PromptOptions):
     """Caption the images of a set so that each caption distinguishes its image from the others.
 
-    Copies of an image get one caption. Candidates come from beams, samples and existing captions; they are chosen for all
-    images together. Without --model, existing captions are kept and diagnosed: which are duplicates, generic or ambiguous.
+    Equal images get one caption. Candidates come from beams, samples and existing captions; they are chosen for all images
+    together. Without --model, existing captions are kept and diagnosed: which are duplicates, generic or ambiguous.
 
-    Outputs are written when all captions are chosen. Candidates and features are kept in the Parquet shards of NAME.shards, and
-    the same command skips finished shards, also after a crash. With --processes or --engine, several processes write them.
-    With --endpoint, the candidates are a greedy answer and --num_samples samples of a model behind an OpenAI-compatible address.
-    NAME.answers.jsonl keeps each answer, so that none is asked for twice.
+    Outputs are written when all captions are chosen. NAME.candidates.jsonl keeps the candidates, so that the same command
+    continues after a crash, and other settings of the choice need no new ones. With --endpoint, the candidates are a greedy
+    answer and --num_samples samples of a model behind an OpenAI-compatible address, and NAME.answers.jsonl keeps each answer.
 
-    Images are never changed. Text files beside them that this command did not write are kept and named; --overwrite replaces them.
+    A caption that a person edited in the CSV file, or in a text file that this command wrote, stays. Images are never changed.
+    Text files beside them that this command did not write are kept and named; --overwrite replaces them.
     """
 
     examples: ClassVar[str] = """
         examples:
-          captionrl album photos --model Salesforce/blip-image-captioning-base --output alt.csv --max_characters 125
+          captionrl album photos --model Salesforce/blip-image-captioning-base --output alt.csv alt.html --max_characters 125
           captionrl album photos --model MODEL --sidecars --trigger "ohwx dog" --drop_shared
           captionrl album photos --captions old.jsonl --output report.html
           captionrl album photos --captions captions.csv --sidecars
-          captionrl album photos --model MODEL --adapt 10m --output alt.jsonl report.html
           captionrl album photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --num_samples 7 --output alt.csv
-          captionrl album photos --model MODEL --output alt.csv --processes 8
-          captionrl album photos --model MODEL --output /shared/alt.csv --engine ray --address auto
     """
 
     images: str = option(
@@ -172,34 +118,21 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
         None,
         metavar="NAME",
         help="dual encoder that compares captions and images, or 'none' to collect captions (default: scenes:siglip-held-out for "
-        "embedded captioners, scenes:clip-reward with --adapt, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
+        "embedded captioners, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
         None,
         metavar="FILE",
-        help="existing captions: .jsonl or .csv, such as an export of the page (default: those of the data, and text files)",
+        help="existing captions: .jsonl or .csv (default: those of the data, and text files)",
     )
     sidecar_captions: bool = option(True, help="read the text file beside an image as an existing caption")
     caption_extension: Literal[".txt", ".caption"] = option(".txt", help="extension of text files beside images")
     output: list[Path] = option(
-        [Path("album.jsonl")],
-        metavar="FILE",
-        help=".jsonl, .csv, .html, or metadata.jsonl of an image folder; several allowed",
+        [Path("album.csv")], metavar="FILE", help=".csv, .jsonl or a page in .html; several allowed"
     )
     sidecars: bool = option(False, help="also write each caption into a text file beside its image")
-    overwrite: bool = option(False, help="start again, and replace outputs and text files beside images")
-    dry_run: bool = option(False, help="print what would be written and how long it would take; write nothing")
-    adapt: str | None = option(
-        None,
-        metavar="TIME",
-        help="first finetune the captioner on this album by self-retrieval for this time, such as 90s, 10m or 1h; a held-out scorer "
-        "decides whether the result is used",
-    )
-    held_out_scorer: str | None = option(
-        None,
-        metavar="NAME",
-        help="dual encoder that decides about --adapt (default: scenes:siglip-held-out for embedded captioners, else "
-        "google/siglip-base-patch16-224)",
+    overwrite: bool = option(
+        False, help="start again, and replace outputs and text files beside images, also those of a person"
     )
     group_by: Literal["folder", "album"] = option(
         "folder", help="images among which shared phrases are searched: each folder, or the whole album"
@@ -210,13 +143,6 @@ class AlbumOptions(EngineOptions, AlbumSettings, CacheOptions, CaptionerOptions,
     )
     max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
     page_images: Positive = option(2000, metavar="N", help="most images whose pictures the HTML page contains")
-    rows_per_shard: Positive | None = option(
-        None, metavar="N", group="engine", help="images per Parquet file (default: 4 batches)"
-    )
-
-    @property
-    def uses_shards(self) -> bool:
-        return True
 
 
 @dataclass

@@ -5,7 +5,6 @@ Captions come from models and names from the user, so both are escaped everywher
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -45,7 +44,6 @@ from hf_captionrl.utils.model_files import model_path
 TEMPLATES = Path(__file__).parent / "templates"
 """Folder of the pages."""
 
-_REPORTED = "image_id number caption old_caption rank confused_with copy_of problems unreadable decorative".split()
 # Longest sides of images: in the report, in the demo, of a wrong find there.
 _REPORT_SIDE, _SIDE, _SMALL_SIDE = 512, 256, 72
 
@@ -56,7 +54,7 @@ def _small(image: Image.Image, side: int) -> Image.Image:
     return copy
 
 
-# --- The report: images with old and new captions, filters, editing with the keyboard, export ------------------------
+# --- The report: images with their captions, ranks and problems ------------------------------------------------------
 
 
 def write_report(
@@ -66,38 +64,27 @@ def write_report(
     *,
     title: str = "Album",
     max_images: int = 2000,
-    progress: Callable[[int], Any] = lambda number: None,
+    progress: Callable[[str, int], Any] = lambda stage, number: None,
 ) -> Path:
     """Write the page, which has every caption, and pictures of at most `max_images` images, those with problems first."""
-    problems = [any(one.problems for one in (image, *image.further)) for image in album.images]
-    order = sorted(range(len(album.images)), key=lambda row: (not problems[row], row))
+    order = sorted(range(len(album.images)), key=lambda row: (not album.images[row].problems, row))
     pictures: dict[int, dict[str, Any]] = {}
     for row in sorted(order[:max_images]):
         with suppress(ImageError):
             if album.images[row].unreadable is None:
                 pictures[row] = embedded_image(_small(open_image(images[row]), _REPORT_SIDE))
-        progress(1)
-    rows = album.rows()
-    texts = json.dumps([[row["image_id"], row["number"], row["caption"]] for row in rows], ensure_ascii=False)
-    entries = zip(album.entries(), rows, strict=True)
-    data = {
-        "cards": [{"row": at, **{name: row.get(name) for name in _REPORTED}} for (at, _), row in entries],
-        "pictures": pictures,
-        "problems": PROBLEMS,
-        "compared": album.num_compared,
-        "fingerprint": hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest(),
-    }
+        progress("writing the page", 1)
     page = render_html(
         TEMPLATES,
         "album",
-        sort_keys=False,
         title=title,
         summary=album.summary(),
         compares_images=album.compares_images,
         groups=[fact for fact in album.shared if fact.shared],
         problems=PROBLEMS,
         left_out=max(0, len(album.images) - max_images),
-        data=data,
+        rows=album.rows(),
+        pictures=pictures,
     )
     return atomic_write_text(path, page)
 

@@ -1,13 +1,11 @@
-"""The wording of captions: words and languages, constraints, phrases that a group shares and how they are removed.
+"""The wording of captions: constraints, phrases that a group shares and how they are removed.
 
 Legend: S candidates of all images, N texts.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,11 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hf_captionrl.apps.album.options import ConstraintOptions
+from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.text.tokenize import indefinite_article, load_spacy, word_characters, word_pattern
-
-logger = logging.getLogger(__name__)
 
 # --- Words of a caption with their positions, and the English function words -----------------------------------------
 
@@ -85,81 +81,10 @@ def split_tags(text: str) -> list[str]:
     return tags if len(tags) > 2 and are_short else []
 
 
-# --- Scripts of captions, and languages by py3langid if it is installed (extra `[language]`); it needs no network ----
-
-LANGUAGES = frozenset(
-    "ar bn cs da de el en es fa fi fr he hi hr hu id it ja ko nl no pl pt ro ru sv sw te th tr uk vi zh".split()
-)
-"""Languages that captions are compared with: those of Crossmodal-3600 that py3langid knows. Among all 139, rare languages win for
-captions of three words."""
-MARGIN = 3.0
-"""Log-likelihood in nats by which another language must be more likely. The true language of short captions is within 2.3 nats."""
+# --- Constraints: length, words, repetitions ---------------------------------------------------------------------------
 
 
-def script_of(text: str) -> str | None:
-    """Most frequent script of the letters of a text, such as `LATIN` or `CYRILLIC`; None without letters."""
-    if text.isascii():  # most captions, whose letters need no names
-        return "LATIN" if any(map(str.isalpha, text)) else None
-    names = (unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
-    counts = Counter(filter(None, names))
-    return counts.most_common(1)[0][0] if counts else None
-
-
-class LanguageIdentifier:
-    """Compares the languages of captions; a caption of two or three words often fits several."""
-
-    def __init__(self, identifier: Any, languages: Collection[str] = LANGUAGES) -> None:
-        self._identifier = identifier
-        identifier.set_languages(sorted(languages))
-
-    def is_foreign(self, text: str, languages: Collection[str]) -> bool:
-        """Whether a text is clearly in none of some languages."""
-        if not languages or script_of(text) is None or self._identifier.classify(text)[0] in languages:
-            return False
-        scores = dict(self._identifier.rank(text))
-        return bool(max(scores.values()) - max(scores[language] for language in languages) > MARGIN)
-
-    def languages_of(self, groups: Sequence[Iterable[str]]) -> list[set[str]]:
-        """Languages of groups of texts. A text that may be in the most frequent language is in that language."""
-        found = [
-            [(text, self._identifier.classify(text)[0]) for text in texts if script_of(text) is not None]
-            for texts in groups
-        ]
-        counts = Counter(language for mine in found for _, language in mine)
-        main = max(counts, key=lambda language: (counts[language], language), default="")
-        return [
-            {language if language == main or self.is_foreign(text, [main]) else main for text, language in mine}
-            for mine in found
-        ]
-
-
-@cache
-def load_language_identifier(language: str | None = None) -> LanguageIdentifier | None:
-    """The identifier for `LANGUAGES` and another language; None if py3langid is not installed and no language is passed."""
-    try:
-        from py3langid.langid import MODEL_FILE
-        from py3langid.langid import LanguageIdentifier as Identifier
-    except ModuleNotFoundError as error:
-        remedy = "Install it with: pip install 'hf-captionrl[language]'"
-        if language is not None:
-            raise ModuleNotFoundError(f"The language {language!r} needs py3langid. {remedy}") from error
-        logger.warning(
-            "py3langid is not installed, so only the scripts of new and existing captions are compared, not their languages. "
-            + remedy
-        )
-        return None
-    identifier = Identifier.from_model_file(MODEL_FILE)
-    if language is not None and language not in identifier.labels:
-        raise ValueError(
-            f"The language {language!r} is unknown. Use an ISO 639 code that py3langid knows, such as 'en'."
-        )
-    return LanguageIdentifier(identifier, LANGUAGES | {language} if language else LANGUAGES)
-
-
-# --- Constraints: length, words, repetitions, language ---------------------------------------------------------------
-
-
-def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str]:
+def shortened(candidates: Sequence[str], options: AlbumSettings) -> list[str]:
     """Candidates; those that are too long are truncated after a word, and duplicates are removed."""
     if options.max_characters is None:
         return list(candidates)
@@ -175,52 +100,23 @@ def shortened(candidates: Sequence[str], options: ConstraintOptions) -> list[str
     return list(dict.fromkeys(found))
 
 
-Texts = Sequence[Sequence[str]]  # of each image
+def check_candidates(texts: Sequence[str], options: AlbumSettings) -> np.ndarray:
+    """Mask of the candidates that may be chosen, `(S,)`: not degenerate, more than the trigger, and accepted by [`meets_constraints`]."""
+    has_words = _mask(text.replace(options.trigger or "", "", 1).strip() for text in texts)
+    return meets_constraints(texts, options) & has_words & ~_mask(degenerate(texts))
 
 
-def check_candidates(
-    candidates: Texts, old: Texts, options: ConstraintOptions, trigger: str | None = None
-) -> np.ndarray:
-    """Mask of the candidates that may be chosen, `(S,)`: not blank, not degenerate, and accepted by [`meets_constraints`]."""
-    flat = [text for mine in candidates for text in mine]
-    good = meets_constraints(candidates, old, options, trigger)
-    return good & _mask(text.strip() for text in flat) & ~_mask(degenerate(flat))
-
-
-def meets_constraints(
-    candidates: Texts, old: Texts, options: ConstraintOptions, trigger: str | None = None
-) -> np.ndarray:
-    """Mask of the candidates that meet the constraints of the options, `(S,)`; the trigger has no language."""
-    flat = [text for mine in candidates for text in mine]
+def meets_constraints(texts: Sequence[str], options: AlbumSettings) -> np.ndarray:
+    """Mask of the texts that are short enough and mention no word that they must not, `(S,)`."""
     longest = options.max_characters
-    good = _mask(longest is None or len(text) <= longest for text in flat)
-    for word in options.require:
-        good &= with_word(flat, word)
-    for word in [*options.forbid, *options.do_not_mention]:
-        good &= ~with_word(flat, word)
-    is_auto = options.language == "auto"
-    if options.language == "any" or (is_auto and not any(text.strip() for mine in old for text in mine)):
-        return good
-    identifier = load_language_identifier(None if is_auto else options.language)
-    scripts = [{script_of(text) for text in mine if is_auto} - {None} for mine in old]
-    languages: Sequence[Collection[str]] = [[options.language]] * len(candidates)
-    if is_auto:
-        languages = [()] * len(old) if identifier is None else identifier.languages_of(old)
-    own = ((text.replace(trigger or "", "", 1), row) for row, mine in enumerate(candidates) for text in mine)
-    return good & _mask(
-        (not is_auto or not scripts[row] or script_of(text) in scripts[row])
-        and not (identifier is not None and identifier.is_foreign(text, languages[row]))
-        for text, row in own
-    )
+    good = _mask(longest is None or len(text) <= longest for text in texts)
+    for word in options.do_not_mention:
+        good &= ~_mask(map(word_pattern(word).search, texts))
+    return good
 
 
 def _mask(values: Iterable[Any]) -> np.ndarray:
     return np.fromiter(map(bool, values), dtype=bool)
-
-
-def with_word(texts: Sequence[str], word: str) -> np.ndarray:
-    """Mask of the texts that contain a word, `(S,)`."""
-    return _mask(word_pattern(word).search(text) for text in texts)
 
 
 # --- What the captions of a group share, and what varies -------------------------------------------------------------

@@ -47,7 +47,7 @@ from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import open_still
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments, optional_scorer
-from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
+from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, write_gallery
 from hf_captionrl.evaluation.plots import CURVES, write_curves
 from hf_captionrl.hub import (
     ModelCardFacts,
@@ -59,7 +59,7 @@ from hf_captionrl.hub import (
 )
 from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
-from hf_captionrl.scenes import check
+from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint
@@ -505,12 +505,9 @@ def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]
     row = evaluator.dataset[index]
     shown = []
     for name, mine in captions.items():
-        right: list[str] = []
-        wrong: list[str] = []
-        if evaluator.facts is not None:
-            result = check(mine[index], evaluator.facts[index])
-            right, wrong = [c.text for c in result.right], [c.text for c in result.wrong]
+        marks = [] if evaluator.facts is None else mark_caption(mine[index], evaluator.facts[index])
+        claims = [Mark(mark.claim.text, mark.verdict, mark.start, mark.end, mark.owner) for mark in marks]
         ranks = evaluator.ranks.get(name)
         rank = None if ranks is None else int(ranks[index])
-        shown.append(GalleryCaption(name, mine[index], right, wrong, rank, len(mine)))
+        shown.append(GalleryCaption(name, mine[index], claims, rank, len(mine)))
     return GalleryItem(open_still(row), row["image_id"], shown, list(row["captions"]))

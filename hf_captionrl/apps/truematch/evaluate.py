@@ -14,15 +14,18 @@ from hf_captionrl.apps.truematch.build import bag_id, bags_fingerprint, load_tru
 from hf_captionrl.apps.truematch.options import EvaluateOptions, LeaderboardOptions
 from hf_captionrl.apps.truematch.review import TEMPLATES
 from hf_captionrl.cli.caption import CaptionOptions, write_captions
+from hf_captionrl.data.benchmarks import load_imagecode
 from hf_captionrl.data.columns import parse_json
+from hf_captionrl.data.images import open_image
 from hf_captionrl.data.options import DatasetOptions, load_split
-from hf_captionrl.evaluation.caption_files import read_caption_file, source_names
+from hf_captionrl.evaluation.caption_files import read_caption_file, read_files, source_names
 from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.pages import render_html
 from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
-from hf_captionrl.metrics import paired_test
+from hf_captionrl.metrics import paired_test, self_retrieval
 from hf_captionrl.metrics.columns import Column, bag_column
+from hf_captionrl.metrics.suites import spoken
 from hf_captionrl.metrics.table import (
     Section,
     check_rows,
@@ -57,8 +60,49 @@ def table_columns(sizes: Iterable[int]) -> list[Column]:
     return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
 
 
+def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
+    """R@1 of captions among ImageCoDe's ten images: all sets, photographs, frames of videos."""
+    import torch
+
+    if not arguments.captions:
+        raise ValueError(
+            "ImageCoDe ranks captions. Use --captions with files of `captionrl caption --dataset imagecode`."
+        )
+    names = source_names(arguments.captions, arguments.names)
+    sets = load_imagecode(arguments.folder / "valid_data.json", arguments.folder / "image-sets")
+    ids = [sets.image_ids[row] for row in sets.targets]
+    files = read_files(arguments.captions, names)
+    texts = [[group[0] for group in file.aligned(ids, set(ids))] for file in files]
+    scorer, _, reasons = load_evaluators("", arguments.scorer, "none")
+    if scorer is None:
+        raise ValueError(f"Retrieval needs a scorer, but {reasons.get('no scorer', 'there is none')}. Use --scorer.")
+    images = torch.cat([scorer.image_features([open_image(path)]) for path in sets.paths])
+    rows = []
+    for name, captions in zip(names, texts, strict=True):
+        features = scorer.text_features(spoken(captions))
+        row: dict[str, Any] = {"name": name}
+        for kind, is_video in (("all", None), ("static", False), ("video", True)):
+            at = [n for n, video in enumerate(sets.is_video) if is_video in (None, video)]
+            if at:
+                targets, candidates = [sets.targets[n] for n in at], [sets.sets[n] for n in at]
+                recall = self_retrieval(features[at], images, targets=targets, sets=candidates, ks=(1,))
+                row[f"recall_at_1_{kind}"] = recall["recall_at_1"]
+        rows.append(row)
+    result = {"benchmark": "imagecode", "descriptions": len(ids), "scorer": scorer.signature, "rows": rows}
+    path = write_json((arguments.output_dir or Path("outputs") / "imagecode") / "results.json", to_plain(result))
+    if arguments.json:
+        print(json.dumps(to_plain(result), ensure_ascii=False))
+        return
+    for row in rows:
+        print(", ".join(f"{key}: {value if key == 'name' else format(value, '.3f')}" for key, value in row.items()))
+    print(f"Written to {path}")
+
+
 def evaluate(arguments: EvaluateOptions) -> None:
     """Evaluate captioners on the benchmark; writes results.json and results.md."""
+    if (arguments.folder / "valid_data.json").is_file():
+        _evaluate_imagecode(arguments)
+        return
     found = load_truematch(arguments.folder)
     bags = found.bags if arguments.all_bags else found.kept
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name

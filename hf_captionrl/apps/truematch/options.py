@@ -87,11 +87,17 @@ class ApplyOptions(_BenchmarkOptions):
 
 @dataclass
 class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
-    """Evaluate captioners on the benchmark. Writes results.json and results.md."""
+    """Evaluate captioners on the benchmark. Writes results.json and results.md.
+
+    In a folder with ImageCoDe as published (valid_data.json, image-sets), each caption ranks its image among ten similar ones;
+    writes results.json.
+    """
 
     examples: ClassVar[str] = """
         examples:
           captionrl truematch evaluate truematch --models scenes:blip-mle --references
+          captionrl caption outputs/model --dataset imagecode --data_dir imagecode --output imagecode.jsonl
+          captionrl truematch evaluate imagecode --captions imagecode.jsonl
     """
 
     captions: list[Path] = option([], metavar="FILE", group="captioners", help="files of `captionrl caption`")

@@ -1,30 +1,19 @@
 """What captions share and what varies."""
 
-import logging
 import random
 import re
-import sys
 import tracemalloc
-import types
 from types import SimpleNamespace
-from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from hf_captionrl.apps.album import phrases
-from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.apps.album.phrases import (
-    LanguageIdentifier,
-    check_candidates,
     drop_shared,
     group_facts,
-    load_language_identifier,
-    meets_constraints,
     shared_phrases,
     without_loose_end,
 )
-from hf_captionrl.cli import main
 from hf_captionrl.text import tokenize as spacy_models
 
 DOGS = [
@@ -257,111 +246,3 @@ def test_truncated_text_has_no_loose_end():
     assert without_loose_end("and a dog with a, ") == "and a dog"
     assert without_loose_end("il y a un") == "il y a un"
     assert without_loose_end("of the") == ""
-
-
-CAPTIONS = {
-    "en": ["a dog on a sofa", "three dogs", "red bus parked in the street", "a man riding a horse"],
-    "de": ["ein Hund auf einem Sofa", "drei Hunde", "roter Bus auf der Straße", "ein Mann reitet ein Pferd"],
-    "fr": ["un chien sur un canapé", "trois chiens", "bus rouge garé dans la rue", "un homme à cheval"],
-    "es": ["un perro en un sofá", "tres perros", "autobús rojo en la calle", "un hombre a caballo"],
-}
-
-
-class Counting:
-    """py3langid's interface; the score of a language is the number of its words."""
-
-    labels = ("en", "de", "fr")
-    words: ClassVar = {"en": {"dog", "the", "a"}, "de": {"hund", "der", "a"}, "fr": {"chien", "le"}}
-
-    @classmethod
-    def from_model_file(cls, file):
-        assert file == "model"
-        return cls()
-
-    def set_languages(self, languages):
-        self.asked = list(languages)
-
-    def rank(self, text):
-        scores = {name: 2.0 * sum(w in mine for w in text.lower().split()) for name, mine in self.words.items()}
-        return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
-
-    def classify(self, text):
-        return self.rank(text)[0]
-
-
-@pytest.fixture
-def langid(monkeypatch):
-    """Replaces py3langid by a module; None if it is not installed."""
-
-    def replace(module):
-        monkeypatch.setitem(sys.modules, "py3langid", module and types.ModuleType("py3langid"))
-        monkeypatch.setitem(sys.modules, "py3langid.langid", module)
-        load_language_identifier.cache_clear()
-
-    yield replace
-    load_language_identifier.cache_clear()
-
-
-def test_only_clear_differences_count():
-    identifier = LanguageIdentifier(Counting(), ["en", "de"])
-    assert identifier._identifier.asked == ["de", "en"]
-    assert not identifier.is_foreign("dog", ["de"]), "one word, 2 nats"
-    assert identifier.is_foreign("the dog", ["de"])
-    assert not identifier.is_foreign("the dog", ["de", "en"])
-    assert not identifier.is_foreign("12 + 3", ["fr"])
-    assert not identifier.is_foreign("the dog", [])
-    # "a" is German by classification, but English here.
-    groups = [["the dog"], ["a dog", "der hund"], ["a"], [], ["7"], ["the dog"]]
-    assert identifier.languages_of(groups) == [{"en"}, {"en", "de"}, {"en"}, set(), set(), {"en"}]
-    assert identifier.languages_of([["7"]]) == [set()]
-
-
-def test_candidates_keep_the_language_of_existing_captions(langid):
-    langid(SimpleNamespace(LanguageIdentifier=Counting, MODEL_FILE="model"))
-    candidates = [["the dog", "der hund", "le chien"], ["der hund", "dog"], ["le chien"]]
-    old = [["the dog asleep"], ["der hund"], []]
-
-    def allowed(**settings):
-        return meets_constraints(candidates, old, AlbumSettings(**settings)).tolist()
-
-    assert allowed() == [True, False, False, True, True, True]
-    assert allowed(language="any") == [True] * 6
-    assert allowed(language="de") == [False, True, False, True, True, False]
-    # The trigger does not count.
-    mask = meets_constraints([["le chien der hund"]], [["der hund"]], AlbumSettings(), trigger="le chien ")
-    assert mask.tolist() == [True]
-    assert not meets_constraints([["le chien le hund"]], [["der hund"]], AlbumSettings())[0]
-    with pytest.raises(ValueError, match="The language 'xx' is unknown"):
-        allowed(language="xx")
-
-
-def test_scripts_are_compared_without_py3langid_and_this_is_said_once(langid, caplog, capsys):
-    langid(None)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            mask = check_candidates([["two cats", "zwei Katzen", "один кот"]], [["a cat"]], AlbumSettings())
-    assert mask.tolist() == [True, True, False]
-    assert [record.message.count("py3langid is not installed") for record in caplog.records] == [1]
-    caplog.clear()
-    langid(None)
-    assert check_candidates([["один кот"]], [["a cat"]], AlbumSettings(language="any")).all()
-    assert check_candidates([["один кот"]], [[]], AlbumSettings()).all()
-    assert caplog.records == [], "nothing was compared"
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hf-captionrl\[language\]'"):
-        load_language_identifier("en")
-    assert main(["album", "photos", "--model", "scenes:blip-mle", "--language", "de"]) != 0
-    assert "The language 'de' needs py3langid" in capsys.readouterr().err
-
-
-def test_languages_of_short_captions():
-    pytest.importorskip("py3langid", reason="no py3langid on this machine")
-    for language, mine in CAPTIONS.items():
-        # Each caption stands for the existing one of an image; all captions are candidates.
-        flat = [text for texts in CAPTIONS.values() for text in texts]
-        owner = np.array([name for name, texts in CAPTIONS.items() for _ in texts])
-        mask = meets_constraints([flat] * len(mine), [[text] for text in mine], AlbumSettings()).reshape(len(mine), -1)
-        assert mask[:, owner == language].all()
-        assert mask[:, owner != language].mean() < 0.1
-    # A language that is not among the usual ones.
-    mask = meets_constraints([["un gos al sofà de casa", "a dog"]], [[]], AlbumSettings(language="ca"))
-    assert mask.tolist() == [True, False]

@@ -1,1 +1,0 @@
-"""Captions of several systems side by side, with their errors marked."""
