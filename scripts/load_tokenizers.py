@@ -65,7 +65,7 @@ def load(name: str, folder: Path) -> None:
         trained.train_from_iterator(_TEXTS, **({} if vocabulary.endswith(".txt") else {"special_tokens": _SPECIAL}))
         trained.save_model(str(folder))
         trained.save(str(folder / "tokenizer.json"))
-    if not transformers.AutoTokenizer.from_pretrained(str(folder))("a red cat")["input_ids"]:
+    if not transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)("a red cat")["input_ids"]:
         raise ValueError("No ids.")
 
 
