@@ -214,7 +214,7 @@ class BatchCaptioner:
         self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
         wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
         self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, **wording)
-        self.decorative = set(decorative_rows(self.reader.ids, (), options.decorative))
+        self.decorative = decorative_rows(self.reader.ids, options.decorative)
         if self.has_videos and (options.endpoint or self.prompts.rows):
             raise ValueError("--endpoint and --prompts are for images, but the data are videos. Leave them out.")
         self.captioner: Any

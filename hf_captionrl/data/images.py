@@ -317,22 +317,15 @@ def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T
 # --- Decorative images: by a rule of the user, never by a guess ------------------------------------------------------
 
 
-def decorative_rows(
-    image_ids: Sequence[str], images: Sequence[Any], patterns: Sequence[str], size: int | None = None
-) -> dict[int, str]:
-    """Rows of images that a person declared to be without content, and the rule that each fits.
+def decorative_rows(image_ids: Sequence[str], patterns: Sequence[str]) -> set[int]:
+    """Rows of images that a person declared to be without content.
 
-    `patterns` are names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters. `size` is the largest width and
-    height in pixels of a decorative image.
+    `patterns` are names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters.
     """
-    found: dict[int, str] = {}
+    decorative: set[int] = set()
     for pattern in patterns:
-        mine = [row for row, name in enumerate(image_ids) if name == pattern or fnmatch.fnmatchcase(name, pattern)]
-        if not mine:
+        rows = {row for row, name in enumerate(image_ids) if name == pattern or fnmatch.fnmatchcase(name, pattern)}
+        if not rows:
             say(f"captionrl: --decorative {pattern!r} fits no image; they are called {image_ids[0]!r}, for instance.")
-        found |= {row: pattern for row in mine if row not in found}
-    for row in range(len(image_ids)) if size is not None else ():
-        with contextlib.suppress(ImageError), opened_image(images[row], MAX_PIXELS) as image:
-            if row not in found and max(image.size) <= (size or 0):
-                found[row] = f"{image.width} x {image.height} pixels"
-    return found
+        decorative |= rows
+    return decorative

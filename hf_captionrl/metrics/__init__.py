@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         paired_test,
         proportion_interval,
     )
-    from hf_captionrl.metrics.caption_faithfulness import amber, chair, faithfulness
+    from hf_captionrl.metrics.caption_faithfulness import chair, faithfulness
     from hf_captionrl.metrics.caption_units import capture
     from hf_captionrl.metrics.clip_scores import clip_score, emscore, ref_clip_score
     from hf_captionrl.metrics.judges import clair, fleur, listener, vqa_score

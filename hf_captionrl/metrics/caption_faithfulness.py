@@ -5,11 +5,8 @@ Every retrieval number is shown with one of these, because captions that retriev
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from hf_captionrl.metrics.bootstrap import signature
@@ -145,64 +142,6 @@ def _mentions(texts: Iterable[str], meaning: Mapping[tuple[str, ...], str]) -> l
             at += max(size, 1)
         mentioned.append(found)
     return mentioned
-
-
-def amber(responses: Mapping[int, str], data_root: str | os.PathLike[str]) -> dict[str, Any]:
-    """AMBER's generative measures: wrong objects, covered objects, and objects that models tend to invent.
-
-    Reference: Wang et al. 2023, "An LLM-free Multi-dimensional Benchmark for MLLMs Hallucination Evaluation", as the
-    authors' code computes them: over all responses together, `cog` as a share of the listed hallucinations.
-    Differs from it by: every word of AMBER's vocabulary counts, with the plurals of [`chair`], where the authors tag nouns; near
-    synonyms by word vectors do not count; an image without listed hallucinations adds nothing to `cog`.
-
-    Args:
-        responses (`Mapping[int, str]`): Description of each image by AMBER's id, for all or some generative ids.
-        data_root: Folder with the published `annotations.json`, `relation.json` and `safe_words.txt`.
-    Returns:
-        `dict`: `amber_chair`, wrong mentions divided by all mentions; `amber_hal`, share of responses with one; `amber_cog`,
-        share of the listed hallucinations that are mentioned; lower is better. `amber_cover`, share of the annotated objects
-        that are mentioned, higher is better. None where the denominator is 0; `per_sample`, counts; `signature`.
-    """
-    root = Path(data_root)
-    names = ("annotations.json", "relation.json", "safe_words.txt")
-    if missing := [name for name in names if not (root / name).is_file()]:
-        raise FileNotFoundError(f"{str(data_root)!r} lacks {missing[0]}. Use the folder `data` of AMBER's repository.")
-    rows, related, safe_words = ((root / name).read_text(encoding="utf-8") for name in names)
-    annotated = {row["id"]: row for row in json.loads(rows) if row["type"] == "generative"}
-    if unknown := [key for key in responses if key not in annotated]:
-        raise ValueError(
-            f"responses has the id {unknown[0]!r}. Use ids of AMBER's {len(annotated)} generative images."
-        )
-    texts = check_captions(list(responses.values()), "responses")
-    associated: dict[str, list[str]] = json.loads(related)
-    words = {*associated, *(word for others in associated.values() for word in others)}
-    meaning = {_lemmas(word): " ".join(_lemmas(word)) for word in words}
-    safe = {" ".join(_lemmas(line)) for line in safe_words.splitlines()}
-
-    def named(objects: Iterable[str]) -> dict[str, set[int]]:
-        """Places of the objects that each word names: their own names and the associated ones."""
-        found: dict[str, set[int]] = {}
-        for place, name in enumerate(objects):
-            for other in (name, *associated.get(name, ())):
-                found.setdefault(" ".join(_lemmas(other)), set()).add(place)
-        return found
-
-    counts: dict[str, list[int]] = {k: [] for k in ("wrong", "mentions", "covered", "objects", "cog", "listed")}
-    for key, mentions in zip(responses, _mentions(texts, meaning), strict=True):
-        truth, invented = named(annotated[key]["truth"]), named(annotated[key]["hallu"])
-        checked = [word for word in mentions if word not in safe]
-        wrong = [word for word in checked if word not in truth]
-        covered = {min(truth[word]) for word in checked if word in truth}
-        cog = {min(invented[word]) for word in wrong if word in invented}
-        listed = (len(annotated[key][name]) for name in ("truth", "hallu"))
-        row = (len(wrong), len(mentions), len(covered), next(listed), len(cog), next(listed))
-        for name, number in zip(counts, row, strict=True):
-            counts[name].append(number)
-    total = {name: sum(numbers) for name, numbers in counts.items()}
-    shares = (("chair", "wrong", "mentions"), ("cover", "covered", "objects"), ("cog", "cog", "listed"))
-    result: dict[str, Any] = {f"amber_{k}": total[a] / total[b] if total[b] else None for k, a, b in shares}
-    result["amber_hal"] = sum(number > 0 for number in counts["wrong"]) / len(texts)
-    return result | {"per_sample": counts, "signature": signature(metric="amber", images=len(texts))}
 
 
 # Words for which the rules of `_singular` are wrong: -ies of -ie, -ses of -s, -ches of -che, -is of -i, and exceptions.

@@ -1,9 +1,8 @@
-import json
 from types import SimpleNamespace
 
 import pytest
 
-from hf_captionrl.metrics import amber, bootstrap_interval, chair, faithfulness
+from hf_captionrl.metrics import bootstrap_interval, chair, faithfulness
 from hf_captionrl.metrics.coco_objects import COCO_OBJECTS
 
 
@@ -120,56 +119,3 @@ def test_coco_objects_are_found_in_captions():
 
     # An object of that name that is in the image is meant.
     assert chair(["train tracks"], [["train track"]], synonyms="coco")["per_sample"]["mentioned"] == [["train track"]]
-
-
-# --- AMBER -----------------------------------------------------------------------------------------------------------
-
-RELATED = {"dog": ["puppy"], "beach": ["sand", "shore"], "ball": [], "person": ["man", "woman"]}
-RELATED |= {"umbrella": ["parasol"]}
-ANNOTATED = [
-    {"id": 1, "type": "generative", "truth": ["dog", "beach"], "hallu": ["person", "umbrella"]},
-    {"id": 2, "type": "generative", "truth": ["ball"], "hallu": []},
-    {"id": 3, "type": "discriminative-hallucination", "truth": "no"},
-]
-
-
-@pytest.fixture
-def amber_folder(tmp_path):
-    (tmp_path / "annotations.json").write_text(json.dumps(ANNOTATED))
-    (tmp_path / "relation.json").write_text(json.dumps(RELATED))
-    (tmp_path / "safe_words.txt").write_text("shore\nlight\n")
-    return tmp_path
-
-
-def test_amber_equals_numbers_by_hand(amber_folder):
-    responses = {
-        1: "Two puppies and a dog on the sand, a man with parasols, and a ball by the shore.",
-        2: "A ball. The light is soft.",
-    }
-    found = amber(responses, amber_folder)
-    # Mentions: puppy, dog, sand, man, parasol, ball, shore (safe); ball. Wrong: man, parasol and ball; covered: dog, beach; ball.
-    assert found["amber_chair"] == 3 / 8
-    assert found["amber_cover"] == 3 / 3
-    assert found["amber_hal"] == 1 / 2
-    assert found["amber_cog"] == 2 / 2  # person and umbrella are listed
-    assert found["per_sample"]["wrong"] == [3, 0]
-    nothing = amber({2: "The sky."}, amber_folder)
-    assert (nothing["amber_chair"], nothing["amber_cover"], nothing["amber_hal"]) == (None, 0, 0)
-    assert nothing["amber_cog"] is None
-
-
-@pytest.mark.parametrize(
-    ("responses", "remove", "error", "named"),
-    [
-        ({3: "No"}, None, ValueError, "id 3"),
-        ({9: "A dog"}, None, ValueError, "id 9"),
-        ({}, None, ValueError, "responses"),
-        ({1: " "}, None, ValueError, r"responses\[0\]"),
-        ({1: "a dog"}, "relation.json", FileNotFoundError, r"relation\.json"),
-    ],
-)
-def test_amber_refuses(amber_folder, responses, remove, error, named):
-    if remove:
-        (amber_folder / remove).unlink()
-    with pytest.raises(error, match=named):
-        amber(responses, amber_folder)
