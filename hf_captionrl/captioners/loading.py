@@ -25,6 +25,7 @@ from hf_captionrl.captioners.captioner import Captioner, ProcessorPair, read_set
 from hf_captionrl.utils.model_files import (
     ADAPTER_FILES,
     TOKENIZER_FILES,
+    Weights,
     adapter_base,
     brings_code,
     check_complete,
@@ -38,6 +39,7 @@ from hf_captionrl.utils.model_files import (
     model_path,
     read_config,
     read_object,
+    usable_revision,
 )
 
 FAMILIES: dict[str, type[Captioner]] = {}
@@ -172,6 +174,7 @@ def _load(
     # Before a request is sent to the Hub.
     if not os.path.isdir(name) and (hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~"))):
         raise FileNotFoundError(f"There is no folder {name!r}. Pass a folder, or a name on the Hub (owner/name).")
+    revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     settings = read_settings(name, revision)
     prompt = settings.get("prompt") if prompt is None else prompt
     if not find_file(name, "adapter_config.json", revision):
@@ -199,7 +202,7 @@ def _load(
         base = base_model or adapter_base(name, revision, adapters)
         weights = find_weights(name, revision, ADAPTER_FILES)  # PEFT would open a pickle
         processor = _load_processor(name, revision) if processor is None else processor
-        own = functools.partial(_with_adapter, name=name, revision=revision, weights=weights)
+        own = functools.partial(_with_adapter, name=name, weights=weights)
         if isinstance(base, (str, os.PathLike)):
             base = model_path(os.fspath(base))
             captioner = _load(base, processor, prompt, kwargs, adapt=own, adapters=(*adapters, name))
@@ -229,16 +232,16 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
         )
 
 
-def _with_adapter(model: Any, name: str, revision: str | None, weights: str) -> Any:
+def _with_adapter(model: Any, name: str, weights: Weights) -> Any:
     """Load an adapter onto a model, and raise if it does not fit: PEFT only warns, or ignores its weights."""
     from peft import PeftModel, get_peft_model_state_dict
 
-    with safe_open(weights, "pt") as stored:
+    with safe_open(weights.path, "pt") as stored:
         names = set(stored.keys())
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            adapted = PeftModel.from_pretrained(model, name, revision=revision, is_trainable=True)
+            adapted = PeftModel.from_pretrained(model, name, revision=weights.revision, is_trainable=True)
         own = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
         # Counted, not compared by name: older releases of transformers have other names for the same weights.
         places = names - adapted.state_dict().keys()

@@ -32,6 +32,7 @@ from hf_captionrl.utils.model_files import (
     load_image_processor,
     load_pretrained,
     model_path,
+    usable_revision,
 )
 
 _DTYPES = {
@@ -470,6 +471,7 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
             f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the files of the "
             "processor, a Hub name, or 'open_clip:NAME@TAG'."
         )
+    revision = usable_revision(name, revision)
     # "auto" keeps the stored precision, because the logit scale must be read before a cast.
     model, missing = load_pretrained(AutoModel, name, revision=revision, dtype="auto")
     check_complete(name, model, missing)

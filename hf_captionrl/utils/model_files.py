@@ -1,12 +1,14 @@
 """Names, files and safe loading of checkpoints: only from safetensors, without custom code and kernels of the checkpoint.
 
 `from_pretrained(use_safetensors=True, trust_remote_code=False)` does most of it. Added here: names of shipped models, checks of
-files whose errors would not name them, and refusal of file names that lead to pickles.
+files whose errors would not name them, refusal of file names that lead to pickles, and the pull request of the Hub's bot with
+converted weights, which is also found offline.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -16,7 +18,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +174,10 @@ def _growth(part: Any) -> float:
     return own * _growth([value for value in part.values() if isinstance(value, dict | list)])
 
 
-# --- Weights in safetensors -----------------------------------------------------------------------------------------
+# --- Weights in safetensors, on the requested revision or in a pull request on the Hub -------------------------------
+# Many older repositories have only pickles on their main revision. For most of them, a bot of the Hub has opened a pull
+# request with the same weights in safetensors, which transformers loads too. Here the conditions are stricter: the bot is
+# the author, and the pull request contains the same pickle as the main revision. Offline, the cache is used.
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 """Weight files of transformers, in the order in which it looks for them."""
@@ -181,23 +186,48 @@ ADAPTER_FILES = ("adapter_model.safetensors",)
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
 """Weight files of older releases of both."""
 
+_BOT = "SFconvertbot"
+_TITLE = "Adding `safetensors` variant of this model"
+
+
+class Weights(NamedTuple):
+    """Weights that were found: the safetensors file, or the index of several, and its revision on the Hub."""
+
+    path: str
+    revision: str | None
+
 
 def convert_command(name: str) -> str:
     """The command that converts pickles to safetensors."""
     return f"`captionrl convert {shlex.quote(name)} OUT`"
 
 
-def find_weights(name: str, revision: str | None = None, files: Sequence[str] = WEIGHT_FILES) -> str:
-    """Path of the weights of a checkpoint in safetensors, or of the index of several files, after a check that they are complete."""
-    found = next(filter(None, (find_file(name, file, revision) for file in files)), None)
+def usable_revision(name: str, revision: str | None, files: Sequence[str] = ("config.json",)) -> str | None:
+    """The revision to read a checkpoint from; offline, this may be a cached pull request."""
+    if revision is not None or hub_name(name) is None or any(find_file(name, file) for file in files):
+        return revision
+    candidates = _cached_pull_requests(name)
+    return next((pr for pr in candidates if any(find_file(name, file, pr) for file in files)), None)
+
+
+def find_weights(name: str, revision: str | None = None, files: Sequence[str] = WEIGHT_FILES) -> Weights:
+    """Find the weights of a checkpoint in safetensors, and check that they are complete."""
+    found, converted = _find(name, revision, files), None
+    if found is None and hub_name(name) is not None:
+        requests = [*_open_pull_requests(name), *_cached_pull_requests(name)]
+        converted = next(filter(None, (_find(name, request, files) for request in requests)), None)
+        if revision in (None, "main"):
+            found = converted
     if found is None:
-        raise FileNotFoundError(_missing(name, revision, files))
-    shards = check_index(found) if found.endswith(".index.json") else [os.path.basename(found)]
-    paths = [find_file(name, shard, revision) for shard in shards]
+        raise FileNotFoundError(_missing(name, revision, files, converted))
+    if found.revision != revision:
+        _warn_once(name, str(found.revision))
+    shards = check_index(found.path) if found.path.endswith(".index.json") else [os.path.basename(found.path)]
+    paths = [find_file(name, shard, found.revision) for shard in shards]
     for shard, path in zip(shards, paths, strict=True):
         if path is None:
             raise FileNotFoundError(
-                f"{shown(found)} lists {shard}, which is missing. Use an intact copy of the checkpoint."
+                f"{shown(found.path)} lists {shard}, which is missing. Use an intact copy of the checkpoint."
             )
     for path in paths:
         check_safetensors(str(path))
@@ -232,7 +262,18 @@ def check_safetensors(path: str) -> None:
         ) from error
 
 
-def _missing(name: str, revision: str | None, files: Sequence[str]) -> str:
+@functools.lru_cache(maxsize=64)
+def _warn_once(name: str, revision: str) -> None:
+    said = "%s has no safetensors on its main revision. Using the weights of %s, converted by the Hub's bot."
+    logger.warning(said, name, revision)
+
+
+def _find(name: str, revision: str | None, files: Sequence[str]) -> Weights | None:
+    paths = filter(None, (find_file(name, file, revision) for file in files))
+    return next((Weights(path, revision) for path in paths), None)
+
+
+def _missing(name: str, revision: str | None, files: Sequence[str], converted: Weights | None) -> str:
     """The error message if there are no safetensors; pickles on the Hub are not downloaded to find out."""
     what = f"{name!r} has no weights in safetensors"
     if files == ADAPTER_FILES:
@@ -241,7 +282,48 @@ def _missing(name: str, revision: str | None, files: Sequence[str]) -> str:
         what += f" on revision {revision!r}"
     if others := [file for file in PICKLES if find_file(name, file, revision, local=True)]:
         what += f"; it has {others[0]}, but pickles can execute code when they are opened"
+    elif hub_name(name) is not None:
+        what += ". With a connection to the Hub, a copy converted by its bot would be used, if there is one"
+    if converted is not None:
+        what += f". Revision {converted.revision!r} has the same weights in safetensors"
     return f"{what}. Use {convert_command(name)} and load OUT."
+
+
+def _open_pull_requests(name: str) -> list[str]:
+    """Revisions that the Hub's bot converted from the pickles of the main revision; newest first."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.utils import httpx
+
+    if constants.HF_HUB_OFFLINE:
+        return []
+    api = HfApi()
+
+    def pickles(revision: str | None = None) -> set[Any]:
+        """Names and content hashes."""
+        found = api.get_paths_info(name, list(PICKLES), revision=revision)
+        return {
+            (f.path, getattr(getattr(f, "lfs", None), "sha256", None) or getattr(f, "blob_id", None)) for f in found
+        }
+
+    try:
+        asked = api.get_repo_discussions(name, author=_BOT, discussion_type="pull_request", discussion_status="open")
+        numbers = [d.num for d in asked if d.is_pull_request and d.author == _BOT and d.title == _TITLE]
+        current = pickles() if numbers else set()
+        revisions = [f"refs/pr/{number}" for number in sorted(numbers, reverse=True)]
+        return [revision for revision in revisions if current & pickles(revision)]
+    except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
+        logger.info("Could not look for a copy of %s in safetensors on the Hub: %s", name, error)
+        return []
+
+
+def _cached_pull_requests(name: str) -> list[str]:
+    """Revisions `refs/pr/N` in the cache of the Hub; newest first."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type="model") / "refs" / "refs" / "pr"
+    numbers = sorted((int(path.name) for path in folder.glob("*") if path.name.isdigit()), reverse=True)
+    return [f"refs/pr/{number}" for number in numbers]
 
 
 # --- Configurations and models ---------------------------------------------------------------------------------------
@@ -352,8 +434,10 @@ def check_checkpoint(
     name: str, revision: str | None = None, config: Any | None = None, *, adapters: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Check the files of a model before it is loaded; returns arguments of `from_pretrained` for them."""
+    from transformers import GenerationConfig
     from transformers.utils.hub import extract_commit_hash
 
+    revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     if find_file(name, "adapter_config.json", revision):
         # transformers loads the base model too: check both, and use the configuration of the base model.
         base = adapter_base(name, revision, adapters)
@@ -363,8 +447,12 @@ def check_checkpoint(
     check_json_files(name, revision, ("config.json", "generation_config.json"))
     check_text_files(name, revision)
     config = read_config(name, revision) if config is None else config
-    config._commit_hash = extract_commit_hash(find_weights(name, revision), None)
-    return {"config": config, "revision": revision}
+    weights = find_weights(name, revision)
+    config._commit_hash = extract_commit_hash(weights.path, None)
+    found = {"config": config, "revision": weights.revision}
+    if weights.revision != revision and find_file(name, "generation_config.json", revision):
+        found["generation_config"] = GenerationConfig.from_pretrained(name, revision=revision)
+    return found
 
 
 def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()) -> str:

@@ -66,6 +66,15 @@ class Repo:
     private: bool
     commits: dict[str, Commit] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
+    pull_requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def propose(self, number: int, files: dict[str, Blob], *, author: str, title: str, status: str = "open") -> str:
+        """A pull request that adds files to the main branch; returns its revision."""
+        revision = f"refs/pr/{number}"
+        self.branches[revision] = self.branches["main"]
+        self.commit(revision, title, {**self.commits[self.branches["main"]].files, **files})
+        self.pull_requests.append({"num": number, "author": {"name": author}, "title": title, "status": status})
+        return revision
 
     def commit(self, branch: str, title: str, files: dict[str, Blob]) -> Commit:
         parent = self.branches.get(branch)
@@ -305,6 +314,19 @@ class _Handler(BaseHTTPRequestHandler):
         files = [{"rfilename": path} for path in sorted(commit.files)]
         more = {"private": repo.private, "siblings": files, "tags": [], "lastModified": DATE}
         self._send(200, {"id": repo_id, "sha": commit.sha, **more})
+
+    @route(rf"GET {_API}/discussions")
+    def _discussions(self, kind: str, repo_id: str) -> None:
+        repo = self._readable(_TYPES[kind], repo_id)
+        asked = {key: values[0] for key, values in self.query.items()}
+        more = {"repo": {"name": repo_id, "type": repo.repo_type}, "createdAt": DATE, "isPullRequest": True}
+        found = [
+            {**pull_request, **more}
+            for pull_request in repo.pull_requests
+            if asked.get("author") in (None, pull_request["author"]["name"])
+            and asked.get("status") in (None, pull_request["status"])
+        ]
+        self._send(200, {"count": len(found), "start": 0, "discussions": found})
 
     @route(rf"POST {_API}/branch/(?P<name>[^/]+)")
     def _branch(self, kind: str, repo_id: str, name: str) -> None:

@@ -20,7 +20,7 @@ from hf_captionrl.utils.model_files import load_language_model, model_path, read
 from tests.tiny import tiny_captioner
 
 NAME = "openai/clip-vit-base-patch32"
-MAIN = "1" * 40
+MAIN, PULL = "1" * 40, "2" * 40
 SOURCE = Path(model_path("scenes:siglip-held-out"))
 
 
@@ -57,12 +57,21 @@ def pickle_in(cache, commit):
     torch.save(load_file(SOURCE / WEIGHTS), cache / "snapshots" / commit / "pytorch_model.bin")
 
 
-def test_default_scorer_from_a_cache(cache):
-    download(cache, "main", MAIN, *SMALL, WEIGHTS)
+@pytest.mark.parametrize("layout", ["weights in the pull request", "all in the pull request", "on main"])
+def test_default_scorer_from_a_cache(layout, cache):
+    if layout == "on main":
+        download(cache, "main", MAIN, *SMALL, WEIGHTS)
+    elif layout == "all in the pull request":  # `hf download NAME --revision refs/pr/15`
+        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
+        download(cache, "refs/pr/9", "3" * 40, *SMALL)  # another pull request, without weights
+    else:  # as after loading with transformers
+        download(cache, "main", MAIN, *SMALL)
+        pickle_in(cache, MAIN)
+        download(cache, "refs/pr/15", PULL, WEIGHTS)
     expected = load_scorer(SOURCE).text_features(["a red pig"])
     scorer = optional_scorer(NAME)
     assert torch.equal(scorer.text_features(["a red pig"]), expected)
-    assert scorer.revision == MAIN[:12]
+    assert scorer.revision == (MAIN if layout == "on main" else PULL)[:12]
 
 
 def test_cache_without_safetensors_raises_with_a_remedy_that_works(cache, tmp_path, capsys):

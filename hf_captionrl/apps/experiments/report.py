@@ -65,7 +65,7 @@ from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
-from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
+from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
 
@@ -332,6 +332,7 @@ def check_models(arguments: tuple[Any, ...]) -> None:
                 f"{option} is {name!r}, and there is no such folder. Train that model first, or pass another."
             )
         revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
+        revision = usable_revision(name, revision, CONFIGURATIONS)
         if not any(find_file(name, file, revision) for file in CONFIGURATIONS):
             try:
                 read_config(name, revision)  # which says why
