@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,57 @@ def test_a_name_that_is_not_there_is_seen(tmp_path):
     status, output = run("import hf_captionrl.hub\nhf_captionrl.hub.push", tmp_path)
     assert status == 1
     assert "has no attribute 'push'" in output
+
+
+# --- what a run imports ---------------------------------------------------------------------------------------------
+
+IMAGES = """
+import numpy as np
+from datasets import Dataset
+from PIL import Image
+pixels = np.random.default_rng(0).integers(0, 255, (8, 32, 32, 3), dtype=np.uint8)
+rows = [{"image_id": str(i), "image": Image.fromarray(p), "captions": [f"a dog {i}"]} for i, p in enumerate(pixels)]
+data = Dataset.from_list(rows)
+few = {"max_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+"""
+RUNS = {
+    "SmileTrainer": """
+from hf_captionrl import SmileConfig, SmileTrainer
+SmileTrainer("scenes:blip-mle", SmileConfig("out", **few), data).train()
+""",
+    "SelfRetrievalTrainer": """
+from hf_captionrl import SelfRetrievalConfig, SelfRetrievalTrainer, load_scorer
+args = SelfRetrievalConfig("out", max_completion_length=8, **few)
+SelfRetrievalTrainer("scenes:blip-mle", load_scorer("scenes:clip-reward"), args, data).train()
+""",
+    "evaluate": """
+import evaluate
+import hf_captionrl
+for name in ("self_retrieval", "caption_diversity", "caption_nlg", "clip_score"):
+    evaluate.load(name)
+""",
+    "load_captioner": """
+from hf_captionrl import load_captioner
+load_captioner("scenes:blip-mle")
+""",
+}
+COUNT = """
+import json, sys
+from pathlib import Path
+files = {m.__file__ for n, m in sys.modules.items() if n.partition(".")[0] == "hf_captionrl" and getattr(m, "__file__", 0)}
+Path("closure.json").write_text(json.dumps([len(files), sum(len(Path(f).read_text().splitlines()) for f in files)]))
+"""
+
+
+@pytest.mark.parametrize("run_name", RUNS)
+def test_a_run_imports_no_more_than_its_limit(run_name, tmp_path):
+    """Files and lines of this package after two steps on data in memory: what a reader of the run would read."""
+    limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["captionrl"]["closures"]
+    status, output = run(IMAGES + RUNS[run_name] + COUNT, tmp_path)
+    assert status == 0, output
+    files, lines = json.loads((tmp_path / "closure.json").read_text())
+    assert (files <= limits[run_name][0], lines <= limits[run_name][1]) == (True, True), (files, lines)
+    assert files > 10
 
 
 # --- documented Python ----------------------------------------------------------------------------------------------
