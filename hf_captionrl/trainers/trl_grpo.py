@@ -339,7 +339,9 @@ def _with_rgb(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"image": to_rgb(row["image"])} for row in rows]
 
 
-def _with_prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> datasets.Dataset:
+def _with_prompts(
+    dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None
+) -> datasets.Dataset:
     """TRL's columns beside ours; images stay as they are stored."""
     dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
     prompts = _prompts(dataset, args, neighbours)

@@ -133,7 +133,9 @@ def test_broken_best_checkpoint_is_reported_and_the_last_weights_are_kept(tmp_pa
 
 def test_early_stopping_and_the_order_of_events(tmp_path, scenes):
     events = []
-    names = [f"on_{name}" for name in ("train_begin", "epoch_begin", "step_begin", "step_end", "log", "evaluate", "save")]
+    names = [
+        f"on_{name}" for name in ("train_begin", "epoch_begin", "step_begin", "step_end", "log", "evaluate", "save")
+    ]
 
     def recorder(name):
         return lambda self, args, state, control, **_: events.append((name, state.global_step))
