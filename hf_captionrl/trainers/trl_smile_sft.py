@@ -337,7 +337,7 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     def __init__(
         self, model: PreTrainedModel | Any, args: SmileSFTConfig | TrainingArguments | None = None, **kwargs: Any
     ) -> None:
-        if type(args) is TrainingArguments:  # as TRL does
+        if isinstance(args, TrainingArguments) and not isinstance(args, SFTConfig):  # as TRL does
             args = self.config_class(**{**args.to_dict(), "hub_token": args.hub_token})
         args = self._resolve_args(model, args)
         if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:

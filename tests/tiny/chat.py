@@ -175,7 +175,7 @@ def qwen(name: str, vision: dict[str, Any], processor: str = "", **text: Any) ->
 
 GRID = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN, "out_hidden_size": HIDDEN}
 """Of Qwen's vision towers."""
-_ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
+_ROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}}
 
 
 def _qwen2_vl() -> tuple[Any, Any]:
