@@ -62,8 +62,8 @@ class PushOptions(CommandOptions):
 
 def _kind(folder: Path) -> str:
     """A folder with the manifest of a data set is a data set."""
+    from hf_captionrl.apps.boosting.boost import BOOSTED_FILE
     from hf_captionrl.apps.truematch.build import MANIFEST_FILE
-    from hf_captionrl.hub.cards import BOOSTED_FILE
 
     return "dataset" if any((folder / name).is_file() for name in (BOOSTED_FILE, MANIFEST_FILE)) else "model"
 
@@ -154,8 +154,9 @@ class CardOptions(CommandOptions):
 
 def _write(folder: Path, given: dict[str, str]) -> str:
     """Write the card; returns the message for the user."""
+    from hf_captionrl.apps.boosting.boost import BOOSTED_FILE, rewrite_boosted_card
     from hf_captionrl.apps.truematch.build import MANIFEST_FILE, rewrite_truematch_card
-    from hf_captionrl.hub.cards import BOOSTED_FILE, rewrite_boosted_card, rewrite_model_card
+    from hf_captionrl.hub.cards import rewrite_model_card
 
     boosted = (folder / BOOSTED_FILE).is_file()
     if not boosted and not (folder / MANIFEST_FILE).is_file():

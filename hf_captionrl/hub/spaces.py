@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.hub.cards import render_template
-from hf_captionrl.hub.push import check_card, check_text, public_versions, push_folder
+from huggingface_hub import CardData
+
+from hf_captionrl.hub.cards import render_card
+from hf_captionrl.hub.push import check_text, push_folder
 from hf_captionrl.metrics.evaluate_modules import MODULES, path
 from hf_captionrl.metrics.evaluate_modules.load import class_name
 from hf_captionrl.metrics.evaluate_modules.metric import Metric, load_metric
@@ -74,8 +76,9 @@ def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> st
             f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
         )
     metric = load_metric(name)
-    card = render_template(
+    return render_card(
         "metric.md",
+        CardData(),
         name=name,
         metric=metric,
         inputs="\n".join(_input_items(metric.arguments)),
@@ -83,10 +86,7 @@ def render_metric_card(name: str, repo_id: str, *, revision: str = "main") -> st
         examples=textwrap.dedent(metric.examples),
         repo_id=repo_id,
         revision=revision,
-        versions=public_versions(),
     )
-    check_card(card)
-    return card
 
 
 def write_space(name: str, folder: str | os.PathLike[str], repo_id: str) -> Path:
@@ -218,8 +218,7 @@ def write_demo_space(
         if not argument.isprintable():
             raise ValueError(f"{argument!r} contains a line break or another invisible character. Use another name.")
         check_text("An argument of the demo", argument)
-    card = render_template("space/README.md", models=models, scorer=scorer, versions=public_versions())
-    check_card(card)
+    card = render_card("space/README.md", CardData(), models=models, scorer=scorer)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("app.py", "requirements.txt"):
