@@ -108,7 +108,7 @@ def push(options: PushOptions) -> None:
         # Settings of the last push to this repository, unless an option replaces them.
         settings |= {
             name: before[name]
-            for name in ("revision", "merged", "marker", "gallery", "commit_message")
+            for name in ("revision", "merged", "gallery", "commit_message")
             if name in before
         }
         settings["private"] = not options.public and before.get("private", True)

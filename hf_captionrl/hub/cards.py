@@ -88,10 +88,7 @@ class ModelCardFacts:
     reward: str = ""  # description of the reward in one sentence, if there was one
     prompt: str = ""  # text before every caption; for a chat model, the question
     truncated_fraction: float | None = None  # of the captions, by the scorer, in [0, 1]; None if not counted
-    test_split: str = "test"  # of the results
     language: str = "en"  # code of the language of the captions
-    revision: str = "main"  # in the code examples; a push replaces `main` by the commit of the weights
-    tags: Sequence[str] = ()  # more tags on the Hub
     is_adapter: bool = False  # only a LoRA is published, without the base model
     base_revision: str = "main"  # of the base model in the code examples of an adapter
     dataset_id: str | None = None  # `owner/name` of the data set on the Hub, whose leaderboard gets the results
@@ -111,9 +108,8 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
     rows = results.get("rows") or []
     check_rows(rows, COLUMNS)
     by_name = {row["name"]: row for row in rows}
-    for name in (facts.row, facts.baseline_row):
-        if name is not None and name not in by_name:
-            raise ValueError(f"The results have no row {name!r}. Use one of {sorted(by_name)}.")
+    if absent := {facts.row, facts.baseline_row or facts.row} - set(by_name):
+        raise ValueError(f"The results have no row {absent.pop()!r}. Use one of {sorted(by_name)}.")
     row = by_name[facts.row]
     missing = [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]
     if missing:
@@ -143,7 +139,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
             task_name="Image captioning",
             dataset_type=facts.dataset_id or facts.dataset,
             dataset_name=facts.dataset,
-            dataset_split=facts.test_split,
+            dataset_split="test",
             metric_type=column.key,
             metric_name=column.title.removesuffix(column.arrow).strip(),
             metric_value=value,
@@ -158,7 +154,7 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
         language=facts.language,
         license=facts.license,
         pipeline_tag="image-text-to-text" if facts.family == "chat" else "image-to-text",
-        tags=["image-captioning", "hf_captionrl", facts.objective, *facts.tags],
+        tags=["image-captioning", "hf_captionrl", facts.objective],
         model_name=facts.model_id.rpartition("/")[2],
         eval_results=evaluations,
     )
@@ -199,7 +195,7 @@ def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str 
     """The results for the leaderboard of a data set, as `.eval_results/*.yaml`; None if the data set is not on the Hub."""
     if facts.dataset_id is None:
         return None
-    notes = [f"split {facts.test_split}", f"seed {results['seed']}"]
+    notes = ["split test", f"seed {results['seed']}"]
     notes += [] if facts.scorer is None else [f"scorer {facts.scorer}"]
     notes.append(", ".join(f"{name}={value}" for name, value in facts.generation.items()))
     entries = []
@@ -250,9 +246,7 @@ def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:
         return f"written{'' if _table_of_run(folder) else ', without results: nothing was measured'}.{licence}"
     facts = ModelCardFacts(**{**read_object(folder / FACTS_FILE), **changes})
     results = folder / "results.json"
-    if not results.is_file():
-        results = folder.parent / "results.json"
-    write_model_card(folder, read_object(results), facts)
+    write_model_card(folder, read_object(results if results.is_file() else folder.parent / "results.json"), facts)
     return "written."
 
 
@@ -366,4 +360,4 @@ def push_captioner(captioner: Any, repo_id: str, **settings: Any) -> str:
     with tempfile.TemporaryDirectory() as folder:
         captioner.save_pretrained(folder)
         write_unmeasured_card(folder, model_id=repo_id)
-        return push_folder(folder, repo_id, again="Call push_to_hub again.", **settings)
+        return push_folder(folder, repo_id, **settings)
