@@ -107,9 +107,7 @@ def push(options: PushOptions) -> None:
     else:
         # Settings of the last push to this repository, unless an option replaces them.
         settings |= {
-            name: before[name]
-            for name in ("revision", "merged", "gallery", "commit_message")
-            if name in before
+            name: before[name] for name in ("revision", "merged", "gallery", "commit_message") if name in before
         }
         settings["private"] = not options.public and before.get("private", True)
         given = {"revision": options.revision, "merged": options.merged or None, "gallery": options.gallery or None}

@@ -22,7 +22,13 @@ from huggingface_hub.utils import httpx, validate_repo_id
 
 from hf_captionrl.utils.console import error_chain
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, is_secret, plain_config, write_json
-from hf_captionrl.utils.model_files import TOKENIZER_FILES, adapter_base, check_checkpoint, load_pretrained, read_object
+from hf_captionrl.utils.model_files import (
+    TOKENIZER_FILES,
+    adapter_base,
+    check_checkpoint,
+    load_pretrained,
+    read_object,
+)
 
 # --- What must not be published: placeholders, secrets and local paths -----------------------------------------------
 
@@ -74,7 +80,9 @@ def check_card(text: str) -> CardData:
     try:
         card = RepoCard(text)
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them.") from None
+        raise ValueError(
+            f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
+        ) from None
     if not card.data.get("license"):
         raise ValueError(
             "The card has no licence. Add `license:` to its metadata, or write the card with `captionrl card`."
@@ -166,7 +174,15 @@ _PUBLISHED = {
 }
 """Patterns of the files that are published. All other files are omitted."""
 
-_NEVER = ("push_state.json", "card.json", "trainer_state.json", "training_images.json", "*.run.json", "quarantine.jsonl", "journal-*")
+_NEVER = (
+    "push_state.json",
+    "card.json",
+    "trainer_state.json",
+    "training_images.json",
+    "*.run.json",
+    "quarantine.jsonl",
+    "journal-*",
+)
 """Files with the state of a push, a run or a Trainer."""
 _NOT_TEXT = (".safetensors", ".png", ".model", ".parquet")
 

@@ -23,39 +23,22 @@ from hf_captionrl.utils.model_files import PREFIX, model_path
 
 # --- A metric: the files of its Space, from its declaration, and the page --------------------------------------------
 
-_MODULE = '''\
-"""{title} as a module of `evaluate`."""
-
-from hf_captionrl.metrics.evaluate_modules.{name} import {kind}
-
-__all__ = ["{kind}"]
-'''
-
-_APP = '''\
-"""Page of the Space."""
-
-from pathlib import Path
-
-from hf_captionrl.hub.spaces import build_page
-
-if __name__ == "__main__":
-    build_page("{name}", Path(__file__).parent).launch()
-'''
-
 
 def space_files(name: str, repo_id: str) -> dict[str, str]:
     """File names and contents of a metric's Space."""
     if name not in MODULES:
         raise ValueError(f"There is no metric {name!r}. Use one of {sorted(MODULES)}.")
     if repo_id.rpartition("/")[2] != name:
-        raise ValueError(f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name.")
-    metric = load_metric(name)
+        raise ValueError(
+            f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
+        )
+    metric, kind = load_metric(name), class_name(name)
     texts = {part: textwrap.dedent(getattr(metric, part)).strip() for part in ("arguments", "returns", "examples")}
     extra = f"[{metric.extra}]" if metric.extra else ""
     return {
-        f"{name}.py": _MODULE.format(title=metric.title, name=name, kind=class_name(name)),
+        f"{name}.py": f'from hf_captionrl.metrics.evaluate_modules.{name} import {kind}\n\n__all__ = ["{kind}"]\n',
         "README.md": render_card("metric.md", CardData(), name=name, metric=metric, repo_id=repo_id, **texts),
-        "app.py": _APP.format(name=name),
+        "app.py": f'from hf_captionrl.hub.spaces import build_page\n\nbuild_page("{name}").launch()\n',
         "requirements.txt": f"hf-captionrl{extra}>=0.1.0\n",
     }
 
@@ -92,13 +75,12 @@ def _holds_file(value: Any) -> bool:
     return isinstance(value, list) and any(map(_holds_file, value))
 
 
-def build_page(name: str, folder: Path) -> Any:
+def build_page(name: str) -> Any:
     """The page: description, arguments as JSON, examples, result. The one of `evaluate` is broken."""
     import evaluate
     import gradio
 
-    metric = evaluate.load(str(folder / f"{name}.py"))
-    declared = load_metric(name)
+    metric, declared = evaluate.load(name), load_metric(name)
     examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in declared.cases]
 
     def run(text: str) -> dict[str, Any]:

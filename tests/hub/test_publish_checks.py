@@ -18,8 +18,19 @@ CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
 HOME = "/" + "home"  # concatenated, because no file of the project may contain a local path
 REFUSED = [
     *("TODO: describe", "[More Information Needed]", "{{ scorer }}", "your-name/model", "ORGANISATION/model"),
-    *(f"Trained on {HOME}/ann/photos.", f'```python\nopen("{HOME}/ann/x")\n```', "The images lie in /data/my\\_photos."),
-    *("[x](/etc/passwd)", "on D:\\photos\\a", "from \\\\server\\share", "file:///photos", "~/photos", f"hf\\_{'a' * 30}"),
+    *(
+        f"Trained on {HOME}/ann/photos.",
+        f'```python\nopen("{HOME}/ann/x")\n```',
+        "The images lie in /data/my\\_photos.",
+    ),
+    *(
+        "[x](/etc/passwd)",
+        "on D:\\photos\\a",
+        "from \\\\server\\share",
+        "file:///photos",
+        "~/photos",
+        f"hf\\_{'a' * 30}",
+    ),
 ]
 ACCEPTED = [
     *("[a](results.json#part:2)", "<https://example.org/a/b>", "[m](mailto:me@example.org)", "[t](#top)", "<b>"),

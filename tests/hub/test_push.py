@@ -41,7 +41,9 @@ def folder(tmp_path):
     return publishable(tmp_path / "smile")
 
 
-@pytest.mark.parametrize("gone", ["model.safetensors", "tokenizer.json", "processor_config.json", "training_manifest.json"])
+@pytest.mark.parametrize(
+    "gone", ["model.safetensors", "tokenizer.json", "processor_config.json", "training_manifest.json"]
+)
 def test_each_part_is_required(folder, gone):
     (folder / gone).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"pickle")  # does not replace the missing part

@@ -523,7 +523,7 @@ def _write_card(folder: Path, manifest: Mapping[str, Any]) -> Path:
         tags=["image-captioning", "hf_captionrl", "boosted-captions"],
         configs=[{"config_name": "default", "data_files": facts["file"]}],
     )
-    card = render_card("dataset.md", data, facts=facts)  # refuses what must not be published before the manifest holds it
+    card = render_card("dataset.md", data, facts=facts)  # refuses what must not be published
     write_json(folder / BOOSTED_FILE, manifest)
     return atomic_write_text(folder / "README.md", card)
 

@@ -105,7 +105,7 @@ def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch, space
     gradio = MagicMock(Error=type("Error", (Exception,), {}))  # which only a Space has
     monkeypatch.setitem(sys.modules, "gradio", gradio)
     runpy.run_path(str(spaces[name] / "app.py"), run_name="imported")
-    build_page(name, spaces[name])
+    build_page(name)
     clicked = gradio.Button().click.call_args.args[0]
     assert clicked(gradio.Code.call_args.kwargs["value"])["signature"]
     with pytest.raises(gradio.Error, match="not JSON"):
