@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         check_card,
         folder_contents,
         local_base_model,
-        pin_examples,
         public_command,
         public_values,
         push_folder,

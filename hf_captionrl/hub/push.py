@@ -339,10 +339,7 @@ def push_folder(
     attempts: int = 5,
     sleep: Callable[[float], object] = time.sleep,
 ) -> str:
-    """Upload a finished folder with its card. The model files are not modified.
-
-    A second commit writes the id of the first one as `revision` into the code examples of the card. In the folder, only the
-    card and `push_state.json` are written.
+    """Upload a finished folder with its card, in one commit. In the folder, only the card and `push_state.json` are written.
 
     Args:
         folder: Folder with weights in safetensors, processor, card and manifest; or a Space, or a data set.
@@ -450,8 +447,7 @@ def _upload(
     if branch not in (None, "main"):
         api.create_branch(branch=branch, exist_ok=True, **where)
         where["revision"] = branch
-    before = api.repo_info(**where)
-    files = {file.rfilename for file in before.siblings or []} - {".gitattributes"}
+    files = {file.rfilename for file in api.repo_info(**where).siblings or []} - {".gitattributes"}
     # A Space of this package has a metric or the arguments of the demo.
     ours = {MANIFEST_FILE} if repo_type == "model" else {"README.md"}
     ours = {f"{repo_id.rpartition('/')[2]}.py", "arguments.txt"} if repo_type == "space" else ours
@@ -460,6 +456,13 @@ def _upload(
             f"{repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
             "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
         )
+    card = source / "README.md"
+    text = card.read_text(encoding="utf-8")
+    # The code examples load the folder of the card; there, it is the repository.
+    public = re.sub(rf'"(?:\.|{re.escape(repo_id.rpartition("/")[2])})"(?=, revision=)', f'"{repo_id}"', text)
+    if public != text:
+        with contextlib.suppress(OSError):  # a full disk must not prevent the push
+            atomic_write_text(card, public)
     commit = api.upload_folder(
         folder_path=source,
         commit_message=state["commit_message"],
@@ -467,33 +470,7 @@ def _upload(
         delete_patterns=_STALE if repo_type == "model" else None,
         **where,
     )
-    card = (source / "README.md").read_text(encoding="utf-8")
-    # Without changes, keep the pinned revision.
-    pinned = pin_examples(card, repo_id, commit.oid, again=commit.oid != before.sha)
-    if pinned == card:
-        return repo_id, str(commit)
-    second = api.upload_file(
-        path_or_fileobj=pinned.encode(), path_in_repo="README.md", commit_message="Pin the examples", **where
-    )
-    # Last, so that after a failure a repeated push finds the original card and pins it.
-    with contextlib.suppress(OSError):
-        atomic_write_text(folder / "README.md", pinned)
-    return repo_id, str(second)
-
-
-def pin_examples(card: str, repo_id: str, commit: str, *, again: bool = False) -> str:
-    """Make the code examples of a card load the repository at a commit.
-
-    Its code may contain `revision="main"`, and `"."` or the name of the repository without the owner. `again` also replaces a
-    commit that an earlier push has pinned.
-    """
-    revision = r'"(?:main|[0-9a-f]{40})"' if again else '"main"'
-
-    def pin(block: re.Match[str]) -> str:
-        text = re.sub(rf'"(?:\.|{re.escape(repo_id.rpartition("/")[2])})"', f'"{repo_id}"', block[0])
-        return re.sub(rf'("{re.escape(repo_id)}".*?revision=){revision}', rf'\1"{commit}"', text)
-
-    return re.sub(r"^```python\n.*?^```$", pin, card, flags=re.MULTILINE | re.DOTALL)
+    return repo_id, str(commit)
 
 
 def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:

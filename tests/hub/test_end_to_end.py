@@ -94,8 +94,7 @@ def test_code_on_the_card_runs_as_printed(world, name):
     assert said[0] == said[1]
     card = hub.repo(f"tester/{name}").files["README.md"].decode()
     code = "".join(block.partition("```")[0] for block in card.split("```python")[1:])
-    first = list(hub.repo(f"tester/{name}").commits)[1]
-    assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # all of them are pinned
+    assert code.count(f'"tester/{name}", revision="main"') > 0 == code.count('"."')
 
 
 @pytest.mark.slow  # a fresh process
@@ -138,7 +137,7 @@ def test_every_metric_can_be_pushed(world):
         repo = hub.repo(f"tester/{name}", "space")
         assert {"app.py", "requirements.txt", f"{name}.py"} <= set(repo.files)
         card = repo.files["README.md"].decode()
-        assert card.partition(f'evaluate.load("tester/{name}", revision="')[2][:40] in repo.commits
+        assert f'evaluate.load("tester/{name}")' in card
         assert "ORGANISATION" not in card
 
 

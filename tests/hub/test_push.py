@@ -20,7 +20,6 @@ from hf_captionrl.hub import (
     PushError,
     check_card,
     folder_contents,
-    pin_examples,
     push_folder,
     read_push_state,
     write_manifest,
@@ -158,13 +157,12 @@ def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
     assert public_command([*command, "--api-key", "20"]) == [*command, "--api-key", "***"]
 
 
-def test_code_examples_are_pinned_but_not_prose():
-    card = 'At revision="main": "m".\n\n```python\nload("m", revision="main")\nload("o/base", revision="main")\nload(".")\n```\n'
-    once = pin_examples(card, "me/m", "a" * 40)
-    code = f'load("me/m", revision="{"a" * 40}")\nload("o/base", revision="main")\nload("me/m")'
-    assert once == f'At revision="main": "m".\n\n```python\n{code}\n```\n'
-    assert pin_examples(once, "me/m", "b" * 40) == once
-    assert pin_examples(once, "me/m", "b" * 40, again=True) == once.replace("a" * 40, "b" * 40)
+def test_code_examples_load_the_repository_but_prose_stays(hub, folder):
+    card = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(card + '\nAt revision="main": "smile".\n\n```python\nload("smile", revision="main")\n```\n')
+    push(folder)
+    published = hub.repo("tester/smile").files["README.md"].decode()
+    assert published.endswith('"smile".\n\n```python\nload("tester/smile", revision="main")\n```\n')
 
 
 def test_card_command(folder, capsys):
@@ -246,16 +244,13 @@ def test_push_uploads_all_files_and_a_second_push_changes_nothing(hub, folder):
     assert repo.private
     assert address.endswith(repo.branches["main"])
     assert hashes(folder) == before
-    assert len(repo.commits) == 3  # initial commit, the files, the pinned card
-    first = list(repo.commits)[1]
-    assert f'load_captioner("tester/smile", revision="{first}")' in repo.files["README.md"].decode()
+    assert len(repo.commits) == 2  # initial commit, the files
+    assert 'load_captioner("tester/smile", revision="main")' in repo.files["README.md"].decode()
     push(folder)
-    assert len(repo.commits) == 3
+    assert len(repo.commits) == 2
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes() + b" ")
     push(folder)
     assert_complete(hub, folder)
-    assert f'revision="{list(repo.commits)[3]}"' in repo.files["README.md"].decode()
-    assert first not in repo.files["README.md"].decode()
 
 
 @pytest.mark.parametrize(("place", "action"), zip(PLACES, [500, 429, "cut"] * 3, strict=False))
@@ -273,7 +268,7 @@ def test_lost_response_causes_no_second_commit(hub, folder, place):
     push(folder)
     assert fault.hits == 1
     assert_complete(hub, folder)
-    assert len(hub.repo("tester/smile").commits) == 3
+    assert len(hub.repo("tester/smile").commits) == 2
 
 
 @pytest.mark.parametrize(
@@ -349,7 +344,7 @@ def test_full_disk_does_not_prevent_the_push(hub, folder, tmp_path):
     assert read_push_state(folder) == {}
     assert not [path for path in folder.iterdir() if path.name.startswith(".tmp")]
     card = (folder / "README.md").read_bytes()
-    assert b'revision="main"' in card  # not changed, because the disk is full
+    assert b'load_captioner(".", ' in card  # not changed, because the disk is full
     push(folder)
     assert_complete(hub, folder)
 
@@ -479,7 +474,7 @@ def test_text_models_are_published_without_pickles_and_tokens(tmp_path, capsys):
         assert holders_of_tokens(hub, tmp_path) == []
     assert WRITE not in "".join(capsys.readouterr())
     assert repo.private
-    assert len(repo.commits) == 3  # one push at the end: initial commit, the files, the pinned card
+    assert len(repo.commits) == 2  # one push at the end: initial commit, the files
     assert "No results are in this card" in repo.files["README.md"].decode()
     # The base model is a local folder, so the adapter is merged for others.
     assert {"README.md", "model.safetensors", "adapter/adapter_model.safetensors", "tokenizer.json"} <= set(repo.files)
