@@ -6,20 +6,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from huggingface_hub import (
-    CardData,
-    EvalResult,
-    EvalResultEntry,
-    ModelCardData,
-    RepoCard,
-    eval_result_entries_to_yaml,
-)
+from huggingface_hub import CardData, EvalResult, ModelCardData, RepoCard
 
 from hf_captionrl.hub.push import (
     HUB_NAME,
@@ -31,7 +23,7 @@ from hf_captionrl.hub.push import (
     push_folder,
     write_manifest,
 )
-from hf_captionrl.metrics.columns import COLUMNS, Column
+from hf_captionrl.metrics.columns import COLUMNS
 from hf_captionrl.metrics.table import check_rows, format_cell, results_markdown
 from hf_captionrl.utils.io import atomic_write_text, escape_markdown, shipped_path, write_json
 from hf_captionrl.utils.model_files import read_object
@@ -63,9 +55,6 @@ def _code(value: Any) -> str:
 FACTS_FILE = "card.json"
 """The contents of a card, saved in its folder so that it can be rendered again; never uploaded."""
 
-EVAL_RESULTS_FILE = ".eval_results/hf_captionrl.yaml"
-"""The results in the format of the Hub's leaderboards."""
-
 
 @dataclass(frozen=True)
 class ModelCardFacts:
@@ -91,8 +80,7 @@ class ModelCardFacts:
     language: str = "en"  # code of the language of the captions
     is_adapter: bool = False  # only a LoRA is published, without the base model
     base_revision: str = "main"  # of the base model in the code examples of an adapter
-    dataset_id: str | None = None  # `owner/name` of the data set on the Hub, whose leaderboard gets the results
-    dataset_revision: str | None = None  # commit of the data set that was used
+    dataset_id: str | None = None  # `owner/name` of the data set on the Hub
     selection: str = ""  # sentences on the selected checkpoint and on what the guard of the training refused
 
     def __post_init__(self) -> None:
@@ -122,13 +110,6 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
     return rows, row
 
 
-def _numbers(row: Mapping[str, Any]) -> Iterator[tuple[Column, float, Sequence[float] | None]]:
-    """Columns, rounded values and 95 % intervals of what was measured."""
-    for column in COLUMNS:
-        if row[column.key] is not None:
-            yield column, round(float(row[column.key]), 6), row.get(f"{column.key}_ci")
-
-
 def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     """Render a model card as Markdown with a `model-index`, from the output of `write_results`."""
     rows, row = _measured(results, facts)
@@ -142,10 +123,11 @@ def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
             dataset_split="test",
             metric_type=column.key,
             metric_name=column.title.removesuffix(column.arrow).strip(),
-            metric_value=value,
-            metric_args=None if interval is None else {"interval_95": [round(float(b), 6) for b in interval]},
+            metric_value=round(float(row[column.key]), 6),
+            metric_args={"interval_95": [round(float(bound), 6) for bound in interval]} if interval else None,
         )
-        for column, value, interval in _numbers(row)
+        for column, interval in ((column, row.get(f"{column.key}_ci")) for column in COLUMNS)
+        if row[column.key] is not None
     ]
     data = _model_data(
         facts.base_model,
@@ -191,28 +173,6 @@ def _model_data(
     )
 
 
-def eval_results_yaml(results: Mapping[str, Any], facts: ModelCardFacts) -> str | None:
-    """The results for the leaderboard of a data set, as `.eval_results/*.yaml`; None if the data set is not on the Hub."""
-    if facts.dataset_id is None:
-        return None
-    notes = ["split test", f"seed {results['seed']}"]
-    notes += [] if facts.scorer is None else [f"scorer {facts.scorer}"]
-    notes.append(", ".join(f"{name}={value}" for name, value in facts.generation.items()))
-    entries = []
-    for column, value, interval in _numbers(_measured(results, facts)[1]):
-        bounds = [] if interval is None else [f"95 % interval [{float(interval[0]):.6g}, {float(interval[1]):.6g}]"]
-        entries.append(
-            EvalResultEntry(
-                dataset_id=facts.dataset_id,
-                task_id=column.key,
-                value=value,
-                dataset_revision=facts.dataset_revision,
-                notes="; ".join(note for note in bounds + notes if note),
-            )
-        )
-    return yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True)
-
-
 def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any], facts: ModelCardFacts) -> Path:
     """Render a model card and write it to `README.md`, with the facts in `card.json`, to render it again.
 
@@ -222,20 +182,15 @@ def write_model_card(folder: str | os.PathLike[str], results: Mapping[str, Any],
         facts: Contents other than the numbers.
 
     Returns:
-        `pathlib.Path`: The card. If the data set is on the Hub, `.eval_results/` contains the results for its leaderboard.
+        `pathlib.Path`: The card.
 
     Raises:
         ValueError: If the results lack a row, a retrieval number or a metric without a reason, or the card must not be
             published (see `check_card`); nothing is written.
     """
-    folder = Path(folder)
-    card, entries = render_model_card(results, facts), eval_results_yaml(results, facts)
-    write_json(folder / FACTS_FILE, asdict(facts))
-    if entries is None:
-        (folder / EVAL_RESULTS_FILE).unlink(missing_ok=True)
-    else:
-        atomic_write_text(folder / EVAL_RESULTS_FILE, entries)
-    return atomic_write_text(folder / "README.md", card)
+    card = render_model_card(results, facts)
+    write_json(Path(folder) / FACTS_FILE, asdict(facts))
+    return atomic_write_text(Path(folder) / "README.md", card)
 
 
 def rewrite_model_card(folder: Path, changes: dict[str, str]) -> str:

@@ -167,7 +167,7 @@ def write_manifest(
 _PUBLISHED = {
     "model": (
         *("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md", "*.html", "*.png"),
-        *("adapter/*.safetensors", "adapter/*.json", "adapter/*.md", ".eval_results/*.yaml"),
+        *("adapter/*.safetensors", "adapter/*.json", "adapter/*.md"),
     ),
     "space": ("*.py", "*.md", "*.txt"),
     "dataset": ("*.parquet", "*.json", "*.jsonl", "*.csv", "*.md", "*.safetensors", "data/*.parquet"),

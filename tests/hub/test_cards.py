@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 
 from hf_captionrl import SmileConfig, SmileTrainer
 from hf_captionrl.apps.experiments.arguments import load_row
@@ -24,7 +24,6 @@ from hf_captionrl.hub import (
     write_manifest,
     write_model_card,
 )
-from hf_captionrl.hub.cards import eval_results_yaml
 from hf_captionrl.scenes import load_scenes
 from tests.apps.boosting.doubles import endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
@@ -196,18 +195,6 @@ def test_adapter_card_contains_the_pinned_base_model(family):
     assert "PeftModel.from_pretrained" in card
     for code in blocks(card):
         compile(code, "card", "exec")
-
-
-def test_results_go_to_a_leaderboard_only_if_there_is_one():
-    assert eval_results_yaml(make_results(), FACTS) is None
-    facts = replace(FACTS, dataset_id="o/photos", dataset_revision="1" * 40)
-    entries = parse_eval_result_entries(yaml.safe_load(eval_results_yaml(make_results(), facts)))
-    row = {key: value for key, value in make_row("SMILE").items() if key != "name" and not key.endswith("_ci")}
-    assert {entry.task_id: entry.value for entry in entries} == row
-    assert {(entry.dataset_id, entry.dataset_revision) for entry in entries} == {("o/photos", "1" * 40)}
-    assert [entry.value for entry in entries if "95 % interval [0.637, 0.679]" in entry.notes] == [0.658]
-    with pytest.raises(ValueError, match="is missing"):
-        eval_results_yaml(make_results(hallucination=None), facts)
 
 
 def test_measurements_without_a_scorer_are_kept_and_can_be_pushed(tmp_path):

@@ -159,7 +159,9 @@ def test_manifest_contains_no_local_paths_or_secrets(tmp_path):
 
 def test_code_examples_load_the_repository_but_prose_stays(hub, folder):
     card = (folder / "README.md").read_text()
-    (folder / "README.md").write_text(card + '\nAt revision="main": "smile".\n\n```python\nload("smile", revision="main")\n```\n')
+    (folder / "README.md").write_text(
+        card + '\nAt revision="main": "smile".\n\n```python\nload("smile", revision="main")\n```\n'
+    )
     push(folder)
     published = hub.repo("tester/smile").files["README.md"].decode()
     assert published.endswith('"smile".\n\n```python\nload("tester/smile", revision="main")\n```\n')
