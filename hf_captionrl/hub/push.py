@@ -174,15 +174,8 @@ _PUBLISHED = {
 }
 """Patterns of the files that are published. All other files are omitted."""
 
-_NEVER = (
-    "push_state.json",
-    "card.json",
-    "trainer_state.json",
-    "training_images.json",
-    "*.run.json",
-    "quarantine.jsonl",
-    "journal-*",
-)
+_NEVER = ("push_state.json", "card.json", "trainer_state.json", "training_images.json")
+_NEVER += ("*.run.json", "quarantine.jsonl", "journal-*")
 """Files with the state of a push, a run or a Trainer."""
 _NOT_TEXT = (".safetensors", ".png", ".model", ".parquet")
 
@@ -198,11 +191,7 @@ class Contents(NamedTuple):
 
 
 def folder_contents(
-    folder: str | os.PathLike[str],
-    repo_type: str = "model",
-    *,
-    token: str | None = None,
-    gallery: bool | None = None,
+    folder: str | os.PathLike[str], repo_type: str = "model", *, token: str | None = None, gallery: bool | None = None
 ) -> Contents:
     """Select and check the files of a folder before anything is uploaded.
 
@@ -314,7 +303,6 @@ def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -
 STATE_FILE = "push_state.json"
 """State and destination of the last push; saved in the folder of the model, never uploaded."""
 
-_LONGEST_WAIT_S = 60
 _STALE = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json", "adapter/*"]
 """Files of an earlier push that are deleted, because they would be loaded together with the new weights."""
 _TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -380,20 +368,20 @@ def push_folder(
     _save_state(folder, {**state, "state": "started"})
     merge = repo_type == "model" and (local_base_model(folder) is not None if merged is None else merged)
     try:
-        with contextlib.ExitStack() as stack:
+        with tempfile.TemporaryDirectory() as temporary:
             source = folder
             if merge and (folder / "adapter_config.json").is_file():
-                source = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                source = Path(temporary)
                 write_merged(folder, source, contents.published)
                 contents = folder_contents(source, repo_type, token=sent, gallery=gallery)
             for attempt in range(attempts):
                 try:
-                    repo, address = _upload(HfApi(token=token), folder, source, contents.published, state, overwrite)
+                    repo, address = _upload(HfApi(token=token), source, contents.published, state, overwrite)
                     break
                 except Exception as error:  # the client raises a dozen unrelated types for a failed connection
                     if attempt + 1 == attempts or not _is_transient(error):
                         raise
-                    sleep(min(2**attempt, _LONGEST_WAIT_S))
+                    sleep(min(2**attempt, 60))
     except Exception as error:
         failure = error if isinstance(error, FileExistsError) else _explained(error, repo_id, has_token=bool(sent))
         _save_state(folder, {**state, "state": "failed", "reason": str(failure)})
@@ -422,7 +410,7 @@ def _is_transient(error: BaseException) -> bool:
 
 def _explained(error: BaseException, repo_id: str, *, has_token: bool) -> Exception:
     """The error for users, with the remedy."""
-    status, last = _status(error), list(error_chain(error))[-1]
+    status, *_, last = _status(error), *error_chain(error)
     needs = "does not accept the token (401)" if has_token else "needs a token, but there is none (401)"
     reason = {
         0: "HF_HUB_OFFLINE is set, so nothing is sent. Unset it.",
@@ -436,7 +424,7 @@ def _explained(error: BaseException, repo_id: str, *, has_token: bool) -> Except
 
 
 def _upload(
-    api: HfApi, folder: Path, source: Path, published: Sequence[str], state: Mapping[str, Any], overwrite: bool
+    api: HfApi, source: Path, published: Sequence[str], state: Mapping[str, Any], overwrite: bool
 ) -> tuple[str, str]:
     """One attempt, which does not send uploaded files again; name of the repository and address of the commit."""
     repo_type, branch = state["repo_type"], state["revision"]
@@ -449,8 +437,8 @@ def _upload(
         where["revision"] = branch
     files = {file.rfilename for file in api.repo_info(**where).siblings or []} - {".gitattributes"}
     # A Space of this package has a metric or the arguments of the demo.
-    ours = {MANIFEST_FILE} if repo_type == "model" else {"README.md"}
-    ours = {f"{repo_id.rpartition('/')[2]}.py", "arguments.txt"} if repo_type == "space" else ours
+    name = repo_id.rpartition("/")[2]
+    ours = {"model": {MANIFEST_FILE}, "dataset": {"README.md"}, "space": {f"{name}.py", "arguments.txt"}}[repo_type]
     if files and not files & ours and not overwrite:
         raise FileExistsError(
             f"{repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
@@ -459,7 +447,7 @@ def _upload(
     card = source / "README.md"
     text = card.read_text(encoding="utf-8")
     # The code examples load the folder of the card; there, it is the repository.
-    public = re.sub(rf'"(?:\.|{re.escape(repo_id.rpartition("/")[2])})"(?=, revision=)', f'"{repo_id}"', text)
+    public = re.sub(rf'"(?:\.|{re.escape(name)})"(?=, revision=)', f'"{repo_id}"', text)
     if public != text:
         with contextlib.suppress(OSError):  # a full disk must not prevent the push
             atomic_write_text(card, public)
