@@ -49,7 +49,7 @@ APPLICATIONS = LAYERS[-1]
 UPWARD = {
     f"{PACKAGE}/captioners/captioner.py": ("hub",),
     f"{PACKAGE}/trainers/publishing.py": ("hub",),
-    f"{PACKAGE}/cli/publish.py": ("apps/album", "apps/truematch"),
+    f"{PACKAGE}/cli/publish.py": ("apps/album", "apps/boosting", "apps/truematch"),
 }
 """Files that import a unit of a higher layer when a function is called."""
 

@@ -20,10 +20,10 @@ import datasets
 import numpy as np
 import PIL
 from huggingface_hub import DatasetCardData
+from huggingface_hub.utils import validate_repo_id
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
-from hf_captionrl.hub.cards import render_template
-from hf_captionrl.hub.push import check_card, check_name
+from hf_captionrl.hub.cards import render_card
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.dataset import CONFIGURATIONS, WORLD_VERSION
 from hf_captionrl.utils.io import atomic_write_text, write_json
@@ -61,7 +61,7 @@ def digest_all() -> dict[str, Any]:
 
 def export(folder: Path, dataset_id: str) -> Path:
     """Write files, digests and card. Returns the path of the card."""
-    check_name(dataset_id, "dataset_id")
+    validate_repo_id(dataset_id)
     digests = digest_all()
     for name, arguments in CONFIGURATIONS.items():
         for split, rows in load_scenes(**arguments).items():
@@ -83,10 +83,9 @@ def export(folder: Path, dataset_id: str) -> Path:
     )
     splits, command = digests["splits"], f"python scripts/export_scenes.py --dataset_id {dataset_id}"
     values = {"dataset_id": dataset_id, "command": command, "columns": COLUMNS, "world_version": WORLD_VERSION}
-    values |= {"first": next(iter(CONFIGURATIONS)), "revision": "main", "metadata": metadata.to_yaml()}
+    values |= {"first": next(iter(CONFIGURATIONS)), "revision": "main"}
     rows = sum(entry["rows"] for entry in splits)
-    card = render_template("scenes.md", rows=rows, splits=splits, **values)
-    check_card(card)
+    card = render_card("scenes.md", metadata, rows=rows, splits=splits, **values)
     atomic_write_text(folder / "README.md", card)
     return folder / "README.md"
 

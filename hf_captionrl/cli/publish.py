@@ -62,8 +62,8 @@ class PushOptions(CommandOptions):
 
 def _kind(folder: Path) -> str:
     """A folder with the manifest of a data set is a data set."""
+    from hf_captionrl.apps.boosting.boost import BOOSTED_FILE
     from hf_captionrl.apps.truematch.build import MANIFEST_FILE
-    from hf_captionrl.hub.cards import BOOSTED_FILE
 
     return "dataset" if any((folder / name).is_file() for name in (BOOSTED_FILE, MANIFEST_FILE)) else "model"
 
@@ -107,9 +107,7 @@ def push(options: PushOptions) -> None:
     else:
         # Settings of the last push to this repository, unless an option replaces them.
         settings |= {
-            name: before[name]
-            for name in ("revision", "merged", "marker", "gallery", "commit_message")
-            if name in before
+            name: before[name] for name in ("revision", "merged", "gallery", "commit_message") if name in before
         }
         settings["private"] = not options.public and before.get("private", True)
         given = {"revision": options.revision, "merged": options.merged or None, "gallery": options.gallery or None}
@@ -154,8 +152,9 @@ class CardOptions(CommandOptions):
 
 def _write(folder: Path, given: dict[str, str]) -> str:
     """Write the card; returns the message for the user."""
+    from hf_captionrl.apps.boosting.boost import BOOSTED_FILE, rewrite_boosted_card
     from hf_captionrl.apps.truematch.build import MANIFEST_FILE, rewrite_truematch_card
-    from hf_captionrl.hub.cards import BOOSTED_FILE, rewrite_boosted_card, rewrite_model_card
+    from hf_captionrl.hub.cards import rewrite_model_card
 
     boosted = (folder / BOOSTED_FILE).is_file()
     if not boosted and not (folder / MANIFEST_FILE).is_file():

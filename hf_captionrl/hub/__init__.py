@@ -10,34 +10,18 @@ from typing import TYPE_CHECKING
 from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from hf_captionrl.hub.cards import (
-        DatasetCardFacts,
-        ModelCardFacts,
-        eval_results_yaml,
-        push_captioner,
-        read_facts,
-        render_dataset_card,
-        render_model_card,
-        write_dataset_card,
-        write_model_card,
-        write_trained_card,
-        write_unmeasured_card,
-    )
+    from hf_captionrl.hub.cards import ModelCardFacts, push_captioner, render_model_card, write_model_card
     from hf_captionrl.hub.push import (
-        MANIFEST_FILE,
-        STATE_FILE,
-        Contents,
         PushError,
         check_card,
         folder_contents,
         local_base_model,
-        pin_examples,
         public_command,
         public_values,
         push_folder,
         read_push_state,
         write_manifest,
     )
-    from hf_captionrl.hub.spaces import push_metric, render_metric_card, write_space
+    from hf_captionrl.hub.spaces import push_metric
 
 __getattr__, __all__ = lazy_names(__name__)

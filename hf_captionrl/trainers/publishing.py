@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
+from huggingface_hub.utils import validate_repo_id
 from transformers import Trainer
 
 from hf_captionrl.utils.io import write_json
@@ -94,10 +95,8 @@ class CheckedPush(Trainer):
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Check the name of the repository; the push creates it, after its other checks."""
-        from hf_captionrl.hub.push import check_name  # a higher layer, imported when it is used
-
         name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-        check_name(name)
+        validate_repo_id(name)
         self.hub_model_id = name
         self.push_in_progress = None
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 
+import jinja2
 import pytest
 
 from tests.hub.server import READ, WRITE, WRONG, HubServer
@@ -59,3 +61,9 @@ def hub(tmp_path, caplog, capfd):
         assert holders_of_tokens(server, tmp_path) == []
         said = [*capfd.readouterr(), caplog.text, *(f"{r.msg!r} {r.args!r}" for r in caplog.records)]
         assert not any(token in text for token in (WRITE, READ, WRONG) for text in said)
+
+
+@pytest.fixture(autouse=True)
+def every_name_of_a_template_is_passed(monkeypatch):
+    """The Hub's client renders nothing for a name that is missing; here it raises."""
+    monkeypatch.setattr(jinja2, "Template", functools.partial(jinja2.Template, undefined=jinja2.StrictUndefined))

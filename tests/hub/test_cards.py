@@ -11,26 +11,19 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import yaml
-from huggingface_hub import DatasetCard, ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 
 from hf_captionrl import SmileConfig, SmileTrainer
 from hf_captionrl.apps.experiments.arguments import load_row
 from hf_captionrl.cli import main
 from hf_captionrl.hub import (
-    DatasetCardFacts,
-    ModelCardFacts,
     check_card,
-    eval_results_yaml,
     folder_contents,
     push_folder,
-    read_facts,
-    render_dataset_card,
     render_model_card,
-    write_dataset_card,
     write_manifest,
     write_model_card,
 )
-from hf_captionrl.retrieval import BagFile, load_bags, save_bags
 from hf_captionrl.scenes import load_scenes
 from tests.apps.boosting.doubles import endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
@@ -141,51 +134,26 @@ def test_malicious_texts_are_escaped():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("row", "facts", "name"),
     [
-        ({"scorer": "{{ scorer }}"}, "^scorer .*a placeholder"),
-        ({"model_id": "a/b/c"}, "^model_id"),
-        ({"objective": "magic"}, "^objective"),
-        ({"objective": "sle"}, "reward"),
-        ({"mle_weight": 1.5}, "mle_weight"),
-        ({"family": "chat", "prompt": ""}, "prompt"),
-        ({"dataset_id": "photos"}, "dataset_id"),
+        ({}, {"objective": "magic"}, "objective"),
+        ({}, {"objective": "sle"}, "reward"),
+        ({}, {"mle_weight": 1.5}, "mle_weight"),
+        ({}, {"family": "chat", "prompt": ""}, "prompt"),
+        ({}, {"baseline_row": "base"}, "'base'"),
+        ({"hallucination": None}, {}, "hallucination"),
+        ({"rd100_recall_at_1": 65.8}, {}, "rd100_recall_at_1"),
+        (not_measured("no", "rd100_recall_at_1", "pool_recall_at_1"), {}, "rd100_recall_at_1"),
+        ({"cider_d": None, "cider_d_reason": "TODO"}, {}, "TODO"),
+        ({}, {"scorer": "{{ scorer }}"}, "{{"),
+        ({}, {"dataset": "/data/photos"}, "/data/photos"),
+        ({}, {"dataset_description": f"with hf_{'a' * 30}"}, "token"),
     ],
 )
-def test_unfinished_facts_raise(changes, message):
-    with pytest.raises(ValueError, match=message):
-        replace(FACTS, **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "facts", "message"),
-    [
-        ({"hallucination": None}, {}, "hallucination of 'SMILE' is missing"),
-        ({"cider_d": None, "cider_d_reason": "TODO"}, {}, "a placeholder"),
-        ({"rd100_recall_at_1": 65.8}, {}, "fractions are in"),
-        ({}, {"baseline_row": "base"}, "no row 'base'"),
-        (not_measured("no", "rd100_recall_at_1", "pool_recall_at_1"), {}, "no retrieval number"),
-    ],
-)
-def test_results_that_must_not_be_published_raise(tmp_path, changes, facts, message):
-    with pytest.raises(ValueError, match=message):
-        write_model_card(tmp_path / "model", make_results(**changes), replace(FACTS, **facts))
+def test_cards_that_are_unfinished_or_must_not_be_published_raise(tmp_path, row, facts, name):
+    with pytest.raises(ValueError, match=re.escape(name)):
+        write_model_card(tmp_path / "model", make_results(**row), replace(FACTS, **facts))
     assert not (tmp_path / "model").exists()
-
-
-BAGS = DatasetCardFacts(
-    dataset_id="me/truematch-scenes",
-    kind="truematch",
-    file="truematch.parquet",
-    source="hf_captionrl scenes",
-    source_license="apache-2.0",
-    description="Bags of 3 similar scenes of the test split.",
-    made_with={"scorer": "clip-reward @ 1f2e (float32)", "algorithm": "1 and 2", "seed": 0},
-    columns={"size": "images in the bag", "image_ids": "their ids", "similarity": "of the bag's images, mean cosine"},
-    sizes={"bags of 3": 2},
-    license="apache-2.0",
-    checked="Every bag was looked at through the truth of its scenes: its images differ in one fact at least.",
-)
 
 
 def blocks(card):
@@ -197,54 +165,6 @@ def run_block(code):
     with contextlib.redirect_stdout(out):
         exec(compile(code, "card", "exec"), names)
     return out.getvalue().strip(), names
-
-
-def test_data_set_card_metadata_and_code_load_the_data(tmp_path, monkeypatch):
-    bags = BagFile(bags=[["a", "b", "c"], ["d", "e", "f"]], similarities=[0.9, 0.8], signature="clip@1f2e")
-    folder = tmp_path / "me" / "truematch-scenes"
-    with pytest.raises(FileNotFoundError, match=r"no truematch.parquet"):
-        write_dataset_card(folder, BAGS)
-    assert not folder.exists()
-    save_bags(folder / "truematch.parquet", bags)
-    path = write_dataset_card(folder, BAGS)
-    card = path.read_text()
-    data = DatasetCard(card).data
-    assert data.license == "apache-2.0"
-    assert data.configs == [{"config_name": "default", "data_files": "truematch.parquet"}]
-    assert "clip-reward @ 1f2e" in card
-    assert "| bags of 3 | 2 |" in card
-    assert "Another scorer would build other bags" in card
-    monkeypatch.chdir(tmp_path)
-    # A local folder with the same name and layout replaces the Hub.
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda name, file, **_: str(tmp_path / name / file))
-    load = datasets.load_dataset
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, revision: load(name, cache_dir=str(tmp_path / "cache")))
-    first, second = (run_block(code)[1] for code in blocks(card))
-    assert first["rows"]["train"]["image_ids"][:] == bags.bags
-    assert second["bags"] == load_bags(folder / "truematch.parquet")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"checked": " "}, "^checked .*placeholder"),
-        ({"made_with": {}}, "^made_with"),
-        ({"columns": {"a": "hf_" + "b" * 30}}, "^columns.*access token"),
-        ({"sizes": {"train": 0}}, "^sizes"),
-        ({"kind": "images"}, "kind"),
-        ({"dataset_id": "a b"}, "^dataset_id"),
-    ],
-)
-def test_unfinished_data_set_cards_raise(changes, message):
-    with pytest.raises(ValueError, match=message):
-        replace(BAGS, **changes)
-
-
-def test_malicious_texts_in_data_set_cards_are_escaped():
-    card = render_dataset_card(replace(BAGS, description="<script>x</script> | [a](b)\n# h", columns={"a|b": "<b>"}))
-    assert "<script>" not in card
-    assert "\n# h" not in card
-    assert check_card(card)
 
 
 def test_code_of_a_chat_model_runs_as_printed(tmp_path, monkeypatch):
@@ -277,19 +197,7 @@ def test_adapter_card_contains_the_pinned_base_model(family):
         compile(code, "card", "exec")
 
 
-def test_results_go_to_a_leaderboard_only_if_there_is_one():
-    assert eval_results_yaml(make_results(), FACTS) is None
-    facts = replace(FACTS, dataset_id="o/photos", dataset_revision="1" * 40)
-    entries = parse_eval_result_entries(yaml.safe_load(eval_results_yaml(make_results(), facts)))
-    row = {key: value for key, value in make_row("SMILE").items() if key != "name" and not key.endswith("_ci")}
-    assert {entry.task_id: entry.value for entry in entries} == row
-    assert {(entry.dataset_id, entry.dataset_revision) for entry in entries} == {("o/photos", "1" * 40)}
-    assert [entry.value for entry in entries if "95 % interval [0.637, 0.679]" in entry.notes] == [0.658]
-    with pytest.raises(ValueError, match="is missing"):
-        eval_results_yaml(make_results(hallucination=None), facts)
-
-
-def test_measurements_without_a_scorer_are_kept_and_can_be_pushed(tmp_path, capsys):
+def test_measurements_without_a_scorer_are_kept_and_can_be_pushed(tmp_path):
     folder = publishable(tmp_path / "model", scorer=None, scorer_max_text_tokens=None, truncated_fraction=None)
     ranked = ("pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5", "clip_score")
     rows = [row | not_measured("no scorer", *ranked) for row in make_results()["rows"]]
@@ -302,19 +210,6 @@ def test_measurements_without_a_scorer_are_kept_and_can_be_pushed(tmp_path, caps
     assert not set(ranked) & set(measured)
     assert "No scorer ranked the captions" in section(card, "Scorer")
     assert main(["push", str(folder), "--dry_run"]) == 0
-    # Where retrieval was measured, the card has it.
-    (folder / "results.json").write_text(json.dumps(make_results()))
-    assert main(["push", str(folder), "--dry_run"]) == 2
-    assert "no retrieval number" in capsys.readouterr().err
-
-
-def test_facts_round_trip(tmp_path):
-    folder = publishable(tmp_path / "model", model_id="model")
-    assert read_facts(folder) == replace(FACTS, model_id="model")
-    assert isinstance(read_facts(folder), ModelCardFacts)
-    (folder / "card.json").write_text('{"nonsense": 1}')
-    with pytest.raises(ValueError, match="not a field of a card"):
-        read_facts(folder)
 
 
 def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd, tmp_path):
@@ -361,14 +256,10 @@ def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
     assert "a placeholder" in capfd.readouterr().err
     assert main(["card", str(tmp_path / "model"), "--dataset_description", "[x](javascript:alert)"]) == 0
     assert "[x](" not in (tmp_path / "model/README.md").read_text()  # text, not a link
-    (tmp_path / "model/captioner.json").write_text('{"family": 3}')
-    assert main(["card", str(tmp_path / "model")]) == 2
-    assert "captioner.json does not contain a family" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["card", str(tmp_path / "empty")]) == 2
     assert "no captioner.json" in capfd.readouterr().err
     assert main(["card", str(tmp_path / "nowhere")]) == 2
-    assert "There is no folder" in capfd.readouterr().err
 
 
 def test_captioner_push_to_hub(hub, monkeypatch):
@@ -381,7 +272,7 @@ def test_captioner_push_to_hub(hub, monkeypatch):
     assert 'load_captioner("tester/git-tiny", revision="' in repo.files["README.md"].decode()
     captioner.push_to_hub("open", private=False)
     assert not hub.repo("tester/open").private
-    with pytest.raises(PermissionError, match=r"may not write.*Call push_to_hub again"):
+    with pytest.raises(PermissionError, match="403"):
         captioner.push_to_hub("other", token=READ)
     # A key in the prompt is not uploaded.
     captioner.prompt = f"key {WRITE} "
@@ -493,7 +384,7 @@ def test_local_paths_of_images_are_not_published(tmp_path):
         patch.setenv("no_proxy", "*")
         command += ["--text", "openai:writer", "--vision", "openai:describer", "--text_url", server.url]
         assert main(command) == 0
-    with pytest.raises(ValueError, match=r"by local paths, such as '\w+.png'") as error:
+    with pytest.raises(ValueError, match=r"local paths") as error:
         folder_contents(tmp_path / "out", "dataset")
     assert str(tmp_path) not in str(error.value)
     assert main([*command, "--no_images"]) == 0

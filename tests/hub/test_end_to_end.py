@@ -47,7 +47,7 @@ def world(tmp_path_factory):
             made = publishable(folder / name, family, captioner, model_id=name, **facts)
             return push_folder(made, name, token=WRITE)
 
-        publish("blip", "blip", dataset_id="tester/photos", dataset_revision="1" * 40)
+        publish("blip", "blip", dataset_id="tester/photos")
         publish("clipcap", "clipcap")
         publish("prompted", "blip", tiny_captioner("blip", prompt="a picture of "))
         adapter = {"is_adapter": True, "base_model": "tester/blip"}
@@ -94,8 +94,7 @@ def test_code_on_the_card_runs_as_printed(world, name):
     assert said[0] == said[1]
     card = hub.repo(f"tester/{name}").files["README.md"].decode()
     code = "".join(block.partition("```")[0] for block in card.split("```python")[1:])
-    first = list(hub.repo(f"tester/{name}").commits)[1]
-    assert code.count(f'revision="{first}"') == code.count(f'"tester/{name}"') > 0  # all of them are pinned
+    assert code.count(f'"tester/{name}", revision="main"') > 0 == code.count('"."')
 
 
 @pytest.mark.slow  # a fresh process
@@ -138,12 +137,12 @@ def test_every_metric_can_be_pushed(world):
         repo = hub.repo(f"tester/{name}", "space")
         assert {"app.py", "requirements.txt", f"{name}.py"} <= set(repo.files)
         card = repo.files["README.md"].decode()
-        assert card.partition(f'evaluate.load("tester/{name}", revision="')[2][:40] in repo.commits
+        assert f'evaluate.load("tester/{name}")' in card
         assert "ORGANISATION" not in card
 
 
 def test_invalid_names_of_spaces_raise(world):
-    with pytest.raises(ValueError, match="There is no metric 'bleu'"):
+    with pytest.raises(ValueError, match="bleu"):
         push_metric("bleu", "tester")
-    with pytest.raises(ValueError, match="only in OWNER/self_retrieval"):
+    with pytest.raises(ValueError, match="tester/other/self_retrieval"):
         push_metric("self_retrieval", "tester/other")

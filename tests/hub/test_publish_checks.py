@@ -1,4 +1,4 @@
-"""Forbidden content of cards: links that execute code in any notation, local paths, and keys of any service."""
+"""What must not be published: placeholders, local paths, and keys of any service; and how texts are escaped."""
 
 import contextlib
 import json
@@ -6,93 +6,48 @@ import re
 import secrets
 import string
 import time
-from dataclasses import replace
 
 import pytest
 from markdown_it import MarkdownIt
 
-from hf_captionrl.hub import check_card, render_model_card
-from hf_captionrl.hub.push import check_secret, check_text, redact
+from hf_captionrl.hub import check_card, public_values
+from hf_captionrl.hub.push import check_secret
 from hf_captionrl.utils.io import escape_markdown
-from tests.hub.folders import FACTS, make_results
 
 CARD = "---\nlicense: mit\n---\n\nA card.\n\n{}\n"
 HOME = "/" + "home"  # concatenated, because no file of the project may contain a local path
-LINK, PATH, HTML = r"outside its folder.*https://", r"local path\. Use the name", "HTML"
 REFUSED = [
-    ("[x](java&#115;cript:alert(1))", LINK),
-    ("[x](javascript&colon;alert(1))", LINK),
-    ("[x](java&Tab;script:alert(1))", LINK),
-    ("[x](javascript\\:alert(1))", LINK),
-    ("[x](%6aavascript:alert(1))", LINK),
-    ("[x](JAVASCRIPT:alert(1))", LINK),
-    ("[x](\n javascript:alert)", LINK),
-    ("![x](data:text/html;base64,AAAA)", LINK),
-    ('[x][a]\n\n[a]: javascript:alert "a title"', LINK),
-    ("| a |\n|--|\n| [x](javascript:a) |", LINK),
-    ("$[x](javascript:a)$", LINK),
-    ("![picture](&#47;etc/passwd)", LINK),
-    ("[x](%2e%2e/secret)", LINK),
-    (f"Trained on {HOME}/ann/photos.", PATH),
-    (f'```python\nopen("{HOME}/ann/x")\n```', PATH),
-    ("The images lie in /data/photos.", PATH),
-    ("on D:\\photos\\a", PATH),
-    ("from \\\\server\\share", PATH),
-    ("file:///photos", PATH),
-    ("``` a`b\n<script>alert(1)</script>\n```", HTML),
-    ("```\na\n``` x\n```\n<script>alert(1)</script>", HTML),
-    ("```\na\n ```\n<script>alert(1)</script>\n```", HTML),
-    ("    ```\n<script>alert(1)</script>\n    ```", HTML),
-    ("> ```\n<script>alert(1)</script>", HTML),
-    ("`a\n\n<script>alert(1)</script>`", HTML),
-    ("<?php echo 1 ?>", HTML),
-    ("<!-- hidden -->", HTML),
-    ("It costs $5 <script>alert(1)</script> or $6.", HTML),
-    ("$x<img src=y onerror=alert(1)>z$", HTML),
-    ("`a` <b onclick=x> `c`", HTML),
-    ("![a <b>](x.png)", HTML),
-    (">" * 50 + " <script>alert(1)</script>", HTML),
-    (">" * 5000 + " a", "nested too deeply"),
-    ("[" * 20000, "nested too deeply"),
+    *("TODO: describe", "[More Information Needed]", "{{ scorer }}", "your-name/model", "ORGANISATION/model"),
+    *(
+        f"Trained on {HOME}/ann/photos.",
+        f'```python\nopen("{HOME}/ann/x")\n```',
+        "The images lie in /data/my\\_photos.",
+    ),
+    *(
+        "[x](/etc/passwd)",
+        "on D:\\photos\\a",
+        "from \\\\server\\share",
+        "file:///photos",
+        "~/photos",
+        f"hf\\_{'a' * 30}",
+    ),
 ]
 ACCEPTED = [
-    *("[a](results.json#part:2)", "<https://example.org/a/b>", "[m](mailto:me@example.org)", "[t](#top)"),
-    *(
-        "`[x](javascript:a)`",
-        "```\n[x](javascript:a)\n```",
-        "```\na\n``` x\n<b>\n```",
-        "> ```\n> <b>\n> ```",
-        "    <b>",
-    ),
-    *("`` a ` <b> ``", "$a<b$ and $$c<d$$", "\\<b> and &lt;b&gt;", "1 <2, <- 3", "from $5 to $6"),
-    *("and/or/not", "https://example.org/a/b", "`a/b/c`, ./a/b and a/b", "12:30", "10 km/h, 5 $/image"),
+    *("[a](results.json#part:2)", "<https://example.org/a/b>", "[m](mailto:me@example.org)", "[t](#top)", "<b>"),
+    *("$a<b$ and $$c<d$$", "from $5 to $6", "and/or/not", "`a/b/c`, ./a/b and a/b", "12:30", "10 km/h, 5 $/image"),
+    *("author = {{The authors}}", r"$\frac{a}{b} \\ \alpha$"),
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text[:40] for text, _ in REFUSED])
-def test_cards_that_lead_elsewhere_or_hold_html_are_refused(text, message):
-    with pytest.raises(ValueError, match=message) as error:
+@pytest.mark.parametrize("text", REFUSED)
+def test_placeholders_paths_and_keys_in_cards_are_refused(text):
+    with pytest.raises(ValueError, match="The card contains"):
         check_card(CARD.format(text))
-    assert "\n" not in str(error.value)
-    if message == PATH and "```" not in text:
-        with pytest.raises(ValueError, match=r"^dataset_description .*local path"):
-            replace(FACTS, dataset_description=text)
 
 
 @pytest.mark.parametrize("text", ACCEPTED)
-def test_links_within_the_folder_code_and_formulas_are_accepted(text):
+def test_other_cards_are_accepted(text):
     assert check_card(CARD.format(text))["license"] == "mit"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["TODO: describe", " ", "[More Information Needed]", "{{ scorer }}", "your-name/model", "ORGANISATION/model"],
-)
-def test_placeholders_are_refused(text):
-    with pytest.raises(ValueError, match=r"^fact is .*a placeholder"):
-        check_text("fact", text)
-    with pytest.raises(ValueError, match=r"placeholder|is empty"):
-        check_card(CARD.replace("A card.", "").format(text))
 
 
 def random_text(length, alphabet=string.ascii_letters + string.digits):
@@ -113,12 +68,12 @@ KEYS = {
 @pytest.mark.parametrize("service", KEYS)
 def test_keys_of_any_service_are_found_and_redacted(service):
     key = KEYS[service]()
-    with pytest.raises(ValueError, match="contains an access token or a private key") as refused:
+    with pytest.raises(ValueError, match="token") as refused:
         check_secret("results.json", f'{{"note": 1}} {key} and more')
     assert key not in str(refused.value)
-    with pytest.raises(ValueError, match="contains an access token"):
+    with pytest.raises(ValueError, match="token"):
         check_secret("results.json", json.dumps({"note": f"first line\n{key}"}))
-    crossed = redact(f"before {key} after")
+    crossed = public_values(f"before {key} after")
     assert "[removed]" in crossed
     assert crossed.startswith("before ")
     assert crossed.endswith(" after")
@@ -127,8 +82,8 @@ def test_keys_of_any_service_are_found_and_redacted(service):
 
 def test_private_key_is_redacted_completely():
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
-    assert redact(f"before\n{key}\nafter") == "before\n[removed]\nafter"
-    assert redact(f"before\n{key[:50]}") == "before\n[removed]"
+    assert public_values(f"before\n{key}\nafter") == "before\n[removed]\nafter"
+    assert public_values(f"before\n{key[:50]}") == "before\n[removed]"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +99,7 @@ def test_private_key_is_redacted_completely():
 )
 def test_texts_without_a_key_are_accepted(text):
     check_secret("text", text)
-    assert redact(text) == text
+    assert public_values(text) == text
 
 
 @pytest.mark.parametrize("unit", ["sk-", "sk-a_", "eyJaaaaaaaaaaa.", "-----BEGIN A", "-----END ", "ya29."])
@@ -158,14 +113,6 @@ def test_time_of_the_search_for_keys_is_linear(unit):
             check_secret("text", text)
         times.append(time.process_time() - start)
     assert times[1] < 30 * times[0] + 0.1
-
-
-def test_model_cards_are_checked_when_they_are_rendered():
-    assert render_model_card(make_results(), FACTS)
-    hostile = make_results()
-    hostile["versions"] = {"torch": f"built in {HOME}/ann/torch"}
-    with pytest.raises(ValueError, match="local path"):
-        render_model_card(hostile, FACTS)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from hf_captionrl.evaluation.pages import (
     write_panel,
 )
 from hf_captionrl.hub.cards import render_model_card
-from hf_captionrl.hub.push import check_text
 from tests.apps.truematch.test_evaluate import COLUMNS, KEY
 from tests.browser import CHROMIUM, Browser
 from tests.hub.folders import FACTS, make_results
@@ -152,18 +151,9 @@ def album_report(folder):
     return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
 
 
-def publishable(text):
-    """Facts of a card that look like an unfinished template are refused before anything is written."""
-    try:
-        check_text("a fact", text)
-    except ValueError:
-        return False
-    return True
-
-
 def model_card(folder):
     """A Hub that would clean nothing: python-markdown hands all HTML on."""
-    accepted = " ".join(text for text in TEXTS if publishable(text))
+    accepted = " ".join(text for text in TEXTS if "{{" not in text)  # which a card refuses as a placeholder
     results = make_results()
     results["rows"][1]["name"] = accepted
     facts = replace(FACTS, dataset_description=accepted, prompt=accepted, row=accepted)

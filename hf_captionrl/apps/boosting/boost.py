@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import datasets
 import pyarrow as pa
 import pyarrow.parquet
+from huggingface_hub import DatasetCardData
 
 from hf_captionrl.apps.boosting.backends import check_backend, is_local, load_backend
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
@@ -42,7 +43,8 @@ from hf_captionrl.data.options import ids_digest, load_split, source_settings
 from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineError, check_captions
 from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.words import length_statistics
-from hf_captionrl.utils.io import LineFile, atomic_file, refuse_file, write_json
+from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_text, refuse_file, write_json
+from hf_captionrl.utils.model_files import read_object
 from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard, read_shards, run_stage
 from hf_captionrl.utils.prompts import Backend, BackendError, Failure, Prompt, Truncated
 
@@ -449,6 +451,94 @@ def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
     return found
 
 
+# --- The manifest and the card of boosted captions -------------------------------------------------------------------
+
+BOOSTED_FILE = "boosting.json"
+"""Manifest: settings and the facts of the card; published with the captions."""
+
+_COLUMNS = {
+    "image": "the image",
+    "image_id": "its id in the source",
+    "captions": "only the HolisticCap, for training",
+    "references": "the human captions",
+    "blend_caption": "BlendCap: the references, blended by the language model",
+    "visual_caption": "VisualCap: description by the vision model",
+    "holistic_caption": "HolisticCap: the BlendCap with the additional details of the VisualCap",
+    "conflicts": "contradictions between HolisticCap and BlendCap, in words",
+    "blend_source": "model, revision, prompt hash, time and attempt of the BlendCap",
+    "visual_source": "the same for the VisualCap",
+    "holistic_source": "the same for the HolisticCap",
+}
+
+
+def write_boosted(arguments: BoostOptions, written: BoostedFile, made_by: Mapping[str, Any]) -> Path:
+    """Write `boosting.json` and the card beside the captions; `made_by`: model and revision of both backends."""
+    from hf_captionrl.hub import public_values
+    from hf_captionrl.hub.push import public_versions
+
+    folder, embedded = written.path.parent, arguments.dataset == "scenes"
+    source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
+    columns = pyarrow.parquet.read_schema(written.path).names
+    by = "the facts of the scenes" if embedded else "word lists, which find only a few conflicts"
+    split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
+    models = {
+        role: f"{public_values(made_by[name][0])}, revision {made_by[name][1] or 'not named'}"
+        for role, name in (("language model", "text"), ("vision model", "vision"))
+    }
+    # The name of the folder, as the Hub accepts it.
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
+    card = {
+        "dataset_id": arguments.repo_id or name,
+        "file": written.path.name,
+        "source": source,
+        "source_license": arguments.source_license_of(arguments.dataset),
+        "description": f"Richer captions of {written.rows} images, {split} of {source}.",
+        "made_with": {
+            **models,
+            "method": "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1",
+            "seed": arguments.seed,
+        },
+        "columns": {name: _COLUMNS.get(name, "as in the source") for name in columns},
+        "sizes": {str(arguments.split): written.rows},
+        "license": arguments.license,
+        "checked": f"{written.conflicts} of {written.rows} HolisticCaps contradict their BlendCap, by {by}; "
+        f"{written.quarantined} rows were left out as unusable. No one has read the captions.",
+        "language": arguments.language,
+        # Paths of image files cannot be published: a push requires --embed_images or --no_images.
+        "has_images": "image" in columns,
+    }
+    counts = {"rows": written.rows, "quarantined": written.quarantined}
+    return _write_card(folder, {"format": 1, **counts, "card": card, "versions": public_versions()})
+
+
+def _write_card(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    from hf_captionrl.hub.cards import render_card
+
+    facts = manifest["card"]
+    data = DatasetCardData(
+        language=facts["language"],
+        license=facts["license"],
+        task_categories=["image-to-text"],
+        pretty_name=facts["dataset_id"].rpartition("/")[2],
+        tags=["image-captioning", "hf_captionrl", "boosted-captions"],
+        configs=[{"config_name": "default", "data_files": facts["file"]}],
+    )
+    card = render_card("dataset.md", data, facts=facts)  # refuses what must not be published
+    write_json(folder / BOOSTED_FILE, manifest)
+    return atomic_write_text(folder / "README.md", card)
+
+
+def rewrite_boosted_card(folder: Path, changes: Mapping[str, str]) -> Path:
+    """Render the card of boosted captions again with changed facts, which their manifest keeps."""
+    manifest = read_object(folder / BOOSTED_FILE)
+    if "card" not in manifest:
+        raise ValueError(
+            f"{folder / BOOSTED_FILE} is not a manifest of boosted captions. Write it again with the same `captionrl boost` "
+            "command."
+        )
+    return _write_card(folder, {**manifest, "card": {**manifest["card"], **changes}})
+
+
 # --- `captionrl boost` -----------------------------------------------------------------------------------------------
 
 _ROLES = ("text", "vision")
@@ -495,8 +585,6 @@ def _reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
 def boost(arguments: BoostOptions) -> None:
     """Boost the captions, shard by shard, and write them into one file."""
     from tqdm import tqdm
-
-    from hf_captionrl.hub.cards import write_boosted
 
     arguments.check_engine()  # before anything slow
     if arguments.embed_images and arguments.no_images:

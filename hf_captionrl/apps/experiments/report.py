@@ -147,7 +147,6 @@ def write_publication(
         dataset_id=name if on_hub else None,
         license=model_args.license,
         family=captioner.family,
-        dataset_revision=data_args.dataset_revision if on_hub else None,
         scorer=None if scorer is None else scorer.signature,
         scorer_max_text_tokens=None if scorer is None else scorer.max_text_tokens,
         truncated_fraction=None if scorer is None else scorer.count_truncated(captions) / len(captions),

