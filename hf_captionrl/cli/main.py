@@ -116,7 +116,7 @@ COMMANDS: tuple[Command, ...] = (
                 Command("path", "print the file of a metric", "cli.metrics:PathOptions", "print_path"),
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
-            "apps.album.options:DemoOptions", "apps.album.page:serve_demo"),
+            "apps.album.options:DemoOptions", "apps.album.demo:serve_demo"),
     Command("env", "print versions, devices and optional parts", "cli.env:EnvOptions", "report"),
     Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -308,16 +307,7 @@ def _most(pairs: Any) -> int:
     return int((maximum_bipartite_matching(graph, perm_type="column") >= 0).sum())
 
 
-# --- One distinct caption per image, and the image that each caption finds -------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A caption and the image that it finds in the album."""
-
-    caption: str
-    rank: int  # rank of its target among the images of the album, 1 = best; ties count against it
-    found: int  # row of the image that it finds
+# --- One distinct caption per image ----------------------------------------------------------------------------------
 
 
 def same_text(caption: str) -> str:

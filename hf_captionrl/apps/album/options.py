@@ -150,8 +150,7 @@ class DemoOptions(DeviceOptions, CommandOptions):
     """Serve a page on this machine that captions and searches albums of similar images.
 
     Pick an album or upload one. The page shows the captions of several captioners, the image that each caption finds, and
-    its rank. It can also choose one caption per image so that all differ. No data leave the machine: gradio's usage
-    statistics are off, and the page loads only local files.
+    its rank. It can also choose one caption per image so that all differ. Gradio's usage statistics are off.
     """
 
     examples: ClassVar[str] = """
@@ -181,24 +180,13 @@ class DemoOptions(DeviceOptions, CommandOptions):
         metavar="DIR",
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
-    max_images: Positive | None = option(None, metavar="N", help="largest album (default: no limit)")
     num_beams: Positive = option(3, metavar="N", help="beams of the captions side by side")
-    num_candidates: Positive = option(16, metavar="N", help="beams from which the captions of an album are chosen")
-    max_new_tokens: Positive = option(40, metavar="N", help="longest caption in tokens")
     host: str = option(
         "127.0.0.1",
         group="server",
         metavar="ADDRESS",
         help="address to listen at",
         shown_default="127.0.0.1, for this machine only",
-    )
-    allow_host: list[str] = option(
-        [],
-        repeated=True,
-        group="server",
-        metavar="NAME",
-        help="also answer requests for this name; may be given several times (default: localhost and IP addresses; with "
-        "--share, also the public name)",
     )
     port: Annotated[int, Range(at_least=1, at_most=65_535)] | None = option(
         None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"

@@ -8,7 +8,6 @@ import torch
 from hf_captionrl.apps.album import album as steps
 from hf_captionrl.apps.album.album import Album, AlbumImage, AlbumWork, describe_album
 from hf_captionrl.apps.album.options import AlbumSettings
-from hf_captionrl.apps.album.page import compare_captioners
 from hf_captionrl.apps.album.phrases import meets_constraints
 from hf_captionrl.apps.album.sources import AlbumSource, read_captions_for
 from hf_captionrl.data import ImageError
@@ -147,9 +146,8 @@ def test_bad_input(captioner, scorer, images):
     for settings, name in (({"shared_share": 0}, "shared_share"), ({"trigger": " "}, "trigger")):
         with pytest.raises(ValueError, match=name):
             describe_album(images, captioner, scorer, num_beams=1, **settings)
-    for function in (describe_album, lambda *all_: compare_captioners({"MLE": all_[1]}, scorer, all_[0])):
-        with pytest.raises(ValueError, match=r"0 images|there are none"):
-            function([], captioner, scorer)
+    with pytest.raises(ValueError, match="0 images"):
+        describe_album([], captioner, scorer)
     with pytest.raises(ValueError, match="captions"):
         describe_album(images, None, scorer)
 
