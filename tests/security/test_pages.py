@@ -8,7 +8,6 @@ from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import write_report
-from hf_captionrl.apps.album.phrases import GroupFacts
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.cli.audit_metric import audit_html
@@ -132,11 +131,8 @@ def metric_audit(folder):
 
 
 def album_report(folder):
-    images = [
-        AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,), problems=("ambiguous",)) for text in TEXTS
-    ]
-    facts = [GroupFacts(text, 3, (text,), ((text, 1),)) for text in TEXTS]
-    found = Album(images, len(TEXTS), shared=facts)
+    images = [AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,)) for text in TEXTS]
+    found = Album(images, len(TEXTS), shared={text: (text,) for text in TEXTS})
     return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
 
 

@@ -58,10 +58,10 @@ class Demo:
                 captioner, images, do_sample=False, num_beams=self.num_beams, max_new_tokens=40
             )
             texts = self.scorer.text_features(spoken(captions))
-            others = [other for other, _ in confusions_of(texts.__getitem__, np.arange(len(images) + 1), features)]
-            ranks = [1 + len(better) for better in others]  # a tie counts against the caption
-            found = [better[0] + 1 if better else own for own, better in zip(numbers, others, strict=True)]
-            columns[name] = pd.DataFrame({"caption": captions, "rank": ranks, "finds": found}, numbers)
+            found = confusions_of(texts.__getitem__, np.arange(len(images) + 1), features)
+            ranks = [rank for rank, _, _ in found]  # a tie counts against the caption
+            finds = [others[0] + 1 if others else own for own, (_, _, others) in zip(numbers, found, strict=True)]
+            columns[name] = pd.DataFrame({"caption": captions, "rank": ranks, "finds": finds}, numbers)
         return pd.concat(columns, axis=1)
 
     def distinct(self, images: Sequence[Any], captioner: str) -> tuple[pd.DataFrame, Path]:

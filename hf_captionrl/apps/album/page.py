@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.apps.album.album import PROBLEMS, Album
+from hf_captionrl.apps.album.album import Album
 from hf_captionrl.data import ImageError, open_image
 from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.utils.io import atomic_write_text
@@ -17,6 +17,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 """Folder of the pages."""
 
 _SIDE = 512  # longest side of a picture
+_MOST_PICTURES = 2000
 
 
 def write_report(
@@ -25,13 +26,11 @@ def write_report(
     images: Sequence[Any],
     *,
     title: str = "Album",
-    max_images: int = 2000,
     progress: Callable[[str, int], Any] = lambda stage, number: None,
 ) -> Path:
-    """Write the page, which has every caption, and pictures of at most `max_images` images, those with problems first."""
-    order = sorted(range(len(album.images)), key=lambda row: (not album.images[row].problems, row))
+    """Write the page, which has every caption, and pictures of the first images."""
     pictures: dict[int, dict[str, Any]] = {}
-    for row in sorted(order[:max_images]):
+    for row in range(min(len(images), _MOST_PICTURES)):
         with suppress(ImageError):
             if album.images[row].unreadable is None:
                 picture = open_image(images[row]).copy()
@@ -43,10 +42,7 @@ def write_report(
         "album",
         title=title,
         summary=album.summary(),
-        compares_images=album.compares_images,
-        groups=[fact for fact in album.shared if fact.shared],
-        problems=PROBLEMS,
-        left_out=max(0, len(album.images) - max_images),
+        left_out=max(0, len(images) - _MOST_PICTURES),
         rows=album.rows(),
         pictures=pictures,
     )

@@ -6,9 +6,9 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
+from hf_captionrl.apps.album import page as pages
 from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import write_report
-from hf_captionrl.apps.album.phrases import GroupFacts
 from tests.browser import CHROMIUM, Browser
 
 
@@ -27,10 +27,10 @@ class Parts(HTMLParser):
 def made(number=4):
     images = [AlbumImage(f"{n}.png", f"a pig {n}", rank=1, margin=0.1, is_distinct=True) for n in range(number)]
     images[1] = AlbumImage(
-        "1.png", "=a pig", old="the pig", rank=2, margin=-0.1, confused_with=(0,), problems=("ambiguous",)
+        "1.png", "=a pig", old="the pig", rank=2, margin=-0.1, confused_with=(0,), meets_constraints=False
     )
     images[2] = AlbumImage("2.png", "", unreadable="it is truncated")
-    return Album(images, number, shared=[GroupFacts("g", 3, ("a pig",), (("red", 2),))])
+    return Album(images, number, shared={"g": ("a pig",)})
 
 
 def pictures(number=4):
@@ -52,25 +52,25 @@ def test_page_has_cards_shared_phrases_and_an_escaped_title(report):
     page, cards = report(made(), pictures(), title="My <album>")
     assert cards == [
         "0.png a pig 0 rank 1 of 4",
-        "1.png =a pig before: the pig rank 2 of 4; also fits 0.png ambiguous",
+        "1.png =a pig before: the pig rank 2 of 4; also fits 0.png against the constraints",
         "2.png it is truncated",
         "3.png a pig 3 rank 1 of 4",
     ]
     assert re.findall(r'<img [^>]*width="(\d+)"', page) == ["30", "31", "33"]
     assert "no pictures of" not in page
     assert "My &lt;album&gt;" in page
-    assert "share <b>a pig</b>; what varies: red (2)" in " ".join(page.split())
+    assert "<b>g</b>: shared phrases <b>a pig</b>." in " ".join(page.split())
     assert "default-src 'none'" in page
     assert "<script" not in page
     assert "<textarea" not in page
 
 
-def test_pages_of_large_albums_have_all_captions_and_pictures_of_problems_first(report):
-    for number, widths in ((1, ["31"]), (2, ["30", "31"])):
-        page, cards = report(made(), pictures(), max_images=number)
-        assert re.findall(r'<img [^>]*width="(\d+)"', page) == widths
-        assert len(cards) == 4
-        assert f"no pictures of {4 - number} images" in page
+def test_pages_of_large_albums_have_all_captions_and_the_first_pictures(report, monkeypatch):
+    monkeypatch.setattr(pages, "_MOST_PICTURES", 2)
+    page, cards = report(made(), pictures())
+    assert re.findall(r'<img [^>]*width="(\d+)"', page) == ["30", "31"]
+    assert len(cards) == 4
+    assert "no pictures of 2 images" in page
 
 
 IN_VIEW = """(() => { const b = document.querySelector('article img').getBoundingClientRect();
