@@ -69,7 +69,7 @@ COMMANDS: tuple[Command, ...] = (
             "cli.assemble:AssembleOptions", "write_captioner"),
     Command("caption", "write captions of a data set, resumable", "cli.caption:CaptionOptions", "write_captions",
             is_resumable=True),
-    Command("album", "caption a set of similar images with distinct captions, or diagnose existing ones",
+    Command("album", "caption a set of similar images with distinct captions, or rank existing ones",
             "apps.album.options:AlbumOptions", "apps.album.command:run", is_resumable=True),
     Command("evaluate", "compare files of captions, side by side, also without images", "cli.options:EvaluateOptions",
             "cli.evaluate:evaluate_captions"),
