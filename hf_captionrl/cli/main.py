@@ -69,7 +69,7 @@ COMMANDS: tuple[Command, ...] = (
             "cli.assemble:AssembleOptions", "write_captioner"),
     Command("caption", "write captions of a data set, resumable", "cli.caption:CaptionOptions", "write_captions",
             is_resumable=True),
-    Command("album", "caption a set of similar images with distinct captions, or diagnose existing ones",
+    Command("album", "caption a set of similar images with distinct captions, or rank existing ones",
             "apps.album.options:AlbumOptions", "apps.album.command:run", is_resumable=True),
     Command("evaluate", "compare files of captions, side by side, also without images", "cli.options:EvaluateOptions",
             "cli.evaluate:evaluate_captions"),
@@ -116,7 +116,7 @@ COMMANDS: tuple[Command, ...] = (
                 Command("path", "print the file of a metric", "cli.metrics:PathOptions", "print_path"),
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
-            "apps.album.options:DemoOptions", "apps.album.page:serve_demo"),
+            "apps.album.options:DemoOptions", "apps.album.demo:serve_demo"),
     Command("env", "print versions, devices and optional parts", "cli.env:EnvOptions", "report"),
     Command("completion", "print a completion script for bash, zsh or fish", "cli.main:CompletionOptions", "complete"),
 )

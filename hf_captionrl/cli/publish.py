@@ -70,7 +70,7 @@ def _kind(folder: Path) -> str:
 
 def push(options: PushOptions) -> None:
     """Push a folder, a metric or the demo."""
-    from hf_captionrl.apps.album.page import named_models
+    from hf_captionrl.apps.album.demo import named_models
     from hf_captionrl.hub import folder_contents, push_folder, push_metric, read_push_state
     from hf_captionrl.hub.spaces import DEMO, push_demo
 

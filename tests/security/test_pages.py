@@ -7,9 +7,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
-from hf_captionrl.apps.album.assignment import Finding
-from hf_captionrl.apps.album.page import album_style, render_album, render_comparison, write_report
-from hf_captionrl.apps.album.phrases import GroupFacts
+from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.cli.audit_metric import audit_html
@@ -131,23 +129,9 @@ def metric_audit(folder):
     return folder / "page.html"
 
 
-# These become part of a page of somebody else's, which allows more.
-def album(folder):
-    images = [PICTURE] * len(TEXTS)
-    rows = [AlbumImage(str(n), text, rank=1, margin=0.5, is_distinct=True) for n, text in enumerate(TEXTS)]
-    captions = Album(rows, len(TEXTS))
-    findings = {text: [Finding(text, 1, 0)] * len(TEXTS) for text in TEXTS[:12]}
-    parts = f"<style>{album_style()}</style>{render_album(images, captions)}{render_comparison(images, findings)}"
-    (folder / "page.html").write_text(f"<!doctype html><meta charset=utf-8>{parts}", "utf-8", "replace")
-    return folder / "page.html"
-
-
 def album_report(folder):
-    images = [
-        AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,), problems=("ambiguous",)) for text in TEXTS
-    ]
-    facts = [GroupFacts(text, 3, (text,), ((text, 1),)) for text in TEXTS]
-    found = Album(images, len(TEXTS), shared=facts)
+    images = [AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,)) for text in TEXTS]
+    found = Album(images, len(TEXTS), shared={text: (text,) for text in TEXTS})
     return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
 
 
@@ -186,7 +170,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, panel, leaderboard, review, metric_audit, album, album_report, model_card]
+PAGES = [gallery, panel, leaderboard, review, metric_audit, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])

@@ -1,27 +1,26 @@
 """Steps 3 and 4 of an album: scores of candidates, and the choice of one per image so that texts differ and each finds its image.
 
-Legend: M images, N captions, S candidates of all images, G most candidates of one image, k neighbours per image, B images of a
-block, E pairs of an image and a text that it may have, D features.
+Legend: M images, S candidates of all images, B candidates of a block, E pairs of an image and a text that it may have, D features.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching, reverse_cuthill_mckee
+from scipy.sparse.csgraph import connected_components, reverse_cuthill_mckee
 from torch import Tensor
 
-from hf_captionrl.retrieval.ranking import duplicate_images, ranks_from_scores, tie_copies, unit_rows
+from hf_captionrl.retrieval.ranking import duplicate_images, tie_copies, unit_rows
 
-# --- Scores: similarities of candidates with their image and the images that it may be confused with, in blocks -----
+# --- Scores: similarities of candidates with their image and with all others, in blocks ------------------------------
 
-_BLOCK_FLOATS = 2**23  # gathered features or scores per block: 32 MiB
+_BLOCK_FLOATS = 2**23  # scores per block: 32 MiB
+_MOST_CONFUSED = 5  # images that a caption is listed to fit, too
 Features = Callable[[np.ndarray], Any]
 """Features `(N, D)` of some captions, by their rows; those of millions of candidates do not fit into memory."""
 
@@ -30,81 +29,55 @@ class CandidateScores(NamedTuple):
     """Scores of every candidate, from which captions are chosen."""
 
     margin: np.ndarray  # (S,): similarity to its image minus the largest to another image; the first if there is none
-    rank: np.ndarray  # (S,): rank of its image among the images compared, 1 = best; ties count against it
+    rank: np.ndarray  # (S,): rank of its image among all images, 1 = best; ties count against it
 
 
 def score_candidates(
-    features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None, progress: Any = None
+    features: Features, starts: np.ndarray, images: Tensor, progress: Callable[[int], Any] = lambda number: None
 ) -> CandidateScores:
-    """Compare every candidate with its image and others: `starts` `(M + 1,)`, `images` `(M, D)`, `neighbours` `(M, k)` or all."""
-    margin: np.ndarray = np.empty(int(starts[-1]), np.float32)
-    rank: np.ndarray = np.empty(int(starts[-1]), np.int32)
-    for rows, scores in _blocks(features, starts, images, neighbours, progress):
-        rank[rows] = ranks_from_scores(scores, torch.zeros(len(scores), dtype=torch.long)).numpy()
-        margin[rows] = _margins(scores).numpy()
-    return CandidateScores(margin, rank)
+    """Compare every candidate with all images: `starts` `(M + 1,)`, `images` `(M, D)`."""
+    blocks = [
+        (_margins(own, others), 1 + (others >= own[:, None]).sum(1))
+        for _, own, others in _blocks(features, starts, images, progress)
+    ]
+    margins, ranks = zip(*blocks, strict=True)
+    return CandidateScores(torch.cat(margins).numpy(), torch.cat(ranks).numpy())
 
 
-def confusions_of(
-    features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None = None
-) -> list[tuple[tuple[int, ...], float]]:
-    """For some captions, rows of the other images that each fits at least as well, best first, and its margin."""
-    owner = np.arange(len(images)).repeat(np.diff(starts))
-    found: list[tuple[tuple[int, ...], float]] = []
-    for rows, scores in _blocks(features, starts, images, neighbours, None):
-        others = scores[:, 1:]
-        better = torch.nonzero(others >= scores[:, :1])
+def confusions_of(features: Features, starts: np.ndarray, images: Tensor) -> list[tuple[int, float, tuple[int, ...]]]:
+    """For some captions: rank, margin, and the first rows of the other images that each fits at least as well, best first."""
+    found: list[tuple[int, float, tuple[int, ...]]] = []
+    for rows, own, others in _blocks(features, starts, images):
+        better = torch.nonzero(others >= own[:, None])
         better = better[others[better[:, 0], better[:, 1]].argsort(descending=True, stable=True)]
-        mine: list[list[int]] = [[] for _ in rows]
+        columns: list[list[int]] = [[] for _ in rows]
         for row, column in better.tolist():
-            mine[row].append(column)
-        for image, columns, margin in zip(owner[rows].tolist(), mine, _margins(scores).tolist(), strict=True):
-            if neighbours is not None:
-                columns = neighbours[image, columns].tolist()
-            else:
-                columns = [column + (column >= image) for column in columns]
-            found.append((tuple(columns), margin))
+            columns[row].append(column)
+        for listed, margin in zip(columns, _margins(own, others).tolist(), strict=True):
+            found.append((1 + len(listed), margin, tuple(listed[:_MOST_CONFUSED])))
     return found
 
 
-def _margins(scores: Tensor) -> Tensor:
-    return scores[:, 0] - scores[:, 1:].amax(1) if scores.shape[1] > 1 else scores[:, 0]
+def _margins(own: Tensor, others: Tensor) -> Tensor:
+    return own - others.amax(1) if others.shape[1] > 1 else own
 
 
 def _blocks(
-    features: Features, starts: np.ndarray, images: Tensor, neighbours: Tensor | None, progress: Any
-) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Rows of candidates and their scores `(rows, 1 + others)`: the target first, equal images tied."""
+    features: Features, starts: np.ndarray, images: Tensor, progress: Callable[[int], Any] = lambda number: None
+) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """Rows of candidates, their similarity to their image `(B,)`, and to all others `(B, M)`, -inf at their own; equal images tie."""
     number = len(images)
     same = duplicate_images(images)
-    most = int(np.diff(starts).max(initial=1))
-    width = number * most if neighbours is None else (1 + neighbours.shape[1]) * max(images.shape[1], most)
-    size = max(1, _BLOCK_FLOATS // max(width, 1))
+    owner = np.arange(number).repeat(np.diff(starts))
+    size = max(1, _BLOCK_FLOATS // (number * int(np.diff(starts).max(initial=1))))
     for first in range(0, number, size):
-        block = np.arange(first, min(first + size, number))
-        rows = np.arange(starts[block[0]], starts[block[-1] + 1])
-        counts = np.diff(starts[first : block[-1] + 2])
-        text = torch.as_tensor(features(rows)).to(images)  # (rows, D)
-        if neighbours is None:
-            scores = tie_copies(text @ images.T, same)  # (rows, M)
-            # Move the target to the front; the others keep their order.
-            owner = torch.from_numpy(block.repeat(counts))[:, None]
-            kept = torch.ones_like(scores, dtype=torch.bool).scatter_(1, owner, False)
-            others = scores[kept].view(len(scores), number - 1)
-            yield rows, torch.cat([scores.gather(1, owner), others], 1).cpu()
-        else:
-            own = torch.from_numpy(block)
-            columns = torch.cat([own[:, None], neighbours[own]], 1)  # (B, 1 + k)
-            place = torch.from_numpy(np.arange(counts.max()) < counts[:, None])  # (B, G)
-            padded = text.new_zeros(*place.shape, text.shape[1])
-            padded[place] = text
-            scores = torch.bmm(padded, images[columns].transpose(1, 2)).cpu()  # (B, G, 1 + k)
-            equal = same[columns] == same[columns[:, :1]]  # (B, 1 + k)
-            if int(equal.sum()) > len(block):
-                scores = torch.where(equal[:, None], scores[:, :, :1], scores)
-            yield rows, scores[place]
-        if progress is not None:
-            progress(len(block))
+        last = min(first + size, number)
+        rows = np.arange(starts[first], starts[last])
+        text = torch.as_tensor(features(rows)).to(images)  # (B, D)
+        scores = tie_copies(text @ images.T, same).cpu()  # (B, M)
+        column = torch.from_numpy(owner[rows])[:, None]
+        yield rows, scores.gather(1, column)[:, 0], scores.scatter(1, column, -torch.inf)
+        progress(last - first)
 
 
 # --- Assignment of columns to rows with the largest sum of gains: exact, sparse, in integers -------------------------
@@ -167,12 +140,10 @@ _MARGIN_BITS = 40
 
 
 class Choice(NamedTuple):
-    """The candidate of each image, and how good the choice is."""
+    """The candidate of each image."""
 
     chosen: np.ndarray  # (M,): row of the candidate
     has_own: np.ndarray  # (M,): whether the text was assigned to this image alone
-    gap: int  # upper bound on how many more images could have a distinct caption; 0 if no component was split
-    rank_gap: int  # the same for images that this caption ranks first
 
 
 def choose_candidates(
@@ -182,13 +153,12 @@ def choose_candidates(
     *,
     allowed: np.ndarray | None = None,
     max_component: int = 2000,
-    exclusive: bool = True,
 ) -> Choice:
     r"""Choose a candidate for each image.
 
     An image whose best text no other image may have takes it, which costs no other image anything; the remaining images fall
     into components that share no text, and each is solved exactly. A component of more than `max_component` images is split
-    into parts that are solved one after the other; maximum matchings, which ignore margins, give an upper bound on the loss.
+    into parts that are solved one after the other, each without the texts that earlier parts have taken.
 
     Shapes: `starts` `(M + 1,)`. Equal `texts` have equal numbers, blank ones -1; candidates not `allowed` are used
     only for an image without others.
@@ -201,8 +171,6 @@ def choose_candidates(
     order = np.lexsort((-np.arange(len(owner)), scores.margin, texts >= 0, fits, owner))
     chosen = order[np.searchsorted(owner[order], np.arange(number), side="right") - 1]
     has_own: np.ndarray = np.zeros(number, bool)
-    if not exclusive:
-        return Choice(chosen, has_own, 0, 0)
     rows = np.flatnonzero(fits & (texts >= 0))
     columns = [rows, owner[rows], texts[rows], scores.rank[rows] == 1, scores.margin[rows]]
     # E pairs that images may choose.
@@ -211,12 +179,10 @@ def choose_candidates(
     pairs = pairs[_is_last(pairs.image, pairs.text)]  # the best candidate of each pair of image and text
     pairs, taken = _take_uncontested(pairs, number)
     chosen[owner[taken]], has_own[owner[taken]] = taken, True
-    gap = rank_gap = 0
     for component in _components(pairs):
-        found, cut = _solve(pairs, component, max_component)
-        chosen[owner[found]], has_own[owner[found]] = found, True
-        gap, rank_gap = gap + cut[0], rank_gap + cut[1]
-    return Choice(chosen, has_own, gap, rank_gap)
+        rows = _solve(pairs, component, max_component)
+        chosen[owner[rows]], has_own[owner[rows]] = rows, True
+    return Choice(chosen, has_own)
 
 
 def _is_last(*columns: np.ndarray) -> np.ndarray:
@@ -268,8 +234,8 @@ def _components(pairs: Any) -> list[np.ndarray]:
     return [images[part] for part in np.split(order, bounds)]
 
 
-def _solve(pairs: Any, component: np.ndarray, max_component: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Rows of the candidates for the images of a component, and bounds on the texts and ranks that splitting may have lost."""
+def _solve(pairs: Any, component: np.ndarray, max_component: int) -> np.ndarray:
+    """Rows of the candidates for the images of a component."""
     one_margin = 1 << _MARGIN_BITS
     one_first = (4 * len(component) + 1) * one_margin
     one_text = (4 * len(component) + 1) * one_first
@@ -291,33 +257,10 @@ def _solve(pairs: Any, component: np.ndarray, max_component: int) -> tuple[np.nd
             if text is not None:
                 taken.append(place[i][text])
                 free.discard(text)
-    chosen = pairs[taken]
-    if len(component) <= max_component:
-        return chosen.row, (0, 0)
-    inside = pairs[np.isin(pairs.image, component)]
-    return chosen.row, (_most(inside) - len(taken), _most(inside[inside.first]) - int(chosen.first.sum()))
+    return pairs.row[taken]
 
 
-def _most(pairs: Any) -> int:
-    """Largest number of images that can have distinct captions."""
-    if not len(pairs):
-        return 0
-    _, image = np.unique(pairs.image, return_inverse=True)
-    _, text = np.unique(pairs.text, return_inverse=True)
-    graph = coo_array((np.ones(len(image), np.int8), (image, text))).tocsr()
-    return int((maximum_bipartite_matching(graph, perm_type="column") >= 0).sum())
-
-
-# --- One distinct caption per image, and the image that each caption finds -------------------------------------------
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A caption and the image that it finds in the album."""
-
-    caption: str
-    rank: int  # rank of its target among the images of the album, 1 = best; ties count against it
-    found: int  # row of the image that it finds
+# --- One distinct caption per image ----------------------------------------------------------------------------------
 
 
 def same_text(caption: str) -> str:
@@ -327,13 +270,12 @@ def same_text(caption: str) -> str:
 
 def distinct_captions(
     candidates: Sequence[Sequence[str]],
-    text_features: Any,
+    features: Features,
     image_features: Any,
     *,
-    neighbours: Tensor | None = None,
-    progress: Any = None,
-    **settings: Any,
-) -> tuple[list[str], Choice]:
+    allowed: np.ndarray | None = None,
+    progress: Callable[[int], Any] = lambda number: None,
+) -> list[str]:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
     The margin of a caption t of image i is `m_i(t) = s(t, i) - max_{j != i} s(t, j)`; it is positive exactly if the rank
@@ -343,21 +285,17 @@ def distinct_captions(
     2. the number of these texts with rank 1,
     3. the sum of their margins.
 
-    See [`choose_candidates`], which gets the settings. An image for which no text is left gets its candidate with the largest
-    margin. This text is blank or belongs to another image as well. In an album of one image the similarity replaces the margin.
+    See [`choose_candidates`]. An image for which no text is left gets its candidate with the largest margin. This text is blank
+    or belongs to another image as well. In an album of one image the similarity replaces the margin.
 
-    Shapes: `text_features` `(S, D)` or a function that computes them, `image_features` `(M, D)`, `neighbours` `(M, k)`.
+    Shapes: `image_features` `(M, D)`, `allowed` `(S,)`.
     """
-    images = unit_rows(image_features, "image_features").float()
-    features: Features = text_features
-    if not callable(text_features):
-        features = unit_rows(text_features, "text_features").float().__getitem__
     starts = np.cumsum([0, *map(len, candidates)])
     flat = [text for texts in candidates for text in texts]
     keys = [same_text(text) for text in flat]
     number_of = {"": -1}
     for key in keys:
         number_of.setdefault(key, len(number_of) - 1)
-    scores = score_candidates(features, starts, images, neighbours, progress)
-    choice = choose_candidates(starts, np.array([number_of[key] for key in keys], np.int64), scores, **settings)
-    return [flat[i] for i in choice.chosen.tolist()], choice
+    scores = score_candidates(features, starts, unit_rows(image_features, "image_features").float(), progress)
+    texts = np.array([number_of[key] for key in keys], np.int64)
+    return [flat[i] for i in choose_candidates(starts, texts, scores, allowed=allowed).chosen.tolist()]

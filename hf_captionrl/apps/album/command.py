@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import posixpath
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 import tqdm
 
-from hf_captionrl.apps.album.album import Album, AlbumSteps, AlbumWork
+from hf_captionrl.apps.album.album import Album, AlbumSteps, generate_candidates
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, check_words
 from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.sources import (
@@ -29,7 +28,6 @@ from hf_captionrl.apps.album.sources import (
     read_captions_for,
     read_regular,
     sidecar_captions,
-    sidecar_of,
 )
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
@@ -42,19 +40,24 @@ from hf_captionrl.utils.model_files import PREFIX, model_path
 
 def run(options: AlbumOptions) -> None:
     check_options(options)
-    source = load_source(options)
+    settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
+    extension = options.caption_extension if options.captions is None else None
+    source = load_album_source(options.images, extension=extension, **settings)
+    if options.max_images is not None:
+        source = source.first(options.max_images)
     texts = TextFiles(options, source)
     edited: dict[int, str] = {}
     if options.captions is not None:
         source.captions = read_captions_for(source, options.captions)
     else:
-        edited = texts.restore() if options.sidecar_captions else {}
+        edited = texts.restore()
         edited = {} if options.overwrite else edited
-    if options.model is None and not any(source.captions):
-        raise ValueError(
-            f"{options.images} has no captions, and there is no captioner. Use --model to write captions, or --captions to "
-            "diagnose those of a file."
-        )
+    if options.model is None:
+        if not any(source.captions):
+            raise ValueError(
+                f"{options.images} has no captions. Use --model to write them, or --captions to read a file."
+            )
+        options.prefer_existing = True
     rows = {image_id: row for row, image_id in enumerate(source.image_ids)}
     in_table = {rows[i]: text for i, text in edited_captions(options).items() if i in rows}
     start = time.monotonic()
@@ -62,14 +65,19 @@ def run(options: AlbumOptions) -> None:
         album, facts = describe_source(options, source, edited | in_table, progress)
         for row in in_table:
             album.images[row] = dataclasses.replace(album.images[row], is_edited=True)
-        write_outputs(options, source, album, progress)
+        for path in options.output:
+            if path.suffix.lower() == ".html":
+                title = Path(options.images).name or "Album"
+                write_report(path, album, source.images, title=title, progress=progress)
+            else:
+                (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
     summary = {**album.summary(), "outputs": list(map(str, options.output)), "kept_text_files": []}
     if options.sidecars:
         number, summary["kept_text_files"] = texts.write(album)
         summary["outputs"] += [f"{number} text files"]
     summary |= {"seconds": round(time.monotonic() - start, 1), **facts}
     summary["unreadable_images"] = [i.image_id for i in album.images if i.unreadable is not None][:20]
-    print(json.dumps(summary) if options.json else summary_text(summary, album))
+    print(json.dumps(summary) if options.json else summary_text(summary))
 
 
 def check_options(options: AlbumOptions) -> None:
@@ -81,20 +89,11 @@ def check_options(options: AlbumOptions) -> None:
         check_address(options.endpoint)
         if options.model is None:
             raise ValueError("--endpoint needs the name of the model there. Use --model.")
-        if options.num_samples == 0 and options.choice != "first":
-            raise ValueError(
-                f"--endpoint has no beams, and with --num_samples {options.num_samples} nothing could be chosen. Use --num_samples 7, "
-                "for example, or --choice first."
-            )
     if options.scorer == "none" and options.model:
         raise ValueError("--scorer none collects existing captions. Leave out --model, or --scorer.")
-    if len(set(options.output)) < len(options.output):
-        raise ValueError(
-            f"--output names a file twice: {[str(path) for path in options.output]}. Use different files."
-        )
     for path in options.output:
-        if path.suffix.lower() not in (".csv", ".jsonl", ".html") or path.is_dir():
-            raise ValueError(f"--output {str(path)!r} must be a file that ends in .csv, .jsonl or .html.")
+        if path.suffix.lower() not in (".csv", ".jsonl", ".html"):
+            raise ValueError(f"--output {str(path)!r} must end in .csv, .jsonl or .html.")
         if path.exists() and not options.overwrite and not is_own(path):
             raise ValueError(
                 f"--output {str(path)!r} exists, and this command did not write it. Use --overwrite to replace it, or another name."
@@ -116,15 +115,7 @@ class Progress(contextlib.ExitStack):
         self.bar.update(number)
 
 
-# --- Images and models of the options --------------------------------------------------------------------------------
-
-
-def load_source(options: AlbumOptions) -> AlbumSource:
-    """The images of the options."""
-    settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
-    is_read = options.sidecar_captions and options.captions is None
-    source = load_album_source(options.images, sidecars=is_read, extension=options.caption_extension, **settings)
-    return source if options.max_images is None else source.first(options.max_images)
+# --- Models of the options, and candidates that an earlier run has generated -----------------------------------------
 
 
 def load_model(options: AlbumOptions) -> Any:
@@ -174,72 +165,59 @@ class Candidates(LineFile):
         self.texts |= texts
 
 
-@dataclasses.dataclass
-class KeptWork(AlbumWork):
-    """The work of the models of the options; candidates of batches that an earlier run has finished are kept."""
-
-    kept: Candidates | None = None
-
-    def batch(self, rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
-        # The whole batch, because samples depend on it.
-        names = [f"{self.image_ids[row]} {key}" for row, key in zip(rows, keys, strict=True)]
-        assert self.kept is not None
-        if any(name not in self.kept.texts for name in names):
-            self.kept.add(dict(zip(names, super().batch(rows, keys), strict=True)))
-        return [self.kept.texts[name] for name in names]
-
-
 def describe_source(
-    options: AlbumOptions,
-    source: AlbumSource,
-    edited: dict[int, str],
-    progress: Callable[[str, int], Any] | None = None,
+    options: AlbumOptions, source: AlbumSource, edited: dict[int, str], progress: Callable[[str, int], Any]
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
-    facts: dict[str, Any] = {}
+    images, ids = source.images, source.image_ids
     scorer = load_comparing_scorer(options)
     cache = None if scorer is None else FeatureCache.for_scorer(scorer, options.cache_dir)
-    groups = [""] * len(source.image_ids)
+    groups = [""] * len(ids)
     if options.group_by == "folder" and source.root is not None:
-        groups = [posixpath.dirname(image_id) for image_id in source.image_ids]
-    with contextlib.ExitStack() as stack:
-        captioner = kept = prompts = None
-        if options.model is not None:
-            wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
-            prompts = ImagePrompts.read(options.prompts, source.image_ids, **wording)
-            captioner = load_model(options)
-            prompts.check(captioner)
-            is_endpoint = options.endpoint is not None
-            if is_endpoint:
-                stack.push(captioner)
-            weights = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
-            names = [field.name for field in dataclasses.fields(CandidateOptions)]
-            settings = to_plain({name: getattr(options, name) for name in ("model", "revision", "dtype", *names)})
-            settings |= {"weights": weights, "prompt": captioner.prompt, "prompts": to_plain(prompts.rows)}
-            path = options.output[0].with_suffix(".candidates.jsonl")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if options.overwrite:
-                path.unlink(missing_ok=True)
-            kept = stack.enter_context(Candidates(path, settings))
-            record = {"settings": settings, "versions": installed_versions()}
-            write_json(options.output[0].with_suffix(".run.json"), record)
-        work = KeptWork(
-            source.images, source.image_ids, captioner, scorer, options, cache, True, progress, prompts, kept
+        groups = [posixpath.dirname(image_id) for image_id in ids]
+    if options.model is None:
+        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited, progress)
+        return steps.album(), {}
+    wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
+    prompts = ImagePrompts.read(options.prompts, ids, **wording)
+    captioner = load_model(options)
+    prompts.check(captioner)
+    is_endpoint = options.endpoint is not None
+    names = [field.name for field in dataclasses.fields(CandidateOptions)]
+    settings = to_plain({name: getattr(options, name) for name in ("model", "revision", "dtype", *names)})
+    settings["weights"] = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
+    settings |= {"prompt": captioner.prompt, "prompts": to_plain(prompts.rows)}
+    path = options.output[0].with_suffix(".candidates.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if options.overwrite:
+        path.unlink(missing_ok=True)
+    with captioner if is_endpoint else contextlib.nullcontext(), Candidates(path, settings) as record:
+        run_record = {"settings": settings, "versions": installed_versions()}
+        write_json(options.output[0].with_suffix(".run.json"), run_record)
+
+        def generate(rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
+            # The whole batch is in the record or generated, because samples depend on it.
+            names = [f"{ids[row]} {key}" for row, key in zip(rows, keys, strict=True)]
+            if any(name not in record.texts for name in names):
+                texts = generate_candidates(captioner, images, rows, ids, options, prompts)
+                record.add(dict(zip(names, texts, strict=True)))
+            return [record.texts[name] for name in names]
+
+        steps = AlbumSteps(
+            images, ids, source.captions, groups, options, scorer, generate, cache, True, edited, progress
         )
-        album = AlbumSteps(work, source.captions, groups, edited).album(options.model is None)
-        if options.endpoint is not None and captioner is not None:
-            facts["endpoint"] = captioner.summary()
-    return album, facts
+        album = steps.album()
+        return album, {"endpoint": captioner.summary()} if is_endpoint else {}
 
 
-# --- Files: written atomically; what a person wrote or edited stays --------------------------------------------------
+# --- Files: what a person wrote or edited stays ----------------------------------------------------------------------
 
 
 def is_own(path: Path) -> bool:
     """Whether a file is an output of this command, perhaps edited since."""
+    mark = b"captionrl album" if path.suffix.lower() == ".html" else b"suggested"
     with path.open("rb") as file:
-        start = file.readline() if path.suffix.lower() != ".html" else file.read(4096)
-    return (b"captionrl album" if path.suffix.lower() == ".html" else b"suggested") in start
+        return mark in file.read(4096)
 
 
 def edited_captions(options: AlbumOptions) -> dict[str, str]:
@@ -253,18 +231,6 @@ def edited_captions(options: AlbumOptions) -> dict[str, str]:
     return edited
 
 
-def write_outputs(
-    options: AlbumOptions, source: AlbumSource, album: Album, progress: Callable[[str, int], Any]
-) -> None:
-    """Write tables and pages, each atomically."""
-    for path in options.output:
-        if path.suffix.lower() == ".html":
-            title = Path(options.images).name or "Album"
-            write_report(path, album, source.images, title=title, max_images=options.page_images, progress=progress)
-        else:
-            (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
-
-
 class TextFiles:
     """Text files beside the images, and the record of those that this command wrote.
 
@@ -275,116 +241,92 @@ class TextFiles:
     def __init__(self, options: AlbumOptions, source: AlbumSource) -> None:
         self.options, self.source = options, source
         if options.sidecars:
-            sidecar_paths(source, options.caption_extension)
+            check_sidecars(source, options.caption_extension)
         files = [os.path.dirname(os.path.abspath(path)) for path in source.paths if path]
         self.folder = os.path.commonpath(files) if files else os.curdir
         self.path = Path(self.folder, ".captionrl.json")
         content = read_regular(self.path)
         self.record: dict[str, dict[str, Any]] = json.loads(content) if content else {}
 
-    def entry_of(self, path: Path) -> tuple[str, dict[str, Any] | None]:
-        """A file's name in the record, and what the record says of it."""
-        name = Path(os.path.relpath(os.path.abspath(path), self.folder)).as_posix()
-        return name, self.record.get(name)
+    def path_of(self, image: str) -> tuple[Path, str]:
+        """The text file of an image, and its name in the record."""
+        path = Path(image).with_suffix(self.options.caption_extension)
+        return path, Path(os.path.relpath(os.path.abspath(path), self.folder)).as_posix()
 
     def restore(self) -> dict[int, str]:
-        """Replace captions that this command wrote by the texts of persons behind them; returns texts that were edited since, by row.
-
-        Without --model, captions of captioners stay.
-        """
+        """Texts that a person has edited since the last run, by row; captions of captioners are no existing captions."""
         edited: dict[int, str] = {}
         captions = self.source.captions
         for row, image in enumerate(self.source.paths):
-            path = sidecar_of(image or "-", self.options.caption_extension)
-            _, entry = self.entry_of(path)
+            path, name = self.path_of(image or "-")
+            entry = self.record.get(name)
             if image is None or entry is None or not (content := read_regular(path) or b"").strip():
                 continue
-            with contextlib.suppress(UnicodeDecodeError):
-                texts = sidecar_captions(path)
-                if digest_of(content) != entry["digest"]:
-                    edited[row] = " ".join(texts)
-                elif captions[row] == texts and (self.options.model is not None or entry["text"]):
-                    captions[row] = [entry["text"]] if entry["text"] else []
+            texts = sidecar_captions(path)
+            if json_digest(content.decode()) != entry["digest"]:
+                edited[row] = " ".join(texts)
+            elif captions[row] == texts and (self.options.model is not None or entry["text"]):
+                captions[row] = [entry["text"]] if entry["text"] else []
         return edited
 
     def write(self, album: Album) -> tuple[int, list[str]]:
         """Write the captions; returns the number of files, and the names of those that a person wrote and that are kept."""
-        options, number, kept = self.options, 0, []
-        keeps_texts = options.model is None or options.prefer_existing
+        number, kept = 0, []
         for image, file in zip(album.images, self.source.paths, strict=True):
             if not image.caption:
                 continue
-            path, content = sidecar_of(str(file), options.caption_extension), f"{image.caption}\n".encode()
-            name, entry = self.entry_of(path)
-            before = read_regular(path)
+            path, name = self.path_of(str(file))
+            content = f"{image.caption}\n"
+            data = read_regular(path)
+            before = None if data is None else data.decode("utf-8", "replace")
+            number += before == content
             if before == content:
-                number += 1
                 continue
-            is_ours = entry is not None and before is not None and digest_of(before) == entry["digest"]
-            is_free = is_ours and entry is not None and (not entry["text"] or keeps_texts)
-            if os.path.lexists(path) and (before is None or not (is_free or options.overwrite or not before.strip())):
+            entry = self.record.get(name)
+            is_ours = entry is not None and before is not None and json_digest(before) == entry["digest"]
+            is_free = is_ours and entry is not None and (not entry["text"] or self.options.prefer_existing)
+            is_replaced = before is not None and (is_free or self.options.overwrite or not before.strip())
+            if os.path.lexists(path) and not is_replaced:
                 kept.append(str(path))
                 continue
-            text = image.old if keeps_texts else None
+            text = image.old if self.options.prefer_existing else None
             if text is None and before is not None:
-                text = entry["text"] if is_ours and entry else before.decode("utf-8", "replace").strip() or None
-            atomic_write_bytes(path, content)
-            self.record[name] = {"digest": digest_of(content), "text": text}
+                text = entry["text"] if is_ours and entry else before.strip() or None
+            atomic_write_bytes(path, content.encode())
+            self.record[name] = {"digest": json_digest(content), "text": text}
             number += 1
         write_json(self.path, self.record)
         return number, kept
 
 
-def digest_of(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def sidecar_paths(source: AlbumSource, extension: str = ".txt") -> list[Path]:
-    """The text file beside each image; refuses images that are not files or would share a text file."""
+def check_sidecars(source: AlbumSource, extension: str = ".txt") -> None:
+    """Refuse images that are not files or would share a text file."""
     owner: dict[Path, str] = {}
     for image_id, file in zip(source.image_ids, source.paths, strict=True):
         if file is None:
             raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
-        if (other := owner.setdefault(target := sidecar_of(file, extension), image_id)) != image_id:
-            raise ValueError(
-                f"{other!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one of them."
-            )
-    return list(owner)
+        if (other := owner.setdefault(target := Path(file).with_suffix(extension), image_id)) != image_id:
+            raise ValueError(f"{other!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one.")
 
 
-def summary_text(summary: dict[str, Any], album: Album) -> str:
+def summary_text(summary: dict[str, Any]) -> str:
     """The summary as sentences."""
     ranked = "Use --scorer to compare them with the images."
-    if album.compares_images:
-        ranked = f"{summary['rank_1']:.1%} rank their image first among {album.num_compared:,}; copies are left out."
+    if summary["compared_with"]:
+        ranked = f"{summary['rank_1']:.1%} rank their image first among {summary['compared_with'] + 1:,}."
     lines = [
         f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
-        f"{summary['seconds']:,.0f} s.",
-        f"Of the captions, {summary['distinct']:.1%} are distinct{', and' if album.compares_images else '.'} {ranked}",
+        f"{summary['seconds']:,.0f} s; {summary['copies']:,} are copies, {summary['unreadable']:,} cannot be read.",
+        f"{summary['distinct']:.1%} of the captions are distinct. {ranked}",
     ]
-    if summary["copies"]:
-        lines.append(f"{summary['copies']:,} images are copies and share captions.")
-    if summary["problems"]:
-        problems = ", ".join(f"{number:,} {name}" for name, number in summary["problems"].items())
-        lines.append(f"Problems: {problems}.")
-    for fact in album.shared:
-        if fact.shared:
-            name = f" in {fact.group!r}" if fact.group else ""
-            varying = ", ".join(word for word, _ in fact.varying[:8])
-            lines.append(f"Shared{name}: {', '.join(fact.shared)}. Varying: {varying}.")
-    if summary.get("texts_possible_more") or summary.get("rank_1_possible_more"):
-        lines.append(
-            f"A better choice could give at most {summary['texts_possible_more']:,} more images a distinct text and "
-            f"{summary['rank_1_possible_more']:,} more rank 1. Use a larger --max_component to search longer."
-        )
+    if summary["against_constraints"]:
+        lines.append(f"{summary['against_constraints']:,} captions do not meet the constraints on length and words.")
+    lines += [f"Shared phrases{f' in {g!r}' if g else ''}: {', '.join(p)}." for g, p in summary["shared"].items()]
     if kept := summary["kept_text_files"]:
         lines.append(
-            f"{len(kept):,} files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}"
-            f"{', ...' if len(kept) > 10 else ''}. Use --prefer_existing without --captions to use their captions, or --overwrite to "
-            "replace them."
+            f"{len(kept):,} files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}. "
+            "Use --prefer_existing without --captions to use their captions, or --overwrite to replace them."
         )
-    if summary["unreadable_images"]:
-        lines.append(f"{summary['unreadable']:,} images cannot be read, such as {summary['unreadable_images'][0]!r}.")
     if "endpoint" in summary:
         lines.append(cost_sentence(summary["endpoint"]))
     return "\n".join(lines)

@@ -20,11 +20,6 @@ from hf_captionrl.utils.options import (
     option,
 )
 
-SMALL_ALBUM = 2000
-"""Largest album in which a caption is compared with every other image by default."""
-NEIGHBOURS = 64
-"""Images that a caption is compared with in larger albums."""
-
 
 @dataclass
 class CandidateOptions(SeedOptions, WritingOptions, WordingOptions):
@@ -43,17 +38,6 @@ class AlbumSettings(CandidateOptions):
 
     heading: ClassVar[str] = "choice"
 
-    choice: Literal["assignment", "margin", "first"] = option(
-        "assignment",
-        help="how a candidate is chosen: all images together, the largest margin of each image, or the first candidate",
-    )
-    neighbours: Positive | None = option(
-        None,
-        metavar="N",
-        help=f"similar images that a caption is compared with (default: all in albums of up to {SMALL_ALBUM:,}, else "
-        f"{NEIGHBOURS})",
-    )
-    max_component: Positive = option(2000, metavar="N", help="most images that are assigned texts at once")
     max_characters: Positive | None = option(
         None, metavar="N", help="longest caption; longer ones are shortened; 125 for alternative texts"
     )
@@ -83,10 +67,10 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
     """Caption the images of a set so that each caption distinguishes its image from the others.
 
     Equal images get one caption. Candidates come from beams, samples and existing captions; they are chosen for all images
-    together. Without --model, existing captions are kept and diagnosed: which are duplicates, generic or ambiguous.
+    together. Without --model, the first existing caption of each image is kept, ranked, and written.
 
     Outputs are written when all captions are chosen. NAME.candidates.jsonl keeps the candidates, so that the same command
-    continues after a crash, and other settings of the choice need no new ones. With --endpoint, the candidates are a greedy
+    continues after a crash, and other constraints need no new ones. With --endpoint, the candidates are a greedy
     answer and --num_samples samples of a model behind an OpenAI-compatible address, and NAME.answers.jsonl keeps each answer.
 
     A caption that a person edited in the CSV file, or in a text file that this command wrote, stays. Images are never changed.
@@ -97,7 +81,6 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
         examples:
           captionrl album photos --model Salesforce/blip-image-captioning-base --output alt.csv alt.html --max_characters 125
           captionrl album photos --model MODEL --sidecars --trigger "ohwx dog" --drop_shared
-          captionrl album photos --captions old.jsonl --output report.html
           captionrl album photos --captions captions.csv --sidecars
           captionrl album photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --num_samples 7 --output alt.csv
     """
@@ -125,7 +108,6 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
         metavar="FILE",
         help="existing captions: .jsonl or .csv (default: those of the data, and text files)",
     )
-    sidecar_captions: bool = option(True, help="read the text file beside an image as an existing caption")
     caption_extension: Literal[".txt", ".caption"] = option(".txt", help="extension of text files beside images")
     output: list[Path] = option(
         [Path("album.csv")], metavar="FILE", help=".csv, .jsonl or a page in .html; several allowed"
@@ -142,7 +124,6 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
         None, metavar="DIR", help="folder that image paths of a list or table are relative to"
     )
     max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
-    page_images: Positive = option(2000, metavar="N", help="most images whose pictures the HTML page contains")
 
 
 @dataclass
@@ -150,8 +131,7 @@ class DemoOptions(DeviceOptions, CommandOptions):
     """Serve a page on this machine that captions and searches albums of similar images.
 
     Pick an album or upload one. The page shows the captions of several captioners, the image that each caption finds, and
-    its rank. It can also choose one caption per image so that all differ. No data leave the machine: gradio's usage
-    statistics are off, and the page loads only local files.
+    its rank. It can also choose one caption per image so that all differ. Gradio's usage statistics are off.
     """
 
     examples: ClassVar[str] = """
@@ -181,24 +161,13 @@ class DemoOptions(DeviceOptions, CommandOptions):
         metavar="DIR",
         help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
     )
-    max_images: Positive | None = option(None, metavar="N", help="largest album (default: no limit)")
     num_beams: Positive = option(3, metavar="N", help="beams of the captions side by side")
-    num_candidates: Positive = option(16, metavar="N", help="beams from which the captions of an album are chosen")
-    max_new_tokens: Positive = option(40, metavar="N", help="longest caption in tokens")
     host: str = option(
         "127.0.0.1",
         group="server",
         metavar="ADDRESS",
         help="address to listen at",
         shown_default="127.0.0.1, for this machine only",
-    )
-    allow_host: list[str] = option(
-        [],
-        repeated=True,
-        group="server",
-        metavar="NAME",
-        help="also answer requests for this name; may be given several times (default: localhost and IP addresses; with "
-        "--share, also the public name)",
     )
     port: Annotated[int, Range(at_least=1, at_most=65_535)] | None = option(
         None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"

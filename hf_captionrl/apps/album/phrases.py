@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ import numpy as np
 
 from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.text.tokenize import indefinite_article, load_spacy, word_characters, word_pattern
+from hf_captionrl.text.tokenize import indefinite_article, word_characters, word_pattern
 
 # --- Words of a caption with their positions, and the English function words -----------------------------------------
 
@@ -33,12 +31,6 @@ FUNCTION_WORDS = DETERMINERS | JOINTS | frozenset("be there it there's it's bein
 """English words without content."""
 
 _SENTENCE = DETERMINERS | frozenset("and is are was were has have there".split())  # no tag contains them
-
-# Frequent words of other languages in Latin script that English captions do not contain.
-_OTHER_LANGUAGES = frozenset(
-    "un une le la les du des de et est il elle avec sur dans y el los las una con en del por para uno gli che di da della "
-    "um uma com o os ao der das ein eine einen und mit auf im ist het een van met op och ett på og egy és az jest w z".split()
-)
 
 
 class Word(NamedTuple):
@@ -68,10 +60,8 @@ def is_content(word: str) -> bool:
 
 def is_english(words: Sequence[Word]) -> bool:
     """Whether English grammar may be applied to a caption; False in doubt."""
-    known = {word.folded for word in words}
-    if known & _OTHER_LANGUAGES:
-        return False
-    return all(word.isascii() for word in known) or bool(known & {"the", "of", "with", "and"})
+    folded = {word.folded for word in words}
+    return all(word.isascii() for word in folded) or bool(folded & {"the", "of", "with", "and"})
 
 
 def split_tags(text: str) -> list[str]:
@@ -119,23 +109,10 @@ def _mask(values: Iterable[Any]) -> np.ndarray:
     return np.fromiter(map(bool, values), dtype=bool)
 
 
-# --- What the captions of a group share, and what varies -------------------------------------------------------------
+# --- What the captions of a group share ------------------------------------------------------------------------------
 
 _LONGEST = 8  # words of a phrase
 _MIN_IMAGES = 3  # what two captions share is hardly a property of the set
-_SHOWN = 30  # varying facts of a group
-_MOST_PARSED = 5000  # captions of a group
-
-
-@dataclass(frozen=True)
-class GroupFacts:
-    """What the captions of a group of images say."""
-
-    group: str  # name of the group; empty if the whole album is one
-    num_images: int  # number of its images
-    shared: tuple[str, ...]  # phrases that (nearly) all captions contain, longest first
-    # Words or noun phrases of some captions, with the number of captions, most frequent first.
-    varying: tuple[tuple[str, int], ...]
 
 
 def _words(text: str) -> list[str]:
@@ -157,10 +134,8 @@ def _phrases(words: Sequence[str], frequent: Collection[str]) -> set[tuple[str, 
     return found
 
 
-def shared_phrases(
-    captions: Sequence[str], *, min_share: float = 0.9, noun_chunks: Sequence[Collection[str]] | None = None
-) -> tuple[str, ...]:
-    """Longest phrases in at least a share of three or more captions: of content words, and noun chunks, which may contain commas."""
+def shared_phrases(captions: Sequence[str], min_share: float = 0.9) -> tuple[str, ...]:
+    """Longest phrases of content words, or tags, in at least a share of three or more captions."""
     if len(captions) < _MIN_IMAGES:
         return ()
     needed = min_share * len(captions)
@@ -168,48 +143,24 @@ def shared_phrases(
     words = Counter(word for text in captions for word in set(_words(text)))
     frequent = {word for word, count in words.items() if count >= needed}
     counts: Counter[tuple[str, ...]] = Counter()
-    for text, chunks in zip(captions, noun_chunks or [()] * len(captions), strict=True):
-        tags = split_tags(text)
-        found = map(_folded, tags)
-        phrases = {tag for tag in found if frequent.issuperset(tag)} if tags else _phrases(_words(text), frequent)
-        for chunk in map(_words, () if tags else chunks):
-            if any(map(is_content, chunk)):  # no pronouns
-                phrases |= {tuple(chunk), tuple(chunk[chunk[0] in DETERMINERS :])}
-        counts.update(phrases)
+    for text in captions:
+        tags = [tag for tag in map(_folded, split_tags(text)) if frequent.issuperset(tag)]
+        counts.update(set(tags) if split_tags(text) else _phrases(_words(text), frequent))
     longest: list[tuple[str, ...]] = []
     for phrase in sorted((p for p, count in counts.items() if count >= needed), key=lambda p: (-len(p), p)):
         # With a determiner and without one, a phrase is the same.
         if not any(other[at : at + len(phrase)] == phrase for other in longest for at in range(len(other))):
             longest.append(phrase)
-    return tuple(" ".join(phrase).replace(" ,", ",") for phrase in longest)
+    return tuple(" ".join(phrase) for phrase in longest)
 
 
-def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: float = 0.9) -> list[GroupFacts]:
-    """Shared and varying phrases of each group, in the order of the groups' first captions; with spaCy, also noun chunks."""
+def shared_of_groups(captions: Sequence[str], groups: Sequence[str], min_share: float) -> dict[str, tuple[str, ...]]:
+    """Phrases that the captions of each group share; blank ones are left out."""
     members: dict[str, list[str]] = {}
     for caption, group in zip(captions, groups, strict=True):
-        members.setdefault(group, []).append(caption)
-    parser: Any = None
-    if max(map(len, members.values()), default=0) <= _MOST_PARSED:
-        with suppress(ModuleNotFoundError):
-            parser = load_spacy(exclude=["ner"])
-    found = []
-    for group, mine in members.items():
-        if parser is None:
-            chunks, facts = None, [{word for word in _words(text) if is_content(word)} for text in mine]
-        else:
-            parsed = [list(document.noun_chunks) for document in parser.pipe([text.casefold() for text in mine])]
-            chunks = [[chunk.text for chunk in one] for one in parsed]
-            facts = [
-                {" ".join(t.text for t in c if t.pos_ not in ("DET", "PRON")) for c in one} - {""} for one in parsed
-            ]
-        facts = [set(split_tags(text)) or words for text, words in zip(mine, facts, strict=True)]
-        shared = shared_phrases(mine, min_share=min_share, noun_chunks=chunks)
-        known = {word for phrase in shared for word in _words(phrase)}
-        counts = Counter(fact for one in facts for fact in one if not set(fact.split()) <= known)
-        varying = sorted(((f, n) for f, n in counts.items() if n < len(mine)), key=lambda item: (-item[1], item[0]))
-        found.append(GroupFacts(group, len(mine), shared, tuple(varying[:_SHOWN])))
-    return found
+        if caption.strip():
+            members.setdefault(group, []).append(caption)
+    return {group: shared_phrases(texts, min_share) for group, texts in members.items()}
 
 
 # --- Removes shared phrases from captions, or puts a trigger in their place ------------------------------------------
@@ -218,15 +169,9 @@ def group_facts(captions: Sequence[str], groups: Sequence[str], *, min_share: fl
 
 _SEPARATORS = ",;:、，；：،؛"
 _STOPS = ".!?…。．！？।"
-_ENDS = frozenset(_SEPARATORS + _STOPS)
-_DASHES = "-–—/"
-_CLOSING = _SEPARATORS + _STOPS + ")]}%»”’」』）】"
-_OPENING = "([{«“‘「『（【"
-_PAIRS = frozenset(["()", "[]", "{}", '""', "''", "«»", "“”", "‘’", "„“", "「」", "『』", "（）", "【】"])
 # At the start of a caption these join it to something that was removed; "on the grass" stands for itself.
 _NEVER_FIRST = frozenset("and or of is are was were has have that which who while as".split())
 _NUMBERS = frozenset("two three four five six seven eight nine ten several many".split())
-_PREDICATES = frozenset("is are was were has have that which who".split())
 _EXPLETIVES = frozenset("there there's it it's".split())
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
 _TRIGGER = "CaptionrlTrigger"  # a noun in place of the trigger, in which no phrase is found
@@ -387,12 +332,7 @@ def _drop_stranded(words: Sequence[Word], gone: list[bool]) -> None:
 
 
 def _drop_at_ends(words: Sequence[Word], gone: list[bool]) -> None:
-    """Remove joining words between a removed part and an end of the caption, and words that lost their subject."""
-    for start, end in list(_runs(gone)):
-        at = end + 1
-        while start > 0 and words[start - 1].folded in _ENDS and at < len(words) and words[at].folded in _PREDICATES:
-            gone[at] = True
-            at += 1
+    """Remove joining words between a removed part and an end of the caption, and "there is" before one."""
     start = gone.index(True) if True in gone else 0
     if all(word.folded in _EXPLETIVES for word in words[:start]):
         gone[:start] = [True] * start
@@ -437,23 +377,12 @@ def _without(caption: str, words: Sequence[Word], gone: Sequence[bool], article:
 
 
 def _closed(left: str, right: str) -> str:
-    """Join the text before and after a removed part with one space, and drop punctuation that would enclose nothing."""
+    """Join the text before and after a removed part with one space, without doubled punctuation."""
     before, after = left.rstrip(), right.lstrip()
     space = " " if len(before) < len(left) or len(after) < len(right) else ""
-    while before and after and before[-1] + after[0] in _PAIRS:
-        space = " " if before[:-1] != before[:-1].rstrip() or after[1:] != after[1:].lstrip() else ""
-        before, after = before[:-1].rstrip(), after[1:].lstrip()
-    if not before.strip(_SEPARATORS + _STOPS + _DASHES + " "):
-        return after.lstrip(_SEPARATORS + _STOPS + _DASHES + " ")
-    if not after.strip(_CLOSING + " "):
-        return before.rstrip(_SEPARATORS + _DASHES + " ") + after.lstrip(_SEPARATORS + " ")
-    if before[-1] in _OPENING:
-        return before + after.lstrip(_SEPARATORS + " ")
-    if before[-1] in _DASHES and after[0] in _DASHES:
-        return before + after[1:]
-    if after[0] in _CLOSING:
-        if after[0] in _STOPS:
-            before = before.rstrip(_SEPARATORS + " ")
-        doubled = before[-1] in _SEPARATORS + _STOPS and after[0] in _SEPARATORS + _STOPS
-        return before + (after[1:] if doubled else after)
+    if not before.strip(_SEPARATORS + _STOPS + " "):
+        return after.lstrip(_SEPARATORS + _STOPS + " ")
+    if not after or after[0] in _SEPARATORS + _STOPS:
+        before = before.rstrip(_SEPARATORS + " ")
+        return before + (after[1:] if before[-1] in _STOPS else after)
     return before + space + after

@@ -5,10 +5,8 @@ Legend: M images, D features.
 
 from __future__ import annotations
 
-import codecs
 import logging
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,22 +58,9 @@ class AlbumSource:
         return AlbumSource(ChosenImages(self.images, rows), *kept, self.root)
 
 
-def sidecar_of(path: str, extension: str = ".txt") -> Path:
-    """The text file beside an image."""
-    return Path(path).with_suffix(extension)
-
-
 def read_regular(path: Path) -> bytes | None:
     """The content of a file; None if it does not exist, or is a link, a pipe or a device, which is never opened."""
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return None
-        # The file may have been exchanged since.
-        flags = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-        with open(os.open(path, sum(flags)), "rb") as file:
-            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
-    except FileNotFoundError:
-        return None
+    return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
 
 def sidecar_captions(path: Path) -> list[str]:
@@ -88,58 +73,37 @@ def sidecar_captions(path: Path) -> list[str]:
     return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
 
 
-def load_album_source(
-    name: Any,
-    *,
-    sidecars: bool = True,
-    extension: str = ".txt",
-    **source: Any,
-) -> AlbumSource:
+def load_album_source(name: Any, *, extension: str | None = ".txt", **source: Any) -> AlbumSource:
     """Find the images that the command takes, or a data set in memory, and their captions: their own, or text files.
 
-    `source` are options of [`load_captions`].
+    `source` are options of [`load_captions`]; with `extension` None, text files are not read.
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
     if path is not None and path.suffix.lower() == ".txt" and path.is_file():
         found = _listed(path, source.get("image_root"))
     else:
-        if path is not None and path.is_dir() and all(found.is_dir() for found in path.rglob("*")):
-            raise ValueError(f"The folder {str(path)!r} contains no files. Use a folder that contains images.")
-        found = _data_set(name, path, source | ({"text_files": extension} if sidecars else {}))
-    unread: dict[str, list[Path]] = {}
-    other = ".caption" if extension == ".txt" else ".txt"
+        found = _data_set(name, path, source | ({"text_files": extension} if extension else {}))
+    unread: list[Path] = []
     for row, image in enumerate(found.paths):
-        if image is None or found.captions[row]:
+        if image is None or found.captions[row] or extension is None:
             continue
-        if sidecars:
-            path, unasked = sidecar_of(image, extension), sidecar_of(image, other)
-            try:
-                found.captions[row] = sidecar_captions(path)
-            except UnicodeDecodeError:
-                unread.setdefault("not UTF-8. Convert them", []).append(path)
-                continue
-            if os.path.lexists(path):
-                if read_regular(path) is None:
-                    unread.setdefault("links, or no regular files. Replace them by regular files", []).append(path)
-            elif unasked.is_file():
-                unread.setdefault(f"{other} files. Use --caption_extension {other} to read them", []).append(unasked)
-    for reason, paths in unread.items():
+        text_file = Path(image).with_suffix(extension)
+        try:
+            found.captions[row] = sidecar_captions(text_file)
+            is_read = read_regular(text_file) is not None or not os.path.lexists(text_file)
+        except UnicodeDecodeError:
+            is_read = False
+        unread += [] if is_read else [text_file]
+    if unread:
         logger.warning(
-            "%d text files beside images are not read, such as %s: they are %s.", len(paths), paths[0], reason
+            "%d text files are not read, because they are links or not UTF-8, such as %s.", len(unread), unread[0]
         )
     return found
 
 
 def _listed(path: Path, image_root: str | None) -> AlbumSource:
     root = path.parent if image_root is None else Path(image_root)
-    data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    parts = data.split(b"\0") if b"\0" in data else data.splitlines()
-    try:
-        names = list(dict.fromkeys(part.decode("utf-8") for part in parts if part.strip()))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}). Write the list of image paths in UTF-8.") from None
-    if not names:
-        raise ValueError(f"{path} lists no images. Write one path per line.")
+    names = list(dict.fromkeys(filter(str.strip, path.read_text(encoding="utf-8-sig").splitlines())))
     files = [str(root / name) for name in names]
     refuse_outside(files, root, str(path))
     return AlbumSource(files, names, root=root)

@@ -1,8 +1,6 @@
 """The demo in a process of its own, as a person starts it; run as a program, it takes the picture of docs/album.md.
 
-python -m tests.apps.album.demo_server docs/images/demo.png --images DIR --model MLE=MODEL --model SMILE=MODEL --model SR=MODEL --scorer MODEL
-
-The first album of DIR has the three players of README's photographs; models and scorer are those of docs/photographs.md.
+python -m tests.apps.album.demo_server docs/images/demo.png
 """
 
 import contextlib
@@ -72,16 +70,16 @@ def pick(page, album, images):
     wait_for_images(page, images, before)
 
 
-def compare(page, cells):
-    """Press the button of the first tab, and wait for so many captions."""
+def compare(page, images):
+    """Press the button of the first tab, and wait for the captions of so many images."""
     page.click("#compare-button")
-    page.wait(f"document.querySelectorAll('#compared td').length === {cells}", 120)
+    page.wait(f"document.querySelectorAll('#compared tbody tr').length === {images}", 120)
 
 
 def take_picture(path, *arguments):
     with running_demo(*arguments) as url, Browser(1200, 1060) as page:
         open_demo(page, url, 3)
-        compare(page, 9)
+        compare(page, 3)
         page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
         page.evaluate("new Promise((done) => setTimeout(done, 600))")  # gradio fades in what has changed
         page.screenshot(path)

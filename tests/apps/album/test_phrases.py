@@ -1,20 +1,11 @@
-"""What captions share and what varies."""
+"""What captions share, and captions without it."""
 
 import random
-import re
 import tracemalloc
-from types import SimpleNamespace
 
 import pytest
 
-from hf_captionrl.apps.album import phrases
-from hf_captionrl.apps.album.phrases import (
-    drop_shared,
-    group_facts,
-    shared_phrases,
-    without_loose_end,
-)
-from hf_captionrl.text import tokenize as spacy_models
+from hf_captionrl.apps.album.phrases import drop_shared, shared_of_groups, shared_phrases, without_loose_end
 
 DOGS = [
     "a photo of a brown dog on a red sofa",
@@ -60,93 +51,10 @@ def test_rare_words_take_no_memory_and_change_no_phrase():
     assert peak < 30e6  # all 500,000 phrases take 100 MB
 
 
-def test_facts_of_groups():
-    captions = [*DOGS, "a cat on a mat", "a cat on a hat", "a cat on a bat"]
-    first, second = group_facts(captions, ["dogs"] * 4 + ["cats"] * 3)
-    assert (first.group, first.num_images, first.shared) == ("dogs", 4, ("a photo", "dog"))
-    assert (second.group, second.num_images, second.shared) == ("cats", 3, ("a cat",))
-    assert dict(second.varying) == {"bat": 1, "hat": 1, "mat": 1}
-    assert all(fact != "dog" for fact, _ in first.varying)
-
-
-class Chunk(list):
-    """spaCy's span: tokens and their text; those of `a`, `the` and `it` are no nouns."""
-
-    def __init__(self, text):
-        kinds = {"a": "DET", "the": "DET", "it": "PRON"}
-        super().__init__(
-            SimpleNamespace(text=w, pos_=kinds.get(w, "NOUN"))
-            for w in text.replace(",", " ,").replace("'s", " 's").split()
-        )
-        self.text = text
-
-
-@pytest.fixture
-def parser(monkeypatch):
-    """A stand-in for spaCy, which only some machines have: noun chunks are in brackets."""
-
-    class Parser:
-        def pipe(self, texts):
-            for text in texts:
-                chunks = (Chunk(found) for found in re.findall(r"\[(.*?)\]", marked[text]))
-                yield SimpleNamespace(noun_chunks=chunks)
-
-    marked = {}
-
-    def load_spacy(exclude):
-        assert exclude == ["ner"]
-        return Parser()
-
-    def captions(*texts):
-        plain = [re.sub(r"[\[\]]", "", text) for text in texts]
-        marked.update(zip((text.casefold() for text in plain), (text.casefold() for text in texts), strict=True))
-        return plain
-
-    monkeypatch.setattr(phrases, "load_spacy", load_spacy)
-    return captions
-
-
-def test_noun_phrases_are_facts_with_a_parser(parser):
-    captions = parser(
-        "[a man] with [a blue umbrella]", "[a man] on [a wooden horse]", "[a man] by [a wooden horse] of [it]"
-    )
-    (found,) = group_facts(captions, [""] * 3)
-    assert found.shared == ("a man",)
-    assert found.varying == (("wooden horse", 2), ("blue umbrella", 1))
-
-
-def test_noun_chunks_are_shared_phrases(parser, monkeypatch):
-    captions = parser(
-        "[a close up] of [a big, red dog]",
-        "[the close up] of [the big, red dog] on [grass]",
-        "[A close up]: [a big, red dog]",
-    )
-    (found,) = group_facts(captions, [""] * 3)
-    assert found.shared == ("big, red dog", "close up")
-    assert dict(found.varying) == {"grass": 1}
-    # Phrases of content words stay, and without a parser there are only these.
-    with monkeypatch.context() as patched:
-        patched.setattr(phrases, "_MOST_PARSED", 2)
-        (without,) = group_facts(captions, [""] * 3)
-    assert without.shared == ("red dog", "big", "close")
-    assert [drop_shared(text, found.shared, trigger="x") for text in captions] == ["x", "x on grass", "x"]
-    # A chunk of too few captions is not shared; pronouns never are.
-    few = parser("[a close up] of [it]", "[a close up] and [it]", "[a close shave] for [it]")
-    (found,) = group_facts(few, [""] * 3)
-    assert found.shared == ("a close",)
-    assert group_facts(few, [""] * 3, min_share=0.6)[0].shared == ("a close up",)
-
-
-def test_noun_chunks_of_spacy_are_shared_phrases():
-    pytest.importorskip("spacy", reason="no spaCy with its English model on this machine")
-    try:
-        spacy_models.load_spacy()
-    except ModuleNotFoundError:
-        pytest.skip("no spaCy with its English model on this machine")
-    captions = ["a big, red dog on a sofa", "the big, red dog in the snow", "a big, red dog with a wooden ball"]
-    (found,) = group_facts(captions, [""] * 3)
-    assert found.shared == ("big, red dog",)
-    assert dict(found.varying) == {"sofa": 1, "snow": 1, "wooden ball": 1}
+def test_phrases_of_groups():
+    captions = [*DOGS, "a cat on a mat", "a cat on a hat", "", "a cat on a bat"]
+    shared = shared_of_groups(captions, ["dogs"] * 4 + ["cats"] * 4, 0.9)
+    assert shared == {"dogs": ("a photo", "dog"), "cats": ("a cat",)}
 
 
 @pytest.mark.parametrize(
@@ -197,11 +105,8 @@ def test_caption_without_a_shared_phrase_does_not_change():
         # Numbers, punctuation and spaces outside the phrase.
         ("a clock at 8:30, a dog at 9:15", "dog", "a clock at 8:30, at 9:15"),
         ("a clock at 8:30", "8", "a clock at 8:30"),
-        ('a sign that says "dog" on a wall', "dog", "a sign that says on a wall"),
-        ("a man (a dog) on a hill", "a dog", "a man on a hill"),
         ("A man. A dog. A cat.", "a dog", "A man. A cat."),
         ("a man, a dog.", "a dog", "a man."),
-        ("a man - a dog - on a hill", "a dog", "a man - on a hill"),
         # Articles and joining words only where something was removed.
         ("an small apple", "small", "an apple"),
         ("a small hour glass, a orange", "small", "an hour glass, a orange"),
@@ -209,7 +114,6 @@ def test_caption_without_a_shared_phrase_does_not_change():
         ("a dog sits on a sofa", "dog", "sits on a sofa"),
         ("a man walking dogs in a park", "dogs", "a man walking in a park"),
         ("a very cute dog on a sofa", "dog", "a very cute dog on a sofa"),
-        ("two cats; one dog is sleeping", "dog", "two cats; sleeping"),
         ("three large cars above a cow", "cow", "three large cars"),
         ("a cat behind a table, sleeping", "table", "a cat, sleeping"),
         ("my dog, Rex, at 10:15 p.m.", "dog", "Rex, at 10:15 p.m."),
@@ -230,13 +134,12 @@ TAGS = [
 
 def test_tags_are_shared_and_removed_whole():
     assert shared_phrases(TAGS) == ("1girl", "solo"), "no part of a tag, such as hair"
-    (found,) = group_facts(TAGS, [""] * 3)
-    assert dict(found.varying)["looking at viewer"] == 2
-    assert drop_shared(TAGS[0], found.shared) == "red hair, looking at viewer"
-    assert drop_shared(TAGS[1], found.shared, trigger="ohwx girl") == "ohwx girl, blue hair, looking at viewer"
+    shared = ("1girl", "solo")
+    assert drop_shared(TAGS[0], shared) == "red hair, looking at viewer"
+    assert drop_shared(TAGS[1], shared, trigger="ohwx girl") == "ohwx girl, blue hair, looking at viewer"
     assert drop_shared("1girl,solo,  red_hair_(x), :d", ["hair"]) == "1girl,solo,  red_hair_(x), :d", "unchanged"
-    assert drop_shared("1girl, solo, solo", found.shared, trigger="ohwx girl") == "ohwx girl"
-    assert drop_shared("1girl, solo, solo", found.shared) == "1girl, solo, solo"
+    assert drop_shared("1girl, solo, solo", shared, trigger="ohwx girl") == "ohwx girl"
+    assert drop_shared("1girl, solo, solo", shared) == "1girl, solo, solo"
     # A sentence with commas is none.
     assert drop_shared("a dog, sitting, and a cat", ["dog"]) == "sitting, and a cat"
 
