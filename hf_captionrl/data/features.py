@@ -108,14 +108,6 @@ def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
     return FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
 
 
-def keys_of(values: Sequence[Any], known: FeatureCache) -> list[str | ImageError]:
-    """Keys of a few undecoded images, as [`source_keys`] gives them, or their errors; `known` is [`file_hashes`]."""
-    found = in_threads(_hash_or_file)(values)
-    with workers() as pool:
-        keys = _keys([each for each in found if not isinstance(each, ImageError)], known, pool, False)
-        return [each if isinstance(each, ImageError) else next(keys) for each in found]
-
-
 def source_key(value: Any) -> str:
     """Key of one undecoded image, as [`source_keys`] gives it; its file is read."""
     found = _hash_or_file(value)
