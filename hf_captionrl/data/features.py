@@ -26,7 +26,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from hf_captionrl.data.columns import frames_of, in_arrow, undecoded
-from hf_captionrl.data.images import ImageError, decode_image, in_threads, media_source, open_image, workers
+from hf_captionrl.data.images import ImageError, decode_image, media_source, open_image, workers
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.utils.io import write_json

@@ -30,7 +30,7 @@ from hf_captionrl.data import (
 from hf_captionrl.data import features as module
 from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.data.columns import VIDEO_FRAMES
-from hf_captionrl.data.features import file_hashes, source_key, source_keys
+from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.images import in_threads
 from hf_captionrl.data.video import video_hash
 from hf_captionrl.retrieval import FeatureCache
