@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
+from hf_captionrl.utils.io import atomic_write_bytes, temporary_path
 from hf_captionrl.utils.options import EngineOptions, Positive, Range, SeedOptions, option
 from hf_captionrl.utils.parts import MakePart, check_settings, read_parts, run_parts, split_rows
 
@@ -74,7 +74,6 @@ def neighbours_in_parts(
     import torch
 
     from hf_captionrl.retrieval.neighbours import build_compressed_index, neighbour_recall, normalised, rank_rows
-    from hf_captionrl.utils.io import atomic_write_bytes
 
     unit = normalised(features).cpu().contiguous()
     is_exact = not approximate and len(unit) <= EXACT_ROWS
@@ -219,10 +218,9 @@ def mine_bags(arguments: BagsOptions) -> None:
         top = min(arguments.top, len(ids) - 1)
         if arguments.uses_shards or arguments.approximate or len(ids) > EXACT_ROWS:
             settings = {"scorer": signature, "features": arguments.features}
-            output.parent.mkdir(parents=True, exist_ok=True)
             # With --processes or --engine, a repeated command resumes; otherwise the folder is removed at the end.
             shards = nullcontext(output.with_suffix(".shards"))
-            kept: Any = shards if arguments.uses_shards else TemporaryDirectory(prefix=".tmp-", dir=output.parent)
+            kept: Any = shards if arguments.uses_shards else temporary_path(output.parent, is_folder=True)
             with kept as folder:
                 neighbours, similarities, recall = neighbours_in_parts(
                     features, top, Path(folder), arguments, approximate=arguments.approximate, settings=settings

@@ -31,7 +31,6 @@ from hf_captionrl.data import features as module
 from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.data.columns import VIDEO_FRAMES
 from hf_captionrl.data.features import source_keys
-from hf_captionrl.data.images import in_threads
 from hf_captionrl.data.video import video_hash
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.films import COLOURS, make_tgif, middles
@@ -345,12 +344,13 @@ def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, mo
     assert [(entry.row, entry.reason) for entry in several.report().entries] == [(3, "image_unreadable")]
 
 
-def test_other_errors_of_a_thread_are_raised(paths):
+def test_other_errors_of_a_thread_are_raised(paths, monkeypatch):
     def fail(value):
         raise OSError("the disk fails")
 
+    monkeypatch.setattr(image_reader, "open_image", fail)
     with pytest.raises(OSError, match="the disk fails"):
-        reader(paths)[1].read_all(range(8), in_threads(fail))
+        reader(paths)[1].open_all(range(8))
 
 
 @pytest.mark.parametrize(
