@@ -1,4 +1,4 @@
-"""`captionrl boost`: blend references, describe images, combine both; on shards, and resumable.
+"""`captionrl boost`: blend references, describe images, combine both; in parts, and resumable.
 
 Answers are appended to a journal when they arrive, and each shard of captions is a file that is renamed into place.
 """
