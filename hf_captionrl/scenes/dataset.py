@@ -223,15 +223,11 @@ def _kept(kind: str, domain: str, seed: int, *sizes: int) -> datasets.DatasetDic
         annotators=DOMAINS[domain],
     )
     # A read-only or full disk: the data are made again in the next process.
-    with (
-        contextlib.suppress(OSError),
-        temporary_path(folder.parent, is_folder=True) as temporary,
-        contextlib.ExitStack() as stack,
-    ):
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         if not datasets.are_progress_bars_disabled():
             datasets.disable_progress_bars()
             stack.callback(datasets.enable_progress_bars)
-        whole = temporary / "made"
+        whole = stack.enter_context(temporary_path(folder.parent, is_folder=True)) / "made"
         whole.mkdir()
         for split, rows in made.items():
             if len(rows):  # a table without rows cannot be read back
