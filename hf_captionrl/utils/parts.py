@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -208,7 +209,7 @@ def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = N
 _MAX_DEATHS = 3
 """The run stops after this many deaths of workers without a finished part in between."""
 
-_Fault = tuple[type[Exception], str, str]
+_Fault = tuple[type[Any], str, str]
 """Built-in class, message and traceback of an error; other processes may not know, or not unpickle, its own class."""
 
 
@@ -285,9 +286,9 @@ def _in_workers(
                 continue
             if fault is not None:
                 kind, message, trace = fault
-                error = kind(message)
-                error.add_note(trace)
-                raise error
+                raised = kind(message)
+                raised.add_note(trace)
+                raise raised
             deaths = 0
             yield part
 
@@ -334,21 +335,22 @@ def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator
     """Yield the parts that actors of a cluster finished."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray starts, which would send statistics
     try:
-        import ray
+        ray: Any = importlib.import_module("ray")
     except ImportError as error:
         raise ImportError(
             "--engine ray needs Ray, which is not installed. Run `pip install 'hf-captionrl[ray]'`, or use --processes."
         ) from error
-    is_new, actors = _connect(ray, engine.address), {}
+    is_new = _connect(ray, engine.address)
+    actors: dict[int, Any] = {}
     try:
-        number, gpus = _num_actors(ray, engine.processes, worker.make_part.needs_gpu)
-        number = min(number, len(todo))
-        actor_of, machines = ray.remote(num_cpus=1, num_gpus=gpus)(_Worker), _num_machines(ray)
+        machines = sum(node["Alive"] for node in ray.nodes())
+        most, gpus = _num_actors(ray.cluster_resources(), machines, engine.processes, worker.make_part.needs_gpu)
+        number, actor_of = min(most, len(todo)), ray.remote(num_cpus=1, num_gpus=gpus)(_Worker)
         placed = replace(worker, folder=os.getcwd(), on_machine=math.ceil(number / machines))
 
         def start(index: int) -> _Submit:
             actor = actors[index] = actor_of.remote(**vars(placed))
-            return lambda part: actor.attempt.remote(part).future()  # type: ignore[no-any-return]
+            return lambda part: actor.attempt.remote(part).future()
 
         yield from _in_workers(start, todo, number, ray.exceptions.RayActorError)
     finally:
@@ -376,12 +378,9 @@ def _connect(ray: Any, address: str | None) -> bool:
     return True
 
 
-def _num_machines(ray: Any) -> int:
-    return sum(node["Alive"] for node in ray.nodes())
-
-
-def _num_actors(ray: Any, processes: int | None, needs_gpu: bool) -> tuple[int, int]:
+def _num_actors(
+    resources: Mapping[str, float], machines: int, processes: int | None, needs_gpu: bool
+) -> tuple[int, int]:
     """Number of actors, no more than can start, and of GPUs per actor."""
-    resources = ray.cluster_resources()
     cpus, gpus = max(1, int(resources.get("CPU", 1))), int(resources.get("GPU", 0)) if needs_gpu else 0
-    return min(processes or gpus or (_num_machines(ray) if needs_gpu else cpus), gpus or cpus, cpus), min(gpus, 1)
+    return min(processes or gpus or (machines if needs_gpu else cpus), gpus or cpus, cpus), min(gpus, 1)

@@ -188,25 +188,19 @@ def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
         run(tmp_path / "out", Squares(notes), EngineOptions(engine="ray"))
 
 
-def test_parts_without_gpu_have_an_actor_per_cpu():
-    class Ray:
-        """A cluster of two machines."""
-
-        def __init__(self, **resources):
-            self.resources = {"memory": 1e9} | resources
-
-        def cluster_resources(self):
-            return self.resources
-
-        def nodes(self):
-            return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
-
-    with_gpus, without = Ray(CPU=64.0, GPU=8.0), Ray(CPU=64.0)
-    assert parts._num_actors(with_gpus, None, needs_gpu=True) == (8, 1)
-    assert parts._num_actors(with_gpus, None, needs_gpu=False) == (64, 0)
-    assert parts._num_actors(without, None, needs_gpu=True) == (2, 0)
-    assert parts._num_actors(with_gpus, 3, needs_gpu=True) == (3, 1)
-    assert parts._num_actors(with_gpus, 9, needs_gpu=True) == (8, 1)
+@pytest.mark.parametrize(
+    ("resources", "processes", "needs_gpu", "actors"),
+    [
+        ({"CPU": 64.0, "GPU": 8.0}, None, True, (8, 1)),
+        ({"CPU": 64.0, "GPU": 8.0}, None, False, (64, 0)),
+        ({"CPU": 64.0}, None, True, (2, 0)),
+        ({"CPU": 64.0, "GPU": 8.0}, 3, True, (3, 1)),
+        ({"CPU": 64.0, "GPU": 8.0}, 9, True, (8, 1)),
+        ({"CPU": 2.0}, 9, False, (2, 0)),
+    ],
+)
+def test_number_of_actors_on_two_machines(resources, processes, needs_gpu, actors):
+    assert parts._num_actors(resources, 2, processes, needs_gpu) == actors
 
 
 def test_parts_without_gpu_run_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
