@@ -213,7 +213,7 @@ _Fault = tuple[type[Any], str, str]
 """Built-in class, message and traceback of an error; other processes may not know, or not unpickle, its own class."""
 
 
-@dataclass
+@dataclass(repr=False)  # Ray shows an actor even if it could not be made
 class _Worker:
     """Writes parts; loads the models for the first. A process of its own starts in `folder`, as one of `on_machine`."""
 

@@ -40,7 +40,7 @@ def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew
     notes.mkdir()
     options = EngineOptions(engine="ray", address=cluster)
     for runs in (1, 2):
-        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a part .* Use fewer --processes"):
+        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a part, .* Use fewer --processes"):
             run(tmp_path / "out", Squares(notes, kill_at=0, times=99), options, rows_per_part=12)
         # The end of the other part sets the count back.
         assert 3 * runs <= len(pids(notes, "killed")) <= 4 * runs
