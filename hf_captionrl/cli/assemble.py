@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.utils.io import refuse_file
+from hf_captionrl.utils.io import refuse_file, temporary_path
 from hf_captionrl.utils.options import CommandOptions, Positive, SeedOptions, option
 
 
@@ -77,9 +76,8 @@ def write_captioner(options: AssembleOptions) -> None:
             options.vision, options.language, prefix_length=options.prefix_length, mapping_type=options.mapping_type
         )
         kind, between, parts = "ClipCap", "mapper", {"vision": model.vision_tower, "language": model.language_model}
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.output.parent, prefix=".tmp-") as folder:
-        model.save_pretrained(whole := Path(folder, "whole"))
+    with temporary_path(options.output.parent, is_folder=True) as folder:
+        model.save_pretrained(whole := folder / "whole")
         processor.save_pretrained(whole)
         try:
             whole.replace(options.output)

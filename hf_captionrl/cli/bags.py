@@ -8,29 +8,29 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
+from hf_captionrl.utils.io import atomic_write_bytes, temporary_path
 from hf_captionrl.utils.options import EngineOptions, Positive, Range, SeedOptions, option
-from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_shards, run_stage
+from hf_captionrl.utils.parts import MakePart, check_settings, read_parts, run_parts, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
 
-# --- Neighbours of every image on shards: exact in blocks, or from a compressed index --------------------------------
+# --- Neighbours of every image in parts: exact in blocks, or from a compressed index --------------------------------
 
 EXACT_ROWS = 200_000
 """Largest number of images whose neighbours are searched exactly; above it, and with --approximate, by IVF-PQ."""
 
 _SAMPLE = 256
-_ROWS_PER_SHARD = 4096
+_ROWS_PER_PART = 4096
 
 
-class NeighbourStage(Stage):
-    """Neighbours of shards, most similar first. `folder` holds the features of all images, and the compressed index if any.
+class NeighbourParts(MakePart):
+    """Neighbours of rows, most similar first. `folder` holds the features of all images, and the compressed index if any.
 
     Their names have the `digest` of the features, so that those of an earlier run with other features are not used.
     """
@@ -41,7 +41,7 @@ class NeighbourStage(Stage):
         self.index = folder.absolute() / f"index-{digest}.faiss"
         self.needs_gpu = is_exact  # faiss searches the compressed index on the CPU
 
-    def load(self) -> None:
+    def load(self) -> dict[str, Any]:
         import numpy as np
         import torch
 
@@ -51,22 +51,20 @@ class NeighbourStage(Stage):
         self._search: Callable[[range, int], tuple[Tensor, Tensor]]
         if not self.is_exact:
             self._search = CompressedIndex(self.index, features).search
-            return
+            return {}
         unit = torch.from_numpy(np.asarray(features).copy()).to("cuda" if torch.cuda.is_available() else "cpu")
         self._search = lambda rows, k: rank_rows(unit, k, rows=list(rows))
+        return {}
 
-    def schema(self) -> pa.Schema:
+    def __call__(self, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        return pa.schema({"neighbours": pa.list_(pa.int64()), "similarities": pa.list_(pa.float32())})
-
-    def __call__(self, rows: range) -> list[dict[str, Any]]:
         indices, similarities = self._search(rows, self.top)
-        pairs = zip(indices.tolist(), similarities.tolist(), strict=True)
-        return [{"neighbours": found, "similarities": values} for found, values in pairs]
+        schema = pa.schema({"neighbours": pa.list_(pa.int64()), "similarities": pa.list_(pa.float32())})
+        return pa.table([indices.tolist(), similarities.tolist()], schema=schema)
 
 
-def neighbours_on_shards(
+def neighbours_in_parts(
     features: Tensor, top: int, folder: Path, options: EngineOptions, *, approximate: bool, settings: dict[str, Any]
 ) -> tuple[Tensor, Tensor, float | None]:
     """Neighbours `(N, top)` of all images, their similarities, and the measured recall of the compressed index."""
@@ -76,26 +74,25 @@ def neighbours_on_shards(
     import torch
 
     from hf_captionrl.retrieval.neighbours import build_compressed_index, neighbour_recall, normalised, rank_rows
-    from hf_captionrl.utils.io import atomic_write_bytes
 
     unit = normalised(features).cpu().contiguous()
     is_exact = not approximate and len(unit) <= EXACT_ROWS
     digest = hashlib.blake2b(unit.numpy(), digest_size=16).hexdigest()
     made_from = settings | {"rows": digest, "top": top, "exact": is_exact}
-    per_shard = options.rows_per_shard or _ROWS_PER_SHARD
-    stage = NeighbourStage(folder, top, is_exact, digest)
+    parts = split_rows(len(unit), options.rows_per_shard or _ROWS_PER_PART)
+    check_settings(folder, parts, made_from)  # before files of other settings are written
+    make_part = NeighbourParts(folder, top, is_exact, digest)
+    if not make_part.features.is_file():
+        buffer = io.BytesIO()
+        np.save(buffer, unit.numpy())
+        atomic_write_bytes(make_part.features, buffer.getvalue())
+    if not is_exact and not make_part.index.is_file():
+        build_compressed_index(unit.numpy(), make_part.index)
+    run_parts(folder, parts, make_part, options, settings=made_from)
     indices = torch.empty(len(unit), top, dtype=torch.long)
     similarities = torch.empty(len(unit), top)
-    with ShardFolder(folder, made_from, num_rows=len(unit), rows_per_shard=per_shard) as shards:
-        if not stage.features.is_file():
-            buffer = io.BytesIO()
-            np.save(buffer, unit.numpy())
-            atomic_write_bytes(stage.features, buffer.getvalue())
-        if not is_exact and not stage.index.is_file():
-            build_compressed_index(unit.numpy(), stage.index)
-        run_stage(stage, shards, options)
-        for number, row in enumerate(read_shards(folder)):
-            indices[number], similarities[number] = torch.tensor(row["neighbours"]), torch.tensor(row["similarities"])
+    for number, row in enumerate(read_parts(folder)):
+        indices[number], similarities[number] = torch.tensor(row["neighbours"]), torch.tensor(row["similarities"])
     if is_exact:
         return indices, similarities, None
     sample = torch.randperm(len(unit), generator=torch.Generator().manual_seed(0))[:_SAMPLE]
@@ -154,10 +151,6 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Output file and bag sizes, checked before anything slow."""
     arguments.check_engine()
     neighbours = arguments.mode == "neighbours"
-    if launched()[1] > 1 and arguments.mode != "truematch":
-        raise ValueError(
-            "`accelerate launch` starts several processes, but one writes the file. Use --processes with --mode neighbours."
-        )
     if arguments.uses_shards and not neighbours:
         raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")
     output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
@@ -225,12 +218,11 @@ def mine_bags(arguments: BagsOptions) -> None:
         top = min(arguments.top, len(ids) - 1)
         if arguments.uses_shards or arguments.approximate or len(ids) > EXACT_ROWS:
             settings = {"scorer": signature, "features": arguments.features}
-            output.parent.mkdir(parents=True, exist_ok=True)
             # With --processes or --engine, a repeated command resumes; otherwise the folder is removed at the end.
             shards = nullcontext(output.with_suffix(".shards"))
-            kept: Any = shards if arguments.uses_shards else TemporaryDirectory(prefix=".tmp-", dir=output.parent)
+            kept: Any = shards if arguments.uses_shards else temporary_path(output.parent, is_folder=True)
             with kept as folder:
-                neighbours, similarities, recall = neighbours_on_shards(
+                neighbours, similarities, recall = neighbours_in_parts(
                     features, top, Path(folder), arguments, approximate=arguments.approximate, settings=settings
                 )
             if recall is not None:

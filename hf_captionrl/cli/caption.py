@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from hf_captionrl.cli.features import ImageStage, run_on_images, stop_if_unreadable
+from hf_captionrl.cli.features import ImageParts, rows_per_part
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -24,6 +24,7 @@ from hf_captionrl.data.options import (
     PerImageOptions,
     TrainingImagesOptions,
     WordingOptions,
+    ids_digest,
     load_split,
     source_settings,
 )
@@ -39,7 +40,7 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import read_shards, refuse_other_settings, seed_of_batch
+from hf_captionrl.utils.parts import read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,7 +185,7 @@ class CaptionOptions(
         return settings
 
 
-# --- Captions of the rows of a data set, batch by batch: for one file of lines, and for Parquet shards ---------------
+# --- Captions of the rows of a data set, batch by batch: for one file of lines, and for Parquet parts ----------------
 
 
 class BatchCaptioner:
@@ -303,15 +304,12 @@ class BatchCaptioner:
         return best
 
 
-class CaptionStage(ImageStage):
-    """Captions of shards, in the column `captions`."""
+class CaptionParts(ImageParts):
+    """Captions of images, in the column `captions`."""
 
-    def load_model(self, split: LoadedSplit) -> ImageReader:
+    def load_model(self, split: LoadedSplit) -> tuple[ImageReader, dict[str, Any]]:
         self._captioner = BatchCaptioner(self.options, split)
-        return self._captioner.reader
-
-    def made_by(self) -> dict[str, Any]:
-        return self._captioner.made_by()
+        return self._captioner.reader, self._captioner.made_by()
 
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
@@ -332,6 +330,8 @@ class CaptionStage(ImageStage):
 
 def write_captions(arguments: CaptionOptions) -> None:
     """Write the captions."""
+    from hf_captionrl.data.quarantine import stop_if_too_many
+
     _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
     arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
@@ -340,12 +340,9 @@ def write_captions(arguments: CaptionOptions) -> None:
     trained: list[str]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
-        summary, report = run_on_images(
-            arguments, output, lambda: arguments.settings, lambda ids: CaptionStage(arguments, ids)
-        )
-        trained = summary.pop("trained_on", [])
-        write_json(output / "run.json", {"settings": arguments.settings, "trained_on": trained})
-        rows: Iterable[dict[str, Any]] = read_shards(output) if summary["finished"] else ()
+        summary, report = _write_parts(arguments, output, listed)
+        trained = summary.pop("trained_on")
+        rows: Iterable[dict[str, Any]] = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         summary, report = _write_lines(arguments, lines, listed)
@@ -366,7 +363,8 @@ def write_captions(arguments: CaptionOptions) -> None:
     print(
         json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
     )
-    stop_if_unreadable(arguments, report)
+    for split in report.rows:
+        stop_if_too_many(report, split, arguments.max_bad_fraction)
     if failed := summary.get("failed"):
         from hf_captionrl.captioners.language_models import BackendError
 
@@ -482,6 +480,46 @@ class CaptionWriter(LineFile):
             lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
         # A lone surrogate has no UTF-8 form, but its escape is JSON.
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
+
+
+def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
+    """Write or resume a folder of parts; returns the summary. Unreadable images are `listed`."""
+    from hf_captionrl.data.features import image_hashes
+    from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry
+
+    size = rows_per_part(arguments)
+    if output.suffix:
+        raise ValueError(
+            f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."
+        )
+    split = load_split(arguments, quarantine_path=None, require_captions=False)
+    ids, number = ids_digest(split.dataset), len(split.dataset)
+    settings = {"images": ids, "content of the images": json_digest(image_hashes(split.dataset))}
+    settings |= {"batch_size": arguments.batch_size, **arguments.settings}
+    parts = split_rows(number, size)
+    make_part = CaptionParts(arguments, ids)
+    done = run_parts(output, parts, make_part, arguments, settings=settings, overwrite=arguments.overwrite)
+    write_json(output / "run.json", {"settings": arguments.settings, "trained_on": split.trained})
+    entries = [
+        quarantine_entry(row, image["image_id"], split.split, "image", image["reason"], image["detail"], "row")
+        for row, image in enumerate(read_parts(output, ["image_id", "reason", "detail"]))
+        if image["reason"] is not None
+    ]
+    report = QuarantineReport({split.split: number}, tuple(entries), listed)
+    if entries:
+        report.write()
+    summary = {
+        "output": str(output),
+        "split": arguments.split,
+        "images": number - len(entries),
+        "of": len(split.all_ids),
+        "written": number - done["resumed"] - len(entries),
+        "resumed": done["resumed"],
+        "shards": len(parts),
+        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in entries],
+        "trained_on": split.trained,
+    }
+    return summary, report
 
 
 def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import datasets
 import numpy as np
-from tqdm import tqdm
 
-from hf_captionrl.cli.features import FeaturesOptions, FeatureStage, fill_cache, rows_per_shard
+from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache, rows_per_part
 from hf_captionrl.cli.options import EvaluateOptions
 from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column, select_rows
 from hf_captionrl.data.features import source_keys
@@ -46,7 +45,7 @@ from hf_captionrl.evaluation.scored_captions import (
     BLOCK,
     REFERENCES,
     CaptionScoring,
-    ScoreStage,
+    ScoreParts,
     columns_of_table,
     score_sources,
     write_inputs,
@@ -75,25 +74,22 @@ from hf_captionrl.utils.io import (
     to_plain,
     write_json,
 )
-from hf_captionrl.utils.parts import ShardFolder, Stage, launched, read_tables, run_stage
+from hf_captionrl.utils.parts import MakePart, read_tables, run_parts, split_rows
 
-# --- Features of images and scores of captions, whose cost grows with the rows; with --processes or --engine on shards ---
+# --- Features of images and scores of captions, whose cost grows with the rows; with --processes or --engine in parts ----
 
 _BLOCKS = 16
 _KEYS_AT_ONCE = 4096
 
 
 def _run(
-    arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, make: Callable[[Path], Stage]
+    arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, make: Callable[[Path], MakePart]
 ) -> Path:
-    """Run a stage in a folder whose name depends on the settings, so other captions or models have other folders."""
-    per_shard = rows_per_shard(arguments, _BLOCKS, BLOCK)
-    name = f"{kind}-{json_digest(to_plain({**settings, 'rows_per_shard': per_shard}))}"
+    """Write parts into a folder whose name depends on the settings, so other captions or models have other folders."""
+    size = rows_per_part(arguments, _BLOCKS, BLOCK)
+    name = f"{kind}-{json_digest(to_plain({**settings, 'rows_per_shard': size}))}"
     folder = arguments.output_dir / "shards" / name
-    shards = ShardFolder(folder, settings, num_rows=rows, rows_per_shard=per_shard)
-    stage = make(folder)
-    with tqdm(total=len(shards.unfinished()), unit=" shards", disable=None) as progress:
-        run_stage(stage, shards, arguments, progress=lambda rows: progress.update(1))
+    run_parts(folder, split_rows(rows, size), make(folder), arguments, settings=settings)
     return folder
 
 
@@ -112,13 +108,11 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
         scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
         features="image",
     )
-    images = hashlib.blake2b(digest_size=8)
-    for start in range(0, len(rows), _KEYS_AT_ONCE):
-        images.update("".join(keys[rows[start : start + _KEYS_AT_ONCE].tolist()]).encode())
-    settings = {"scorer": scorer.signature, "images": images.hexdigest()}
+    new = [keys[row] for row in rows.tolist()]
+    settings = {"scorer": scorer.signature, "images": json_digest(new)}
     # Bad rows are not among the images here, but they are when another process loads them.
-    stage = FeatureStage(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    fill_cache(cache, _run(arguments, "images", settings, len(rows), lambda folder: stage))
+    make_part = FeatureParts(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
+    fill_cache(cache, new, _run(arguments, "images", settings, len(rows), lambda folder: make_part))
 
 
 def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
@@ -132,10 +126,10 @@ def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
 def _scored_parts(
     arguments: EvaluateOptions, sources: Sequence[ScoredCaptions], scoring: CaptionScoring
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """Columns of the captions of all sources, computed on shards."""
+    """Columns of the captions of all sources, computed in parts."""
     captions, columns = [single.first for source in sources for single in source.singles], scoring.columns()
-    per_shard = rows_per_shard(arguments, _BLOCKS, BLOCK)
-    rows_per_source = -(-len(captions[0]) // per_shard) * per_shard
+    size = rows_per_part(arguments, _BLOCKS, BLOCK)
+    rows_per_source = -(-len(captions[0]) // size) * size
     scorer, language_model = scoring.scorer, scoring.language_model
 
     def digest(features: Any) -> str:
@@ -151,9 +145,9 @@ def _scored_parts(
     }
     models = (arguments.dataset, arguments.scorer, arguments.language_model)
 
-    def make(folder: Path) -> Stage:
+    def make(folder: Path) -> MakePart:
         write_inputs(folder, captions, scoring.pools)
-        return ScoreStage(folder, rows_per_source, models, scoring.clip_prefix, columns)
+        return ScoreParts(folder, rows_per_source, models, scoring.clip_prefix, columns)
 
     folder = _run(arguments, "captions", settings, len(captions) * rows_per_source, make)
     return map(columns_of_table, read_tables(folder))
@@ -298,11 +292,7 @@ _TEXT_ALONE = {
 def _check_options(arguments: EvaluateOptions) -> None:
     """Refuse options that do not fit the engine, and bags and pools that are missing, or that no table would use."""
     arguments.check_engine()
-    rows_per_shard(arguments, _BLOCKS, BLOCK)
-    if arguments.uses_shards and launched()[1] > 1:
-        raise ValueError(
-            f"{launched()[1]} processes were launched, but one process writes the tables. Use --processes instead of `accelerate launch`."
-        )
+    rows_per_part(arguments, _BLOCKS, BLOCK)
     if arguments.suite not in ("text", "smile", "all"):
         if arguments.language_model not in (None, "none"):
             raise ValueError(f"--suite {arguments.suite} has no perplexity. Leave --language_model out.")

@@ -26,7 +26,7 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from hf_captionrl.data.columns import frames_of, in_arrow, undecoded
-from hf_captionrl.data.images import ImageError, decode_image, in_threads, media_source, open_image, workers
+from hf_captionrl.data.images import ImageError, decode_image, media_source, open_image, workers
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.utils.io import write_json
@@ -106,14 +106,6 @@ def _keys(
 def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
     """Hashes of files, `(16,)` uint8, by path, size and modification time."""
     return FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
-
-
-def keys_of(values: Sequence[Any], known: FeatureCache) -> list[str | ImageError]:
-    """Keys of a few undecoded images, as [`source_keys`] gives them, or their errors; `known` is [`file_hashes`]."""
-    found = in_threads(_hash_or_file)(values)
-    with workers() as pool:
-        keys = _keys([each for each in found if not isinstance(each, ImageError)], known, pool, False)
-        return [each if isinstance(each, ImageError) else next(keys) for each in found]
 
 
 def source_key(value: Any) -> str:

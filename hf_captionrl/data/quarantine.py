@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import datasets
 import numpy as np
@@ -50,7 +50,6 @@ from hf_captionrl.utils.io import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 _ROWS_AT_ONCE = 256
 _REMEDIES = {**IMAGE_REMEDIES, **VIDEO_REMEDIES, **CAPTION_REMEDIES}
@@ -329,12 +328,8 @@ class ImageReader:
 
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
         """The readable images of several rows as RGB, decoded in threads."""
-        return self.read_all(rows, in_threads(open_image))
-
-    def read_all(self, rows: Sequence[int], decode: Callable[[list[Any]], Sequence[T | ImageError]]) -> dict[int, T]:
-        """The results of a function of the undecoded images of several rows, by row; an `ImageError` is recorded and left out."""
         found = {}
-        for row, result in zip(rows, decode(self._images[list(rows)]["image"]), strict=True):
+        for row, result in zip(rows, in_threads(open_image)(self._images[list(rows)]["image"]), strict=True):
             if isinstance(result, ImageError):
                 place = row, self.ids[row], self._split
                 self._entries[row] = quarantine_entry(*place, "image", result.reason, result.detail, "row")

@@ -30,7 +30,7 @@ from hf_captionrl.data.columns import (
 from hf_captionrl.data.loading import is_json_lines, karpathy_id
 from hf_captionrl.evaluation.scored_captions import REFERENCES
 from hf_captionrl.utils.io import FORMULA
-from hf_captionrl.utils.parts import MANIFEST, read_shards
+from hf_captionrl.utils.parts import read_parts
 
 _SHAPE = 'A line is {"image_id": "...", "caption": "..."}, or has "captions": ["...", ...] instead.'
 _ID_COLUMNS = ("image_id", "file_name", "filename", "image", "path", "id")
@@ -198,8 +198,8 @@ def read_caption_file(
     An empty caption is a result.
     """
     path = Path(path)
-    if (path / MANIFEST).is_file():
-        shards = read_shards(path, ["image_id", "captions"])
+    if path.is_dir():
+        shards = read_parts(path, ["image_id", "captions"])
         captions = {row["image_id"]: row["captions"] for row in shards if row["captions"] is not None}
         if not captions:
             raise ValueError(f"{path} holds no captions: no image could be read. Read its quarantine.jsonl.")

@@ -1,4 +1,4 @@
-"""Scores of captions by a scorer and a language model, computed once for all tables, in blocks: in this process, or on shards.
+"""Scores of captions by a scorer and a language model, computed once for all tables, in blocks: in this process, or in parts.
 
 Because of rounding, features and losses depend on the batch, and batches depend on all captions of a call. Both ways therefore
 process the same blocks of captions, and on one machine their numbers are bit-identical.
@@ -23,7 +23,7 @@ from hf_captionrl.metrics.perplexity import CaptionLosses, caption_losses, perpl
 from hf_captionrl.retrieval import TokenScorer
 from hf_captionrl.retrieval.ranking import duplicate_images, ranks, unit_rows
 from hf_captionrl.utils.io import atomic_write_bytes
-from hf_captionrl.utils.parts import Stage
+from hf_captionrl.utils.parts import MakePart
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,7 +156,7 @@ def score_sources(
 
 
 def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping[str, Any]) -> None:
-    """Write what the processes of [`ScoreStage`] read, if it is not there: the captions of each source, and features of images."""
+    """Write what the workers of [`ScoreParts`] read, if it is not there: the captions of each source, and features of images."""
     import pyarrow as pa
     import pyarrow.parquet
 
@@ -171,10 +171,10 @@ def write_inputs(folder: Path, captions: Sequence[Sequence[str]], pools: Mapping
     atomic_write_bytes(folder / _CAPTIONS, buffer.getvalue())
 
 
-class ScoreStage(Stage):
+class ScoreParts(MakePart):
     """Columns of [`CaptionScoring`] for the captions of several sources, one source after the other.
 
-    Each source begins with a new shard: row `s * rows_per_source + i` of the stage is caption i of source s, and rows after
+    Each source begins with a new part: row `s * rows_per_source + i` is caption i of source s, and rows after
     the last caption of a source have no result. `models` are the arguments of `load_evaluators`.
     """
 
@@ -189,41 +189,35 @@ class ScoreStage(Stage):
         self.folder, self.rows_per_source = folder.absolute(), rows_per_source
         self.models, self.clip_prefix, self._columns = models, clip_prefix, tuple(columns)
 
-    def load(self) -> None:
+    def load(self) -> dict[str, Any]:
         import pyarrow.parquet
 
         from hf_captionrl.evaluation.options import load_evaluators
+        from hf_captionrl.retrieval import model_fingerprint
 
         scorer, language_model, _ = load_evaluators(*self.models)
         pools = {name: np.load(self.folder / file) for name, file in _POOLS.items() if name in self._columns}
         self._scoring = CaptionScoring(scorer, language_model, clip_prefix=self.clip_prefix, pools=pools)
         self._captions = pyarrow.parquet.read_table(self.folder / _CAPTIONS)
-
-    def made_by(self) -> dict[str, Any]:
-        from hf_captionrl.retrieval import model_fingerprint
-
-        scorer, language_model = self._scoring.scorer, self._scoring.language_model
         return {
             "scorer": None if scorer is None else scorer.signature,
             "language_model": None if language_model is None else model_fingerprint(language_model[0]),
         }
 
-    def schema(self) -> pa.Schema:
+    def __call__(self, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        kinds = {"text": pa.list_(pa.float32()), "clip_text": pa.list_(pa.float32()), "nats": pa.float64()}
-        return pa.schema({name: kinds.get(name, pa.int64()) for name in self._columns})
-
-    def __call__(self, rows: range) -> list[dict[str, Any]]:
         source, first = divmod(rows.start, self.rows_per_source)
         captions = self._captions.column(source).slice(first, len(rows)).to_pylist()
         blocks = self._scoring.blocks(captions, first)
         values = (row for found in blocks for row in zip(*(found[name] for name in self._columns), strict=True))
-        return [dict(zip(self._columns, row, strict=True)) for row in values]
+        kinds = {"text": pa.list_(pa.float32()), "clip_text": pa.list_(pa.float32()), "nats": pa.float64()}
+        schema = pa.schema({name: kinds.get(name, pa.int64()) for name in self._columns})
+        return pa.Table.from_pylist([dict(zip(self._columns, row, strict=True)) for row in values], schema=schema)
 
 
 def columns_of_table(table: pa.Table) -> dict[str, np.ndarray]:
-    """The columns of a shard of [`ScoreStage`]."""
+    """The columns of a part of [`ScoreParts`]."""
     found = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import io
 import os
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +31,7 @@ from hf_captionrl.scenes.world import (
     sample_look_alikes,
     sample_scene,
 )
+from hf_captionrl.utils.io import temporary_path
 
 # --- The embedded world as a `datasets.DatasetDict` ------------------------------------------------------------------
 
@@ -222,19 +222,18 @@ def _kept(kind: str, domain: str, seed: int, *sizes: int) -> datasets.DatasetDic
         kinds=kinds,
         annotators=DOMAINS[domain],
     )
-    with contextlib.suppress(OSError):  # a read-only or full disk: the data are made again in the next process
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary, contextlib.ExitStack() as stack:
-            if not datasets.are_progress_bars_disabled():
-                datasets.disable_progress_bars()
-                stack.callback(datasets.enable_progress_bars)
-            whole = Path(temporary) / "made"
-            whole.mkdir()
-            for split, rows in made.items():
-                if len(rows):  # a table without rows cannot be read back
-                    rows.save_to_disk(str(whole / split))
-            # A second process keeps the files of the first one, which are the same.
-            os.rename(whole, folder)
+    # A read-only or full disk: the data are made again in the next process.
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        if not datasets.are_progress_bars_disabled():
+            datasets.disable_progress_bars()
+            stack.callback(datasets.enable_progress_bars)
+        whole = stack.enter_context(temporary_path(folder.parent, is_folder=True)) / "made"
+        whole.mkdir()
+        for split, rows in made.items():
+            if len(rows):  # a table without rows cannot be read back
+                rows.save_to_disk(str(whole / split))
+        # A second process keeps the files of the first one, which are the same.
+        os.rename(whole, folder)
     return made
 
 

@@ -1,7 +1,7 @@
 """Atomic writes, and files that grow line by line.
 
 Every file is written to a temporary file of the same folder, flushed to disk and renamed. A killed run leaves the previous file
-intact. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
+intact, and its temporary file goes with the next run that writes there. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import enum
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -18,6 +19,7 @@ import os
 import platform
 import re
 import secrets
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -28,22 +30,64 @@ from typing import Any, BinaryIO, Self
 
 
 @contextlib.contextmanager
+def temporary_path(folder: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """A new file or folder in `folder`, to be filled and renamed; removed at the end, or by the next run after a kill."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder.absolute())
+    while True:
+        # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
+        path = folder / f".tmp-{secrets.token_hex(8)}"
+        # Not mkstemp: the file keeps the permissions the user's umask asks for.
+        path.mkdir() if is_folder else path.touch(exist_ok=False)
+        with _locked(path, wait=True):
+            if path.exists():  # else another process removed it before it was locked
+                try:
+                    yield path
+                finally:
+                    _remove(path)
+                return
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+@functools.cache  # once per process, because listing a large folder takes long
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of killed processes: those that no process has locked."""
+    for path in folder.glob(".tmp-" + 16 * "[0-9a-f]"):
+        with _locked(path, wait=False) as is_free, contextlib.suppress(OSError):
+            if is_free:
+                _remove(path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a file or folder; False if another process has, or if there are no locks (Windows, some network folders)."""
+    descriptor, is_locked = -1, False
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        is_locked = True
+    try:
+        yield is_locked
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file that is written part by part, and atomically: it replaces the old file when the block ends without an error."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
-    temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
-    try:
-        # os.open and not mkstemp: the file keeps the permissions the user's umask asks for.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
+    with temporary_path(path.parent) as temporary:
+        with open(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     with contextlib.suppress(OSError):  # Windows and some network folders do not flush the entry of a folder
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
@@ -142,8 +186,6 @@ class LineFile:
 
     busy = "Let it finish first."
     """The remedy in the error if another process is writing the file."""
-    shared = False
-    """Whether other processes may hold the lock, too, if they share it."""
     keeps_empty = True
     """Whether a file that is empty when it is closed stays; otherwise a run that fails leaves none."""
 
@@ -181,7 +223,7 @@ class LineFile:
         except ImportError:  # Windows has no such lock: users must avoid two writers of one file
             return
         try:
-            fcntl.flock(self._file, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
 
@@ -208,7 +250,7 @@ class LineFile:
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""
-        if not (self.keeps_empty or self.shared) and self._is_there() and not os.fstat(self._file).st_size:
+        if not self.keeps_empty and self._is_there() and not os.fstat(self._file).st_size:
             with contextlib.suppress(OSError):
                 self.path.unlink()  # a process that has opened it in between opens it again
         os.close(self._file)
@@ -223,13 +265,13 @@ class LineFile:
 class FolderLock(LineFile):
     """Reserves a folder, created if missing, for one process and checks that it is writable; a context manager.
 
-    The lock ends with the process. Several processes may have it if all of them share it.
+    The lock ends with the process.
     """
 
     keeps_empty = False
 
-    def __init__(self, folder: str | os.PathLike[str], *, shared: bool = False) -> None:
-        self.folder, self.shared = Path(folder), shared
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             super().__init__(self.folder / ".run.lock")

@@ -149,7 +149,6 @@ def killed_assemble(command):
         return main(command)
 
 
-@pytest.mark.xfail(strict=True, reason="the temporary folder of a killed command stays beside OUT for ever")
 def test_the_temporary_folder_of_a_killed_command_goes_with_the_next_one(tower, tmp_path):
     command = ["assemble", str(tower), LANGUAGE, str(tmp_path / "clipcap")]
     with Forked(killed_assemble, command) as run:

@@ -15,6 +15,7 @@ from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
 from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.parts import read_tables
 from tests.tolerances import close, within
 
 
@@ -140,15 +141,6 @@ def test_the_command_replaces_its_own_files(cache, tmp_path):
     assert load_neighbours(tmp_path / "n.safetensors").indices.shape == (40, 6)
 
 
-def test_launched_processes_are_refused_where_neighbours_are_searched(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["bags", "--mode", "training"]) == 2
-    assert "accelerate launch" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_neighbours_on_shards_equal_those_of_one_process(cache, tmp_path, capsys):
     mode = ["--scorer", "scenes:clip-reward", "--mode", "neighbours", "--top", "5"]
     shards = ["--processes", "1", "--rows_per_shard", "16"]
@@ -160,13 +152,15 @@ def test_neighbours_on_shards_equal_those_of_one_process(cache, tmp_path, capsys
     assert found.similarities.flatten().tolist() == close(
         one.similarities.flatten().tolist(), dtype="float32", magnitude=1
     )
-    manifest = json.loads((tmp_path / "shards.shards/manifest.json").read_text())
-    assert [shard["rows"] for shard in manifest["shards"]] == [16, 16, 8]
+    tables = read_tables(tmp_path / "shards.shards")
+    assert [len(table) for table in tables] == [16, 16, 8]
     # The same command has nothing left to search; other settings are refused.
     capsys.readouterr()
     assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=40) == 0
     assert bags(cache, tmp_path / "shards.safetensors", *mode[:-1], "4", *shards, images=40) == 2
     assert "written with top 5, but top is now 4" in capsys.readouterr().err
+    assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=39) == 2
+    assert len(list((tmp_path / "shards.shards").glob("features-*"))) == 1  # nothing of other settings is written
 
 
 def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from hf_captionrl.captioners.language_models import caption_of
 from hf_captionrl.cli import main
-from hf_captionrl.utils.parts import read_shards
+from hf_captionrl.utils.parts import read_parts
 from hf_captionrl.utils.prompts import Truncated
 from tests.apps.boosting.server import ChatServer, texts_of
 from tests.processes import Forked
@@ -292,7 +292,7 @@ def test_decorative_images_of_shards(folder, capsys):
     assert main([*command, "two", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert (summary["decorative"], summary["mentions"], summary["images"]) == (1, 0, 3)
-    rows = {row["image_id"]: row for row in read_shards(folder / "out", ["image_id", "captions", "decorative"])}
+    rows = {row["image_id"]: row for row in read_parts(folder / "out", ["image_id", "captions", "decorative"])}
     assert (rows["a.png"]["captions"], rows["a.png"]["decorative"]) == ([""], True)
     assert rows["b.png"]["captions"][0]
     assert not rows["b.png"]["decorative"]

@@ -185,7 +185,6 @@ LONG = (
         ("evaluate --captions FILE", "a.csv", LONG),
         ("evaluate --captions GOOD --references FILE", "a.json", DEEP),
         ("evaluate --captions GOOD --max_images 1 --bags FILE", "a.json", DEEP),
-        ("evaluate --captions SHARDS", "shards/manifest.json", DEEP),
         ("evaluate --captions GOOD", "good.run.json", DEEP),
         ("pairs --metric bleu_1 --captions FILE", "a.jsonl", DEEP),
         ("album scenes --scorer scenes:clip-reward --captions FILE", "a.jsonl", DEEP),
@@ -202,7 +201,7 @@ def test_a_file_that_no_reader_takes_is_named_in_one_line(tmp_path, monkeypatch,
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
     (tmp_path / "good.jsonl").write_text('{"image_id": "test-00000", "caption": "a pig"}\n')
-    told = {"FILE": name, "GOOD": "good.jsonl", "SHARDS": "shards"}
+    told = {"FILE": name, "GOOD": "good.jsonl"}
     assert main([told.get(word, word) for word in words.split()]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("captionrl")

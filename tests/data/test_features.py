@@ -15,7 +15,6 @@ import transformers
 from PIL import Image
 
 from hf_captionrl.captioners.captioner import PreparedPixels
-from hf_captionrl.cli.features import keys_and_cached
 from hf_captionrl.data import (
     CaptionCollator,
     CaptionDataset,
@@ -31,8 +30,7 @@ from hf_captionrl.data import (
 from hf_captionrl.data import features as module
 from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.data.columns import VIDEO_FRAMES
-from hf_captionrl.data.features import file_hashes, source_key, source_keys
-from hf_captionrl.data.images import in_threads
+from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.video import video_hash
 from hf_captionrl.retrieval import FeatureCache
 from tests.data.films import COLOURS, make_tgif, middles
@@ -346,34 +344,13 @@ def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, mo
     assert [(entry.row, entry.reason) for entry in several.report().entries] == [(3, "image_unreadable")]
 
 
-def test_other_errors_of_a_thread_are_raised(paths):
+def test_other_errors_of_a_thread_are_raised(paths, monkeypatch):
     def fail(value):
         raise OSError("the disk fails")
 
+    monkeypatch.setattr(image_reader, "open_image", fail)
     with pytest.raises(OSError, match="the disk fails"):
-        reader(paths)[1].read_all(range(8), in_threads(fail))
-
-
-def test_keys_of_several_rows_equal_those_of_each_and_known_files_are_not_read(paths, tmp_path, monkeypatch):
-    paths[5].unlink()
-    _, found = reader(paths)
-    features = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
-    rows = [0, 2, 1, 5, 6]
-    expected = {row: source_key(str(paths[row])) for row in rows if row != 5}
-    features.put([expected[6]], np.array([[1.0, 2.0]], np.float32))
-    monkeypatch.setattr(module, "_file_hash", meeting(threading.Barrier(4), module._file_hash))
-    hashes = file_hashes(tmp_path / "cache")
-    keys, cached = keys_and_cached(found, features, hashes, rows)
-    assert list(keys.items()) == list(expected.items())
-    assert {row: values.tolist() for row, values in cached.items()} == {6: [1.0, 2.0]}
-    assert [(entry.row, entry.reason) for entry in found.report().entries] == [(5, "image_not_found")]
-    monkeypatch.setattr(module, "_file_hash", refuse)
-    again = file_hashes(tmp_path / "cache")
-    assert keys_and_cached(found, features, again, rows)[0] == expected
-    paths[1].write_bytes(png(50))
-    settle(paths[1], 1800)
-    with pytest.raises(AssertionError, match="opened"):
-        keys_and_cached(found, features, again, rows)
+        reader(paths)[1].open_all(range(8))
 
 
 @pytest.mark.parametrize(

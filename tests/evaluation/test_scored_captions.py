@@ -1,4 +1,4 @@
-"""`captionrl evaluate` on shards: every number equals that of one process, to the last bit."""
+"""`captionrl evaluate` in parts: every number equals that of one process, to the last bit."""
 
 import json
 import random
@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -16,11 +17,11 @@ from hf_captionrl.evaluation import scored_captions as caption_scores
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_captions
 from hf_captionrl.evaluation.options import load_evaluators
-from hf_captionrl.evaluation.scored_captions import BLOCK, CaptionScoring, ScoreStage, whole_columns, write_inputs
+from hf_captionrl.evaluation.scored_captions import BLOCK, CaptionScoring, ScoreParts, whole_columns, write_inputs
 from hf_captionrl.metrics import caption_perplexity
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
-from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
+from hf_captionrl.utils.parts import part_files, read_parts, run_parts, split_rows
 from tests.evaluation.test_evaluator import write_captions
 from tests.tolerances import close
 
@@ -41,6 +42,10 @@ def photos(tmp_path_factory):
     for name, captions in texts.items():
         write_captions(folder / f"{name}.jsonl", scenes, captions)
     return folder
+
+
+def sizes(folder):
+    return [pq.read_metadata(path).num_rows for path in part_files(folder)]
 
 
 def evaluate(photos, folder, *more):
@@ -79,11 +84,10 @@ def test_tables_equal_those_without_engine_and_are_not_computed_again(photos, tm
     assert (tmp_path / "shards/comparison.md").read_text() == (tmp_path / "one/comparison.md").read_text()
     assert result("one")["num_duplicate_images"] == 1
     images, captions = (next((tmp_path / "shards/shards").glob(f"{kind}-*")) for kind in ("images", "captions"))
-    assert json.loads((images / "manifest.json").read_text())["rows"] == IMAGES - 2
-    manifest = json.loads((captions / "manifest.json").read_text())
-    assert [shard["rows"] for shard in manifest["shards"]] == [IMAGES - 1] * 3  # the files and the references
+    assert len(list(read_parts(images))) == IMAGES - 2
+    assert sizes(captions) == [IMAGES - 1] * 3  # the files and the references
 
-    monkeypatch.setattr(ScoreStage, "load", None)  # nothing is loaded
+    monkeypatch.setattr(ScoreParts, "load", None)  # nothing is loaded
     assert evaluate(photos, tmp_path / "shards", *shards) == 0
     compare(result("shards"), result("one"))
 
@@ -107,11 +111,11 @@ def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, process
     columns = ["image_rank", "pool_rank", "text", "clip_text", "tokens", "nats", "scored_tokens"]
 
     write_inputs(tmp_path, sources, pools)
-    shards = ShardFolder(tmp_path, {}, num_rows=2 * 4 * BLOCK, rows_per_shard=2 * BLOCK)
-    stage = ScoreStage(tmp_path, 4 * BLOCK, MODELS, "Photo: ", columns)
-    manifest = run_stage(stage, shards, EngineOptions(processes=processes))["manifest"]
-    assert [shard["rows"] for shard in manifest["shards"]] == [2 * BLOCK, 1] * 2
-    rows = list(read_shards(tmp_path))
+    make_part = ScoreParts(tmp_path, 4 * BLOCK, MODELS, "Photo: ", columns)
+    parts = split_rows(2 * 4 * BLOCK, 2 * BLOCK)
+    run_parts(tmp_path, parts, make_part, EngineOptions(processes=processes), settings={})
+    assert sizes(tmp_path) == [2 * BLOCK, 1] * 2
+    rows = list(read_parts(tmp_path))
     for place, captions in enumerate(sources):
         expected = whole_columns(scoring.blocks(captions), number)
         part = rows[place * number : (place + 1) * number]
@@ -132,16 +136,14 @@ def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, process
 
 
 @pytest.mark.parametrize(
-    ("more", "world_size", "said"),
+    ("more", "said"),
     [
-        (["--rows_per_shard", "100", "--processes", "2"], "1", f"100 is not a multiple of {BLOCK}"),
-        (["--rows_per_shard", "256"], "1", "Use --processes or --engine"),
-        (["--address", "auto"], "1", "Use --engine ray"),
-        (["--engine", "processes"], "2", "2 processes were launched"),
+        (["--rows_per_shard", "100", "--processes", "2"], f"100 is not a multiple of {BLOCK}"),
+        (["--rows_per_shard", "256"], "Use --processes or --engine"),
+        (["--address", "auto"], "Use --engine ray"),
     ],
 )
-def test_engine_options_that_do_not_fit_are_refused(photos, tmp_path, monkeypatch, capsys, more, world_size, said):
-    monkeypatch.setenv("WORLD_SIZE", world_size)
+def test_engine_options_that_do_not_fit_are_refused(photos, tmp_path, capsys, more, said):
     assert evaluate(photos, tmp_path, *more) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

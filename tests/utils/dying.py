@@ -1,24 +1,24 @@
-"""Stages with real models, whose process is killed once before a shard is written."""
+"""Parts with real models, whose process is killed once before a part is written."""
 
 import os
 import signal
 from pathlib import Path
 
-from hf_captionrl.cli.caption import CaptionStage
-from hf_captionrl.cli.features import FeatureStage
-from hf_captionrl.evaluation.scored_captions import ScoreStage
+from hf_captionrl.cli.caption import CaptionParts
+from hf_captionrl.cli.features import FeatureParts
+from hf_captionrl.evaluation.scored_captions import ScoreParts
 
 
 class DiesOnce:
-    """Kills its process after the shard with row `kill_at` is computed, and before it is written."""
+    """Kills its process after the part with row `kill_at` is computed, and before it is written."""
 
     def __init__(self, *args, notes, kill_at, **kwargs):
         super().__init__(*args, **kwargs)
         self.notes, self.kill_at = Path(notes), kill_at
 
     def load(self):
-        super().load()
         (self.notes / f"loaded-{os.getpid()}").touch()
+        return super().load()
 
     def __call__(self, rows):
         found = super().__call__(rows)
@@ -28,13 +28,13 @@ class DiesOnce:
         return found
 
 
-class DyingFeatures(DiesOnce, FeatureStage):
+class DyingFeatures(DiesOnce, FeatureParts):
     pass
 
 
-class DyingCaptions(DiesOnce, CaptionStage):
+class DyingCaptions(DiesOnce, CaptionParts):
     pass
 
 
-class DyingScores(DiesOnce, ScoreStage):
+class DyingScores(DiesOnce, ScoreParts):
     pass

@@ -1,4 +1,4 @@
-"""Shards on a Ray cluster of two nodes, one of whose actors is killed."""
+"""Parts on a Ray cluster of two nodes, one of whose actors is killed."""
 
 import functools
 import json
@@ -11,11 +11,11 @@ from hf_captionrl.cli import main
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
-from hf_captionrl.utils.parts import ShardFolder, read_shards, run_stage
+from hf_captionrl.utils.parts import read_parts
 from tests.tiny import write_captions
 from tests.trainers.test_evaluation import searching
 from tests.utils import dying
-from tests.utils.toy import Squares, expected, pids, two_nodes
+from tests.utils.toy import Squares, expected, pids, run, two_nodes
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,8 @@ def cluster():
 def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
-    shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=4)
-    options = EngineOptions(engine="ray", address=cluster)
-    seen = []
-    summary = run_stage(Squares(notes, kill_at=9), shards, options, progress=seen.append)
-    assert list(read_shards(tmp_path / "out")) == expected(23, 4)
-    assert summary["manifest"]["rows"] == sum(seen) == 23
+    run(tmp_path / "out", Squares(notes, kill_at=9), EngineOptions(engine="ray", address=cluster), rows_per_part=4)
+    assert list(read_parts(tmp_path / "out")) == expected(23, 4)
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 3  # an actor on each node, and one instead of the killed one
 
@@ -42,15 +38,14 @@ def test_killed_actor_of_two_nodes_loses_and_repeats_no_row(cluster, tmp_path):
 def test_actor_that_always_dies_stops_the_run_and_a_repeated_command_counts_anew(cluster, tmp_path):
     notes = tmp_path / "notes"
     notes.mkdir()
-    shards = ShardFolder(tmp_path / "out", {"model": "m"}, num_rows=23, rows_per_shard=12)
     options = EngineOptions(engine="ray", address=cluster)
     for runs in (1, 2):
-        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a shard .* Use fewer --processes"):
-            run_stage(Squares(notes, kill_at=0, times=99), shards, options)
+        with pytest.raises(RuntimeError, match=r"died 3 times without finishing a part, .* Use fewer --processes"):
+            run(tmp_path / "out", Squares(notes, kill_at=0, times=99), options, rows_per_part=12)
         # The end of the other part sets the count back.
         assert 3 * runs <= len(pids(notes, "killed")) <= 4 * runs
-    run_stage(Squares(notes), shards, options)
-    assert list(read_shards(tmp_path / "out")) == expected(23, 12)
+    run(tmp_path / "out", Squares(notes), options, rows_per_part=12)
+    assert list(read_parts(tmp_path / "out")) == expected(23, 12)
 
 
 IMAGES = ["--max_images", "6", "--batch_size", "2"]
@@ -87,28 +82,30 @@ def folders(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("command", "stage", "place"),
+    ("command", "make_part", "place"),
     [
-        (caption, dying.DyingCaptions, "cli.caption.CaptionStage"),
-        (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureStage"),
-        (evaluate, dying.DyingScores, "cli.evaluate.ScoreStage"),
+        (caption, dying.DyingCaptions, "cli.caption.CaptionParts"),
+        (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureParts"),
+        (evaluate, dying.DyingScores, "cli.evaluate.ScoreParts"),
     ],
 )
-def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(cluster, folders, monkeypatch, command, stage, place):
+def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(
+    cluster, folders, monkeypatch, command, make_part, place
+):
     monkeypatch.chdir(folders[0])
     one = command("out", "--processes", "1", "--rows_per_shard", "2")
     monkeypatch.chdir(folders[1])
     notes = folders[1] / "notes"
     notes.mkdir()
-    monkeypatch.setattr(f"hf_captionrl.{place}", functools.partial(stage, notes=notes, kill_at=3))
-    # A repeated command finds its shards or its cache.
+    monkeypatch.setattr(f"hf_captionrl.{place}", functools.partial(make_part, notes=notes, kill_at=3))
+    # A repeated command finds its parts or its cache.
     for _ in range(2):
         assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
     assert len(pids(notes, "killed")) == 1
     assert len(pids(notes, "loaded")) >= 2
     assert not pids(notes, "loaded") & {os.getpid()}
     if command is caption:
-        ids = [row["image_id"] for row in read_shards("out")]
+        ids = [row["image_id"] for row in read_parts("out")]
         assert len(ids) == len(set(ids)) == 6
 
 

@@ -1,4 +1,4 @@
-"""A stage without models, whose workers can be killed in the middle, and clusters for Ray."""
+"""Parts without models, whose workers can be killed in the middle, and clusters for Ray."""
 
 import contextlib
 import os
@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hf_captionrl.utils.parts import Stage
+from hf_captionrl.utils.parts import MakePart, run_parts, split_rows
 
 
-class Squares(Stage):
-    """Squares and a random number per row; `kill_at` kills its process once, in the middle of that shard."""
+class Squares(MakePart):
+    """Squares and a random number per row; `kill_at` kills its process once, in the middle of that part."""
 
     def __init__(self, folder, *, kill_at=None, times=1, fail_at=None, weights="a"):
         self.folder, self.kill_at, self.times = Path(folder), kill_at, times
@@ -25,12 +25,7 @@ class Squares(Stage):
     def load(self):
         self.loaded = True
         (self.folder / f"loaded-{os.getpid()}").touch()
-
-    def made_by(self):
         return {"weights": self.weights}
-
-    def schema(self):
-        return pa.schema([("row", pa.int64()), ("square", pa.int64()), ("random", pa.float64())])
 
     def __call__(self, rows):
         assert self.loaded
@@ -43,7 +38,7 @@ class Squares(Stage):
                 (self.folder / f"killed-{os.getpid()}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             found.append({"row": row, "square": row * row, "random": generator.random()})
-        return found
+        return pa.Table.from_pylist(found)
 
 
 class Slow(Squares):
@@ -64,11 +59,17 @@ class Waits(Squares):
         return super().__call__(rows)
 
 
-def expected(rows, rows_per_shard):
+def run(folder, make_part, engine=None, settings=None, num_rows=23, rows_per_part=5, **more):
+    """Write the parts of 23 rows."""
+    settings = settings or {"model": "m"}
+    return run_parts(folder, split_rows(num_rows, rows_per_part), make_part, engine, settings=settings, **more)
+
+
+def expected(rows=23, rows_per_part=5):
     """The rows, by a plain loop."""
     found = []
     for row in range(rows):
-        if row % rows_per_shard == 0:
+        if row % rows_per_part == 0:
             generator = random.Random(row)
         found.append({"row": row, "square": row * row, "random": generator.random()})
     return found

@@ -1,4 +1,4 @@
-"""`captionrl boost`: blend references, describe images, combine both; on shards, and resumable.
+"""`captionrl boost`: blend references, describe images, combine both; in parts, and resumable.
 
 Answers are appended to a journal when they arrive, and each shard of captions is a file that is renamed into place.
 """
@@ -45,7 +45,7 @@ from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_text, refuse_file, write_json
 from hf_captionrl.utils.model_files import read_object
-from hf_captionrl.utils.parts import ShardFolder, Stage, read_shard, read_shards, run_stage
+from hf_captionrl.utils.parts import MakePart, read_parts, run_parts, split_rows
 from hf_captionrl.utils.prompts import Backend, BackendError, Failure, Prompt, Truncated
 
 if TYPE_CHECKING:
@@ -545,47 +545,30 @@ _ROLES = ("text", "vision")
 _CHECKED_ROWS = 1024  # so that a wrong folder is found before any question
 
 
-class BoostStage(Stage):
-    """Boosted captions of shards; see `boost_shard`."""
+class BoostParts(MakePart):
+    """Boosted captions of rows; see `boost_shard`."""
 
     def __init__(self, options: BoostOptions, ids: str) -> None:
         self.options, self.ids = copy.copy(options), ids
         self.needs_gpu = any(is_local(options, role) for role in _ROLES)
 
-    def load(self) -> None:
+    def load(self) -> dict[str, Any]:
         self._dataset = load_split(self.options, quarantine_path=None, expected_ids=self.ids).dataset
         self._backends = {role: load_backend(self.options, role, self._dataset) for role in _ROLES}
-
-    def made_by(self) -> dict[str, Any]:
         return {role: [backend.model, backend.revision] for role, backend in self._backends.items()}
 
-    def schema(self) -> pa.Schema:
-        numbers = {"row": datasets.Value("int64"), "image_id": _STRING}
-        return datasets.Features({**numbers, **_TEXTS, "quarantine": _STRING}).arrow_schema
-
-    def __call__(self, rows: range) -> list[dict[str, Any]]:
+    def __call__(self, rows: range) -> pa.Table:
         names = ("attempts", "max_words", "rows_at_once", "max_failures", "retry_quarantined")
         options: dict[str, Any] = {name: getattr(self.options, name) for name in names} | self._backends
         exact = self.options.dataset == "scenes"
-        return boost_shard(self._dataset, self.options.output, rows=rows, exact_facts=exact, **options)
-
-
-def _reopen_shards(shards: ShardFolder, retry_quarantined: bool) -> None:
-    """Remove finished shards that may gain rows: a backend failed, an image was broken, or `retry_quarantined`."""
-    missing = set(shards.unfinished())
-    for shard, name in enumerate(shards.names):
-        if shard in missing or not shards.is_mine(shard):
-            continue
-        column = read_shard(shards.folder / name, ["quarantine"])["quarantine"]
-        reasons = {json.loads(line)["reason"] for line in column.to_pylist() if line is not None}
-        if reasons - _ANSWERED or (retry_quarantined and reasons):
-            (shards.folder / name).unlink()
+        values = boost_shard(self._dataset, self.options.output, rows=rows, exact_facts=exact, **options)
+        numbers = {"row": datasets.Value("int64"), "image_id": _STRING}
+        schema = datasets.Features({**numbers, **_TEXTS, "quarantine": _STRING}).arrow_schema
+        return pa.Table.from_pylist(values, schema=schema)
 
 
 def boost(arguments: BoostOptions) -> None:
     """Boost the captions, shard by shard, and write them into one file."""
-    from tqdm import tqdm
-
     arguments.check_engine()  # before anything slow
     if arguments.embed_images and arguments.no_images:
         raise ValueError("--embed_images stores the images and --no_images leaves them out. Use one of them.")
@@ -607,31 +590,33 @@ def boost(arguments: BoostOptions) -> None:
     names = "text vision text_revision vision_revision max_new_tokens seed max_words error_rate mention_rate".split()
     settings = source_settings(arguments) | {"images": ids, "references": ids_digest(dataset, "captions")}
     output = arguments.output
-    shards = ShardFolder(
+    settings |= {name: getattr(arguments, name) for name in names}
+    parts = split_rows(number, arguments.rows_per_shard or 64 * arguments.rows_at_once)
+
+    def is_final(part: pa.Table) -> bool:
+        """False if another run may gain rows: a backend failed, an image was broken, or --retry_quarantined."""
+        reasons = {json.loads(line)["reason"] for line in part["quarantine"].to_pylist() if line is not None}
+        return not (reasons if arguments.retry_quarantined else reasons - _ANSWERED)
+
+    done = run_parts(
         output / "shards",
-        settings | {name: getattr(arguments, name) for name in names},
-        num_rows=number,
-        rows_per_shard=arguments.rows_per_shard or 64 * arguments.rows_at_once,
+        parts,
+        BoostParts(arguments, ids),
+        arguments,
+        settings=settings,
         overwrite=arguments.overwrite,
+        is_final=is_final,
     )
-    _reopen_shards(shards, arguments.retry_quarantined)
-    resumed = number - sum(len(shards.rows(shard)) for shard in shards.unfinished())
-    # A progress bar only on a terminal.
-    with tqdm(total=number, initial=resumed, unit=" rows", disable=None) as progress:
-        done = run_stage(BoostStage(arguments, ids), shards, arguments, progress=progress.update)
-    summary: dict[str, Any] = {"output": str(output), "rows": number, "resumed": resumed, "shards": done["shards"]}
-    if done["manifest"] is None:
-        summary["captions"] = None  # another launched process is the last
-    else:
-        images = {"embed_images": arguments.embed_images, "with_images": not arguments.no_images}
-        written = write_boosted_captions(dataset, output, read_shards(shards.folder), **images)
-        summary["captions"] = dataclasses.asdict(written) | {"path": str(written.path)}
-        tokenizer = arguments.tokenizer or ("scenes:siglip-held-out" if arguments.dataset == "scenes" else None)
-        summary["statistics"] = write_statistics(written.path, tokenizer)
-        summary["card"] = str(write_boosted(arguments, written, done["manifest"]["made_by"]))
+    summary: dict[str, Any] = {"output": str(output), "rows": number, "shards": len(parts)}
+    images = {"embed_images": arguments.embed_images, "with_images": not arguments.no_images}
+    written = write_boosted_captions(dataset, output, read_parts(output / "shards"), **images)
+    summary |= {"resumed": done["resumed"], "captions": dataclasses.asdict(written) | {"path": str(written.path)}}
+    tokenizer = arguments.tokenizer or ("scenes:siglip-held-out" if arguments.dataset == "scenes" else None)
+    summary["statistics"] = write_statistics(written.path, tokenizer)
+    summary["card"] = str(write_boosted(arguments, written, done["made_by"]))
     if arguments.json:
         print(json.dumps(summary))
-    elif summary["captions"]:
+    else:
         print(
             f"{written.path}: {written.rows} captions, {written.conflicts} of which contradict their BlendCap; "
             f"{written.quarantined} rows in quarantine."

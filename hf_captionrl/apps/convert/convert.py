@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_captionrl.apps.convert.options import ConvertOptions
 from hf_captionrl.apps.convert.published import FileRecord, Report, export_code, write_published
-from hf_captionrl.utils.io import write_json
+from hf_captionrl.utils.io import temporary_path, write_json
 from hf_captionrl.utils.model_files import hub_name, read_object
 
 # --- Reads one pickle of tensors (`weights_only=True`). Pickles of weights are opened nowhere else --------------------
@@ -155,9 +154,8 @@ def convert(
     is_file = output.suffix == ".safetensors"  # the tensors of one file under their names
     if is_file and not place.is_file():
         raise ValueError(f"{str(output)!r} is a file, but {source!r} is a folder. Use a folder as output.")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
-        new = Path(scratch) / output.name  # gets its place when it is complete
+    with temporary_path(output.parent, is_folder=True) as scratch:
+        new = scratch / output.name  # gets its place when it is complete
         if is_file:
             _unpickle(place, new, report)
         else:

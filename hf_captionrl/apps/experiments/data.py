@@ -31,7 +31,7 @@ from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
-from hf_captionrl.utils.parts import shard_files
+from hf_captionrl.utils.parts import part_files
 
 # --- The images of a recipe ------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def load_data(
 
 def _caption_files(path: str) -> Any:
     """A file of captions, or the shards of a finished folder."""
-    return shard_files(path) if Path(path).is_dir() else path
+    return part_files(path) if Path(path).is_dir() else path
 
 
 def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:

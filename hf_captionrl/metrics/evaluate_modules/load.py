@@ -14,6 +14,7 @@ the installed module, so that foreign code under our name never runs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -154,21 +155,15 @@ def _install_one(root: Path, name: str) -> Path:
     if not lacking:
         return shim
     # Imported here, because every `import hf_captionrl` would pay for them.
-    import secrets
-    import shutil
-
-    from hf_captionrl.utils.io import atomic_write_text
+    from hf_captionrl.utils.io import atomic_write_text, temporary_path
 
     if not shim.parent.is_dir():
         # Rename a complete folder: `evaluate` fails if the folder exists without the file.
-        making = folder / f".tmp-{secrets.token_hex(8)}"
-        try:
+        # An error: another process was faster, or the folder cannot be written; the code below finds out.
+        with contextlib.suppress(OSError), temporary_path(folder, is_folder=True) as making:
             atomic_write_text(making / "__init__.py", "")
             atomic_write_text(making / shim.name, text)
             os.rename(making, shim.parent)
-        except OSError:
-            # Another process was faster, or the folder cannot be written; the code below finds out.
-            shutil.rmtree(making, ignore_errors=True)
     for file in lacking:
         if _size(file) != len(wanted[file]):
             atomic_write_text(file, wanted[file])

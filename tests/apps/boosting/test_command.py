@@ -1,9 +1,6 @@
 """`captionrl boost`: the default run, shards, processes, and bad input."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,6 @@ from hf_captionrl.utils.model_files import model_path
 from tests.apps.boosting.doubles import content, endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
 from tests.tiny import write_photos
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def boost(folder, *more):
@@ -95,18 +90,6 @@ def test_two_processes_equal_one_process(tmp_path):
     assert boost(tmp_path / "one") == 0
     assert boost(tmp_path / "spawned", "--processes", "2", "--rows_per_shard", "2") == 0
     assert content(tmp_path / "spawned/captions.parquet") == content(tmp_path / "one/captions.parquet")
-    # Launched by accelerate: the command of the docs page; without --config_file, `accelerate launch` silently starts one process.
-    launch = "accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost"
-    assert launch in (ROOT / "docs/boosting.md").read_text()
-    words = launch.split()
-    command = [sys.executable, "-m", "accelerate.commands.launch", *words[2:4], "--num_processes", "2"]
-    command += ["--main_process_port", "0", *words[4:], "--max_images", "8", "--output", str(tmp_path / "two")]
-    command += ["--rows_per_shard", "4"]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert content(tmp_path / "two/captions.parquet") == content(tmp_path / "one/captions.parquet")
-    assert len(journals(tmp_path / "two")) == 2
 
 
 def photographs(folder):
