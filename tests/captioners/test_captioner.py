@@ -1,14 +1,11 @@
 """Prompt, labels, end token and truncation."""
 
-import datasets
-import numpy as np
 import pytest
 import torch
 
 from hf_captionrl.captioners.captioner import completion_mask
 from hf_captionrl.captioners.prompts import caption_entropy, contrastive_prompt, encode_with_prompts
 from hf_captionrl.losses import IGNORE_INDEX
-from hf_captionrl.trainers.trl_grpo import _prompts
 from tests.captioners.models import captioner_of
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
@@ -61,12 +58,8 @@ def test_invalid_captions_raise():
     with pytest.raises(ValueError, match=r"takes 7 tokens.*max_length \(7\)"):
         captioner.encode_captions(["dog"], max_length=7)
     assert captioner.encode_captions(["dog"], max_length=8)["labels"].tolist()[0][:7] == [IGNORE_INDEX] * 7
-    with pytest.raises(TypeError, match="Caption 1 is 3"):
-        captioner.encode_captions(["dog", 3])
     with pytest.raises(ValueError, match=r"Caption 0 .* is empty"):
         captioner.encode_captions([" \n"])
-    with pytest.raises(ValueError, match="either images or image_features"):
-        captioner.collate(None, ["dog"])
 
 
 def test_completion_mask():
@@ -141,8 +134,6 @@ def test_train_mode_is_restored_and_invalid_inputs_raise():
     captioner.generate(pixel_values=captioner.encode_images(tiny_images(1))["pixel_values"], max_new_tokens=2)
     assert captioner.model.training
     assert not captioner.vision_tower.training
-    with pytest.raises(ValueError, match="either pixel_values or image_features"):
-        captioner.generate()
     batch = captioner.collate(tiny_images(2), tiny_captions(2))
     with pytest.raises(ValueError, match="different batch sizes"):
         captioner.model(**batch, image_features=torch.zeros(1, 5, 32))
@@ -192,8 +183,6 @@ def test_entropy_equals_a_loop_over_positions(family):
         expected.append(sum(-float((p * p.log()).sum()) for p in each) / len(each))
     assert found["per_sample"] == close(expected, dtype="float32", ulps=64)
     assert found["entropy"] == close(sum(expected) / 5, dtype="float32", ulps=64)
-    with pytest.raises(ValueError, match=r"5 images and 4 captions. Pass one caption per image"):
-        caption_entropy(captioner, images, captions[:4])
 
 
 @pytest.fixture(scope="module")
@@ -225,18 +214,3 @@ def test_prompts_per_image_equal_one_captioner_per_prompt(captioner):
         assert both.captions[row] == single.captions[0]
     with pytest.raises(ValueError, match="chat model"):
         encode_with_prompts(tiny_captioner("blip"), images, prompts)
-
-
-def test_grpo_has_the_same_prompt():
-    class Arguments:
-        prompt, contrastive_distractors = "Describe it.", 2
-
-    rows = datasets.Dataset.from_dict({"captions": [["a dog", "x"], ["a cat"], [], ["a car"]]})
-    neighbours = np.array([[1, 3, 2], [0, 2, 3], [3, 1, 0], [2, 0, 1]])
-    found = _prompts(rows, Arguments, neighbours)
-    assert found[0] == contrastive_prompt("Describe it.", ["a cat", "a car"])
-    assert found[3] == contrastive_prompt("Describe it.", ["a dog"])
-    with pytest.raises(ValueError, match="no neighbours"):
-        _prompts(rows, Arguments, None)
-    Arguments.contrastive_distractors = 0
-    assert _prompts(rows, Arguments, None) == ["Describe it."] * 4

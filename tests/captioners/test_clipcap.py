@@ -1,6 +1,5 @@
 """The ClipCap model: equality with the published code (reimplemented here), generation, processor, saving, Auto classes."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -9,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import AutoConfig, LlamaConfig, OPTConfig, PreTrainedTokenizerFast, SiglipVisionConfig
+from transformers import LlamaConfig, OPTConfig, SiglipVisionConfig
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
-from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, _OnFirstUse
+from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
 from hf_captionrl.captioners.clipcap.assembly import assemble
 from hf_captionrl.utils.model_files import model_path
 from tests.captioners.test_decoding import multinomial_of
@@ -124,8 +121,6 @@ def test_generation_stops_at_the_first_token_with_a_full_stop():
     assert stops[0] == tokenizer.convert_tokens_to_ids(".")
     assert tokenizer.convert_tokens_to_ids("x.y") in stops
     pixel_values = processor(images=tiny_images(3), return_tensors="pt")["pixel_values"]
-    with pytest.raises(ValueError, match=r"stop_at_period needs config\.period_token_ids"):
-        model.generate(pixel_values, stop_at_period=True)
     model.config.period_token_ids = stops
     with torch.no_grad():  # make it likely to be sampled
         model.language_model.lm_head.weight[stops] += 0.5 * model.language_model.lm_head.weight.std()
@@ -167,9 +162,6 @@ def test_other_towers_and_language_models():
         assert model.mapper.model[0].weight.grad.abs().sum() > 0
     fresh = ClipCapForConditionalGeneration(ClipCapConfig(vision, opt, mapping_type="transformer", num_mapper_heads=4))
     assert 0.8 < fresh.mapper.prefix_const.std() < 1.2  # as published
-    for name, value in {"mapping_type": "linear", "prefix_length": 0}.items():
-        with pytest.raises(ValueError, match=name):
-            ClipCapConfig(**{name: value})
 
 
 def test_clipcap_processor_prepends_the_start_token(tmp_path):
@@ -180,8 +172,6 @@ def test_clipcap_processor_prepends_the_start_token(tmp_path):
     assert batch["input_ids"].shape == batch["attention_mask"].shape
     assert processor.batch_decode(batch["input_ids"], skip_special_tokens=True) == ["a cat", "red"]
     assert set(processor(images=tiny_images(1))) == {"pixel_values"}
-    with pytest.raises(ValueError, match="images, text, or both"):
-        processor()
     processor.tokenizer.bos_token = None
     with pytest.raises(ValueError, match="no start token"):
         processor(text="a cat")
@@ -257,15 +247,6 @@ def test_auto_classes_without_the_package_raise(saved, tmp_path):
     assert "clipcap" in done.stderr
 
 
-def test_classes_are_loaded_on_first_use():
-    assert type(AutoConfig.for_model("clipcap")) is ClipCapConfig
-    mapping = _OnFirstUse({"known": int})
-    mapping.setdefault("late", functools.partial(lambda: str))
-    assert mapping["late"] is mapping["late"] is str
-    assert dict(mapping.items()) == {"known": int, "late": str}
-    assert list(mapping.values()) == [int, str]
-
-
 def stopping(**settings):
     model, processor = tiny_clipcap(stop_at_period=True, **settings)
     processor.tokenizer.add_tokens(["x.y"])
@@ -296,10 +277,6 @@ def test_the_end_token_is_the_full_stop():
     assert captioner.decode(labels[None, 1:]) == ["a red cat."]
     assert "." not in plain.decode(plain.encode_captions(["a red cat"])["labels"][:, 1:])[0]
     assert captioner.encode_captions(["."])["labels"].shape == (1, 3)  # a caption of full stops only is not empty
-    with pytest.raises(ValueError, match="is empty"):
-        captioner.encode_captions([" "])
-    with pytest.raises(TypeError, match="is 3"):
-        captioner.encode_captions([3])
 
 
 def test_log_probs_include_the_stop_token():
@@ -352,27 +329,6 @@ def test_stop_at_period_is_an_argument_and_is_saved(tmp_path, monkeypatch):
     right = again.model.generate(images, do_sample=True, max_new_tokens=20)[:, 1:]  # with transformers alone
     assert left.tolist() == right.tolist()
     assert load_captioner(tmp_path / "stopping", stop_at_period=False).end_token_ids == (right.new_tensor(269).item(),)
-
-
-def test_vocabulary_without_a_full_stop_raises():
-    model, processor = tiny_clipcap()
-    end = processor.tokenizer.eos_token
-    tokens = {token.replace(".", "full stop"): index for token, index in processor.tokenizer.get_vocab().items()}
-    words = Tokenizer(WordLevel(tokens, unk_token=end))
-    processor.tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end, pad_token=end)
-    assert load_captioner(model, processor=processor).eos_token_id == model.config.text_config.eos_token_id
-    model, _ = tiny_clipcap(stop_at_period=True)
-    with pytest.raises(ValueError, match="no token for a full stop"):
-        load_captioner(model, processor=processor)
-
-
-def test_images_and_start_tokens_are_required():
-    model, processor = tiny_clipcap()
-    ids = inputs(processor)["input_ids"]
-    with pytest.raises(ValueError, match="Pass pixel_values"):
-        model.generate(input_ids=ids)
-    with pytest.raises(ValueError, match="Pass pixel_values and input_ids"):
-        model(input_ids=ids)
 
 
 def test_features_are_the_image_embedding():

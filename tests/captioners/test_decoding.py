@@ -333,19 +333,6 @@ def _compare_with_inductor():
     assert sampled(captioner, images, compile_decoding=True) == sampled(captioner, images)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"compile_decoding": True, "num_beams": 2}, "compile_decoding is True, but these settings need the"),
-        ({"num_return_sequences": 2}, "num_return_sequences"),  # equal greedy captions
-    ],
-)
-def test_settings_that_are_refused(settings, message):
-    captioner, images = captioner_and_images("vit-gpt2")
-    with pytest.raises(ValueError, match=message):
-        captioner.generate(**images, max_new_tokens=3, **settings)
-
-
 def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, capsys):
     seen, decode = [], DecodingLoop.__call__
 

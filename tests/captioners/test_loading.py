@@ -4,24 +4,19 @@ import copy
 import functools
 import importlib.metadata
 import json
-import os
 import shutil
 import types
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoConfig, GitModel
 
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.experiments.arguments import ModelArguments
 from hf_captionrl.captioners import ProcessorPair, load_captioner
 from hf_captionrl.captioners import loading as captioner_loading
-from hf_captionrl.captioners.head_tap import floating_dtype
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils import model_files as device_arguments
 from hf_captionrl.utils.model_files import check_kwargs, model_path
@@ -89,11 +84,6 @@ def test_adapter_of_another_base_model_raises(other, tmp_path):
     load_captioner(model, processor=processor).save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"adapter' does not fit '\S+other': .* Pass base_model="):
         load_captioner(tmp_path / "adapter", base_model=tmp_path / "other")
-    with pytest.raises(ValueError, match=r"does not fit 'BlipFor"):
-        load_captioner(tmp_path / "adapter", base_model=model, processor=processor)
-    captioner.model.save_pretrained(tmp_path / "pickled", safe_serialization=False)
-    with pytest.raises(FileNotFoundError, match=r"'\S+pickled' has no adapter_model.safetensors"):
-        load_captioner(tmp_path / "pickled", base_model=tmp_path / "other")
 
 
 @pytest.mark.parametrize("builder", [tiny_vit_gpt2, tiny_vit_bert])
@@ -107,11 +97,6 @@ def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
     assert "lacks decoder_start_token_id" in caplog.text
     assert captioner.special_token_ids() == expected.special_token_ids()
     assert write(captioner) == write(expected)
-    model.config.pad_token_id = model.generation_config.pad_token_id = None
-    tokenizer = processor.tokenizer
-    tokenizer.pad_token = tokenizer.eos_token = None
-    with pytest.raises(ValueError, match="defines the padding token"):
-        load_captioner(model, processor=processor)
 
 
 @pytest.mark.parametrize(
@@ -141,16 +126,11 @@ def test_model_without_an_output_head_raises(tmp_path):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder '.*nowhere'"):
         load_captioner(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
-        load_captioner(tmp_path)
     model, processor = tiny_blip()
     model.save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="no tokenizer or no image processor"):
         load_captioner(tmp_path)
     assert write(load_captioner(tmp_path, processor=processor))
-    processor.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no tokenizer or no image processor"):
-        load_captioner(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     processor.save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="no weights in safetensors"):
@@ -159,10 +139,6 @@ def test_missing_files_are_named(tmp_path):
 
 def test_parts_that_do_not_match_raise():
     model, processor = tiny_blip()
-    with pytest.raises(ValueError, match="has no processor"):
-        load_captioner(model)
-    with pytest.raises(ValueError, match="lacks a tokenizer or an image_processor"):
-        load_captioner(model, processor=processor.tokenizer)
     _, gpt2_processor = tiny_vit_gpt2()
     with pytest.raises(ValueError, match=r"has 270 tokens, but the model's output head has 51"):
         load_captioner(model, processor=ProcessorPair(processor.image_processor, gpt2_processor.tokenizer))
@@ -178,21 +154,6 @@ def test_known_prompts_and_captioners_pass_through():
     assert load_captioner(captioner, prompt="the ").prompt == "the "
 
 
-def test_arguments_of_loading_raise_for_loaded_models(tmp_path):
-    captioner = tiny_captioner("blip")
-    captioner.add_lora(r=4)
-    captioner.save_pretrained(tmp_path)
-    model, processor = tiny_blip()
-    for given, settings in [
-        (captioner, {"dtype": torch.bfloat16}),
-        (model, {"processor": processor, "attn_implementation": "eager"}),
-        (tmp_path, {"base_model": model, "processor": processor, "dtype": torch.bfloat16}),
-    ]:
-        with pytest.raises(ValueError, match=r"^(dtype|attn_implementation) cannot be set on a Blip\w+ object"):
-            load_captioner(given, **settings)
-    assert load_captioner(tmp_path, base_model=model, processor=processor).model.dtype == torch.float32
-
-
 _build = functools.cache(build)
 
 
@@ -205,18 +166,13 @@ def load(name, processor):
     ("name", "other", "message"),
     [
         ("blip", "git", r"start token of BlipFor\w+ \(id 5\) is the word 'a'"),
-        ("vit-gpt2", "blip", "end token of Vision.* has the id 269, but the tokenizer has only 51 tokens"),
         ("paligemma", "llava", "needs a PaliGemmaProcessor, not a LlavaProcessor"),
-        ("qwen2_vl", "llava", "image token of the LlavaProcessor is <image> with the id 6, but .* id 8"),
-        ("llava", "pair", "image token of the ProcessorPair is None"),
         ("qwen2_vl", "template", r"chat template of the Qwen2VLProcessor has no image token \(<\|image_pad\|>\)"),
     ],
 )
 def test_processor_of_another_model_raises(name, other, message):
-    processor = copy.deepcopy(_build(name if other in ("pair", "template") else other)[1])
-    if other == "pair":
-        processor = ProcessorPair(processor.image_processor, processor.tokenizer)
-    elif other == "template":
+    processor = copy.deepcopy(_build(name if other == "template" else other)[1])
+    if other == "template":
         processor.chat_template = processor.chat_template.replace("<|image_pad|>", "")
     with pytest.raises(ValueError, match=message):
         load(name, processor)
@@ -271,13 +227,6 @@ def on_a_gpu_with_bitsandbytes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
-def test_quantization_without_a_gpu_names_what_is_missing(saved, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(device_arguments, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"is set, but needs bitsandbytes, .* and a GPU, .* Use dtype="):
-        load_captioner(saved, load_in_8bit=True)
-
-
 @pytest.mark.usefixtures("on_a_gpu_with_bitsandbytes")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantization_reaches_from_pretrained(bits, saved, monkeypatch):
@@ -297,31 +246,6 @@ def test_quantization_reaches_from_pretrained(bits, saved, monkeypatch):
         assert config.bnb_4bit_compute_dtype == torch.bfloat16
     assert not {"load_in_4bit", "load_in_8bit"} & seen.keys()
     assert check_kwargs({"quantization_config": config}) == {"quantization_config": config}
-
-
-@pytest.mark.usefixtures("on_a_gpu_with_bitsandbytes")
-def test_contradicting_quantization_is_refused(saved):
-    with pytest.raises(ValueError, match="load_in_4bit and load_in_8bit are given together"):
-        load_captioner(saved, load_in_4bit=True, load_in_8bit=True)
-    with pytest.raises(ValueError, match="load_in_8bit and quantization_config are given together"):
-        load_captioner(saved, load_in_8bit=True, quantization_config={"load_in_4bit": True})
-    with pytest.raises(ValueError, match="load_in_4bit is set, but tune is not"):
-        ModelArguments(load_in_4bit=True)
-
-
-def test_quantized_head_is_refused(saved):
-    model = load_captioner(saved).base_model
-    head = captioner_loading.FAMILIES["blip"].output_head(model)
-    head.weight = nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
-    with pytest.raises(ValueError, match=r"head of BlipForConditionalGeneration was quantized.*predictions\.decoder"):
-        captioner_loading._check_head("name", captioner_loading.FAMILIES["blip"], model, set())
-
-
-def test_features_keep_the_dtype_of_weights_that_are_not_quantized():
-    tower = nn.Sequential(nn.Linear(2, 2, dtype=torch.bfloat16), nn.Linear(2, 2))
-    tower[0].weight = nn.Parameter(torch.zeros(2, 1, dtype=torch.uint8), requires_grad=False)
-    assert floating_dtype(tower, torch.float32) == torch.bfloat16  # that of the bias
-    assert floating_dtype(nn.Identity(), torch.float16) == torch.float16
 
 
 def stored(folder, model, processor):
@@ -448,15 +372,6 @@ def test_blip_2_without_an_image_token(language, tmp_path):
     assert write(load_captioner(tmp_path / "again")) == expected
 
 
-def test_quantization_that_is_not_installed_raises(tmp_path):
-    model, processor = tiny_chat("qwen2_vl")
-    stored(tmp_path, model, processor)
-    awq = {"bits": 4, "group_size": 128, "quant_method": "awq", "version": "gemm", "zero_point": True}
-    edit(tmp_path, "config.json", quantization_config=awq)
-    with pytest.raises(ValueError, match=r"needs a library that is not installed|is quantized with 'awq'"):
-        load_captioner(tmp_path)
-
-
 def test_missing_image_processor_raises(tmp_path):
     """Like florence-community's Florence-2 without preprocessor_config.json."""
     model, processor = tiny_family("florence2")
@@ -466,104 +381,3 @@ def test_missing_image_processor_raises(tmp_path):
     edit(tmp_path, "processor_config.json", processor_class="Florence2Processor")
     with pytest.raises(ValueError, match=r"cannot be loaded from processor_config\.json, tokenizer_config\.json"):
         load_captioner(tmp_path)
-
-
-def test_scorer_without_a_tokenizer_raises(tmp_path):
-    clip = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "clip")
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"):
-        (clip / name).unlink(missing_ok=True)
-    with pytest.raises(FileNotFoundError, match=r"^The scorer '\S+' has no tokenizer.*processor\.save_pretrained"):
-        load_scorer(clip)
-
-
-# With the original configurations, tokenizers and processors, if they are on this machine; the weights are random
-
-PLACE = Path(os.environ.get("CAPTIONRL_PUBLISHED_CHECKPOINTS") or "not given")
-"""Folders named `OWNER__NAME`; they are not part of this repository."""
-_TEXT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-_GROUPED = {**_TEXT, "num_key_value_heads": 1, "head_dim": 16}
-_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 2}
-_QWEN = {**_TEXT, "num_key_value_heads": 1, "rope_scaling": {"mrope_section": [2, 3, 3]}}
-_QWEN_VISION = {"depth": 2, "hidden_size": 32, "num_heads": 2}
-_WIDE = {**_QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 32}
-SIZES: dict[str, dict[str, Any]] = {
-    "blip": {"text_config": {**_TEXT, "encoder_hidden_size": 32}, "vision_config": _TEXT},
-    "blip-2": {"text_config": _T5, "vision_config": _TEXT, "qformer_config": {**_TEXT, "encoder_hidden_size": 32}},
-    "idefics3": {"text_config": _GROUPED, "vision_config": _TEXT},
-    "qwen2_vl": {**_QWEN, "vision_config": {**_QWEN_VISION, "embed_dim": 32, "mlp_ratio": 2}},
-    "qwen2_5_vl": {**_QWEN, "vision_config": {**_WIDE, "fullatt_block_indexes": [1]}},
-    "qwen3_vl": {
-        "text_config": {**_QWEN, "head_dim": 16},
-        "vision_config": {**_WIDE, "deepstack_visual_indexes": [0]},
-    },
-}
-"""Sizes by model type; vocabularies, images and patches stay as published."""
-INCOMPLETE = {
-    "HuggingFaceTB__SmolVLM2-256M-Video-Instruct--partial": (FileNotFoundError, "no tokenizer or no image processor"),
-    "microsoft__Florence-2-base": (ValueError, r"needs custom code \(auto_map\).*florence-community"),
-    "florence-community__Florence-2-large": (ValueError, r"cannot be loaded from processor_config\.json"),
-    "google__pix2struct-textcaps-base": (FileNotFoundError, "no tokenizer or no image processor"),
-}
-published = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not PLACE.is_dir(), reason="no published configurations on this machine"),
-]
-
-
-def merged(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Apply nested changes; other values, and missing ones, are kept."""
-    found = dict(content)
-    for name, value in changes.items():
-        found[name] = merged(found.get(name) or {}, value) if isinstance(value, dict) else value
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        pytest.param(name, dtype, marks=published)
-        for name, dtype in {
-            "Salesforce__blip-image-captioning-base": torch.float32,
-            "Salesforce__blip-image-captioning-large--resaved-tf5.5.4": torch.float32,
-            "Salesforce__blip2-flan-t5-xl": torch.float32,
-            "Salesforce__blip2-flan-t5-xl--pre4.47": torch.float32,
-            "HuggingFaceTB__SmolVLM-256M-Instruct": torch.bfloat16,
-            "Qwen__Qwen2-VL-2B-Instruct-AWQ": torch.float16,
-            "Qwen__Qwen2.5-VL-7B-Instruct": torch.bfloat16,
-            "Qwen__Qwen3-VL-4B-Instruct": torch.bfloat16,
-            "Qwen__Qwen3-VL-8B-Instruct": torch.bfloat16,
-        }.items()
-    ],
-)
-def test_published_layouts_load_train_and_save(name, dtype, tmp_path):
-    folder = tmp_path / "published"
-    shutil.copytree(PLACE / name, folder, ignore=shutil.ignore_patterns("README*", "weights.txt", "*.index.json"))
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    content.pop("quantization_config", None)
-    (folder / "config.json").write_text(json.dumps(merged(content, SIZES[content["model_type"]])), encoding="utf-8")
-    config = AutoConfig.from_pretrained(folder)
-    torch.manual_seed(0)
-    model = getattr(transformers, config.architectures[0])(config)
-    if hasattr(model, "query_tokens"):  # zero initially, where the gradient of the layer norm after them overflows
-        torch.nn.init.normal_(model.query_tokens, std=0.02)
-    model.to(dtype).save_pretrained(tmp_path / "weights")
-    (tmp_path / "weights" / "model.safetensors").rename(folder / "model.safetensors")
-    assert {p.dtype for p in load_captioner(folder).model.parameters()} == {dtype}
-    captioner = load_captioner(folder, dtype=torch.float32)
-    captioner.model.train()
-    captioner.model(**captioner.collate(IMAGES[:2], ["a cat", "a red dog"])).loss.backward()
-    with torch.no_grad():
-        for parameter in captioner.model.parameters():
-            if parameter.grad is not None:
-                assert parameter.grad.isfinite().all()
-                parameter -= 1e-3 * parameter.grad
-    written = write(captioner)
-    captioner.save_pretrained(tmp_path / "saved")
-    assert write(load_captioner(tmp_path / "saved")) == written
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=published) for name in INCOMPLETE])
-def test_incomplete_published_folders_say_what_is_missing(name):
-    kind, message = INCOMPLETE[name]
-    with pytest.raises(kind, match=message):
-        load_captioner(PLACE / name)

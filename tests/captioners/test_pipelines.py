@@ -7,7 +7,7 @@ import datasets
 import pytest
 from PIL import Image
 
-from hf_captionrl.captioners.pipeline import CaptionPipeline, fetch, pipeline
+from hf_captionrl.captioners.pipeline import CaptionPipeline, pipeline
 from hf_captionrl.data import ImageError, open_image, sample_frames
 from tests.tiny import tiny_captioner, tiny_images
 
@@ -147,12 +147,6 @@ def test_urls_are_fetched_only_with_allow_urls(caption, captioner, expected, ima
         fetching(f"file://{tmp_path}/0.png")
 
 
-@pytest.mark.parametrize("address", ["http://127.0.0.1:port/a.png", "http://[::1/a.png", "http://127.0.0.1/\n"])
-def test_addresses_that_are_none_are_named(address):
-    with pytest.raises(ValueError, match="cannot be fetched"):
-        fetch(address)
-
-
 def test_a_download_has_a_limit(captioner, web, monkeypatch):
     monkeypatch.setattr("hf_captionrl.captioners.pipeline.MAX_DOWNLOAD_BYTES", 10)
     with pytest.raises(ValueError, match="more than 10 bytes"):
@@ -166,14 +160,8 @@ def test_shipped_models_and_folders(captioner, images, expected, tmp_path):
     assert pipeline(captioner, **SETTINGS)(images[0]) == expected[0]
 
 
-def test_what_is_refused(caption, captioner, images, tmp_path):
+def test_what_is_refused(caption, images, tmp_path):
     with pytest.raises(TypeError, match="The inputs are a int"):
         caption(3)
-    with pytest.raises(ValueError, match="none is called 'image'"):
-        caption(datasets.Dataset.from_dict({"picture": [1]}))
     with pytest.raises(ImageError):
         caption([images[0], tmp_path / "missing.png"])
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        caption(images, batch_size=0)
-    with pytest.raises(ValueError, match="num_frames is 0"):
-        CaptionPipeline(captioner, num_frames=0)

@@ -111,16 +111,6 @@ def test_chat_models_of_this_process_get_a_prompt_per_image(tmp_path, monkeypatc
     assert told == [f"a pig\n{rule}", f'a dog\n{rule}\n{before}"two pigs"']
 
 
-def test_other_families_refuse_prompts_per_image(tmp_path, capsys):
-    table = tmp_path / "p.jsonl"
-    table.write_text('{"image": "test-00000", "prompt": "a photo of"}\n')
-    command = ["caption", "scenes:blip-mle", "--output", str(tmp_path / "o.jsonl"), "--max_images", "2"]
-    assert main([*command, "--prompts", str(table)]) == 2
-    assert "--prompts" in capsys.readouterr().err
-    assert main([*command, "--min_new_tokens", "50"]) == 2
-    assert "--max_new_tokens" in capsys.readouterr().err
-
-
 def test_context_is_cut_between_words():
     table = ImagePrompts(max_context=10, rows={"a": ("", "one two three"), "b": ("", "x" * 30)})
     assert table.of("a", "P").endswith(': "one two"')

@@ -8,7 +8,6 @@ import torch
 from transformers import AutoConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
 
 from hf_captionrl.captioners import load_captioner, shared_cross_attention
-from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from tests.captioners.test_head_tap import gradients
 from tests.tiny import HIDDEN, LAYERS, POSITIONS, tiny_captioner, tiny_captions, tiny_images, tiny_vit_bert
 from tests.tolerances import assert_close, resolution
@@ -258,21 +257,6 @@ def test_decoders_of_transformers(kind):
     found = captioner.generate(pixel_values=batches[0]["pixel_values"], num_return_sequences=G, **settings).ids
     assert found.tolist() == expected.tolist()
     assert keys == [B] * 2  # at the first token; later tokens use the cache
-
-
-def test_module_with_a_patched_forward_is_not_changed():
-    model, _ = tiny_vit_bert()
-    attention = model.decoder.bert.encoder.layer[0].crossattention.self
-    attention.forward = attention.forward
-    assert not fold_cross_attention(model)
-    del attention.forward
-    attention.is_causal = True
-    assert not fold_cross_attention(model)
-    attention.is_causal = False
-    assert fold_cross_attention(model)
-    once = type(attention)
-    assert fold_cross_attention(model)
-    assert type(attention) is once
 
 
 def test_wrong_folding_is_detected(monkeypatch):

@@ -126,7 +126,9 @@ def world(tmp_path_factory):
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
         patch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: folder / "modules")
         patch.setattr("hf_captionrl.apps.album.demo.load_demo", lambda arguments: None)
-        patch.setattr("hf_captionrl.apps.album.demo.serve", lambda demo, options, announce: announce("http://127.0.0.1:7860"))
+        patch.setattr(
+            "hf_captionrl.apps.album.demo.serve", lambda demo, options, announce: announce("http://127.0.0.1:7860")
+        )
         for name, arguments in RUNS.items():
             words = name.split()
             # Options of `train` stand before the method; the rest belongs to the recipe.

@@ -54,20 +54,6 @@ def film(number, *, kind="mp4", codec="mpeg4", times=None, index_first=False):
     return buffer.getvalue()
 
 
-def sound(kind="matroska"):
-    """A film without pictures."""
-    import av
-
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=kind) as container:
-        stream = container.add_stream("pcm_s16le", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
-        frame.sample_rate = 8000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
 def colour_of(image):
     """Index of the colour of `COLOURS` that is nearest to the centre of a picture."""
     pixel = np.asarray(image.getpixel((image.width // 2, image.height // 2)), float)

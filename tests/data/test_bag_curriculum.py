@@ -157,14 +157,6 @@ def test_random_distractors(neighbours):
     assert batches(same, 0) == first
 
 
-def test_exact_leftovers_with_features(neighbours, features):
-    with_features = BagCurriculumSampler(neighbours, 100, 20, features=features)
-    without = BagCurriculumSampler(neighbours, 100, 20)
-    assert batches(with_features) != batches(without)
-    flat = [i for batch in batches(with_features) for i in batch]
-    assert len(set(flat)) == 700
-
-
 def test_adaptive_sizes_rise_with_recall(neighbours):
     sampler = BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5)
     sizes, said = [], []
@@ -196,8 +188,6 @@ def test_adaptive_state_is_restored(neighbours):
     assert batches(resumed) == batches(sampler)
     with pytest.raises(ValueError, match="The saved sampler has seed 0 and this one 1"):
         build(seed=1).load_state_dict(sampler.state_dict())
-    with pytest.raises(ValueError, match="schedule"):
-        BagCurriculumSampler(neighbours, 100, adaptive=0.5).load_state_dict(sampler.state_dict())
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

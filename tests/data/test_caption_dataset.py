@@ -136,8 +136,6 @@ def test_features_replace_images(tmp_path):
         assert torch.equal(item["image_features"], torch.from_numpy(rows[4]))
         item["image_features"].zero_()  # a copy: neither a crash on the read-only map nor a changed cache
         assert features[4].any()
-    with pytest.raises(ValueError, match="6 rows and the data set 5"):
-        CaptionDataset(embedded(5), image_features=mapped)
 
 
 def test_image_damaged_after_the_check_names_its_row():
@@ -220,8 +218,6 @@ def test_collator_with_images_and_with_features():
     ):
         with pytest.raises(ValueError, match=message):
             CaptionCollator(FakeCaptioner())(items)
-    with pytest.raises(ValueError, match="max_length"):
-        CaptionCollator(FakeCaptioner(), max_length=0)
 
 
 def of(columns):
@@ -236,7 +232,6 @@ RAW = [{"raw": f"a {n}", "tokens": ["a", str(n)], "sentid": n} for n in range(4)
 @pytest.mark.parametrize(
     ("columns", "wanted"),
     [
-        ({"text": ["x", "y"]}, [["x"], ["y"]]),
         ({"captions": [["x"], ["z"]], "text": ["not this", "nor this"]}, [["x"], ["z"]]),
         # COCO and Flickr30k as published: a list of mappings, one mapping per row, or what `datasets` makes of a list.
         ({"sentences": [RAW[:2], RAW[2:]]}, [["a 0", "a 1"], ["a 2", "a 3"]]),
@@ -270,8 +265,6 @@ def test_splits_of_a_dataset_dict_have_unique_ids():
     }
     assert load_captions(data, split="validation")["captions"][:] == [["d"], ["e"]]
     assert len(load_captions(data, split="all")) == 5
-    with pytest.raises(ValueError, match="two splits"):
-        load_captions(DatasetDict({"val": data["val"], "dev": data["val"]}))
 
 
 def test_files_of_data_in_memory(tmp_path):
@@ -281,8 +274,6 @@ def test_files_of_data_in_memory(tmp_path):
     images = Dataset.from_dict({"image": paths, "text": ["a", "b"]}).cast_column("image", Image())
     assert open_image(undecoded(load_captions(images))[1]["image"]).tobytes() == open_image(png(1)).tobytes()
     texts = Dataset.from_dict({"image": ["0.png", "1.png"], "text": ["a", "b"]})
-    with pytest.raises(ValueError, match="Set image_root"):
-        load_captions(texts)
     assert load_captions(texts, image_root=folder)["image_id"][:] == ["0.png", "1.png"]
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match="not below image_root"):
@@ -311,21 +302,6 @@ def test_trainers_accept_the_data_of_load_captions(tmp_path):
     assert several["one"]["captions"][:] == [["a"], ["b"]]
     assert several["two"]["captions"][:] == [captions(0), captions(1)]
     assert evaluation_rows(ds.remove_columns("text"))["captions"][:] == [[], []]
-
-
-def test_a_split_column_is_used_in_memory_as_on_disk():
-    ds = of({"text": ["a", "b", "c", "d"], "split": ["train", "test", "train", "test"]})
-    assert training_rows(ds)["captions"][:] == [["a"], ["c"]]
-    assert load_captions(ds, split="test")["captions"][:] == [["b"], ["d"]]
-    assert load_captions(DatasetDict({"test": ds}), split="train")["captions"][:] == [["a"], ["c"]]
-
-
-def test_columns_with_our_names_and_other_types_are_converted():
-    nested = of({"captions": [[{"raw": "a b"}], [{"raw": "c"}]], "image_id": ["x", "y"]})
-    assert training_rows(nested)["captions"][:] == [["a b"], ["c"]]
-    paths = Dataset.from_dict({"image": ["/etc/a.png"], "image_id": ["x"], "captions": [["a"]]})
-    with pytest.raises(ValueError, match="image_root"):
-        training_rows(paths)
 
 
 @pytest.mark.parametrize("bad", [None, ["good", ""], ["\u200b"], [None]])

@@ -344,13 +344,6 @@ def heic(path):
     return path
 
 
-def test_heic_files_without_pillow_heif_name_the_extra(tmp_path, without_heic):
-    path = heic(tmp_path / "a.heic")
-    with pytest.raises(ImageError, match=r"a\.heic' is not in a known format .*hf-captionrl\[heic\]"):
-        open_image(path)
-    assert "hf-captionrl[heic]" in list_images(tmp_path).describe_others()
-
-
 def test_heic_files_are_read_with_pillow_heif(tmp_path, without_heic):
     from PIL import BmpImagePlugin
 

@@ -25,7 +25,7 @@ from hf_captionrl.data import (
     open_image,
 )
 from hf_captionrl.data.columns import undecoded
-from hf_captionrl.data.loading import hash_split, image_suffixes, list_images, parse_split
+from hf_captionrl.data.loading import hash_split, image_suffixes, list_images
 from hf_captionrl.scenes import load_scenes
 from tests.data.photos import captions, embedded, make_folder, png
 
@@ -232,17 +232,6 @@ def test_file_names_are_matched_by_their_normal_form(tmp_path, caplog, on_disk, 
     assert "not named" in caplog.text
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
-@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
-def test_other_encodings_of_unicode_are_named(tmp_path, encoding, name):
-    make_folder(tmp_path, 1)
-    (tmp_path / "metadata.jsonl").unlink()
-    text = "file_name,caption\n0.png,a dog\n" if name.endswith("csv") else '{"file_name": "0.png", "caption": "a"}\n'
-    (tmp_path / name).write_bytes(text.encode(encoding))
-    with pytest.raises(ValueError, match=rf"{name} is UTF-16 or UTF-32"):
-        load_captions(str(tmp_path), split="all")
-
-
 # --- tables ---
 
 
@@ -361,8 +350,6 @@ def test_scenes_are_the_default_data():
     assert good["test"]["captions"][:] == splits["test"]["captions"][:]
     assert load_captions(split="validation")["image_id"][:] == splits["validation"]["image_id"][:]
     assert [len(choose_split("scenes", split).dataset) for split in (None, "all", "train+val")] == [5, 12, 7]
-    with pytest.raises(ValueError, match="no split 'nowhere'"):
-        choose_split("scenes", "nowhere")
 
 
 ALL_IMAGE_FOLDERS = {"split": "all", "require_captions": False}
@@ -450,20 +437,6 @@ def test_links_in_a_loop_and_to_nothing_are_images_that_do_not_exist(tmp_path):
     )
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path, caplog, monkeypatch):
-    """The system call is made to fail, because root may read every folder."""
-    folder, scandir = bare(tmp_path, "a.png", "locked/b.png"), os.scandir
-
-    def refused(path):
-        if os.fspath(path).rstrip("/").endswith("locked"):
-            raise PermissionError(13, "Permission denied", os.fspath(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refused)
-    assert load(folder)["image_id"][:] == ["a.png"]
-    assert "1 folders cannot be read, such as 'locked/' (Permission denied)" in caplog.text
-
-
 def test_listing_a_folder_opens_no_file(tmp_path, monkeypatch):
     folder = bare(tmp_path, *(f"{n // 10}/{n}.png" for n in range(40)))
 
@@ -502,17 +475,6 @@ def test_images_without_a_row_are_counted(tmp_path, caplog):
     assert "not named by any row" not in caplog.text
 
 
-def test_second_metadata_file_is_reported(tmp_path, caplog):
-    folder = make_folder(tmp_path / "p", 2)
-    make_folder(folder / "2024", 2)
-    assert len(load_captions("imagefolder", data_dir=folder, split="all")) == 2
-    assert "2024/metadata.jsonl is not read. Set data_dir" in caplog.text
-    caplog.clear()
-    (folder / "metadata.jsonl").unlink()
-    assert len(load(folder)) == 4
-    assert "2024/metadata.jsonl is not read" in caplog.text
-
-
 HUB = "hf://datasets/me/photos@v1/data/train-*.parquet"
 
 
@@ -533,9 +495,14 @@ def test_hub_files_are_read_like_a_local_file(tmp_path, monkeypatch):
     assert undecoded(found)["image"][:] == undecoded(local)["image"][:]
 
 
+SPLIT_3 = '{"file_name": "a", "text": "x", "split": "train"}\n{"file_name": "b", "text": "x", "split": 3}\n'
 FOLDER = {"data_dir": "."}
 ROW = '{"file_name": "a.jpg", "captions": ["x"]}\n'
+
+
 KARPATHY = json.dumps(karpathy())
+
+
 JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption": "z"}\n'
 
 
@@ -577,6 +544,11 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
         ("d.json", {"d.json": KARPATHY}, {}, "image_root"),
         ("hf://datasets/me/photos", {}, {}, "hf:// needs files that end in .parquet"),
         (HUB, {}, {"revision": "v2"}, "name their revision"),
+        ("imagefolder", {"metadata.csv": "\xff\xfea\0,\0b\0"}, FOLDER, "metadata.csv is UTF-16"),
+        ("imagefolder", {"metadata.jsonl": "{\0}\0"}, FOLDER, "metadata.jsonl is UTF-16"),
+        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"split_fractions": (1.1, -0.1, 0)}, "split_fractions"),
+        ("imagefolder", {"metadata.jsonl": SPLIT_3}, FOLDER, "split 3"),
+        ("scenes", {}, {"split": "val+validation"}, "split"),
     ],
     ids=itertools.count(),
 )
@@ -669,16 +641,6 @@ def test_small_sets_get_an_image_in_every_split():
         assert max(map(len, parts.values())) - min(map(len, parts.values())) <= 1
 
 
-@pytest.mark.parametrize("fractions", [(0.8, 0.3, 0.1), (1.1, -0.1, 0.0)])
-def test_fractions_are_checked_whichever_split_is_missing(tmp_path, fractions):
-    for name in ("train", "validation"):
-        make_folder(tmp_path / name, 5, rows={n: {"image_id": f"{name}{n}"} for n in range(5)})
-    if fractions[2] == 0:
-        (tmp_path / "validation").rename(tmp_path / "test")
-    with pytest.raises(ValueError, match=r"add up to 1\. Correct split_fractions"):
-        load_caption_splits("imagefolder", data_dir=tmp_path, split_fractions=fractions)
-
-
 def test_only_missing_splits_are_divided_off_train(tmp_path):
     for name, count in (("train", 20), ("test", 5)):
         make_folder(tmp_path / name, count, rows={n: {"image_id": f"{name}{n}"} for n in range(count)})
@@ -688,21 +650,6 @@ def test_only_missing_splits_are_divided_off_train(tmp_path):
     shutil.rmtree(tmp_path / "train")
     only = load_caption_splits("imagefolder", data_dir=tmp_path)
     assert list(only) == ["test"]
-    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]"):
-        load_captions("imagefolder", data_dir=tmp_path)
-
-
-def test_split_column_is_used(tmp_path):
-    folder = make_folder(tmp_path, 6, rows={n: {"split": ["Train", "val", "TEST"][n % 3]} for n in range(6)})
-    splits = load_caption_splits("imagefolder", data_dir=folder)
-    assert {name: len(ds) for name, ds in splits.items()} == {"train": 2, "validation": 2, "test": 2}
-
-    folder = make_folder(tmp_path, 4, rows={n: {"split": 3 if n == 2 else "train"} for n in range(4)})
-    with pytest.raises(ValueError, match="row 3 has the split 3"):
-        load_caption_splits("imagefolder", data_dir=folder)
-    # If no value is known, the column has another meaning.
-    folder = make_folder(tmp_path, 4, rows={n: {"split": "held out"} for n in range(4)})
-    assert len(load_captions("imagefolder", data_dir=folder, split_fractions=ALL)) == 4
 
 
 @pytest.fixture
@@ -721,15 +668,6 @@ def named(tmp_path):
     }
 
 
-def test_names_of_splits():
-    assert parse_split("all") == ()
-    assert parse_split("val + test") == ("validation", "test")
-    assert parse_split("restval") == ("restval",)
-    for bad in ("", "test+", "val+validation", "all+test"):
-        with pytest.raises(ValueError, match="split is"):
-            parse_split(bad)
-
-
 def test_all_and_joined_splits(named, plain):
     whole = load_captions(split="all", **named)
     assert len(whole) == 20
@@ -741,8 +679,6 @@ def test_all_and_joined_splits(named, plain):
     parts = [set(load_captions(split=name, **plain)["image_id"]) for name in ("train", "validation", "test")]
     assert list(map(len, parts)) == [16, 2, 2]
     assert set(load_captions(split="validation+test", **plain)["image_id"]) == parts[1] | parts[2]
-    with pytest.raises(ValueError, match=r"no split 'nowhere'; it has \['train', 'validation', 'test'\]"):
-        load_captions(split="test+nowhere", **named)
 
 
 def test_data_without_splits_default_to_all_images(plain, tmp_path, caplog):
@@ -802,8 +738,6 @@ def test_a_recipe_divides_by_its_shares(plain, tmp_path):
     assert {name: len(rows) for name, rows in own.items()} == {"train": 12, "validation": 5, "test": 3}
     assert set(default["test"]["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
     assert set(other["test"]["image_id"]) != set(default["test"]["image_id"])
-    with pytest.raises(ValueError, match="validation_share"):
-        DataArguments(validation_share=0.6, test_share=0.4)
 
 
 def test_split_column_of_a_table_is_used(tmp_path):

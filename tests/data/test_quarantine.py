@@ -20,8 +20,6 @@ from hf_captionrl.data import (
 from hf_captionrl.data.columns import CAPTION_REMEDIES
 from hf_captionrl.data.images import IMAGE_REMEDIES
 from hf_captionrl.data.options import DatasetOptions, load_split
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.scenes.dataset import CONFIGURATIONS
 from tests.data.photos import captions, embedded, make_folder, png
 
 
@@ -241,19 +239,3 @@ def test_a_second_start_of_a_recipe_or_command_decodes_no_image(tmp_path, decode
     options = DatasetOptions(dataset="imagefolder", data_dir=str(tmp_path / "photos"), split="test")
     load_split(options, quarantine_path=tmp_path / "quarantine.jsonl")
     assert decoded == []
-
-
-@pytest.mark.parametrize("config", ["alt_text", "held_back"])
-def test_commands_load_the_configuration_of_scenes(tmp_path, config):
-    options = DatasetOptions(dataset="scenes", dataset_config=config, split="test")
-    found = load_split(options, quarantine_path=tmp_path / "quarantine.jsonl").dataset
-    none: dict[str, int] = {"num_train": 0, "num_validation": 0}
-    expected, plain = (
-        load_scenes(**CONFIGURATIONS[name], **none)["test"]["captions"][:] for name in (config, "captions")
-    )
-    assert found["captions"][:] == expected != plain
-    options.caption_column = "full_caption"
-    full = load_split(options, quarantine_path=tmp_path / "quarantine.jsonl").dataset
-    assert full["captions"][:] == [[text] for text in found["full_caption"]]
-    with pytest.raises(ValueError, match="dataset_config"):
-        load_split(DatasetOptions(dataset="scenes", dataset_config="other"), quarantine_path=None)

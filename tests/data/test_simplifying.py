@@ -3,7 +3,6 @@
 import importlib.util
 import json
 
-import datasets
 import numpy as np
 import pytest
 
@@ -62,8 +61,6 @@ def test_captions_without_a_subject_are_removed(monkeypatch):
     assert again["image_id"][:] == some["image_id"][:]
     with pytest.raises(ValueError, match="has a subject"):
         simplify_captions(rows, lambda texts: [None] * len(texts))
-    with pytest.raises(ValueError, match="one per caption"):
-        simplify_captions(rows, lambda texts: ["a pig"])
 
 
 def test_recipe_loads_shortened_captions(tmp_path):
@@ -72,9 +69,6 @@ def test_recipe_loads_shortened_captions(tmp_path):
     assert {len(text.split()) for rows in splits.values() for group in rows["captions"] for text in group} == {2}
     with pytest.raises(ValueError, match="simplify"):
         DataArguments(simplify="simple")
-    for make in (scene_simplifier, spacy_simplifier):
-        with pytest.raises(ValueError, match="level"):
-            make("tiny")
 
 
 FREE = [
@@ -121,14 +115,6 @@ def test_captions_follow_their_images(tmp_path, scenes, caplog):
     assert found["image"][1] == scenes["image"][3]
     assert "captions for 3 of 6 images" in caplog.text
     assert found.features["captions"] == scenes.features["captions"]
-
-
-def test_parquet_and_another_column(tmp_path, scenes):
-    ids = list(scenes["image_id"])
-    table = {"image_id": ids, "captions": [["a"]] * 6, "blend_caption": [f"b{i}" for i in ids]}
-    datasets.Dataset.from_dict(table).to_parquet(str(tmp_path / "captions.parquet"))
-    found = exchange_captions(scenes.select([5, 2]), tmp_path / "captions.parquet", column="blend_caption")
-    assert [list(c) for c in found["captions"]] == [[f"b{ids[5]}"], [f"b{ids[2]}"]]
 
 
 @pytest.mark.parametrize(

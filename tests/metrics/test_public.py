@@ -125,9 +125,17 @@ def test_labels_of_every_kind_are_groups():
 
 
 EYE = torch.eye(4)
+
+
 ZERO = EYE * torch.tensor([1.0, 1, 0, 1])[:, None]
+
+
 VIDEO = np.ones((3, 4))
+
+
 NAN = float("nan")
+
+
 PAIR = (["a", "b"], [["a"], ["b"]])
 WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
 

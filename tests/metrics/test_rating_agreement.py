@@ -166,8 +166,3 @@ def test_bad_input(change, named):
     scores, ratings, images = rated()
     with pytest.raises(ValueError, match=named):
         agreement(**{"scores": scores, "ratings": ratings, "groups": images, **change})
-
-
-def test_more_images_than_fit_in_memory():
-    with pytest.raises(ValueError, match="groups"):
-        agreement(np.arange(10_001.0), np.arange(10_001.0) % 3)

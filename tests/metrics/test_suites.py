@@ -11,7 +11,7 @@ import torch
 from hf_captionrl.metrics import bleu, caption_diversity, cider_d, exact_interval
 from hf_captionrl.metrics.bootstrap import leave_one_out
 from hf_captionrl.metrics.caption_checks import EMPTY_CAPTION
-from hf_captionrl.metrics.columns import SUITES, TABLE, Column, by_reward_scorer, table_columns, variants
+from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.suites import (
     SuiteRow,
     decoding_suite,
@@ -129,17 +129,6 @@ def test_parts_are_counted_by_a_plain_loop():
     assert row["none_hallucination_reason"] == "no image of this part"
 
 
-def test_parts_without_scorer_facts_or_the_length_of_the_captions():
-    part = {"half": [True, False]}
-    row = smile_suite(["red dog", "cat"], parts=part)
-    assert row["half_rd100_recall_at_1_reason"] == "no scorer"
-    assert row["half_hallucination_reason"] == "no facts to check captions with"
-    few = smile_suite(["a", "b"], text_features=TEXT[:2], image_features=IMAGES[:2], parts=part)
-    assert few["half_rd100_recall_at_1_reason"] == "fewer than 100 images"
-    with pytest.raises(ValueError, match="2 captions but 3 half"):
-        smile_suite(["a", "b"], parts={"half": [True] * 3})
-
-
 def test_leave_one_out_is_the_mean_for_a_mean_and_centred_for_a_ratio():
     values = np.array([1.0, 4.0, 2.0, 9.0])
     without = [np.delete(values, i).mean() for i in range(4)]
@@ -234,12 +223,6 @@ def test_meteor_and_spice_are_values_or_reasons():
     bounds = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=low)["meteor_ci"]
     assert 0.0 == bounds[0] < 0.01 < bounds[1] < 1
 
-    def broken(captions, references):
-        raise ZeroDivisionError  # an error of the program is not a missing part
-
-    with pytest.raises(ZeroDivisionError):
-        discritune_suite(CAPTIONS, references=REFERENCES, meteor=broken)
-
 
 def test_objects_that_no_reference_names():
     """Of dog, frisbee, cat, bench and dog, no reference names the frisbee; a puppy is a dog."""
@@ -286,8 +269,6 @@ def test_sle_counts_sets_and_averages_cider_over_the_captions():
     same = sle_suite([[group[0]] * 5 for group in groups])
     assert same["mbleu_4_per_image"] == close(1.0, dtype="float32")
     assert same["cider_d_reason"] == "no references"
-    with pytest.raises(ValueError, match=r"captions\[1\] has 1 caption"):
-        sle_suite([["a dog", "a cat"], ["a dog"]])
     row = sle_suite([["a dog", "", "a red cat"], ["a tree", "a house"]], references=REFERENCES[:2], details=True)
     assert (row["empty_captions"], row["captions_per_image"]) == (1, 2.5)
     assert all(len(row["per_sample"][key]) == 2 for key in ("div_1", "cider_d", "mbleu_4_per_image"))
@@ -321,8 +302,6 @@ def test_ndlb_columns():
     counts = {word: sum(c.split().count(word) for c in captions) for c in captions for word in c.split()}
     assert row["vocabulary_size"] == sum(count >= 5 for count in counts.values())
     assert ndlb_suite(captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" occurs four times
-    with pytest.raises(ValueError, match="min_frequency"):
-        ndlb_suite(captions, min_frequency=0)
 
 
 @pytest.mark.parametrize("suite", [smile_suite, discritune_suite, ndlb_suite])
@@ -393,8 +372,6 @@ def test_each_decoding_method_has_the_numbers_of_the_suite():
 
 
 def test_points_by_temperature():
-    with pytest.raises(ValueError, match="1 references"):
-        decoding_suite({"rs": VARIED}, references=FEW_REFERENCES[:1])
     points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=FEW_REFERENCES, frequencies=COUNTS)
     assert [point["temperature"] for point in points] == [0.5, 1.0]
     assert points[0]["div_2"] == sle_suite(SAME)["div_2"]
@@ -419,15 +396,3 @@ def test_diversity_at_a_cider_d_is_interpolated_between_temperatures():
     assert diversity_at_cider_d(points, 1.0)["div_2"] == pytest.approx(0.45)
     assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 1.0)["div_2"] == 0.4
     assert diversity_at_cider_d([point(1.0, 1.0, 0.4)], 0.9) is diversity_at_cider_d([], 0.9) is None
-
-
-def test_short_headers_and_variants_keep_everything_else():
-    (long,), (short,) = table_columns("rd100_recall_at_1"), table_columns("rd100_recall_at_1", short=True)
-    assert (long.header, short.header) == ("R@1, RD100", "R@1\nRD100")
-    (reward,) = by_reward_scorer(short)
-    header, kept = "R@1\nRD100,\nreward\nscorer", (short.short_header, short.function)
-    assert reward == Column("reward_rd100_recall_at_1", header, "higher", 3, True, *kept)
-    (samples,) = variants("rs", "\nsamples", *table_columns("cider_d", short=True))
-    assert samples.title == "CIDEr-D samples ↑"
-    with pytest.raises(KeyError, match="rouge_7"):
-        table_columns("rouge_7")

@@ -193,13 +193,6 @@ def test_the_argument_is_named(language_model, captions, options, named):
         caption_perplexity(captions, *language_model, **options)
 
 
-def test_prepended_bos_must_exist(language_model):
-    model, tokenizer = language_model
-    without = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, unk_token="<unk>")
-    with pytest.raises(ValueError, match="bos"):
-        caption_perplexity(["a dog"], model, without, bos="prepend")
-
-
 @pytest.mark.parametrize("function", [caption_diversity, caption_statistics, vocabulary_size])
 def test_contributions_of_images_equal_a_plain_loop(function):
     groups = [["a dog runs", "a dog"], ["a dog", "two cats", "two cats"], ["a red bus", "a bus"], ["a bus", "one bus"]]

@@ -182,10 +182,6 @@ def test_bags_of_another_model_or_data_set_raise(tmp_path):
             load_bags(path, signature=other)
     with pytest.raises(ValueError, match="bag 1 contains image 'd', which is not in the data set of 7"):
         load_bags(path, image_ids=[*"abcefh", "é\n"])
-    with pytest.raises(ValueError, match="'a' twice"):
-        load_bags(path, image_ids=["a", "b", "a"])
-    with pytest.raises(ValueError, match="The bag file: bag 0 contains image 'a'"):
-        BAG_FILE.rows(["b"])
 
 
 @pytest.mark.parametrize(
@@ -225,7 +221,11 @@ def test_other_files_are_no_bag_files(tmp_path):
 
 IDS = [f"image {i}" for i in range(30)]
 NEIGHBOURS = NeighbourFile(*nearest_neighbours(clustered(30), 6), IDS, SIGNATURE, "image")
+
+
 SHORT = replace(NEIGHBOURS, similarities=NEIGHBOURS.similarities[:, :2])
+
+
 ONE = BagFile([["a", "b"]], [0.5], SIGNATURE)
 
 
@@ -271,6 +271,3 @@ def test_neighbours_of_another_model_or_data_set_raise(tmp_path):
     ):
         with pytest.raises(ValueError, match=named):
             load_neighbours(path, **options)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match="is not a neighbour file"):
-        load_neighbours(path)

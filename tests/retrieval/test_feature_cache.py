@@ -103,8 +103,6 @@ def test_computed_once_then_mapped(tmp_path, shape, dtype):
     tensor.zero_()  # a copy, so the file does not change
     np.testing.assert_array_equal(picked[0], expected[41])
     np.testing.assert_array_equal(np.asarray(picked, dtype=np.float64), truth(order, shape, dtype).astype(np.float64))
-    with pytest.raises(IndexError, match="only the first axis"):
-        picked[0, 1]
     with pytest.raises(IndexError):
         picked[5]
 
@@ -165,13 +163,6 @@ def test_processes_of_one_job_share_the_work(tmp_path, monkeypatch):
     # Begins in the middle, and skips rows that rank 0 has stored.
     assert [i for call in calls for i in call] == list(range(30, 60))
     np.testing.assert_array_equal(np.asarray(view), truth(KEYS))
-
-
-def test_progress_is_shown_on_demand(tmp_path, capsys):
-    make(tmp_path).get_or_compute(KEYS, Compute(KEYS), progress="encoding")
-    assert "encoding: 100%" in capsys.readouterr().err
-    make(tmp_path / "b").get_or_compute(KEYS, Compute(KEYS))
-    assert capsys.readouterr().err == ""
 
 
 # ------------------------------------------------------------------ keys
@@ -433,8 +424,6 @@ def test_folder_that_is_not_writable_falls_back_to_memory(tmp_path):
     np.testing.assert_array_equal(view[3], truth(KEYS)[3])
     np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(view))), truth(KEYS))
     cache.get_or_compute(KEYS, must_not_compute)
-    with pytest.raises(KeyError, match="'z' is not among"):
-        cache.get(["z"])
 
 
 def test_full_disk_falls_back_to_memory_and_damages_no_rows(tmp_path):
@@ -497,14 +486,6 @@ def test_rows_of_names_are_those_of_a_dictionary(monkeypatch, bits):
         assert lookup.missing(names) == [name for name in names if name not in row_of]
         assert lookup.first_rows().tolist() == [row_of[image_id] for image_id in ids]
         assert lookup.rows([]).tolist() == []
-
-
-def test_lookup_is_a_set_of_unique_ids():
-    lookup = RowLookup(["c", "a", "b"])
-    assert lookup == {"a", "b", "c"}
-    assert 1 not in lookup
-    assert lookup & {"a", "d"} == {"a"}
-    assert {"a", "d"} - lookup == {"d"}
 
 
 def test_digests_of_many_keys_are_those_of_each(monkeypatch):

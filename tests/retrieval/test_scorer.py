@@ -18,7 +18,6 @@ from transformers import (
     SiglipProcessor,
 )
 
-from hf_captionrl.retrieval.feature_cache import model_fingerprint
 from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
 from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 from tests.retrieval.tiny_scorers import CAPTIONS, LIMIT, WORDS, assert_unit, make_clip, make_images, make_tokenizer
@@ -164,8 +163,6 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
     assert scorer.count_truncated(["cat " * LIMIT, "cat " * (LIMIT - 1)]) == 1
     assert scorer.token_ids(["cat " * 40])[0][-1] == scorer.tokenizer.eos_token_id
     assert scorer.count_tokens(["a cat", "cat " * 40]) == [3, 41]
-    with pytest.raises(ValueError, match="SiglipModel has features of captions, but not of their tokens"):
-        scorer.token_features(["a cat"])
 
 
 def test_legacy_pooling_raises_unless_eos_is_the_highest_id():
@@ -205,13 +202,6 @@ def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_pa
     _, processor = make_clip()
     processor.image_processor.image_mean = [0.5, 0.5, 0.5]
     assert HFScorer(make_clip()[0], processor).fingerprint != loaded.fingerprint
-
-
-def test_fingerprint_supports_all_dtypes_and_scalars():
-    module = torch.nn.BatchNorm1d(3)  # has a 0-dimensional integer buffer
-    assert model_fingerprint(module) == model_fingerprint(torch.nn.BatchNorm1d(3))
-    assert model_fingerprint(module) != model_fingerprint(torch.nn.BatchNorm1d(3).bfloat16())
-    assert model_fingerprint(module) != model_fingerprint(module, "other preprocessing")
 
 
 @pytest.mark.parametrize(
@@ -319,8 +309,6 @@ def test_open_clip_with_full_attention_and_another_tokenizer():
 
     text = {"context_length": LIMIT, "vocab_size": 32, "no_causal_mask": True, "pool_type": "last"}
     model, _ = make_open_clip(**text)
-    with pytest.raises(ValueError, match="vocabulary of 32, but CLIP's has 49408"):
-        OpenClipScorer(model)
     scorer = OpenClipScorer(model, tokenizer=Words())
     assert not scorer._trim
     own = model.encode_text(scorer.tokenizer(CAPTIONS), normalize=True)
@@ -338,8 +326,6 @@ def test_open_clip_with_full_attention_and_another_tokenizer():
             return torch.nn.functional.pad(rows, (1, 0), value=self.tokenizer.eos_token_id)
 
     assert OpenClipScorer(model, tokenizer=BeginsWithEnd()).count_tokens(["a cat", "cat " * 30]) == [4, 32]
-    with pytest.raises(ValueError, match="not of their tokens"):
-        scorer.token_features(["a"])
 
 
 def test_open_clip_from_a_local_folder_whose_weights_must_be_safetensors(tmp_path):
@@ -353,8 +339,6 @@ def test_open_clip_from_a_local_folder_whose_weights_must_be_safetensors(tmp_pat
     for name in (f"open_clip:local-dir:{tmp_path}", f"open_clip:{tmp_path}", tmp_path):
         with pytest.raises(ValueError, match=r"open_clip_pytorch_model\.bin' cannot be .* not in safetensors"):
             load_scorer(name)
-    with pytest.raises(ValueError, match="is neither an architecture of open_clip nor a folder"):
-        load_scorer(f"open_clip:local-dir:local-dir:{tmp_path}")
     save_file(weights, tmp_path / "open_clip_model.safetensors")
     expected, other = OpenClipScorer(model), OpenClipScorer(make_open_clip(seed=1)[0])
     for name in (f"open_clip:local-dir:{tmp_path}", f"open_clip:{tmp_path}", tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_captionrl.scenes import Facts, MovingFacts, check, full_caption, sample_scene, vary_scene
+from hf_captionrl.scenes import Facts, check, full_caption, sample_scene, vary_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
 from scripts import free_claims
 
@@ -173,25 +173,3 @@ def test_every_text_of_a_claim_is_in_its_caption():
         for claim in (*result.right, *result.wrong, *result.undecided):
             assert claim.text
             assert claim.text in row["caption"]
-
-
-CLIP = MovingFacts("pig", 1, "small", "upright", "top", "blue", motion="left", speed="slow")
-
-
-@pytest.mark.parametrize(
-    ("caption", "facts", "vocabulary", "error"),
-    [
-        (["two pigs"], PIGS, "open", "caption"),
-        ("a pig", PIGS, "closed", "vocabulary"),
-        ("a pig", CLIP, "open", "vocabulary"),
-    ],
-)
-def test_bad_arguments(caption, facts, vocabulary, error):
-    with pytest.raises((TypeError, ValueError), match=error):
-        check(caption, facts, vocabulary=vocabulary)
-
-
-def test_the_grammar_stays_the_default_and_decides_everything():
-    caption = "a lovely dinosaur near two pigs"
-    assert check(caption, PIGS) == check(caption, PIGS, "grammar")
-    assert check(caption, PIGS).undecided == ()

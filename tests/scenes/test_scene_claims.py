@@ -65,8 +65,6 @@ def test_other_text_is_not_read(text):
 def test_where_people_differ_the_majority_is_blended():
     texts = "a pig on a blue background", "a duck on a green background", "on a blue background, a duck"
     assert write_claims(blend_claims(list(map(read_claims, texts)))) == "a duck on a blue background"
-    with pytest.raises(ValueError, match="no claims"):
-        blend_claims([])
 
 
 @pytest.mark.parametrize(
@@ -74,10 +72,8 @@ def test_where_people_differ_the_majority_is_blended():
     [
         ("a pig", "three large ducks at the top on a blue background", "a large pig at the top on a blue background"),
         ("some animals", "a duck", "some ducks"),
-        ("an animal", "two teapots", "an animal"),
         ("a pig with a cake", "a pig left of a cake", "a pig left of a cake"),
         ("a pig with a cake", "a pig left of a bus", "a pig with a cake"),
-        ("a pig", "a cake left of a pig", "a pig"),
     ],
 )
 def test_human_text_wins_every_conflict(correct, new, combined):

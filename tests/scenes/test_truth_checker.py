@@ -28,14 +28,10 @@ def listed(text):
 CASES = [
     ("two pigs", PIGS, "kind:pig, count:2", ""),
     ("some pigs", PIGS, "kind:pig", ""),
-    ("a pig", PIGS, "kind:pig", "count:1"),
     ("a pair of little pigs", PIGS, "kind:pig, count:2, size:small", ""),
     ("some pigs on their sides", PIGS, "kind:pig, orientation:sideways", ""),
-    ("some pigs on a blue background", PIGS, "kind:pig, background:blue", ""),
     ("some pigs against a grey backdrop", PIGS, "kind:pig", "background:gray"),
     ("pigs to the left of a mushroom", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
-    ("pigs left of three whales", PIGS, "kind:pig, relation:left of", "second:whale"),
-    ("a mushroom right of some pigs", PIGS, "kind:pig, second:mushroom, relation:left of", ""),
     ("a mushroom left of some pigs", PIGS, "kind:pig, second:mushroom", "relation:left of"),
     ("a sideways mushroom", PIGS, "second:mushroom", "second orientation:sideways"),
     ("pigs alone", PIGS, "kind:pig", "alone:"),
@@ -49,12 +45,6 @@ CASES = [
         "",
     ),
     # a category of both objects means the second where the noun after it is the main one's
-    (
-        "a plant in the middle below two trees",
-        TREES,
-        "category of second:plant, position:middle, kind:tree, count:2, relation:above",
-        "",
-    ),
     ("an animal right of a pig", DUCK, "category of second:animal, kind:pig, count:1, relation:left of", ""),
     ("two plants above a tree", TREES, "category of kind:plant, count:2, relation:above", "second:tree"),
     # colours belong to the thing that they stand before
@@ -68,7 +58,6 @@ CASES = [
     ("a blue cat with a red dog", RED_CAT, "kind:cat, count:1, second:dog", "colour:blue, second_colour:red"),
     ("a red apple", APPLE, "kind:apple, count:1, natural colour:red", ""),
     ("on a dotted white background, a nice cat", RED_CAT, "kind:cat, count:1, background:white", "pattern:dotted"),
-    ("a striped cat", RED_CAT, "kind:cat, count:1", "pattern of a thing:striped cat"),
     ("two puppies in the rain at night", NIGHT, "kind:dog, count:2, time:night, weather:rain", ""),
     # a wrong noun in first place still means the main group
     ("a bus with a dog at the top", RED_CAT, "count:1, second:dog, position:top", "kind:bus"),
@@ -98,12 +87,6 @@ def test_recall_counts_only_facts_that_have_a_word():
     result = check("an apple", APPLE)
     assert result.recalled == ("kind", "count")
     assert result.missed == ("size", "position", "background")  # all others have values without a word
-
-
-def test_anything_but_a_string_is_refused():
-    for read in (check, mark_caption):
-        with pytest.raises(TypeError, match="not a string"):
-            read(["two pigs"], PIGS)
 
 
 # --- Places of claims, and whose a misbound claim is ---

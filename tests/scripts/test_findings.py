@@ -49,11 +49,9 @@ MORE, LESS, NONE, EQUAL = {"expect": ">"}, {"expect": "<"}, {"expect": "="}, {"e
     [
         ([("up", MORE)], "holds"),
         ([("down", MORE)], "does not hold"),
-        ([("up", MORE), ("down", MORE)], "mixed"),
         ([("up", MORE), ("down", LESS)], "holds"),
         ([("up", MORE), ("far", MORE)], "holds in part"),
         ([("down", MORE), ("far", MORE)], "open or does not hold"),
-        ([("up", MORE), ("near", NONE)], "holds in part"),  # that no difference was seen supports nothing
         ([("up", MORE), ("near", EQUAL)], "holds"),
         ([("near", NONE)], "no difference seen"),
         ([("near", EQUAL)], "holds"),
@@ -65,11 +63,6 @@ def test_a_claim_is_what_all_of_its_comparisons_say(compared, said):
     text = page_of(NUMBERS, *compared)
     assert f"**{said}**" in text
     assert f"**{said.capitalize()}.** w" in text
-
-
-def test_a_margin_belongs_to_a_claim_of_equality():
-    with pytest.raises(ValueError, match="margin"):
-        findings.verdict(Measured(1.0, 0.9, 1.1), ">", 0.1)
 
 
 def test_p_values_are_scipys():
@@ -242,9 +235,6 @@ def test_a_finding_may_compare_two_runs_seed_by_seed():
     compare["times"] = 3
     thrice = said(one=of(1.0, 5.0, 9.0), other=of(0.4, 1.6, 3.1))
     assert "| x | 5.00 | 5.10 | -0.100 [" in thrice
-    del compare["times"]
-    with pytest.raises(ValueError, match="one and other have different seeds"):
-        said(one=of(1.0, 2.0, 3.0), other=of(1.0, 2.0, seeds=(0, 1)))
 
 
 def rows(length, other="SMILE"):
@@ -270,8 +260,6 @@ def test_mean_and_standard_error_over_seeds(tmp_path):
     assert "Seed 3. Made by `a command`." in text
     # One that a seed lacks has no mean, and different rows are refused.
     assert "length" not in aggregate([rows(10.0), [{"name": "MLE"}, {"name": "SMILE", "length": None}]])[1]
-    with pytest.raises(ValueError, match="different rows"):
-        aggregate([rows(1.0), rows(1.0, "SLE")])
 
 
 KEYS = ("fact_recall", "hallucination", hacking.HELD_OUT, "cider_d", "words", "unique")
@@ -391,7 +379,6 @@ POSITIVE = {
     [
         ("estimators_seeds", "T 1", {}, None, "holds"),
         ("estimators_cider_seeds", "T 1", {"length": -1}, "E1", "does not hold"),
-        ("estimators_cider_seeds", ("mean", "greedy", "T 1"), {"length": 0.5}, "E2", "does not hold"),
         ("estimators_cider_seeds", ("sum", "others", "T 0.3"), {"cider_d": 0.0}, "E3", "open"),
         ("estimators_seeds", ("tokens", "others", "T 1"), {"bag_7_truth_recall_at_1": 0.5}, "E4", "does not hold"),
         ("estimators_seeds", ("sum", "greedy", "T 1"), {"bag_7_truth_recall_at_1": -0.1}, "E5", "does not hold"),
@@ -404,19 +391,6 @@ def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
     found = estimators.judged(records, dict.fromkeys(estimators.RUNS, POSITIVE))
     said = {name: one.partition(" (")[0] for name, one in found.items()}
     assert said == {**expected, **({broken: verdict} if broken else {})}
-
-
-def test_the_table_of_the_estimators():
-    text = estimators.table(estimated(ESTIMATED["estimators_seeds"], noise=0.0), POSITIVE)
-    assert (
-        "| 1 | mean | greedy | -0.200 | +0.100 ±0.098 | +3.00 | +3.00 | +0.300 | +0.000 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
-        in text
-    )
-    assert (
-        "| 0.3 | sum | others | -0.200 | +0.200 ±0.098 | +1.000 | +1.000 | +0.000 | +0.000 | +0.000 | +0.000 | +0.000 | 0.010 | 1 of 3 |"
-        in text
-    )
-    assert "words 4.00, R@1 by truth, bags of 7 0.100" in text
 
 
 def listened(by_truth=(0.0, 0.1, 0.2, 0.3), by_reward=0.1, noise=0.002):
@@ -455,12 +429,6 @@ def test_predictions_of_who_is_listening(record, start, broken):
     assert said == {"L1": "holds", "L2": "holds", "L3": "holds", **broken}
 
 
-def test_the_table_of_who_is_listening():
-    text = listening.table(listened(noise=0.0), agreeing())
-    assert "| blend | 8 | 0.300 ±" in text
-    assert "| +0.000 | +0.100 | +0.000 | +0.200 | +0.000 |" in text
-
-
 def drawn_anew(apart=0.1, noise=0.01, **changed):
     """Ten worlds in which every method moves as the claims say; `apart`: what a world shifts all rows but the start's by."""
     keys = (*worlds._NAMES, "bag_7_recall_at_1", "length")
@@ -497,19 +465,6 @@ def drawn_anew(apart=0.1, noise=0.01, **changed):
 )
 def test_predictions_of_worlds_drawn_anew(record, broken):
     assert worlds.judged(record) == {"W1": "holds", "W2": "holds", **broken}
-
-
-@pytest.mark.parametrize(
-    ("changed", "broken"),
-    [
-        ({}, {"K2": "does not hold"}),  # what was predicted to be open is seen
-        ({"BagCurri": 2.0}, {"K1": "holds", "K2": "does not hold"}),
-        ({"SMILE": 0.3}, {"K2": "does not hold"}),
-    ],
-)
-def test_predictions_of_worlds_of_other_things(changed, broken):
-    expected = {"K1": "does not hold", **broken}  # the curriculum gains nothing, unless it is changed
-    assert worlds.judged_kinds(drawn_anew(**changed)) == expected
 
 
 def test_predictions_of_worlds_of_other_things_hold_where_all_comes_as_predicted():

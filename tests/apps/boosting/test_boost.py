@@ -17,11 +17,10 @@ from hf_captionrl.apps.boosting.boost import (
     Journal,
     boost_shard,
     journals,
-    read_journals,
     write_boosted_captions,
 )
 from hf_captionrl.apps.boosting.prompts import STAGES, blend_prompt, holistic_prompt, visual_prompt
-from hf_captionrl.captioners.language_models import BackendError, Failure, Prompt, Truncated
+from hf_captionrl.captioners.language_models import BackendError, Failure, Truncated
 from hf_captionrl.data import check_captions, load_captions
 from hf_captionrl.data.columns import replace_column, undecoded
 from tests.apps.boosting.doubles import content, facts_of, pair, scenes
@@ -174,26 +173,6 @@ def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
     assert quarantine(tmp_path) == []
 
 
-def test_backend_that_rejects_everything_stops_the_run(tmp_path):
-    rows = scenes()
-    rude = pair(rows, text=lambda prompt, text: Failure("backend_rejected", "HTTP 400: unknown parameter"))
-    with pytest.raises(BackendError, match="retry_quarantined"):
-        boost_shard(rows, tmp_path, max_failures=4, **rude)
-    assert number_done(boost_shard(rows, tmp_path, **pair(rows))) == 8  # rejected prompts are not asked twice
-    assert number_done(boost_shard(rows, tmp_path, retry_quarantined=True, **pair(rows))) == 12
-
-
-def test_unfit_backends_are_refused(tmp_path):
-    class Lossy(SceneWriter):
-        def complete(self, prompts):
-            yield from list(super().complete(prompts))[1:]
-
-    with pytest.raises(BackendError, match="answered 11 of 12"):
-        boost_shard(scenes(), tmp_path, text=Lossy(), vision=SceneDescriber(facts_of(scenes())))
-    with pytest.raises(ValueError, match="does not see images"):
-        boost_shard(scenes(), tmp_path, text=SceneWriter(), vision=SceneWriter())
-
-
 def test_broken_image_is_quarantined_and_asked_about_when_repaired(tmp_path):
     whole = undecoded(scenes(40))["image"][7]["bytes"]
     backends = pair(scenes(40))
@@ -214,34 +193,9 @@ def test_broken_image_is_quarantined_and_asked_about_when_repaired(tmp_path):
     assert (json.loads(row["quarantine"])["reason"], asked(nothing)) == ("image_not_found", 0)
 
 
-def test_row_without_captions_is_quarantined(tmp_path):
-    captions = scenes(40)["captions"][:]
-    captions[3] = ["", "..."]
-    rows = replace_column(scenes(40), "captions", captions, scenes(40).features["captions"])
-    _, merged = boost(rows, tmp_path, pair(rows))
-    assert merged.rows == 39
-    assert quarantine(tmp_path)[0]["row"] == 3
-
-
 TEXT = "half \ud83d of an emoji\u2028and a line"
 ENTRY = {"image_id": "1", "stage": "blend", "text": TEXT}
 JOURNAL = "journal-000000000-000000004.jsonl"
-
-
-@pytest.mark.parametrize("cut", [1, 40])
-def test_incomplete_last_line_is_skipped_and_removed(tmp_path, cut):
-    path, prompt = tmp_path / JOURNAL, Prompt("visual", "1", "?")
-    whole = json.dumps(ENTRY) + "\n"
-    path.write_text(whole + whole[:-cut])
-    assert read_journals(tmp_path) == [ENTRY]
-    with Journal(tmp_path, range(4)) as journal:
-        assert path.read_text() == whole
-        journal.append(prompt, SceneWriter(), TEXT)
-        entry = read_journals(tmp_path)[-1]  # not closed, not flushed
-        assert (entry["image_id"], entry["stage"], entry["text"]) == ("1", "visual", TEXT)
-        assert journal.known(prompt, SceneWriter()) == (entry, [])
-        with pytest.raises(ValueError, match="Another process"):
-            Journal(tmp_path, range(4))
 
 
 @pytest.mark.parametrize("line", ["{broken", '{"image_id": "1"}'])

@@ -126,10 +126,8 @@ def test_endpoint_boosts_a_folder_of_images(tmp_path, monkeypatch, capsys):
     "arguments",
     [
         ["--address", "auto"],
-        ["--text", "gpt"],
         ["--text", "captioner:scenes:blip-mle"],
         ["--text_url", "", "--text", "openai:m"],
-        ["--error_rate", "15"],
         ["--embed_images", "--no_images"],
     ],
 )

@@ -434,14 +434,3 @@ def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_pat
     captioner = load_captioner(folder)
     assert type(captioner.model).__module__ == "hf_captionrl.captioners.clipcap.modeling_clipcap"
     assert captioner.model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist() == written
-
-
-def test_only_clipcap_is_exported(tmp_path):
-    model, processor = tiny_blip()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        export_code(tmp_path)
-    model.save_pretrained(tmp_path)
-    processor.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="'blip', not 'clipcap'"):
-        export_code(tmp_path)
-    assert not list(tmp_path.glob("*.py"))

@@ -1,10 +1,8 @@
 """Arguments of recipes: presets and rows, how captioners are loaded, defaults that recipes share, and the batch of a step."""
 
-import dataclasses
 import functools
 import importlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -70,8 +68,6 @@ def test_the_command_line_overrides_a_row():
     ("arguments", "message"),
     [
         (["--row", "ndlb/table5/row88"], "Use 'ndlb/table5/row8'"),
-        (["--row", "gan/x"], "gan/x"),
-        (["--row"], "--row has no value"),
         (["--row", "smile/table4/none"], r"recipes/smile_blip\.py"),
         (["--row", "ndlb/table5/row8", "--config", "x.yaml"], "--config is .* and --row is"),
     ],
@@ -86,7 +82,6 @@ def test_a_wrong_row_is_an_error(arguments, message):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a: {base: smile/none}", "none"),
         ("a: {title: A}", "x/a has no base"),
         ("a: {base: b}\nb: {base: a}", "is its own base"),
     ],
@@ -106,8 +101,6 @@ def test_weights_are_fp32_unless_told_otherwise():
     low = ModelArguments(dtype="bfloat16", tune="language").load()
     assert {p.dtype for p in low.model.parameters()} == {torch.bfloat16}
     assert ModelArguments(attn_implementation="eager").load().base_model.config._attn_implementation == "eager"
-    with pytest.raises(ValueError, match="Use one of 'float32'"):
-        ModelArguments(dtype="bf16")
 
 
 def test_model_init_kwargs_of_the_command_line_and_of_yaml(tmp_path):
@@ -142,8 +135,6 @@ def test_the_table_can_show_the_validation_split(tmp_path):
     assert [len(swapped[name]) for name in ("train", "validation", "test")] == [4, 2, 3]  # limits are of the roles
     assert swapped["validation"]["image_id"][:] == plain["test"]["image_id"][:2]
     assert swapped["test"]["image_id"][:2] == plain["validation"]["image_id"][:]
-    with pytest.raises(ValueError, match=r"table_split is 'val'\. Use 'test' or 'validation'"):
-        load_data(DataArguments(table_split="val"), output_dir=tmp_path)
 
 
 def test_an_evaluation_can_use_data_without_a_training_split(tmp_path):
@@ -160,8 +151,6 @@ def test_an_evaluation_can_use_data_without_a_training_split(tmp_path):
     splits = load_data(near, output_dir=tmp_path, is_training=False)
     assert {name: rows["image_id"][:] for name, rows in splits.items()} == {name: ["1", "3"] for name in SPLITS}
     assert splits["test"]["captions"][:] == [["caption 1"], ["caption 3"]]
-    with pytest.raises(ValueError, match=r"has no images for \['train', 'validation', 'test'\]"):
-        load_data(near, output_dir=tmp_path)
     with pytest.raises(
         ValueError, match=r"table_split is 'near-domain', but 'nocaps' has \['in_domain', 'near_domain'"
     ):
@@ -211,8 +200,6 @@ def test_the_command_line_overrides_the_batch_of_a_preset():
     assert split(trainer_config(parse(row, device, "8"))) == (8, 16)  # less memory, the same batch
     assert split(trainer_config(parse(row, device, "8", "--gradient_accumulation_steps", "1"))) == (8, 1)
     assert split(trainer_config(parse(row, device, "8", "--total_train_batch_size", "16"))) == (8, 2)
-    with pytest.raises(ValueError, match="Leave one of them out"):
-        parse(row, "--total_train_batch_size", "64", "--gradient_accumulation_steps", "2")
 
 
 # --- Comparisons are made where they are asked for; --help shows our arguments, --help-all every one ---
@@ -231,19 +218,3 @@ def test_one_model_is_trained_unless_a_comparison_is_asked_for():
         _, _, _, smile, config = smile_blip.parse_args([*given, "--use_cpu"])
         assert smile.compare_mle_weights == weights, given
         assert len(smile_runs(config, weights)) == 1 + len(weights)
-
-
-def test_help_shows_our_arguments_first_and_the_others_on_request(capsys):
-    shown = {}
-    for option in ("--help", "--help-all"):
-        with pytest.raises(SystemExit) as stop:
-            smile_blip.parse_args(["--learning_rate", "1", option])
-        assert stop.value.code == 0
-        shown[option] = capsys.readouterr().out
-    short, long = shown["--help"], shown["--help-all"]
-    assert 3 * len(short) < 2 * len(long)
-    assert all(f"--{name}" in short for name in ("mle_weight", "output_dir", "help-all"))
-    assert "--adam_beta1" not in short
-    fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-    assert {name for name in fields if not re.search(rf"^  --{name}\b", long, re.MULTILINE)} == set()
-    assert long.index("--mle_weight") < long.index("--adam_beta1")

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from hf_captionrl.apps.experiments.logs import silence_libraries
-from hf_captionrl.apps.experiments.report import Run, plan_runs, settings_of, train_runs
+from hf_captionrl.apps.experiments.report import Run, settings_of, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
 from hf_captionrl.apps.experiments.smile import SmileRecipeConfig
@@ -92,12 +92,6 @@ def test_the_control_of_smile_is_plain_maximum_likelihood_and_the_list_says_so(t
         mixture: {"mle_weight": 0.01, "subset": "reverse", "first_token": "shift"},
     }
     assert runs[own].output_dir == str(tmp_path / "model")
-
-
-def test_a_run_with_an_unknown_argument_is_an_error(tmp_path):
-    config = SmileRecipeConfig(str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match=r"'x' sets 'mle_wieght'.*Use one of its arguments"):
-        plan_runs(config, {"x": {"mle_wieght": 1.0}}, own="x")
 
 
 def test_a_run_differs_in_what_the_list_names_and_in_nothing_else(tmp_path):

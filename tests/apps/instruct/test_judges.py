@@ -22,7 +22,7 @@ from hf_captionrl.apps.instruct.judges import (
     parse_scores,
     relative_scores,
 )
-from hf_captionrl.captioners.language_models import BackendError, Failure, Truncated
+from hf_captionrl.captioners.language_models import Truncated
 
 QUESTIONS = [Question("q1", "generic", "Why?", "Because."), Question("q2", "writing", "Write.", "Once upon a time.")]
 
@@ -60,16 +60,6 @@ def test_both_orders_are_asked_and_undone(replies):
     assert "SMILE" not in "".join(prompts)  # the judge is not told who answers
 
 
-@pytest.mark.parametrize(
-    ("reply", "message"),
-    [(Failure("backend_rejected", "HTTP 400"), "HTTP 400. Check --judge_base_url"), ("", "empty reply")],
-)
-def test_a_failure_that_cannot_be_corrected_is_reported(replies, reply, message):
-    replies[0].append(reply)
-    with pytest.raises(BackendError, match=message):
-        EndpointJudge("http://here/v1", "m").ask("?")
-
-
 def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
     prompts = []
 
@@ -83,8 +73,6 @@ def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
     assert len(found.failed) == 3
     assert "I like both" in found.failed[0]
     assert "(no answer)" in prompts[0]
-    with pytest.raises(ValueError, match="reference_answers"):
-        Unsure().rate("SMILE", [Question("q", "generic", "Why?")], ["one"])
 
 
 def test_a_file_of_ratings(tmp_path):
@@ -109,11 +97,7 @@ def test_a_file_of_ratings(tmp_path):
     [
         {"candidate": None},
         {"candidate": 11},
-        {"candidate": "8"},
-        {"candidate": True},
         {"candidate": float("nan")},
-        {"model": None},
-        {"candidate_first": "yes"},
     ],
 )
 def test_bad_ratings_name_the_line(tmp_path, change):
@@ -155,20 +139,6 @@ def test_vicuna_s_format(tmp_path):
     answers.write_text('{"question_id": 71, "text": "Once.", "model_id": "x"}\n')
     found = load_questions(questions, answers)
     assert found == [Question("1", "generic", "Why?"), Question("71", "writing", "Write.", "Once.")]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"question_id": 1}',
-        '{"question_id": 1, "text": "a", "category": "coding"}',
-        '{"question_id": 1, "text": "a", "category": "fermi"}\n' * 2,
-    ],
-)
-def test_bad_questions(tmp_path, text):
-    (tmp_path / "q.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"q\.jsonl"):
-        load_questions(tmp_path / "q.jsonl")
 
 
 RATINGS = [
@@ -238,10 +208,3 @@ def test_statistics_count_empty_answers():
     assert found["lexical_diversity"] == pytest.approx(6 / 1000)  # one two three Two four five
     assert found["empty"] == 0.5
     assert answer_statistics([""])["length"] == 0.0
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="no ratings"):
-        relative_scores([])
-    with pytest.raises(ValueError, match="one answer per question"):
-        answer_statistics([])

@@ -204,9 +204,6 @@ def test_bootstrap_resamples_bags_not_captions():
     low, high = rank_rows(rows, values, key=KEY)[1]["difference_ci"]
     assert low < -0.07
     assert high == 0.0  # some resamples contain neither bag
-    values["other"]["groups"] = values["other"]["groups"][::-1]
-    with pytest.raises(ValueError, match="'other' and 'best' were measured on different bags"):
-        rank_rows(rows, values, key=KEY)
     ranked = rank_rows(*table(b=best, a=best), key=KEY)  # ties
     assert [row["name"] for row in ranked] == ["a", "b"]
     assert ranked[1]["within_noise"] is True
@@ -220,5 +217,3 @@ def test_names_are_escaped_in_markdown(tmp_path):
     text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
     assert r"\<script\>alert(1)\</script\>\|a\*b" in text
     assert text.count("\n| ") == 3
-    with pytest.raises(ValueError, match="has no cider_d"):
-        write_leaderboard(tmp_path, [{"name": "a", KEY: 0.5}], {}, **options)

@@ -1,28 +1,22 @@
 """The review page in headless Chromium."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from hf_captionrl.apps.truematch.build import (
     REASONS,
     bag_id,
-    load_truematch,
     read_decisions,
     write_data,
     write_truematch,
 )
-from hf_captionrl.apps.truematch.review import review_images
 from hf_captionrl.cli import main
-from hf_captionrl.data.options import DatasetOptions
 from hf_captionrl.retrieval import BagFile
 from hf_captionrl.scenes import load_scenes
 from tests.browser import CHROMIUM, Browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-ROOT = Path(__file__).parents[3]
 CARD = {"dataset_id": "little", "license": "apache-2.0", "source_license": "apache-2.0", "language": "en"}
 MANIFEST = {"source": "scenes", "split": "test", "images": 12, "embed_images": True, "sizes": [2, 3], "card": CARD}
 MANIFEST |= {"has_facts": True, "method": "by hand", "features": "image", "scorer": "clip@1f2e", "seed": 1}
@@ -177,18 +171,3 @@ def test_the_download_is_applied(browser, page, folder, capsys):
     browser.evaluate("localStorage.clear()")
     browser.open(page.as_uri())
     assert decided(browser).startswith("2 of 5")  # decisions of the benchmark are in the page
-
-
-def test_a_folder_is_no_page(folder, tmp_path, capsys):
-    assert main(["truematch", "review", str(folder), "--output", str(tmp_path)]) == 2
-    assert "--output" in capsys.readouterr().err
-
-
-def test_missing_images_are_named(folder):
-    found = load_truematch(folder)
-    for path in (folder / "data").glob("*.parquet"):
-        os.remove(path)
-    rows = load_scenes(num_train=0, num_validation=0, num_test=12)["test"].select(range(11))
-    write_data(folder, rows)
-    with pytest.raises(ValueError, match="1 images of the bags are not in the data set"):
-        review_images(found, DatasetOptions(dataset=""))

@@ -12,7 +12,7 @@ import pytest
 
 from hf_captionrl.hub.spaces import space_files
 from hf_captionrl.metrics.evaluate_modules import MODULES, install, path
-from hf_captionrl.metrics.evaluate_modules.load import class_name, modules_cache
+from hf_captionrl.metrics.evaluate_modules.load import class_name
 from tests.metrics.evaluate_modules import warm_process
 from tests.metrics.evaluate_modules.test_spaces import two_rows
 from tests.offline import python_path
@@ -236,18 +236,6 @@ def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="HF_MODULES_CACHE"):
         assert install() == []
-
-
-def test_the_cache_is_where_evaluate_has_it(evaluate, tmp_path, monkeypatch):
-    assert modules_cache() == evaluate.config.HF_MODULES_CACHE
-    monkeypatch.setitem(sys.modules, "evaluate.config", None)
-    for variable in ("HF_MODULES_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(variable, raising=False)
-    assert modules_cache() == Path("~/.cache/huggingface/modules").expanduser()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert modules_cache() == tmp_path / "huggingface" / "modules"
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    assert modules_cache() == tmp_path / "home" / "modules"
 
 
 def test_import_is_fast_and_concurrent_installs_are_safe(tmp_path):

@@ -113,14 +113,6 @@ def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch, space
     assert "gradio" not in module_of(name).__dict__
 
 
-def test_page_computes_what_was_typed(evaluate):
-    metric, declared = evaluate.load("caption_nlg"), load_metric("caption_nlg")
-    given = {"predictions": ["a"], "references": [["a"]]}
-    assert compute_from_json(metric, json.dumps(given), declared)["bleu_1"] == pytest.approx(1)
-    with pytest.raises(ValueError, match="one JSON object"):
-        compute_from_json(metric, "[]", declared)
-
-
 @pytest.mark.parametrize(
     ("name", "given", "named"),
     [
