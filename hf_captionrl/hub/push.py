@@ -368,10 +368,10 @@ def push_folder(
     _save_state(folder, {**state, "state": "started"})
     merge = repo_type == "model" and (local_base_model(folder) is not None if merged is None else merged)
     try:
-        with tempfile.TemporaryDirectory() as temporary:
+        with contextlib.ExitStack() as stack:
             source = folder
             if merge and (folder / "adapter_config.json").is_file():
-                source = Path(temporary)
+                source = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # not on a full disk
                 write_merged(folder, source, contents.published)
                 contents = folder_contents(source, repo_type, token=sent, gallery=gallery)
             for attempt in range(attempts):

@@ -256,9 +256,7 @@ def test_prediction_loss_only(tmp_path, scenes):
 
 def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
     pushed = []
-    monkeypatch.setattr(
-        "hf_captionrl.hub.cards.push_folder", lambda *args, **settings: pushed.append((args, settings))
-    )
+    monkeypatch.setattr("hf_captionrl.hub.push.push_folder", lambda *args, **settings: pushed.append((args, settings)))
     settings = {"push_to_hub": True, "hub_model_id": "me/x", "hub_token": "t", "hub_revision": "r"}
     tiny_trainer(tmp_path, scenes, **settings).push_to_hub()
     tiny_trainer(tmp_path, scenes, **settings, hub_private_repo=False).save_model()
