@@ -295,6 +295,7 @@ def test_caption_files_and_files_of_tags(photos):
         "a.caption": "ohwx girl, red hair\n",
         "b.caption": "ohwx girl, blue hair\n",
         "c.caption": "ohwx girl, hat\n",
+        "copy.caption": "ohwx girl, red hair\n",  # a.png has the same pixels
     }
     assert texts_of(photos) == {}
 
