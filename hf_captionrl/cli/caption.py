@@ -494,7 +494,7 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     split = load_split(arguments, quarantine_path=None, require_captions=False)
     ids, number = ids_digest(split.dataset), len(split.dataset)
-    settings = {"images": ids, "content of the images": json_digest(image_hashes(split.dataset))}
+    settings: dict[str, Any] = {"images": ids, "content of the images": json_digest(image_hashes(split.dataset))}
     settings |= {"batch_size": arguments.batch_size, **arguments.settings}
     parts = split_rows(number, size)
     make_part = CaptionParts(arguments, ids)
