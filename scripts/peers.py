@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("-k", dest="select", help="run only these tests, as pytest's -k")
     arguments = parser.parse_args(argv)
     clone = arguments.trl.resolve()
-    command = ["git", "-C", str(clone), "log", "-1", "--format=%H %cs"]
+    command = [str(shutil.which("git")), "-C", str(clone), "log", "-1", "--format=%H %cs"]
     commit = subprocess.check_output(command, text=True).split()
     result: dict[str, Any] = {
         "command": f"python scripts/peers.py --trl CLONE --output {arguments.output}",
