@@ -174,8 +174,10 @@ _PUBLISHED = {
 }
 """Patterns of the files that are published. All other files are omitted."""
 
-_NEVER = ("push_state.json", "card.json", "trainer_state.json", "training_images.json")
-_NEVER += ("*.run.json", "quarantine.jsonl", "journal-*")
+_NEVER = (
+    *("push_state.json", "card.json", "trainer_state.json", "training_images.json"),
+    *("*.run.json", "quarantine.jsonl", "journal-*"),
+)
 """Files with the state of a push, a run or a Trainer."""
 _NOT_TEXT = (".safetensors", ".png", ".model", ".parquet")
 
