@@ -292,7 +292,7 @@ from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, ScoredCaptions
 captions = ["a dog and a cat", "two red kites", "red red"]
 found = evaluate.load("word_repetition").compute(predictions=captions)["word_repetition"]
 scored = ScoredCaptions("mine", [[caption] for caption in captions], [["a dog"]] * 3)
-row = CAPTIONS_TABLE.compute(scored, types.SimpleNamespace(seed=0))
+row = CAPTIONS_TABLE.compute(scored, types.SimpleNamespace(seed=0, tokenize="ptb"))
 print("RESULT", json.dumps([hf_captionrl.__file__, found, row["word_repetition"]]))
 """
 
