@@ -88,9 +88,10 @@ class FolderListing:
     def describe_left_out(self) -> list[str]:
         return [f"{len(names)} {reason}, such as {names[0]}" for reason, names in self.left_out.items()]
 
-    def report_others(self, where: str, read: str = "") -> None:
+    def report_others(self, where: str, read: str | None = None) -> None:
         """Log how many files are not images, where every image of the folder is used; `read` is an extension that is read."""
-        self.others.pop(read, None)
+        if read is not None:
+            self.others.pop(read, None)
         if self.others:
             logger.warning("%s: files that are not images are not used: %s.", where, self.describe_others())
 

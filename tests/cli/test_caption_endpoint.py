@@ -145,7 +145,7 @@ def test_ctrl_c_waits_for_no_server(folder, fault):
         while len(server.requests) < 3:
             time.sleep(0.01)
         run.send_signal(signal.SIGINT)
-        assert run.wait(20) == 1
+        assert run.wait(20) == 130
         assert "the same command resumes" in run.stderr.read()
 
 

@@ -21,6 +21,7 @@ from hf_captionrl.rewards import (
     WeightedRewards,
     resolve_rewards,
 )
+from hf_captionrl.rewards.base import reward_class
 from hf_captionrl.trainers import SelfRetrievalConfig
 from tests.rewards.conftest import OfContext
 
@@ -85,7 +86,7 @@ WEIGHTS = {"retrieval_weight" if name == "self_retrieval" else f"{name}_weight":
 def only(tmp_path, weight, **arguments):
     """A configuration with a single reward, and CIDEr where that reward may not stand alone."""
     weights = dict.fromkeys(WEIGHTS, 0.0)
-    if not REWARDS[WEIGHTS[weight]].is_standalone:
+    if not reward_class(WEIGHTS[weight]).is_standalone:
         weights["cider_weight"] = 1.0
     weights[weight] = 0.5
     return SelfRetrievalConfig(str(tmp_path), num_generations=2, use_cpu=True, **weights | arguments)
@@ -93,7 +94,7 @@ def only(tmp_path, weight, **arguments):
 
 def test_every_registered_reward_can_be_configured(tmp_path):
     for weight, name in WEIGHTS.items():
-        config, reward = only(tmp_path, weight), REWARDS[name]
+        config, reward = only(tmp_path, weight), reward_class(name)
         made = {type(reward): weight for reward, weight in config.make_rewards(scorer=[SCORER])}
         assert made.pop(reward) == 0.5
         assert len(made) == (0 if reward.is_standalone else 1)

@@ -192,8 +192,9 @@ def test_resume_refuses_code_in_the_trainers_state(name, checkpoint, trap, tmp_p
     copy = tmp_path / "run" / folder.name
     shutil.copytree(folder, copy)
     (copy / name).write_bytes(trap)
+    settings = {"max_steps": 2, "per_device_train_batch_size": 2}
     with pytest.raises(pickle.UnpicklingError, match=r"[Ww]eights.only"):
-        train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), max_steps=2)
+        train(tmp_path / "run", rows, captioner=tiny_captioner("blip"), resume=str(copy), **settings)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model-00001-of-00002.bin", "adapter/adapter_model.bin"])

@@ -9,7 +9,6 @@ import evaluate
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, forwards
-from hf_captionrl.text.degenerate_captions import degenerate, is_empty
 from hf_captionrl.text.tokenize import check_tokenize, split_characters
 
 
@@ -36,6 +35,8 @@ def compute(
         captions = split_characters(captions)
         if options.get("training_captions") is not None:
             options["training_captions"] = split_characters(options["training_captions"])
+    from hf_captionrl.text.degenerate_captions import degenerate, is_empty
+
     found = metrics.caption_diversity(captions, **options)
     texts = [text for group in captions for text in group]
     found |= {"empty": sum(map(is_empty, texts)) / len(texts), "degenerate": sum(degenerate(texts)) / len(texts)}
