@@ -90,7 +90,7 @@ class FolderListing:
 
     def report_others(self, where: str, read: str | None = None) -> None:
         """Log how many files are not images, where every image of the folder is used; `read` is an extension that is read."""
-        if read is not None:
+        if read:
             self.others.pop(read, None)
         if self.others:
             logger.warning("%s: files that are not images are not used: %s.", where, self.describe_others())

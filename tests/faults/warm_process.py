@@ -143,6 +143,12 @@ def child(request, folder):
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.update(request["environment"])
+    # By default progress bars share a lock with forked processes, which one that is killed would keep forever.
+    kinds = [tqdm.std.tqdm]
+    while kinds:
+        kind = kinds.pop()
+        kind.set_lock(threading.RLock())
+        kinds += kind.__subclasses__()
     code = 1
     try:
         value = getattr(importlib.import_module("tests.faults.jobs"), request["start"])(**request["arguments"])
@@ -181,9 +187,8 @@ def wait_for(number, folder, timeout):
 def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is not an answer
+    tqdm.std.tqdm.monitor_interval = 0  # no thread of a bar while a process is forked
     importlib.import_module("tests.faults.jobs").warm_up()
-    # By default progress bars share a lock with forked processes, which one that is killed would keep forever.
-    tqdm.std.tqdm.set_lock(threading.RLock())
     running = {}
     for line in sys.stdin:
         request = json.loads(line)
