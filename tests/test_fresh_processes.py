@@ -323,7 +323,8 @@ TRAINERS = {
 @pytest.mark.parametrize("name", TRAINERS)
 def test_every_trainer_pushes_and_its_folder_can_be_carded(name, folder, tmp_path):
     for entry in folder.iterdir():
-        (tmp_path / entry.name).symlink_to(entry)
+        if not entry.name.startswith("out"):  # what the documented blocks wrote
+            (tmp_path / entry.name).symlink_to(entry)
     code = HUB.replace("{make}", f"    {TRAINERS[name]}")
     status, output = run(code, tmp_path)
     assert status == 0, output
