@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ HOLDS, UNSEEN, OPEN, FAILS, MISSING = "holds", "no difference seen", "open", "do
 MIXED, UNFINISHED = "mixed", "not finished"
 
 
+@functools.cache
 def load_findings(path: Path = FINDINGS) -> dict[str, Any]:
     """The findings; a page may make the claims of another page on a result of its own."""
     pages = read_yaml(path)
