@@ -121,7 +121,7 @@ class PreparedPixels:
     def _refusal(self, reason: str) -> ValueError:
         return ValueError(
             f"The {type(self.processor).__name__} cannot be split into pixels and their normalisation: it {reason}. Leave out "
-            "cache_pixels and image_decoder."
+            "cache_pixels."
         )
 
     @property

@@ -235,7 +235,7 @@ class ChatCaptioner(Captioner):
         if fixed is None:
             raise ValueError(
                 f"{type(self.base_model).__name__} splits images into tiles or keeps their size, so that features alone do not determine "
-                "its inputs. Leave out cache_image_features, cache_pixels and image_decoder, or pass a processor with one size "
+                "its inputs. Leave out cache_image_features and cache_pixels, or pass a processor with one size "
                 "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
             )
         return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}

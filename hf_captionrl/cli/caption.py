@@ -485,7 +485,7 @@ class CaptionWriter(LineFile):
 def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
     """Write or resume a folder of parts; returns the summary. Unreadable images are `listed`."""
     from hf_captionrl.data.features import image_hashes
-    from hf_captionrl.data.quarantine import QuarantineReport, quarantine_entry
+    from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineReport
 
     size = rows_per_part(arguments)
     if output.suffix:
@@ -501,7 +501,7 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     done = run_parts(output, parts, make_part, arguments, settings=settings, overwrite=arguments.overwrite)
     write_json(output / "run.json", {"settings": arguments.settings, "trained_on": split.trained})
     entries = [
-        quarantine_entry(row, image["image_id"], split.split, "image", image["reason"], image["detail"], "row")
+        QuarantineEntry(row, image["image_id"], split.split, image["reason"], image["detail"])
         for row, image in enumerate(read_parts(output, ["image_id", "reason", "detail"]))
         if image["reason"] is not None
     ]

@@ -15,7 +15,7 @@ import numpy as np
 
 from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache, rows_per_part
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column, select_rows
+from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
 from hf_captionrl.evaluation.caption_files import (
@@ -102,7 +102,7 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
     rows = rows_to_encode(cache, keys)
     if not len(rows):
         return
-    missing = select_rows(split.dataset, rows)
+    missing = split.dataset.select(rows)
     options = FeaturesOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
         scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),

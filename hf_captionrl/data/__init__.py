@@ -12,15 +12,12 @@ if TYPE_CHECKING:
         CaptionCollator,
         CaptionDataset,
         CaptionItem,
-        StreamedCaptions,
         evaluation_rows,
         training_rows,
     )
     from hf_captionrl.data.columns import SourceArguments, frames_of
     from hf_captionrl.data.features import (
         CachedPixels,
-        DecodedPixels,
-        PixelForm,
         cached_features,
         cached_pixels,
         pool_frames,
@@ -29,6 +26,6 @@ if TYPE_CHECKING:
     from hf_captionrl.data.loading import SPLITS, choose_split, load_caption_splits, load_captions
     from hf_captionrl.data.quarantine import ImageReader, QuarantineError, QuarantineReport, check_captions
     from hf_captionrl.data.simplifying import exchange_captions
-    from hf_captionrl.data.video import VideoError, is_video, open_still, sample_frames, verify_video
+    from hf_captionrl.data.video import is_video, open_still, sample_frames, verify_video
 
 __getattr__, __all__ = lazy_names(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import codecs
+import copy
 import csv
 import io
 import json
@@ -12,27 +13,24 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, groupby, islice, repeat
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets.fingerprint import Hasher
 from datasets.table import ConcatenationTable, InMemoryTable, concat_tables
 
 from hf_captionrl.data.images import is_address, paths_without_bytes, refuse_outside
-from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.utils.options import NotNegative, check_values
 
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-T = TypeVar("T")
 
 CAPTIONS = datasets.List(datasets.Value("string"))
 TEXTS = pa.list_(pa.string())
@@ -64,9 +62,8 @@ def frames_of(dataset: datasets.Dataset) -> int:
 
 
 # --- Rows of JSON lines, CSV and Parquet -----------------------------------------------------------------------------
-# Not by the builders of `datasets`: pandas fills the missing fields of a row, renames a second column `caption` and reads
-# a caption "7" as a number, and Arrow's JSON refuses columns of mixed types. Here a file is read completely or refused
-# with its line, and a row of another type reaches the check of every row.
+# Not by the builders of `datasets`: pandas renames a second column `caption` and reads a caption "7" as a number, and
+# Arrow's JSON refuses columns of mixed types. Here a file is read completely, or refused with its line.
 
 
 def refuse_wide(path: Path) -> None:
@@ -115,20 +112,27 @@ def read_json_lines(path: Path) -> list[Row]:
 
 
 def read_csv(path: Path, delimiter: str = ",") -> list[Row]:
-    """The rows of a CSV file, or of one with tabs; several columns with one name for captions (`caption`, ...) become a list of captions."""
+    """The rows of a CSV file; several columns with one name for captions (`caption`, ...) become a list of captions."""
     rows: list[Row] = []
-    finished = 0  # lines of the records that were read completely
+    finished = 0  # lines of the rows that were read
     # If not strict, an unclosed quote would extend the field to the next quote or the end of the file.
     lines = csv.reader(io.StringIO(read_text(path, newline=""), newline=""), delimiter=delimiter, strict=True)
     try:
         names = [name.strip() for name in next(lines, [])]
-        several = [name for name, number in Counter(filter(None, names)).items() if number > 1]
-        if other := [name for name in several if name not in CAPTION_COLUMNS]:
-            raise ValueError(f"{path} has several columns {other[0]!r}; only captions may have several. Rename them.")
+        several = [name for name in CAPTION_COLUMNS if names.count(name) > 1]
         finished = lines.line_num
-        for values in lines:
-            if values:
-                rows.append(_csv_row(names, several, values, f"Line {lines.line_num} of {path}"))
+        for values in filter(None, lines):
+            if len(values) != len(names):
+                raise ValueError(
+                    f"Line {lines.line_num} of {path} has {len(values)} fields, and the first line {len(names)}. Put "
+                    "captions with commas into quotes, and write a comma for each empty field."
+                )
+            row: Row = {name: value for name, value in zip(names, values, strict=True) if name}
+            for name in several:
+                texts = [value for key, value in zip(names, values, strict=True) if key == name]
+                # Images may have fewer captions. A row without captions keeps its empty cells for the check.
+                row[name] = [text for text in texts if text.strip()] or texts
+            rows.append(row)
             finished = lines.line_num
     except csv.Error as error:
         raise ValueError(
@@ -138,128 +142,25 @@ def read_csv(path: Path, delimiter: str = ",") -> list[Row]:
     return rows
 
 
-def _csv_row(names: list[str], several: list[str], values: list[str], where: str) -> Row:
-    if len(values) != len(names):
-        raise ValueError(
-            f"{where} has {len(values)} fields, and the first line {len(names)}. Put captions with commas into "
-            "quotes, and write a comma for each empty field."
-        )
-    row: Row = {name: [] for name in several}
-    for number, (name, value) in enumerate(zip(names, values, strict=True), start=1):
-        # Valid, but usually a quote that is closed in a later row, which joins the rows between.
-        inner = [line for line in value.splitlines()[1:] if line.count(",") == len(names) - 1]
-        if inner and len(names) > 1:
-            text = "%s ends a text of several lines, of which %r looks like a row. Check its quotes."
-            logger.warning(text, where, inner[0])
-        if name in several:
-            row[name].append(value)
-        elif name:
-            row[name] = value
-        elif value.strip():
-            raise ValueError(
-                f"{where} has {value!r:.60} in column {number}, which has no name in the first line. Name it."
-            )
-    for name in several:
-        # Images may have fewer captions. A row without captions keeps its empty cells, so that the check finds it.
-        row[name] = [text for text in row[name] if text.strip()] or row[name]
-    return row
-
-
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file by its suffix."""
     suffix = path.suffix.lower()
-    if suffix == ".csv":
-        return read_csv(path)
     if suffix == ".parquet":
-        import pyarrow.parquet
-
-        table = pyarrow.parquet.read_table(path)
-        if len(set(table.column_names)) < len(table.column_names):
-            raise ValueError(f"{path} has two columns with the same name: {table.column_names}. Use different names.")
-        return table.to_pylist()
-    return read_json_lines(path)
+        return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
+    return read_csv(path) if suffix == ".csv" else read_json_lines(path)
 
 
-# --- Columns that stay in Arrow --------------------------------------------------------------------------------------
-
-_ROWS_AT_ONCE = 1024
-_ROWS_OF_CHUNK = 16_384
+# --- Columns ---------------------------------------------------------------------------------------------------------
 
 
-class ColumnView(Sequence[T], Generic[T]):
-    """Values of a column, read when they are indexed; iterates in batches, 10 times faster than `datasets.Column`."""
-
-    def __init__(self, ds: datasets.Dataset, name: str, convert: Callable[[Any], T] | None = None) -> None:
-        self._rows = ds.select_columns(name).with_format(None)
-        self._name, self._convert = name, convert
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._rows[index][self._name]
-        if self._convert is None:
-            return found
-        return list(map(self._convert, found)) if isinstance(index, slice | Sequence) else self._convert(found)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __iter__(self) -> Iterator[T]:
-        for batch in self._rows.iter(_ROWS_AT_ONCE):
-            values = batch[self._name]
-            yield from values if self._convert is None else map(self._convert, values)
-
-
-def id_column(ds: datasets.Dataset, name: str = "image_id") -> ColumnView[str]:
+def id_column(ds: datasets.Dataset) -> list[str]:
     """Ids of the rows, as text."""
-    return ColumnView(ds, name, str)
+    return [str(value) for value in ds.with_format(None)["image_id"][:]]
 
 
-def caption_column(ds: datasets.Dataset, name: str = "captions") -> ColumnView[list[str]]:
-    """The captions of each row: a list, a single text, or none."""
-    return ColumnView(ds, name, _texts)
-
-
-def _texts(value: str | Sequence[str] | None) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or [])
-
-
-def caption_lists(ds: datasets.Dataset, column: str = "captions") -> list[list[str]]:
-    """As `caption_column`, in memory."""
-    return list(caption_column(ds, column))
-
-
-def arrow_column(values: Iterable[Any], kind: pa.DataType) -> pa.ChunkedArray:
-    """A column of the values of an iterator, of which only a few are Python objects at a time."""
-    given = iter(values)
-    parts = iter(lambda: list(islice(given, _ROWS_AT_ONCE)), [])
-    return pa.chunked_array([pa.array(part, kind) for part in parts], kind)
-
-
-def in_arrow(values: Iterable[Any], kind: pa.DataType) -> ColumnView[Any]:
-    """A sequence of the values of an iterator, which are kept in Arrow."""
-    return ColumnView(datasets.Dataset(pa.table({"values": arrow_column(values, kind)}), fingerprint=""), "values")
-
-
-def _chunk_values(column: pa.ChunkedArray) -> Iterator[Any]:
-    for chunk in column.chunks:
-        for start in range(0, len(chunk), _ROWS_AT_ONCE):
-            yield from chunk.slice(start, _ROWS_AT_ONCE).to_pylist()
-
-
-def select_rows(ds: datasets.Dataset, rows: np.ndarray) -> datasets.Dataset:
-    """`Dataset.select` of `(N,)` rows, which would make a list of them."""
-    if not len(rows) or (np.diff(rows) == 1).all():
-        return ds.select(range(int(rows[0]), int(rows[-1]) + 1) if len(rows) else range(0))
-    chosen: Any = pa.array(rows, pa.uint64())
-    fingerprint = Hasher.hash((ds._fingerprint, "select_rows", rows.tobytes()))
-    if ds._indices is not None:
-        chosen = ds._indices.column(0).take(chosen)
-    table = InMemoryTable.from_arrays([chosen], names=["indices"])
-    return datasets.Dataset(ds.data, info=ds.info.copy(), split=ds.split, indices_table=table, fingerprint=fingerprint)
+def caption_column(ds: datasets.Dataset, name: str = "captions") -> list[list[str]]:
+    """The captions of each row: a list, from a list, a single text, or nothing."""
+    return [[value] if isinstance(value, str) else list(value or []) for value in ds.with_format(None)[name][:]]
 
 
 def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
@@ -269,58 +170,39 @@ def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
     return ds
 
 
-def replace_column(
-    ds: datasets.Dataset, name: str, values: Sequence[Any] | pa.ChunkedArray, feature: Any
-) -> datasets.Dataset:
-    """Set one column without copying the others, which `Dataset.map` and `add_column` after `select` would do."""
+def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], feature: Any) -> datasets.Dataset:
+    """Set one column without copying the others, as `add_column` would after `select`."""
     if len(values) != len(ds):
         raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Pass one per row.")
-    table, indices = ds.data, ds._indices
-    schema = datasets.Features({name: feature}).arrow_schema
-    if not isinstance(values, pa.ChunkedArray):
-        values = arrow_column(values, schema.field(name).type)
-    if indices is not None:
-        shown = indices.column(0).to_numpy().astype(np.int64)
-        if len(np.unique(shown)) < len(shown):
-            # A row that is selected twice may get two values, so it is copied.
-            table, indices = InMemoryTable(ds.with_format("arrow")[:]), None
-        else:
-            values = _spread(values, shown, table.num_rows)
-    if name in table.column_names:
-        table = table.drop([name])
-    column = InMemoryTable.from_pydict({name: values}, schema=schema)
-    if isinstance(table, ConcatenationTable):
-        # If all columns of a block are removed, `datasets` keeps a table without columns and rows.
+    if ds._indices is not None:
+        rows = ds._indices.column(0).to_pylist()
+        if len(set(rows)) < len(rows):  # a row that is selected twice may get two values
+            return replace_column(ds.flatten_indices(), name, values, feature)
+        value_of = dict(zip(rows, values, strict=True))
+        values = [value_of.get(row) for row in range(ds.data.num_rows)]
+    table = ds.data.drop([name]) if name in ds.column_names else ds.data
+    if isinstance(table, ConcatenationTable):  # which keeps blocks without columns, and these have no rows
         blocks = [[block for block in row if block.num_columns] for row in table.blocks]
-        table = ConcatenationTable.from_blocks([row for row in blocks if row]) if any(blocks) else None
-    table = column if table is None or not table.num_columns else concat_tables([table, column], axis=1)
+        table = ConcatenationTable.from_blocks([row for row in blocks if row]) if any(blocks) else table
+    schema = datasets.Features({name: feature}).arrow_schema
+    column = InMemoryTable.from_pydict({name: values}, schema=schema)
     info = ds.info.copy()
     info.features = datasets.Features({k: v for k, v in ds.features.items() if k != name} | {name: feature})
-    # Without a fingerprint, `datasets` would read every image to compute one. The hasher copies each chunk.
-    hasher = Hasher()
-    for part in (ds._fingerprint, str(schema), *column.column(0).chunks):
-        hasher.update(part)
-    return datasets.Dataset(table, info=info, split=ds.split, indices_table=indices, fingerprint=hasher.hexdigest())
-
-
-def _spread(values: pa.ChunkedArray, shown: np.ndarray, num_rows: int) -> pa.ChunkedArray:
-    """The values at the selected rows of a table, and no value at the others."""
-    place: np.ndarray = np.full(num_rows, -1, np.int64)  # of each row of the table among the values
-    place[shown] = np.arange(len(shown))
-    joined = values.combine_chunks()  # once, because `take` may join the chunks each time
-    chunks: list[pa.Array] = []
-    for start in range(0, num_rows, _ROWS_OF_CHUNK):
-        part = place[start : start + _ROWS_OF_CHUNK]
-        taken = joined.take(pa.array(part, mask=part < 0))
-        chunks += taken.chunks if isinstance(taken, pa.ChunkedArray) else [taken]
-    return pa.chunked_array(chunks, values.type)
+    return datasets.Dataset(
+        concat_tables([table, column], axis=1) if table.num_columns else column,
+        info=info,
+        split=ds.split,
+        indices_table=ds._indices,
+        # Without a fingerprint, `datasets` would read every image to compute one.
+        fingerprint=Hasher.hash((ds._fingerprint, str(schema), values)),
+    )
 
 
 def with_split(ds: datasets.Dataset, split: str) -> datasets.Dataset:
     """The same data set under the name of another split."""
-    fingerprint = Hasher.hash((ds._fingerprint, split))
-    named = datasets.NamedSplit(split)
-    return datasets.Dataset(ds.data, info=ds.info, split=named, indices_table=ds._indices, fingerprint=fingerprint)
+    ds = copy.copy(ds)
+    ds._split = datasets.NamedSplit(split)
+    return ds
 
 
 # --- Sources and their splits ----------------------------------------------------------------------------------------
@@ -356,7 +238,6 @@ class SourceArguments:
     # `video_frames` with that number, and `image` is not decoded on access.
     num_frames: NotNegative = 0
     require_captions: bool = True  # False also accepts data without captions; `captions` is then empty
-    text_files: str = ""  # extension of text files beside images that the caller reads
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -405,14 +286,13 @@ def by_split_column(rows: datasets.Dataset) -> dict[str, Any]:
     """The splits named by a column `split`, as in Flickr30k on the Hub."""
     if getattr(rows.features.get("split"), "dtype", None) != "string":
         return {}
-    names: ColumnView[Any] = ColumnView(rows, "split")
-    ours = {name: split_name(name) for name in dict.fromkeys(names)}
-    found = list(dict.fromkeys(ours.values()))
-    if None in found or len(found) < 2:
+    rows_of: dict[str | None, list[int]] = {}
+    for row, name in enumerate(rows.with_format(None)["split"][:]):
+        rows_of.setdefault(split_name(name), []).append(row)
+    if None in rows_of or len(rows_of) < 2:
         return {}
-    numbers = np.fromiter((found.index(ours[name]) for name in names), np.int8, len(names))  # of the split of each row
     rest = rows.remove_columns("split")
-    return {str(name): select_rows(rest, np.flatnonzero(numbers == n)) for n, name in enumerate(found)}
+    return {str(name): rest.select(numbers) for name, numbers in rows_of.items()}
 
 
 # --- Captions --------------------------------------------------------------------------------------------------------
@@ -420,14 +300,6 @@ def by_split_column(rows: datasets.Dataset) -> dict[str, Any]:
 MAX_CAPTION_WORDS = 200  # longer than the captions of data sets, shorter than a web page
 # Without spaces, a Chinese sentence and base64 each count as one word.
 _CHARACTERS_PER_WORD = 20
-
-# Faults of captions, and the remedy for each.
-CAPTION_REMEDIES: dict[str, str] = {
-    "caption_missing": "give the row at least one caption, or remove the row",
-    "caption_not_text": "write the caption as a string, or set caption_column to the column that holds text",
-    "caption_empty": "write a caption with at least one letter or digit, or remove it",
-    "caption_too_long": "shorten the caption, or raise max_caption_words",
-}
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Kept: zero-width (non-)joiners are part of Persian, Indic scripts and emoji; tags (U+E0020-E007F) are part of flags.
@@ -451,8 +323,8 @@ def clean_caption(caption: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def caption_fault(caption: Any, *, max_words: int = MAX_CAPTION_WORDS) -> tuple[str, str] | None:
-    """The fault of a cleaned caption, or None."""
+def caption_fault(caption: Any, max_words: int = MAX_CAPTION_WORDS) -> tuple[str, str] | None:
+    """The fault of a cleaned caption and its detail, or None."""
     if not isinstance(caption, str):
         return "caption_not_text", "the caption is not a string (empty, a number, or nested too deep)"
     if not any(map(str.isalnum, caption)):
@@ -538,51 +410,45 @@ def to_caption_columns(
     if ids is not None:
         pick_column(names, ids, "image_id_column", where)
     ds = _table_of(rows, image, captions) if isinstance(rows, list) else rows.with_format(None)
-    uses = [image, captions, ids]
 
-    # A column in its final form, without another use, stays where it is, perhaps on disk.
-    given: Iterable[Any] = repeat([], len(ds)) if captions is None else ColumnView[Any](ds, captions)
-    is_ours = uses.count(captions) == 1 and captions is not None and ds.features[captions] == CAPTIONS
-    texts = None
-    kinds: dict[bool, int] = {}  # first row with and without a printed list
-
-    def cleaned(row: int, value: Any) -> list[str | None]:
-        listed = printed_list(value)
-        found = to_caption_list(value if listed is None else listed)
-        if any(found):
-            kinds.setdefault(listed is not None, row)
-        return found
-
-    if not is_ours or any(value != cleaned(row, value) for row, value in enumerate(given)):
-        kinds.clear()
-        texts = arrow_column(map(cleaned, count(), given), TEXTS)
-        refuse_mixed(*(f"{where}, row {kinds[kind]}" if kind in kinds else None for kind in (True, False)))
-    if arguments.require_captions and len(ds):
-        found = given if texts is None else _chunk_values(texts)
-        if all(text is None for text in chain.from_iterable(found)):
-            raise ValueError(
-                f"{where}: column {captions!r} holds {ds.features[str(captions)]} and no text. Set caption_column "
-                f"to one of {sorted(names)}."
-            )
-    has_ids = uses.count(ids) == 1 and ids is not None and ds.features[ids] == datasets.Value("string")
-    new_ids = None if has_ids and all(ColumnView(ds, str(ids))) else _image_ids(ds, ids, image, split)
-
+    values: list[Any] = [[]] * len(ds) if captions is None else ds[captions][:]
+    texts = _cleaned(values, where)
+    if arguments.require_captions and len(ds) and not any(text is not None for group in texts for text in group):
+        raise ValueError(
+            f"{where}: column {captions!r} holds {ds.features[str(captions)]} and no text. Set caption_column "
+            f"to one of {sorted(names)}."
+        )
+    id_source = ids or (image if _is_text(ds.features[image]) else None)
+    image_ids = [
+        f"{split}-{row:06d}" if value is None or value == "" else _id_text(value)
+        for row, value in enumerate([None] * len(ds) if id_source is None else ds[id_source][:])
+    ]
     # A column that has one of our names but was not chosen for it is dropped.
-    stays = {image: "image"}
-    stays |= {captions: "captions"} if captions is not None and texts is None else {}
-    stays |= {ids: "image_id"} if ids is not None and new_ids is None else {}
-    unused = {"image", "image_id", "captions", captions, ids} - set(stays)
-    ds = ds.remove_columns([name for name in ds.column_names if name in unused]).rename_columns(stays)
-    ds = _with_images(ds, image, arguments, where, names, in_memory)
-    if new_ids is not None:
-        ds = replace_column(ds, "image_id", new_ids, datasets.Value("string"))
-    if texts is not None:
+    has_captions = captions == "captions" and ds.features[captions] == CAPTIONS and texts == values
+    unused = {"image", "image_id", "captions", captions, ids} - {image, "captions" if has_captions else None}
+    ds = ds.remove_columns([name for name in ds.column_names if name in unused])
+    ds = _with_images(ds.rename_columns({image: "image"}), image, arguments, where, names, in_memory)
+    ds = replace_column(ds, "image_id", image_ids, datasets.Value("string"))
+    if not has_captions:
         ds = replace_column(ds, "captions", texts, CAPTIONS)
     if arguments.num_frames:
         ds = replace_column(ds, VIDEO_FRAMES, [arguments.num_frames] * len(ds), datasets.Value("int32"))
     ds = merge_rows_of_one_image(ds, where)
     ours = ["image", "image_id", "captions"]
     return ds.select_columns([*ours, *(name for name in ds.column_names if name not in ours)])
+
+
+def _cleaned(values: list[Any], where: str) -> list[list[str | None]]:
+    """The cleaned captions of each row; either all rows or none may be lists that were printed as text."""
+    texts: list[list[str | None]] = []
+    first: dict[bool, int] = {}  # first row with and without a printed list
+    for row, value in enumerate(values):
+        literals = printed_list(value)
+        texts.append(to_caption_list(value if literals is None else literals))
+        if any(texts[-1]):
+            first.setdefault(literals is not None, row)
+    refuse_mixed(*(f"{where}, row {first[kind]}" if kind in first else None for kind in (True, False)))
+    return texts
 
 
 def _table_of(rows: list[Row], image: str, captions: str | None) -> datasets.Dataset:
@@ -614,15 +480,9 @@ def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in {"string", "large_string"}
 
 
-def _image_ids(ds: datasets.Dataset, column: str | None, image: str, split: str) -> pa.ChunkedArray:
-    def text(row: int, value: Any) -> str:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # a table returns integers with a missing value among them as floats
-        return f"{split}-{row:06d}" if value is None or value == "" else str(value)
-
-    column = column or (image if _is_text(ds.features[image]) else None)
-    values: Iterable[Any] = repeat(None, len(ds)) if column is None else ColumnView(ds, column)
-    return arrow_column(map(text, count(), values), pa.string())
+def _id_text(value: Any) -> str:
+    # A table returns integers with a missing value among them as floats.
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _with_images(
@@ -632,27 +492,21 @@ def _with_images(
     feature = ds.features["image"]
     root = None if arguments.image_root is None else Path(arguments.image_root)
     is_text = _is_text(feature)
-    if is_text:
 
-        def joined(path: str) -> str | None:
-            # Here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
-            if not path or is_address(path):
-                return path or None
-            forms = [
-                path,
-                *(unicodedata.normalize(form, path) for form in ("NFC", "NFD")),
-            ]  # a Mac writes names in NFD
-            files = [str(root / form) if root is not None else form for form in forms]
-            return files[0] if path.isascii() else next(filter(os.path.exists, files), files[0])
+    def joined(path: str | None) -> str | None:
+        # Here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
+        if not path or is_address(path):
+            return path or None
+        forms = [path, *(unicodedata.normalize(form, path) for form in ("NFC", "NFD"))]  # a Mac writes names in NFD
+        files = [form if root is None else str(root / form) for form in forms]
+        return files[0] if path.isascii() else next(filter(os.path.exists, files), files[0])
 
-        paths = arrow_column(map(joined, ColumnView[Any](ds, "image")), pa.string())
-    else:
-        paths = paths_without_bytes(ds.data.column("image"))
+    paths = [*map(joined, ds["image"][:])] if is_text else paths_without_bytes(ds.data.column("image")).to_pylist()
     # Files of an image column in memory are opened wherever they are; a text column needs a root.
     if is_text or root is not None or not in_memory:
-        refuse_outside(_chunk_values(paths), root, f"{where}, column {column!r}")
+        refuse_outside(paths, root, f"{where}, column {column!r}")
     # On access, datasets.Image would fetch an address, which open_image refuses.
-    fetches = any(path and "://" in path for path in _chunk_values(paths))
+    fetches = any(path and "://" in path for path in paths)
     result = datasets.Image(decode=not (arguments.num_frames or fetches))
     if not is_text:
         holds_bytes = isinstance(feature, dict) and {"bytes", "path"} >= set(feature)
@@ -662,32 +516,29 @@ def _with_images(
             f"{where}: column {column!r} holds {feature}, not images, paths or bytes. Set image_column to one of "
             f"{names}."
         )
-    films = (path for path in _chunk_values(paths) if path and Path(path).suffix.lower() in VIDEO_SUFFIXES)
+    films = (path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES)
     if not arguments.num_frames and (film := next(films, None)) is not None:
         raise ValueError(f"{where}: column {column!r} holds videos ({film!r}). Set num_frames, e.g. to 8 per video.")
-    files = [pa.StructArray.from_arrays([pa.nulls(len(p), pa.binary()), p], ["bytes", "path"]) for p in paths.chunks]
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    return replace_column(ds, "image", pa.chunked_array(files, kind), result)
+    return replace_column(ds, "image", [{"bytes": None, "path": path} for path in paths], result)
 
 
 def merge_rows_of_one_image(ds: datasets.Dataset, where: str) -> datasets.Dataset:
     """Join rows with the same id into the first of them, which gets all captions."""
-    ids = id_column(ds)
-    first = RowLookup(ids).first_rows()  # (N,)
-    repeated = np.flatnonzero(first != np.arange(len(first)))
-    if not len(repeated):
+    rows_of: dict[str, list[int]] = {}
+    for row, image_id in enumerate(id_column(ds)):
+        rows_of.setdefault(image_id, []).append(row)
+    if len(rows_of) == len(ds):
         return ds
-    images = undecoded(ds).select_columns("image")
-    for row in repeated.tolist():
-        earlier = int(first[row])
-        if images[row]["image"] != images[earlier]["image"]:
-            raise ValueError(
-                f"{where}: image_id {ids[row]!r} is used for different images in rows {earlier} and {row}. Set "
-                "image_id_column to a column with unique ids, or leave it out."
-            )
-    logger.warning("%s: %d rows repeat an image; their captions are joined to its first.", where, len(repeated))
-    order = np.argsort(first, kind="stable")  # the rows of an image are adjacent
-    rows = zip(first[order], caption_column(select_rows(ds, order)), strict=True)
-    joined = (list(chain.from_iterable(texts for _, texts in group)) for _, group in groupby(rows, itemgetter(0)))
-    captions = arrow_column(joined, TEXTS)
-    return replace_column(select_rows(ds, np.unique(first)), "captions", captions, CAPTIONS)
+    images, captions = undecoded(ds).select_columns("image"), caption_column(ds)
+    for image_id, (first, *repeated) in rows_of.items():
+        for row in repeated:
+            if images[row]["image"] != images[first]["image"]:
+                raise ValueError(
+                    f"{where}: image_id {image_id!r} is used for different images in rows {first} and {row}. Set "
+                    "image_id_column to a column with unique ids, or leave it out."
+                )
+    logger.warning(
+        "%s: %d rows repeat an image; their captions are joined to its first.", where, len(ds) - len(rows_of)
+    )
+    joined = [[text for row in rows for text in captions[row]] for rows in rows_of.values()]
+    return replace_column(ds.select([rows[0] for rows in rows_of.values()]), "captions", joined, CAPTIONS)

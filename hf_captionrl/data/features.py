@@ -8,41 +8,31 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
-from hf_captionrl.data.columns import frames_of, in_arrow, undecoded
-from hf_captionrl.data.images import ImageError, decode_image, media_source, open_image, workers
+from hf_captionrl.data.columns import frames_of, undecoded
+from hf_captionrl.data.images import ImageError, media_source, open_image, workers
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
-from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.utils.io import write_json
 
 _ROWS_AT_ONCE = 256
-_FILES_AT_ONCE = 16_384
 # A file that changes twice within the resolution of its file system's clock keeps its modification time.
 _SETTLED_NS = 2_000_000_000
+_NO_FILE = "00" * 16
 
 
 # --- Keys of images from the bytes of their files, so that no image is decoded to find it in a cache -----------------
-
-
-class _File(NamedTuple):
-    path: str
-    state: str  # path, size and modification time
 
 
 def source_keys(
@@ -51,79 +41,60 @@ def source_keys(
     *,
     progress: str | bool = False,
     skip_unreadable: bool = False,
-) -> Sequence[str]:
-    """One key per row, kept in Arrow: the hash of its image's bytes; `directory` is the root of the feature caches.
+) -> list[str]:
+    """One key per row: the hash of its image's bytes; `directory` is the root of the feature caches.
 
-    A file that was hashed before is known by its path, size and modification time. With `skip_unreadable`, rows without a
+    A file that was hashed before is identified by its path, size and modification time. With `skip_unreadable`, rows without a
     readable file have one key in common instead of raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
-    known = file_hashes(directory)
+    cache = FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
 
-    def look(value: Any) -> str | _File:
-        if not skip_unreadable:
-            return _hash_or_file(value)
+    def look(value: Any) -> tuple[str, str | None]:
+        """A path and its state, or a hash without one."""
         try:
-            found = _hash_or_file(value)
+            text, state = _hash_or_file(value)
         except (ImageError, OSError):
-            return "00" * 16
-        return found if isinstance(found, str) or os.access(found.path, os.R_OK) else "00" * 16
+            if skip_unreadable:
+                return _NO_FILE, None
+            raise
+        is_unreadable = skip_unreadable and state is not None and not os.access(text, os.R_OK)
+        return (_NO_FILE, None) if is_unreadable else (text, state)
 
-    def keys() -> Iterator[str]:
-        found: list[str | _File] = []
-        with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
-            for batch in column.iter(_ROWS_AT_ONCE):
-                found += pool.map(look, batch["image"])
-                if bar is not None:
-                    bar.update(len(batch["image"]))
-                if len(found) >= _FILES_AT_ONCE:
-                    yield from _keys(found, known, pool, progress and "Hashing files")
-                    found = []
-            yield from _keys(found, known, pool, progress and "Hashing files")
+    with workers() as pool:
+        sources = [source for batch in column.iter(_ROWS_AT_ONCE) for source in pool.map(look, batch["image"])]
+        files = [(path, state) for path, state in sources if state is not None]
 
-    return in_arrow(keys(), pa.string())
+        def compute(rows: list[int]) -> np.ndarray:
+            hashes = pool.map(_file_hash, (files[i][0] for i in rows))
+            return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
 
-
-def _keys(
-    found: Sequence[str | _File], known: FeatureCache, pool: ThreadPoolExecutor, progress: str | bool
-) -> Iterator[str]:
-    """Keys from hashes and from files, whose hashes are computed if they are not in the cache."""
-    files = [each for each in found if isinstance(each, _File)]
-
-    def compute(rows: list[int]) -> np.ndarray:
-        hashes = pool.map(_file_hash, (files[i].path for i in rows))
-        return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
-
-    hashes: Any = iter(())
-    if files:
-        states = [file.state for file in files]
-        hashes = iter(np.asarray(known.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress)))
-    for each in found:
-        digest = each if isinstance(each, str) else next(hashes).tobytes().hex()
-        yield f"file {digest}"  # keys of `image_hash` are those of decoded pixels
-
-
-def file_hashes(directory: str | os.PathLike | None) -> FeatureCache:
-    """Hashes of files, `(16,)` uint8, by path, size and modification time."""
-    return FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
+        digests: Any = np.empty((0, 16), np.uint8)
+        if files:
+            states = [state for _, state in files]
+            digests = cache.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress)
+    known = iter(np.asarray(digests))
+    # Keys of `image_hash` are those of decoded pixels.
+    return [f"file {text if state is None else next(known).tobytes().hex()}" for text, state in sources]
 
 
 def source_key(value: Any) -> str:
     """Key of one undecoded image, as [`source_keys`] gives it; its file is read."""
-    found = _hash_or_file(value)
-    return f"file {_file_hash(found.path) if isinstance(found, _File) else found}"
+    text, state = _hash_or_file(value)
+    return f"file {text if state is None else _file_hash(text)}"
 
 
-def _hash_or_file(value: Any) -> str | _File:
+def _hash_or_file(value: Any) -> tuple[str, str | None]:
+    """The hash of an image, and None; or its path, and what changes with the file."""
     source, _ = media_source(value)
     if isinstance(source, Image.Image):
-        return image_hash(open_image(source))
+        return image_hash(open_image(source)), None
     if isinstance(source, io.BytesIO):
-        return hashlib.blake2b(source.getbuffer(), digest_size=16).hexdigest()
+        return hashlib.blake2b(source.getbuffer(), digest_size=16).hexdigest(), None
     status = os.stat(source)
     if abs(time.time_ns() - status.st_mtime_ns) < _SETTLED_NS:
-        return _file_hash(source)
-    return _File(source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}")
+        return _file_hash(source), None
+    return source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}"
 
 
 def _file_hash(path: str) -> str:
@@ -264,51 +235,25 @@ def image_rows(
 
 # --- Pixels as the vision tower reads them, before normalisation -----------------------------------------------------
 
-PixelForm = Literal["uint8", "jpeg"]
-
-_JPEG_SHARE = 10
-_JPEG_HEADER = 640  # bytes of the tables of a JPEG, however small it is
-_QUALITIES = (95, 92, 90, 87, 84, 80, 75, 70, 60, 50, 40, 30, 20, 10)
-
-
-class DecodedPixels(Sequence[Tensor]):
-    """Prepared pixels of images that are decoded when they are indexed; they equal those of [`CachedPixels`]."""
-
-    def __init__(self, dataset: datasets.Dataset, processor: Any) -> None:
-        self.images = undecoded(dataset).select_columns("image").with_format(None)
-        self.processor = processor
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: Any) -> Any:
-        """`(3, H, W)` uint8."""
-        return self.processor.prepare(decode_image(self.images[operator.index(index)]["image"]))
-
 
 class CachedPixels(Sequence[Tensor]):
-    """Prepared pixels of images, read when they are indexed. Pickles contain the file name, not the content.
-
-    The rows of the view are the pixels, `(N, 3, H, W)` uint8, or their JPEGs padded to one length, `(N, bytes)`.
-    """
+    """Prepared pixels of images, read when they are indexed. Pickles contain the file name, not the content."""
 
     def __init__(self, rows: FeatureView) -> None:
-        self.rows = rows
+        self.rows = rows  # (N, 3, H, W) uint8
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
         """Pixels of one image, `(3, H, W)` uint8; a copy."""
-        row = torch.from_numpy(np.array(self.rows[range(len(self))[operator.index(index)]]))
-        return decode_jpeg(row, ImageReadMode.RGB) if row.dim() == 1 else row
+        return torch.from_numpy(np.array(self.rows[range(len(self))[operator.index(index)]]))
 
 
 def cached_pixels(
     dataset: datasets.Dataset,
     processor: Any,
     *,
-    form: PixelForm = "uint8",
     directory: str | os.PathLike | None = None,
     batch_size: int = 64,
     progress: str | bool = "Preparing images",
@@ -323,8 +268,6 @@ def cached_pixels(
         dataset (`datasets.Dataset`): With an `image` column; not of videos.
         processor: First part of an image processor, `captioner.prepared_pixels`, with `shape` `(3, H, W)`, `signature`
             (hash of all that determines the pixels) and `prepare(image)`, `(3, H, W)` uint8.
-        form (`"uint8"` or `"jpeg"`): Exact pixels, or JPEGs in about a tenth of the space. Each JPEG has the highest quality
-            that fits; pixels of photographs differ by 2 (384 pixels) to 4 (224 pixels) of 255 on average.
         directory (path, *optional*): Root of all caches; by default `default_cache_dir()`.
         batch_size (`int`): Smallest number of images per write.
         progress (`str` or `bool`): Label of the progress bar, or False.
@@ -335,42 +278,15 @@ def cached_pixels(
     Raises:
         ImageError: If an image cannot be read.
     """
-    if form not in get_args(PixelForm):
-        raise ValueError(f"form is {form!r}. Use 'uint8' (exact) or 'jpeg' (a tenth of the space).")
-    refuse_videos(dataset)
-    cache, read = pixel_rows(processor.signature, form, directory), row_reader(processor, form)
-    return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))
-
-
-def refuse_videos(dataset: datasets.Dataset) -> None:
-    """Refuse data whose pixels cannot be cached."""
     if frames_of(dataset):
         raise ValueError(
             "The data are videos of several frames. Leave out cache_pixels; set freeze_vision_tower=True and "
             "cache_image_features=True."
         )
-
-
-def row_reader(processor: Any, form: PixelForm) -> Callable[[Any], Tensor]:
-    """Function from an undecoded image to its row of the cache, `(3, H, W)` or `(bytes,)` uint8."""
-    size = math.prod(processor.shape) // _JPEG_SHARE + _JPEG_HEADER
+    signature = processor.signature  # refuses a processor that cannot be cached
+    cache = FeatureCache(directory, model_id="pixels", revision=signature, what="pixels_uint8", dtype="uint8")
 
     def read(value: Any) -> Tensor:
-        pixels = processor.prepare(decode_image(value))
-        return pixels if form == "uint8" else _to_jpeg(pixels, size)
+        return processor.prepare(open_image(value))  # type: ignore[no-any-return]
 
-    return read
-
-
-def pixel_rows(signature: str, form: PixelForm, directory: str | os.PathLike | None) -> FeatureCache:
-    """The cache of the pixels of one processor in one form."""
-    return FeatureCache(directory, model_id="pixels", revision=signature, what=f"pixels_{form}", dtype="uint8")
-
-
-def _to_jpeg(pixels: Tensor, size: int) -> Tensor:
-    """`(size,)` uint8: the JPEG of the highest quality that fits, padded with zeros."""
-    for quality in _QUALITIES:
-        data = encode_jpeg(pixels, quality)
-        if len(data) <= size:
-            return torch.nn.functional.pad(data, (0, size - len(data)))
-    raise ValueError(f"{tuple(pixels.shape)} pixels do not fit into {size} bytes as a JPEG. Use cache_pixels='uint8'.")
+    return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))

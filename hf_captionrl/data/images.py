@@ -12,17 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, TypeVar
 
 import datasets
 import huggingface_hub
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from PIL import ExifTags, Image, JpegImagePlugin, UnidentifiedImageError
-from torch import Tensor
-from torchvision.io import ImageReadMode, decode_jpeg
+from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.utils.images import to_rgb
@@ -90,7 +86,7 @@ MAX_PIXELS = 89_478_485
 
 _MIN_SIDE = 2  # a 1-pixel image is a tracking pixel or a failed download
 
-# Faults of images, and the remedy for each.
+# Faults of images and videos, and the remedy for each.
 IMAGE_REMEDIES: dict[str, str] = {
     "image_missing": "give the row an image, or remove the row",
     "image_not_found": "check the path and set image_root to the folder it is relative to",
@@ -99,6 +95,9 @@ IMAGE_REMEDIES: dict[str, str] = {
     "image_truncated": "download or copy the file again, or remove the row",
     "image_too_small": f"replace the image: both sides need {_MIN_SIDE} pixels or more",
     "image_too_large": "shrink the image, or raise max_pixels if you trust the file",
+    "video_unreadable": "re-export the video as GIF or MP4, or remove the row",
+    "video_truncated": "download or copy the file again, or remove the row",
+    "video_no_frames": "replace the video by one with pictures, or remove the row",
 }
 
 # Raster formats only: Pillow hands EPS to Ghostscript, and icon and font formats hold no photographs.
@@ -112,14 +111,12 @@ _DRAFT_SIZE = (32, 32)
 
 
 class ImageError(ValueError):
-    """An image that cannot be used: the reason, a key of `IMAGE_REMEDIES`, and the value with the rule it broke."""
-
-    remedies: ClassVar[dict[str, str]] = IMAGE_REMEDIES
+    """An image or video that cannot be used: the reason, a key of `IMAGE_REMEDIES`, and the value with the rule it broke."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
         self.detail = detail
-        self.remedy = self.remedies[reason]
+        self.remedy = IMAGE_REMEDIES[reason]
         super().__init__(f"{detail}. Remedy: {self.remedy}.")
 
     def __reduce__(self) -> tuple[type[ImageError], tuple[str, str]]:
@@ -138,31 +135,32 @@ def image_formats() -> tuple[str, ...]:
 
 def media_source(value: Any, kind: str = "image") -> tuple[str | io.BytesIO | Image.Image, str]:
     """The path, bytes or PIL image to open, and its name in messages."""
+    source: str | io.BytesIO
     if isinstance(value, Mapping):
         if value.get("bytes") is not None:
-            source, name = media_source(value["bytes"], kind)
-            return source, f"{kind} {value['path']!r}" if value.get("path") else name
+            inner, name = media_source(value["bytes"], kind)
+            return inner, f"{kind} {value['path']!r}" if value.get("path") else name
         value = value.get("path")
     if value is None or value == "":
         raise ImageError("image_missing", f"there is no {kind} in this row")
     if isinstance(value, Image.Image):
         return value, f"{kind} {getattr(value, 'filename', '') or f'of mode {value.mode}'!r}"
     if isinstance(value, bytes | bytearray | memoryview):
-        if len(value) == 0:
-            raise ImageError("image_unreadable", f"the {kind} has 0 bytes")
-        return io.BytesIO(value), f"{kind} of {len(value)} bytes"
-    if not isinstance(value, str | os.PathLike):
-        also = "a PIL image " if kind == "image" else ""
-        must = f"must be a path, bytes, {also}or {{bytes, path}}"
-        raise ImageError("image_unreadable", f"the {kind} is a {type(value).__name__}, and {must}")
-    path = os.fsdecode(value)
-    if is_address(path):
-        raise ImageError("image_remote", f"{kind} {path!r} is an address, not a file")
-    if not os.path.isfile(path):  # not exists(): opening a pipe or a device would hang
-        raise ImageError("image_not_found", f"{kind} {path!r} is not a file")
-    if os.path.getsize(path) == 0:
-        raise ImageError("image_unreadable", f"{kind} {path!r} has 0 bytes")
-    return path, f"{kind} {path!r}"
+        source, size, name = io.BytesIO(value), len(value), f"{kind} of {len(value)} bytes"
+    elif isinstance(value, str | os.PathLike):
+        source = os.fsdecode(value)
+        name = f"{kind} {source!r}"
+        if is_address(source):
+            raise ImageError("image_remote", f"{name} is an address, not a file")
+        if not os.path.isfile(source):  # not exists(): opening a pipe or a device would hang
+            raise ImageError("image_not_found", f"{name} is not a file")
+        size = os.path.getsize(source)
+    else:
+        must = "must be a path, bytes, a PIL image or {bytes, path}"
+        raise ImageError(f"{kind}_unreadable", f"the {kind} is a {type(value).__name__}, and {must}")
+    if size == 0:
+        raise ImageError(f"{kind}_unreadable", f"{name} has 0 bytes")
+    return source, name
 
 
 @contextlib.contextmanager
@@ -242,39 +240,13 @@ def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         return rgb.copy() if rgb is value else rgb
 
 
-def verify_image(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
-    """Check, faster than `open_image`, that it would accept the format and size of an image, and with `"full"` its pixels."""
-    if mode not in ("header", "full"):
-        raise ValueError(f"mode is {mode!r}. Use 'header' or 'full'.")
+def verify_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Check, faster than `open_image`, that it would accept an image."""
     with opened_image(value, max_pixels) as image:
-        if mode == "full":
-            # An image object belongs to the caller, and draft() would shrink it.
-            if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
-                image.draft(None, _DRAFT_SIZE)
-            image.load()
-
-
-def decode_image(value: Any) -> Tensor:
-    """`(3, H, W)` uint8: the pixels of `open_image`; plain JPEGs by torchvision, without copies between Pillow, NumPy, torch."""
-    source, name = media_source(value)
-    if not isinstance(source, Image.Image):
-        data = source.getvalue() if isinstance(source, io.BytesIO) else Path(source).read_bytes()
-        if _is_plain_jpeg(data, name):
-            with contextlib.suppress(RuntimeError):  # damaged: `open_image` names the fault
-                return decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-    return torch.from_numpy(np.array(open_image(value))).permute(2, 0, 1)
-
-
-def _is_plain_jpeg(data: bytes, name: str) -> bool:
-    """Whether this is a complete JPEG in RGB, upright and of a size that `open_image` accepts."""
-    if not (data.startswith(b"\xff\xd8\xff") and data.endswith(b"\xff\xd9")):
-        return False
-    try:
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
-            check_size(image.size, name, MAX_PIXELS)
-            return image.mode == "RGB" and image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-    except Exception:  # a damaged header: `open_image` names the fault
-        return False
+        # An image object belongs to the caller, and draft() would shrink it.
+        if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
+            image.draft(None, _DRAFT_SIZE)
+        image.load()
 
 
 def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = MAX_PIXELS) -> FeatureCache:
@@ -296,20 +268,18 @@ def workers() -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def or_error(function: Callable[[Any], T], value: Any) -> T | ImageError:
-    """The result of a function of an undecoded image, or its `ImageError`."""
-    try:
-        return function(value)
-    except ImageError as error:
-        return error
-
-
 def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
-    """[`or_error`] of several undecoded images, in [`workers`]."""
+    """The function of several undecoded images, in [`workers`]: the result for each, or its `ImageError`."""
+
+    def or_error(value: Any) -> T | ImageError:
+        try:
+            return function(value)
+        except ImageError as error:
+            return error
 
     def apply(values: Sequence[Any]) -> list[T | ImageError]:
         with workers() as pool:
-            return list(pool.map(functools.partial(or_error, function), values))
+            return list(pool.map(or_error, values))
 
     return apply
 

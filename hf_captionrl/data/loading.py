@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import hashlib
 import itertools
@@ -11,15 +10,13 @@ import logging
 import os
 import posixpath
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
-import numpy as np
-import pyarrow as pa
 from PIL import Image
 
 from hf_captionrl.data.columns import (
@@ -28,7 +25,6 @@ from hf_captionrl.data.columns import (
     Row,
     Source,
     SourceArguments,
-    arrow_column,
     by_split_column,
     id_column,
     merge_rows_of_one_image,
@@ -36,111 +32,72 @@ from hf_captionrl.data.columns import (
     read_rows,
     read_text,
     replace_column,
-    select_rows,
     source_of_rows,
     to_caption_columns,
     undecoded,
     with_split,
 )
 from hf_captionrl.data.images import HEIC_REMEDY, HEIC_SUFFIXES, image_formats, outside
-from hf_captionrl.retrieval.feature_cache import RowLookup
 
 logger = logging.getLogger(__name__)
 
 # --- Folders of images -----------------------------------------------------------------------------------------------
 # Not by `imagefolder` of `datasets`: it takes folder names for labels and words in file names for splits, follows links,
-# drops files without metadata silently, and does not report why it skips a file.
+# and drops files without metadata silently.
 
 METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 # Files that systems add: resource forks of macOS, thumbnails of network drives, the recycle bin of Windows.
 _SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
 
 
-@functools.cache
-def image_suffixes() -> frozenset[str]:
-    """Suffixes of the files that `open_image` can open."""
-    known = set(image_formats())
-    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in known)
-
-
-@dataclass
-class FolderListing:
+class FolderListing(NamedTuple):
     """Files of a folder and its subfolders; none of them has been opened."""
 
-    images: list[str] = field(default_factory=list)  # paths relative to the folder, sorted, with `/`
-    metadata: list[str] = field(default_factory=list)  # paths of metadata files
-    others: Counter[str] = field(default_factory=Counter)  # number of other files by suffix
-    left_out: dict[str, list[str]] = field(default_factory=dict)  # what could not be read, by the reason
+    images: list[str]  # paths relative to the folder, sorted, with `/`
+    others: Counter[str]  # number of other files by suffix
 
     def describe_others(self) -> str:
-        order = sorted(self.others.items(), key=lambda item: (-item[1], not item[0], item[0]))
-        kinds = [f"{number} {kind or 'without a suffix'}" for kind, number in order[:5]] + ["..."] * (len(order) > 5)
-        text = f"{sum(self.others.values())} other files ({', '.join(kinds)})" if kinds else "no other files"
+        kinds = [f"{number} {kind or 'without a suffix'}" for kind, number in self.others.most_common(5)]
+        text = f"{self.others.total()} other files ({', '.join(kinds)})" if kinds else "no other files"
         return text + (f"; {HEIC_REMEDY}" if HEIC_SUFFIXES & self.others.keys() else "")
-
-    def report(self, where: str, read: Iterable[str] = ()) -> None:
-        """Log what is not used; `read` are the metadata files that are read."""
-        if unread := [path for path in self.metadata if path not in read]:
-            logger.warning("%s: %s is not read. Set data_dir to its folder to use it.", where, " and ".join(unread))
-        for text in self.describe_left_out():
-            logger.warning("%s: %s.", where, text)
-
-    def describe_left_out(self) -> list[str]:
-        return [f"{len(names)} {reason}, such as {names[0]}" for reason, names in self.left_out.items()]
-
-    def report_others(self, where: str, read: str | None = None) -> None:
-        """Log how many files are not images, where every image of the folder is used; `read` is an extension that is read."""
-        if read:
-            self.others.pop(read, None)
-        if self.others:
-            logger.warning("%s: files that are not images are not used: %s.", where, self.describe_others())
 
 
 def list_images(folder: Path) -> FolderListing:
     """List the files of a folder and its subfolders, without hidden ones and those of systems; links to folders are not followed."""
-    found = FolderListing()
-    left_out: defaultdict[str, list[str]] = defaultdict(list)
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        try:
-            with os.scandir(folder / below) as scanned:
-                entries = list(scanned)
-        except OSError as error:
-            left_out["folders cannot be read"].append(f"{below!r} ({error.strerror})")
-            continue
-        for entry in entries:
-            path, suffix = below + entry.name, os.path.splitext(entry.name)[1].lower()
-            if entry.name.startswith(".") or entry.name.lower() in _SYSTEM_NAMES:
-                continue
+    formats = set(image_formats())
+    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in formats}
+    images: list[str] = []
+    others: Counter[str] = Counter()
+
+    def is_used(name: str) -> bool:
+        return not name.startswith(".") and name.lower() not in _SYSTEM_NAMES
+
+    for place, folders, files in os.walk(folder, onerror=lambda error: logger.warning("%s", error)):
+        folders[:] = filter(is_used, folders)
+        for name in filter(is_used, files):
+            path, suffix = Path(place, name).relative_to(folder).as_posix(), os.path.splitext(name)[1].lower()
             if path.encode("utf-8", "ignore").decode() != path:  # other bytes have no place in a table of text
-                left_out["names are not UTF-8 (rename them)"].append(ascii(path))
-            elif entry.is_dir(follow_symlinks=False):
-                waiting.append(path + "/")
-            elif entry.is_symlink() and os.path.isdir(entry.path):  # entry.is_dir() raises in a loop of links
-                left_out["links to folders are not followed"].append(repr(path))
-            elif entry.name in METADATA_FILES:
-                found.metadata.append(path)
-            elif suffix in image_suffixes():
-                found.images.append(path)
-            else:
-                found.others[suffix] += 1
-    return FolderListing(sorted(found.images), sorted(found.metadata), found.others, dict(left_out))
+                logger.warning("%s: the name %a is not UTF-8, so the file is not used. Rename it.", folder, path)
+            elif suffix in suffixes:
+                images.append(path)
+            elif name not in METADATA_FILES:
+                others[suffix] += 1
+    return FolderListing(sorted(images), others)
 
 
 def _metadata_files(folder: Path) -> dict[str, Path]:
     """The metadata file of a folder, under an empty name, or those of its split folders."""
     children = sorted(child for child in folder.iterdir() if child.name in SPLIT_NAMES and child.is_dir())
-    found: dict[str, Path] = {}
+    file_of: dict[str, Path] = {}
     for name, place in {"": folder, **{child.name: child for child in children}}.items():
         files = [place / file for file in METADATA_FILES if (place / file).is_file()]
-        files += [found[""]] if files and "" in found else []
+        files += [file_of[""]] if files and "" in file_of else []
         if len(files) > 1:
             names = " and ".join(sorted(path.relative_to(folder).as_posix() for path in files))
             raise ValueError(f"{folder} has {names}, and only one can be read. Remove the others.")
         if files:
-            found[name] = files[0]
-    return found
+            file_of[name] = files[0]
+    return file_of
 
 
 def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
@@ -158,53 +115,46 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
                 row["file_name"] = f"{name}/{row['file_name']}"
         splits.setdefault(SPLIT_NAMES.get(name, ""), []).extend(rows)
     if root is None:
-        _report_unnamed(folder, files, splits.values())
+        texts = {value for rows in splits.values() for row in rows for value in row.values() if isinstance(value, str)}
+        names = {unicodedata.normalize("NFC", posixpath.normpath(text)) for text in texts}
+        images = list_images(folder).images
+        if unnamed := [path for path in images if unicodedata.normalize("NFC", path) not in names]:
+            logger.warning(
+                "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
+                *(folder, len(unnamed), len(images), " and ".join(path.name for path in files.values()), unnamed[0]),
+            )
     if "" in splits:
         return source_of_rows(str(folder), splits[""], str(files[""]), root or folder, "file_name")
     return Source(str(folder), splits, root or folder, "file_name")
 
 
-def _report_unnamed(folder: Path, files: Mapping[str, Path], tables: Iterable[list[Row]]) -> None:
-    """Log images of a folder that no row of its metadata names, and metadata files that are not read."""
-    listing = list_images(folder)
-    texts = {value for rows in tables for row in rows for value in row.values() if isinstance(value, str)}
-    named = {unicodedata.normalize("NFC", posixpath.normpath(text)) for text in texts}
-    read = [path.relative_to(folder).as_posix() for path in files.values()]
-    if unnamed := [path for path in listing.images if unicodedata.normalize("NFC", path) not in named]:
-        logger.warning(
-            "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
-            *(folder, len(unnamed), len(listing.images), " and ".join(read), unnamed[0]),
-        )
-    listing.report(str(folder), read)
-
-
-def _read_bare_folder(
-    folder: Path, listing: FolderListing, root: Path | None, require_captions: bool, text_files: str = ""
-) -> Source:
+def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
     """All images of a folder without metadata; they have no captions."""
-    content = sorted(child.name for child in folder.iterdir())[:10] or "nothing"
     where = f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}"
     leading_out = {row for row, _ in outside((str(folder / path) for path in listing.images), root or folder)}
+    images = [path for row, path in enumerate(listing.images) if row not in leading_out]
     if leading_out:
-        reason = "links lead out of the folder and are not followed (set image_root to a folder that holds their files, too)"
-        listing.left_out[reason] = [repr(listing.images[row]) for row in sorted(leading_out)]
-        listing.images = [path for row, path in enumerate(listing.images) if row not in leading_out]
-    if not listing.images:
-        has = "; ".join([f"it has {content}, {listing.describe_others()}", *listing.describe_left_out()])
-        raise ValueError(f"{where} and no images; {has}. Set data_dir to a folder of images.")
+        logger.warning(
+            "%s: %d links lead out of the folder and are not followed (set image_root to a folder that holds their files, too), "
+            "such as %r.",
+            *(folder, len(leading_out), listing.images[min(leading_out)]),
+        )
+    if not images:
+        raise ValueError(
+            f"{where} and no images; it has {listing.describe_others()}. Set data_dir to a folder of images."
+        )
     if require_captions:
         raise ValueError(
-            f"{where}, nor train/, validation/, test/ with one, so its {len(listing.images)} images have no "
-            f'captions. Write {{"file_name": "a.jpg", "captions": ["...", "..."]}} per line; it has {content}.'
+            f"{where}, nor train/, validation/, test/ with one, so its {len(images)} images have no "
+            'captions. Write {"file_name": "a.jpg", "captions": ["...", "..."]} per line.'
         )
-    listing.report(str(folder))
-    listing.report_others(str(folder), text_files)
+    if listing.others:
+        logger.warning("%s: files that are not images are not used: %s.", folder, listing.describe_others())
     # image_root, to which links may lead, can differ from the folder that the names are relative to.
     rows: list[Row] = [
-        {"file_name": path if root is None else str((folder / path).absolute()), "image_id": path}
-        for path in listing.images
+        {"file_name": path if root is None else str((folder / path).absolute()), "image_id": path} for path in images
     ]
-    if {path.split("/")[0] if "/" in path else "" for path in listing.images} <= set(SPLIT_NAMES):
+    if {path.split("/")[0] if "/" in path else "" for path in images} <= set(SPLIT_NAMES):
         rows = [row | {"split": row["image_id"].partition("/")[0]} for row in rows]
     return source_of_rows(str(folder), rows, str(folder), root or folder, "file_name", has_captions=False)
 
@@ -214,8 +164,6 @@ def _read_bare_folder(
 _ROW_FILES = {".json", ".jsonl", ".ndjson", ".csv"}
 _SAVED_FILES = ("state.json", "dataset_dict.json")  # of `save_to_disk`
 _DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # files of a data set; a .csv or .zip may be anything
-_HUB_FILES = "hf://"
-_LOADERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 
 
 def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
@@ -229,30 +177,24 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
         return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
-    from hf_captionrl.data.benchmarks import (
-        PUBLISHED,
-        VIDEO_SETS,
-        find_video_source,
-        read_published,
-        read_video_source,
-    )
+    from hf_captionrl.data import benchmarks
 
-    if dataset_name in PUBLISHED:
-        return read_published(dataset_name, arguments)
-    if not dataset_name.startswith(_HUB_FILES):
-        may_be_videos = path.is_file() or dataset_name.lower() in VIDEO_SETS
-        if may_be_videos and (video_source := find_video_source(dataset_name, path, data_dir)):
-            return read_video_source(video_source, root)
-        if path.is_file() and path.suffix.lower() in _ROW_FILES:
-            return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
-        if path.is_dir() and _metadata_files(path):
-            return _read_image_folder(path, root, require_captions)
-        if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
-            listing = list_images(path)
-            if listing.images and not listing.others.keys() & _DATA_SUFFIXES:
-                return _read_bare_folder(path, listing, root, require_captions, arguments.text_files)
-        if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
-            raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
+    if dataset_name in benchmarks.PUBLISHED:
+        return benchmarks.read_published(dataset_name, arguments)
+    if (path.is_file() or dataset_name.lower() in benchmarks.VIDEO_SETS) and (
+        video_files := benchmarks.find_video_source(dataset_name, path, data_dir)
+    ):
+        return benchmarks.read_video_source(video_files, root)
+    if path.suffix.lower() in _ROW_FILES and path.is_file():
+        return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
+    if path.is_dir() and _metadata_files(path):
+        return _read_image_folder(path, root, require_captions)
+    if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
+        listing = list_images(path)
+        if listing.images and not listing.others.keys() & _DATA_SUFFIXES:
+            return _read_bare_folder(path, listing, root, require_captions)
+    if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
+        raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
     return _read_with_datasets(dataset_name, path, arguments, root)
 
 
@@ -263,7 +205,7 @@ def _read_row_file(path: Path, root: Path | None) -> Source:
     else:
         rows = read_rows(path)
     if isinstance(rows, dict):
-        return _read_karpathy(rows, path, root)
+        return _read_coco(rows, path, root)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"{path} must contain a list of objects, one per image. Write it that way, or as JSON lines.")
     return source_of_rows(str(path), rows, str(path), root or path.parent)
@@ -274,10 +216,10 @@ def is_json_lines(text: str) -> bool:
     first, _, rest = text.strip().partition("\n")
     try:
         row = json.loads(first)
-        named = {"image", "image_id", "file_name"}, {"caption", "captions", "text"}
-        return isinstance(row, dict) and (bool(rest.strip()) or all(row.keys() & names for names in named))
     except (json.JSONDecodeError, RecursionError):
         return False
+    names = {"image", "image_id", "file_name"}, {"caption", "captions", "text"}
+    return isinstance(row, dict) and (bool(rest.strip()) or all(row.keys() & some for some in names))
 
 
 def karpathy_id(image: Row) -> Any:
@@ -286,16 +228,15 @@ def karpathy_id(image: Row) -> Any:
     return next((image[key] for key in ("cocoid", "imgid", "filename") if image.get(key) is not None), None)
 
 
-def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
-    images: Any = content.get("images")
+def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
+    """A Karpathy split, or COCO's annotations, which have no splits."""
+    images, notes = content.get("images"), content.get("annotations")
+    captions: dict[Any, list[Any]] = {}
+    for note in notes if isinstance(notes, list) else ():
+        if isinstance(note, dict) and "caption" in note:
+            captions.setdefault(note.get("image_id"), []).append(note["caption"])
     are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
-    captions: dict[Any, list[Any]] | None = None  # of COCO's annotations
-    if are_objects and isinstance(content.get("annotations"), list):
-        captions = {image.get("id"): [] for image in images}
-        for note in content["annotations"]:
-            if isinstance(note, dict) and "caption" in note:
-                captions.setdefault(note.get("image_id"), []).append(note["caption"])
-    if not are_objects or not (any(captions.values()) if captions else any("sentences" in image for image in images)):
+    if not are_objects or not (captions or any("sentences" in image for image in images)):
         raise ValueError(
             f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects "
             "with `sentences`, and COCO's annotations also `annotations` with `image_id` and `caption`. Use "
@@ -305,52 +246,46 @@ def _read_karpathy(content: Row, path: Path, root: Path | None) -> Source:
         raise ValueError(
             f"{path} holds paths only. Set image_root to the folder with the images (Karpathy: of val2014/; COCO: train2017)."
         )
-    if captions is not None:
-        found = ((image, image.get("id")) for image in images)
-        rows = [{"image": i.get("file_name"), "image_id": number, "captions": captions[number]} for i, number in found]
-        return source_of_rows(str(path), rows, str(path), root, "image")
-    unknown = sorted({str(image.get("split", "train")) for image in images} - set(SPLIT_NAMES))
-    if unknown:
-        raise ValueError(f"{path} has the splits {unknown}; known are {sorted(SPLIT_NAMES)}. Rename them in the file.")
-    rows = []
+    rows: list[Row] = []
     for image in images:
-        parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-        image_id, sentences = karpathy_id(image), image.get("sentences")
-        rows.append(
-            {
+        if captions:
+            row = {
+                "image": image.get("file_name"),
+                "image_id": image.get("id"),
+                "captions": captions.get(image.get("id"), []),
+            }
+        else:
+            if (split := image.get("split", "train")) not in SPLIT_NAMES:
+                raise ValueError(
+                    f"{path} has the split {[split]}; known are {sorted(SPLIT_NAMES)}. Rename it in the file."
+                )
+            parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
+            image_id, sentences = karpathy_id(image), image.get("sentences")
+            row = {
                 "image": "/".join(parts) if isinstance(image.get("filename"), str) else None,
                 "image_id": None if image_id is None else str(image_id),
                 "captions": sentences if isinstance(sentences, list) else [],
-                "split": image.get("split", "train"),
+                "split": split,
             }
-        )
+        rows.append(row)
     return source_of_rows(str(path), rows, str(path), root, "image")
 
 
 def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArguments, root: Path | None) -> Source:
-    is_hub_file, suffix = dataset_name.startswith(_HUB_FILES), path.suffix.lower()
+    suffix = path.suffix.lower()
     try:
-        if is_hub_file:
-            if suffix not in _LOADERS:
-                raise ValueError(f"hf:// needs files that end in {', '.join(_LOADERS)}, or leave hf://datasets/ out")
-            if arguments.revision is not None:
-                raise ValueError(
-                    f"files on the Hub name their revision: hf://datasets/OWNER/NAME@{arguments.revision}/"
-                )
-            loaded = datasets.load_dataset(_LOADERS[suffix], data_files=dataset_name)
-        elif path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
-            loaded = datasets.load_from_disk(str(path))
+        if path.is_dir() and any((path / name).is_file() for name in _SAVED_FILES):
+            data = datasets.load_from_disk(str(path))
         elif path.is_file():
             if suffix not in (".parquet", ".arrow"):
                 # load_dataset would interpret any other kind as the name of a data set on the Hub.
                 raise ValueError(f"a file {suffix or 'without a suffix'} holds no table")
-            loaded = datasets.load_dataset(suffix[1:], data_files=glob.escape(str(path)))  # a name, not a pattern
+            data = datasets.load_dataset(suffix[1:], data_files=glob.escape(str(path)))  # a name, not a pattern
             root = root or path.parent
         else:
             folder = None if arguments.data_dir is None else str(arguments.data_dir)
-            loaded = datasets.load_dataset(
-                dataset_name, arguments.dataset_config, revision=arguments.revision, data_dir=folder
-            )
+            config, revision = arguments.dataset_config, arguments.revision
+            data = datasets.load_dataset(dataset_name, config, revision=revision, data_dir=folder)
     except Exception as error:
         # The Hub raises many kinds of errors (missing file, no network, a script), which have the same remedy.
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
@@ -358,40 +293,31 @@ def _read_with_datasets(dataset_name: str, path: Path, arguments: SourceArgument
             f"dataset_name {dataset_name!r} could not be loaded ({reason}). Use 'scenes', 'imagefolder' and "
             "data_dir, Karpathy's or COCO's JSON and image_root, a .jsonl, .csv or .parquet file, a folder, or a Hub data set."
         ) from error
-    # datasets names a file, and a data set saved without splits, "train".
-    named = isinstance(loaded, dict) and not path.is_file() and not is_hub_file
-    root = path if root is None and path.is_dir() else root
-    return _source_of_splits(dataset_name, loaded if isinstance(loaded, dict) else {"train": loaded}, root, named)
+    # datasets names a file "train".
+    is_named = not path.is_file()
+    return _source_of_splits(dataset_name, data, path if root is None and path.is_dir() else root, is_named)
 
 
-def _source_of_splits(
-    name: str, data: Mapping[Any, datasets.Dataset], root: Path | None, named: bool, **more: Any
-) -> Source:
-    """The parts of a `DatasetDict` under our names."""
+def _source_of_splits(name: str, data: Any, root: Path | None, is_named: bool = True, **more: Any) -> Source:
+    """The parts of a `DatasetDict` under our names, or a data set as `train`."""
+    is_named &= isinstance(data, dict)
     splits: dict[str, Any] = {}
-    for split, rows in data.items():
+    for split, rows in data.items() if isinstance(data, dict) else (("train", data),):
         ours = SPLIT_NAMES.get(str(split), str(split))
         splits[ours] = rows if ours not in splits else datasets.concatenate_datasets([splits[ours], rows])
     if len(splits) == 1 and (parts := by_split_column(*splits.values())):
-        splits, named = parts, True
-    return Source(name, splits, root, has_named_splits=named, **more)
+        splits, is_named = parts, True
+    return Source(name, splits, root, has_named_splits=is_named, **more)
 
 
 def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
-    if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
-        raise ValueError(
-            f"The data are an {type(data).__name__}. Pass it to SmileTrainer with max_steps, or convert it to a "
-            "Dataset: Dataset.from_list(list(data.take(n)))."
-        )
     if not isinstance(data, datasets.Dataset | datasets.DatasetDict):
         raise ValueError(
-            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name."
+            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name; an "
+            "IterableDataset becomes one by Dataset.from_list(list(data.take(n)))."
         )
     root = None if image_root is None else Path(image_root)
-    named = isinstance(data, datasets.DatasetDict)
-    if named and len({SPLIT_NAMES.get(name, name) for name in data}) < len(data):
-        raise ValueError(f"The data have two splits of one meaning: {list(data)}. Rename or join them.")
-    return _source_of_splits("the data set", data if named else {"train": data}, root, named, in_memory=True)
+    return _source_of_splits("the data set", data, root, in_memory=True)
 
 
 # --- Splits ----------------------------------------------------------------------------------------------------------
@@ -445,11 +371,12 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
     """
     _check_fractions(fractions)
-    ranks: np.ndarray = np.empty((len(ds), 2), ">u8")  # (N, 2): the higher and the lower number of the hash
-    for row, image_id in enumerate(id_column(ds)):
-        digest = hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        ranks[row] = np.frombuffer(digest, ranks.dtype)
-    order = np.lexsort(ranks.T[::-1])
+
+    def digest(image_id: str) -> bytes:
+        return hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    digests = [digest(image_id) for image_id in id_column(ds)]
+    order = sorted(range(len(ds)), key=digests.__getitem__)
     names = [name for name, share in fractions.items() if share > 0]
     parts = {}
     start = 0
@@ -458,7 +385,7 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
         parts[name] = order[start : start + size]
         start += size
     parts[names[0]] = order[start:]
-    return {name: select_rows(ds, np.sort(parts[name])) for name in names if len(parts[name])}
+    return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
 
 
 def _check_fractions(fractions: dict[str, float]) -> None:
@@ -488,23 +415,23 @@ def carve_missing(
     return {**{name: split for name, split in splits.items() if name != "train"}, **parts}
 
 
-def _tell_splits_apart(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
+def _with_unique_ids(splits: dict[str, datasets.Dataset], where: str) -> dict[str, datasets.Dataset]:
     """Make ids unique over the splits: cached features and reports identify images by id only."""
-    ids = {name: id_column(ds) for name, ds in splits.items()}
-    lookups = {name: RowLookup(column) for name, column in ids.items()}
+    rows_of = {name: {image_id: row for row, image_id in enumerate(id_column(ds))} for name, ds in splits.items()}
     for one, other in itertools.combinations(splits, 2):
-        rows = lookups[other].rows(ids[one])  # (N,) row in `other` of each row of `one`
-        if not len(common := np.flatnonzero(rows >= 0)):
+        if not (common := [image_id for image_id in rows_of[one] if image_id in rows_of[other]]):
             continue
         left, right = (undecoded(splits[name]).select_columns("image") for name in (one, other))
-        if any(left[row] != right[int(rows[row])] for row in common[:_OVERLAP_PROBES].tolist()):
+        if any(left[rows_of[one][i]] != right[rows_of[other][i]] for i in common[:_OVERLAP_PROBES]):
             logger.warning("%s: splits use the same ids for different images; image_id becomes '<split>/<id>'.", where)
-            new = {name: arrow_column((f"{name}/{i}" for i in ids[name]), pa.string()) for name in splits}
             text = datasets.Value("string")
-            return {name: replace_column(ds, "image_id", new[name], text) for name, ds in splits.items()}
+            return {
+                name: replace_column(ds, "image_id", [f"{name}/{image_id}" for image_id in rows_of[name]], text)
+                for name, ds in splits.items()
+            }
         logger.warning(
             "%s: %d images are in %s and in %s (%s, ...): results on one split include images of the other.",
-            *(where, len(common), one, other, ids[one][int(common[0])]),
+            *(where, len(common), one, other, common[0]),
         )
     return splits
 
@@ -520,9 +447,11 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
 
     num_frames, column, moving = arguments.num_frames, arguments.caption_column, name == "moving_scenes"
     config = arguments.dataset_config or "captions"
-    known = ["captions"] if moving else sorted(CONFIGURATIONS)
-    if config not in known:
-        raise ValueError(f"dataset_config is {config!r}, but {name!r} has {known}. Use one of these, or leave it out.")
+    configs = ["captions"] if moving else sorted(CONFIGURATIONS)
+    if config not in configs:
+        raise ValueError(
+            f"dataset_config is {config!r}, but {name!r} has {configs}. Use one of these, or leave it out."
+        )
     if moving != bool(num_frames):
         kind = "clips of 6 frames. Use 4" if moving else "images. Use 0"
         raise ValueError(f"num_frames is {num_frames}, but {name!r} are {kind}.")
@@ -533,20 +462,19 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
     made = dict(load_moving_scenes() if moving else load_scenes(**CONFIGURATIONS[config], **sizes))
     for split, rows in made.items():
         if column == "full_caption":
-            texts = [[text] for text in rows[column]]
-            rows = rows.remove_columns("captions").add_column("captions", texts, feature=rows.features["captions"])
+            rows = replace_column(rows, "captions", [[text] for text in rows[column]], rows.features["captions"])
         if moving:
             rows = replace_column(rows, VIDEO_FRAMES, [num_frames] * len(rows), datasets.Value("int32"))
         made[split] = rows
     return Source(name, made)
 
 
-def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] = ()) -> Source:
-    """Every split as the source has it, in our columns; of the embedded data perhaps only those `wanted`."""
+def _read_splits(data: Any, arguments: SourceArguments, splits: tuple[str, ...] = ()) -> Source:
+    """Every split as the source has it, in our columns; of the embedded data perhaps only those in `splits`."""
     if isinstance(data, str) and data in _EMBEDDED:
-        return _load_embedded(data, arguments, wanted)
-    is_named = isinstance(data, str | Path)
-    source = read_source(str(data), arguments) if is_named else _source_in_memory(data, arguments.image_root)
+        return _load_embedded(data, arguments, splits)
+    is_name = isinstance(data, str | Path)
+    source = read_source(str(data), arguments) if is_name else _source_in_memory(data, arguments.image_root)
     if source.has_videos and not arguments.num_frames:
         raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
     arguments = replace(arguments, image_root=source.root)
@@ -555,11 +483,11 @@ def _read_splits(data: Any, arguments: SourceArguments, wanted: tuple[str, ...] 
         head = next(iter(source.splits.values()))
         if source.image_column in (head.column_names if isinstance(head, datasets.Dataset) else set().union(*head)):
             arguments = replace(arguments, image_column=source.image_column)
-    splits = {
+    converted = {
         name: to_caption_columns(rows, arguments, split=name, where=source.name, in_memory=source.in_memory)
         for name, rows in source.splits.items()
     }
-    return replace(source, splits=_in_order(_tell_splits_apart(splits, source.name)))
+    return replace(source, splits=_in_order(_with_unique_ids(converted, source.name)))
 
 
 def _in_order(splits: Mapping[str, datasets.Dataset]) -> dict[str, datasets.Dataset]:
@@ -608,15 +536,15 @@ def load_caption_splits(
         `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
         (`list[str]`, `None` where the source held no string) and any others. Not checked: see `check_captions`.
     """
-    return _carved(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
+    return _divided(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
 
 
-def _carved(found: Source, fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
+def _divided(source: Source, fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
     """Every split; missing ones are split off `train`."""
-    if found.name in _EMBEDDED:
-        return datasets.DatasetDict(found.splits)
-    fractions = fractions or ((1.0, 0.0, 0.0) if found.in_memory else SPLIT_SHARES)
-    splits = carve_missing(found.splits, fractions, seed, found.name)
+    splits = source.splits
+    if source.name not in _EMBEDDED:
+        fractions = fractions or ((1.0, 0.0, 0.0) if source.in_memory else SPLIT_SHARES)
+        splits = carve_missing(splits, fractions, seed, source.name)
     return datasets.DatasetDict({name: with_split(rows, name) for name, rows in _in_order(splits).items()})
 
 
@@ -645,8 +573,8 @@ def load_captions(
     if split is None:
         return load_caption_splits(dataset_name, split_fractions=split_fractions, seed=seed, **source)
     names = parse_split(split)  # before anything is read
-    found = _read_splits(dataset_name, SourceArguments(**source), names)
-    return join_splits(_carved(found, split_fractions, seed) if names else found.splits, names, found.name)
+    content = _read_splits(dataset_name, SourceArguments(**source), names)
+    return join_splits(_divided(content, split_fractions, seed) if names else content.splits, names, content.name)
 
 
 @dataclass(frozen=True)
@@ -669,16 +597,16 @@ def choose_split(
     """As `load_captions`, for commands: data are only divided on request; without `split`, `"test"` of several splits, else all."""
     embedded = isinstance(dataset_name, str) and dataset_name in _EMBEDDED
     names = ("test",) if split is None and embedded else parse_split(split or ALL)
-    found = _read_splits(dataset_name, SourceArguments(**source), names)
-    splits = found.splits
-    sizes = {n: len(rows) for n, rows in splits.items()} if found.has_named_splits else {ALL: len(splits["train"])}
-    if split is None and found.has_named_splits and found.has_captions and len(splits) > 1:
+    content = _read_splits(dataset_name, SourceArguments(**source), names)
+    splits, has_names = content.splits, content.has_named_splits
+    sizes = {name: len(rows) for name, rows in splits.items()} if has_names else {ALL: len(splits["train"])}
+    if split is None and has_names and content.has_captions and len(splits) > 1:
         names = ("test",)
         if "test" not in splits:
             raise ValueError(
-                f"{found.name} has the splits {sizes} and no 'test'. Set split (--split) to one, to several ('a+b') "
+                f"{content.name} has the splits {sizes} and no 'test'. Set split (--split) to one, to several ('a+b') "
                 "or to 'all'; split='test' divides it off train."
             )
-    if names and not embedded and (any(name not in splits for name in names) or not found.has_named_splits):
-        splits = carve_missing(splits, split_fractions, seed, found.name)
-    return ChosenSplit(join_splits(splits, names, found.name), "+".join(names) or ALL, sizes)
+    if names and not embedded and (any(name not in splits for name in names) or not has_names):
+        splits = carve_missing(splits, split_fractions, seed, content.name)
+    return ChosenSplit(join_splits(splits, names, content.name), "+".join(names) or ALL, sizes)

@@ -305,9 +305,7 @@ class TrainingImagesOptions(CommandOptions):
         """The rows without the image ids `trained` that a model was trained on, and a line on stderr that says so."""
         if not trained:
             return rows
-        import numpy as np
-
-        from hf_captionrl.data.columns import id_column, select_rows
+        from hf_captionrl.data.columns import id_column
 
         named = ", ".join(map(repr, sorted(trained)[:3])) + ", ..." * (len(trained) > 3)
         text = f"{len(trained):,} of {len(rows):,} images ({named}) were in the training of {model}"
@@ -320,7 +318,7 @@ class TrainingImagesOptions(CommandOptions):
             raise ValueError(f"{text}, so nothing is left. Use --split test, or --include_training_images.")
         if not quiet:
             print(f"captionrl: {text} and are left out. Use --include_training_images to keep them.", file=sys.stderr)
-        return select_rows(rows, np.array(kept))
+        return rows.select(kept)
 
 
 class LoadedSplit(NamedTuple):
@@ -348,7 +346,7 @@ def load_split(
 
     `require_captions=None` requires them if any image has one. With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
-    from hf_captionrl.data.columns import caption_column, id_column, select_rows
+    from hf_captionrl.data.columns import caption_column, id_column
     from hf_captionrl.data.loading import choose_split
     from hf_captionrl.data.quarantine import check_captions
     from hf_captionrl.retrieval.feature_cache import RowLookup, default_cache_dir
@@ -412,7 +410,7 @@ def load_split(
         if not report.entries:
             Path(quarantine_path).unlink(missing_ok=True)
     if only is not None:
-        rows = select_rows(rows, only[only < len(rows)])
+        rows = rows.select(only[only < len(rows)])
     if expected_ids is not None and ids_digest(rows) != expected_ids:
         raise ValueError(
             f"--dataset {arguments.dataset!r} has other images in this process than in the first. Use a path that all "
@@ -431,11 +429,5 @@ def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
 
 def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:
     """Digest of the image ids, or of another column, in their order."""
-    from hf_captionrl.data.columns import ColumnView
-
-    # The digest of the JSON list of all values, of which only one is in memory at a time.
-    digest = hashlib.blake2b(b"[", digest_size=16)
-    for row, text in enumerate(ColumnView(dataset, column, str)):
-        digest.update(((", " if row else "") + json.dumps(text)).encode())
-    digest.update(b"]")
-    return digest.hexdigest()
+    values = [str(value) for value in dataset.with_format(None)[column][:]]
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()

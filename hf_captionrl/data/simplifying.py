@@ -1,32 +1,18 @@
-"""Replaces the captions of a data set by those of a file: boosted, simplified, or from another captioner.
-
-Legend: N rows of the data set, M rows of the file.
-"""
+"""Replaces the captions of a data set by those of a file: boosted, simplified, or from another captioner."""
 
 from __future__ import annotations
 
 import glob
+import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import datasets
-import numpy as np
-import pyarrow.compute as pc
 
-from hf_captionrl.data.columns import (
-    CAPTIONS,
-    TEXTS,
-    arrow_column,
-    caption_column,
-    id_column,
-    replace_column,
-    select_rows,
-)
-from hf_captionrl.retrieval.feature_cache import RowLookup
+from hf_captionrl.data.columns import CAPTIONS, caption_column, id_column, replace_column
 from hf_captionrl.text.tokenize import indefinite_article, load_spacy
 
 logger = logging.getLogger(__name__)
@@ -43,12 +29,6 @@ Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 
 _NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
 _ARTICLES = frozenset({"a", "an", "the"})
-_SIMPLIFIED_AT_ONCE = 4096  # captions of so many rows are lists of Python; those of the others stay in Arrow
-
-
-def _check_level(level: str) -> None:
-    if level not in LEVELS:
-        raise ValueError(f"level is {level!r}. Use one of {list(LEVELS)}.")
 
 
 def _with_article(token: Any, *, always: bool) -> str:
@@ -109,7 +89,6 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
     "the". The verb is the sentence's, or the participle or relative clause of the subject ("a man riding"), without
     auxiliaries; forms of "to be" are left out. The object is the direct one, with an article only if it had one.
     """
-    _check_level(level)
     pipeline = load_spacy(model, exclude=["ner", "lemmatizer"])
 
     def simplify(captions: Sequence[str]) -> Iterable[str | None]:
@@ -120,7 +99,6 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
 
 def scene_simplifier(level: Level) -> Simplifier:
     """The same by the grammar of the embedded world: "some pigs" (simplest) or "some pigs left of a mushroom" (simpler)."""
-    _check_level(level)
     from hf_captionrl.scenes.scene_claims import SceneClaims, read_claims, write_claims
 
     def shorten(caption: str) -> str | None:
@@ -136,39 +114,25 @@ def scene_simplifier(level: Level) -> Simplifier:
 
 def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> datasets.Dataset:
     """Shorten every caption of a data set; captions without a subject are removed, and rows without captions."""
-    found = lost = 0
-
-    def shortened() -> Iterator[list[str]]:
-        nonlocal found, lost
-        groups = iter(caption_column(dataset))
-        while block := list(islice(groups, _SIMPLIFIED_AT_ONCE)):
-            texts = [caption for group in block for caption in group]
-            short = list(simplifier(texts))
-            if len(short) != len(texts):
-                raise ValueError(
-                    f"The simplifier gave {len(short)} results for {len(texts)} captions. It must return one per caption."
-                )
-            found, lost = found + len(texts), lost + sum(text is None for text in short)
-            rest = iter(short)
-            yield from ([text for _ in group if (text := next(rest)) is not None] for group in block)
-
-    column = arrow_column(shortened(), TEXTS)
-    kept = np.flatnonzero(pc.list_value_length(column).to_numpy())
-    if not len(kept):
+    groups = caption_column(dataset)
+    short = list(simplifier([caption for group in groups for caption in group]))
+    rest = iter(short)
+    captions = [[text for text in itertools.islice(rest, len(group)) if text is not None] for group in groups]
+    rows = [row for row, group in enumerate(captions) if group]
+    if not rows:
         raise ValueError(f"No caption of {len(dataset)} rows has a subject. Check that they are English sentences.")
-    if lost:
+    if lost := short.count(None):
         logger.warning(
             "%d of %d captions have no subject and are removed, with %d rows.",
-            *(lost, found, len(dataset) - len(kept)),
+            *(lost, len(short), len(dataset) - len(rows)),
         )
-    dataset = replace_column(dataset, "captions", column, CAPTIONS)
-    return dataset if len(kept) == len(dataset) else select_rows(dataset, kept)
+    dataset = replace_column(dataset, "captions", captions, CAPTIONS)
+    return dataset if len(rows) == len(dataset) else dataset.select(rows)
 
 
 # --- Captions of a file: boosted, simplified, or from another captioner ----------------------------------------------
 
 _READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
-_ROWS_AT_ONCE = 1024
 
 
 def exchange_captions(
@@ -177,7 +141,7 @@ def exchange_captions(
     *,
     column: str = "captions",
 ) -> datasets.Dataset:
-    """Replace the captions of a data set by those of a file, image by image. Ids and captions stay in Arrow.
+    """Replace the captions of a data set by those of a file, image by image.
 
     Args:
         dataset (`datasets.Dataset`): Columns `image_id` and `captions`.
@@ -200,27 +164,17 @@ def exchange_captions(
     )
     if missing := [each for each in ("image_id", column) if each not in rows.column_names]:
         raise ValueError(f"{name} lacks the column(s) {missing}; it has {rows.column_names}. Use one of these.")
-    found = RowLookup(id_column(rows))
-    if number := int((found.first_rows() != np.arange(len(rows))).sum()):
-        raise ValueError(f"{name} holds {len(rows)} rows for {len(rows) - number} images. Keep one row per image.")
-    texts = caption_column(rows, column)
-    has_captions: np.ndarray = np.zeros(len(rows) + 1, bool)  # (M + 1,); the last is row -1
-    has_captions[:-1] = np.fromiter(map(bool, texts), bool, len(rows))
-    own = id_column(dataset)
-    at = found.rows(own)  # (N,)
-    kept = np.flatnonzero(has_captions[at])
-    if not len(kept):
+    captions_of = dict(zip(id_column(rows), caption_column(rows, column), strict=True))
+    if len(captions_of) < len(rows):
+        raise ValueError(f"{name} holds {len(rows)} rows for {len(captions_of)} images. Keep one row per image.")
+    ids = id_column(dataset)
+    matches = [row for row, image_id in enumerate(ids) if captions_of.get(image_id)]
+    if not matches:
         raise ValueError(
-            f"{name} has none of the {len(own)} images (ids like {found.ids[:1]}, not {own[:1]}). Use those of the "
+            f"{name} has none of the {len(ids)} images (ids like {[*captions_of][:1]}, not {ids[:1]}). Use those of the "
             "same split."
         )
-    if len(kept) < len(own):
-        logger.warning("%s has captions for %d of %d images; the others are left out.", name, len(kept), len(own))
-
-    def new_captions() -> Iterator[list[str]]:
-        for start in range(0, len(kept), _ROWS_AT_ONCE):
-            yield from texts[at[kept[start : start + _ROWS_AT_ONCE]].tolist()]
-
-    feature = dataset.features["captions"]
-    captions = arrow_column(new_captions(), datasets.Features({"captions": feature}).arrow_schema.field(0).type)
-    return replace_column(select_rows(dataset, kept), "captions", captions, feature)
+    if len(matches) < len(ids):
+        logger.warning("%s has captions for %d of %d images; the others are left out.", name, len(matches), len(ids))
+    captions = [captions_of[ids[row]] for row in matches]
+    return replace_column(dataset.select(matches), "captions", captions, dataset.features["captions"])

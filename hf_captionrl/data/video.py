@@ -1,4 +1,4 @@
-"""Videos as a few frames: GIF, WebP and PNG animations through Pillow, films through PyAV.
+"""Videos as a few frames: GIFs through Pillow, films through PyAV.
 
 Legend: F frames that are taken, n frames that the video has.
 """
@@ -13,35 +13,20 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import Any, BinaryIO, Literal
 
 from PIL import Image
 
 from hf_captionrl.data.columns import VIDEO_FRAMES, VIDEO_SUFFIXES
-from hf_captionrl.data.images import (
-    MAX_PIXELS,
-    ImageError,
-    check_size,
-    media_source,
-    open_image,
-    opened_image,
-)
+from hf_captionrl.data.images import MAX_PIXELS, ImageError, check_size, media_source, open_image, opened_image
 from hf_captionrl.utils.images import to_rgb
 
-# Faults of videos in addition to those of images, and the remedy for each.
-VIDEO_REMEDIES: dict[str, str] = {
-    "video_unreadable": "re-export the video as GIF or MP4, or remove the row",
-    "video_truncated": "download or copy the file again, or remove the row",
-    "video_no_frames": "replace the video by one with pictures, or remove the row",
-}
-
-# Most pixels of all frames of an animation (3,000 frames of 800 x 600): a small file may take days to decode.
-MAX_ANIMATION_PIXELS = 16 * MAX_PIXELS
+# Most pixels of all frames of a GIF (3,000 frames of 800 x 600): a small file may take days to decode.
+_MAX_GIF_PIXELS = 16 * MAX_PIXELS
 # The same of a film (an hour of 720p): one of a single colour compresses a thousand times better than others.
 _MAX_FILM_PIXELS = 1024 * MAX_PIXELS
 
-_ANIMATIONS = ("gif", "webp", "png")  # read by Pillow; FFmpeg reads the others
-_HEAD_BYTES = 65536  # first bytes of a file that `_video_format` needs
+_HEAD_BYTES = 256  # first bytes of a file that `_video_format` needs
 # Still pictures and sound use the same container format as MP4.
 _NOT_VIDEO_BRANDS = (b"avif", b"avis", b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"M4A ", b"M4B ", b"crx ")
 _BROWSER_MS = 100  # browsers play a delay of 0 or 10 ms as 100 ms
@@ -49,23 +34,11 @@ _BROWSER_MS = 100  # browsers play a delay of 0 or 10 ms as 100 ms
 _ENOUGH = 0.9
 
 
-class VideoError(ImageError):
-    """A video that cannot be used: the reason, a key of `VIDEO_REMEDIES`, and the value with the rule it broke."""
-
-    remedies: ClassVar[dict[str, str]] = VIDEO_REMEDIES
-
-
 def _video_format(head: bytes) -> str | None:
-    """Format by the first bytes: one of `_ANIMATIONS`, a demuxer of FFmpeg, or None."""
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "gif"
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "webp" if head[12:16] == b"VP8X" and head[20:21] and head[20] & 2 else None
-    if head[:8] == b"\x89PNG\r\n\x1a\n":
-        return "png" if b"acTL" in head.partition(b"IDAT")[0] else None
-    if head[4:8] == b"ftyp":
-        return None if head[8:12] in _NOT_VIDEO_BRANDS else "mp4"
+    """Format by the first bytes: "gif", a demuxer of FFmpeg, or None."""
     signs = {
+        "gif": head[:6] in (b"GIF87a", b"GIF89a"),
+        "mp4": head[4:8] == b"ftyp" and head[8:12] not in _NOT_VIDEO_BRANDS,
         "avi": head[:4] == b"RIFF" and head[8:12] == b"AVI ",
         "matroska": head[:4] == b"\x1a\x45\xdf\xa3",  # WebM as well
         "mov": head[4:8] in (b"moov", b"mdat", b"wide"),
@@ -73,30 +46,16 @@ def _video_format(head: bytes) -> str | None:
         "flv": head[:4] == b"FLV\x01",
         "mpegts": head[:1] == b"\x47" == head[188:189],
     }
-    return next((name for name, found in signs.items() if found), None)
+    return next((name for name, matches in signs.items() if matches), None)
 
 
 @contextlib.contextmanager
 def _opened_video(value: Any) -> Iterator[tuple[BinaryIO, str]]:
     """The bytes of a video, and its name in messages."""
-    try:
-        source, name = media_source(value, "video")
-    except ImageError as error:
-        if error.reason != "image_unreadable":
-            raise
-        # The remedy for images does not apply; an empty file is left by a broken download.
-        empty = error.detail.endswith("0 bytes")
-        raise VideoError("video_truncated" if empty else "video_unreadable", error.detail) from None
+    source, name = media_source(value, "video")
     if isinstance(source, Image.Image):
-        raise VideoError("video_unreadable", f"a PIL image ({name}) is a picture; a video is a path or bytes")
-    if isinstance(source, io.BytesIO):
-        yield source, name
-        return
-    try:
-        file = open(source, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise VideoError("video_unreadable", f"{name} cannot be opened ({error.strerror})") from None
-    with file:
+        raise ImageError("video_unreadable", f"a PIL image ({name}) is a picture; a video is a path or bytes")
+    with source if isinstance(source, io.BytesIO) else open(source, "rb") as file:
         yield file, name
 
 
@@ -127,54 +86,41 @@ def _sample_film(
         raise ImportError(
             f"{name} is a film, and reading it needs PyAV. Install hf-captionrl[video], or convert it to GIF."
         ) from None
-    read = "its header"
     try:
         # The format is given: by guessing, FFmpeg would also accept playlists, which contain addresses.
         with av.open(file, mode="r", format=kind) as container:
-            if not container.streams.video:
-                kinds = sorted({stream.type for stream in container.streams})
-                raise VideoError(
-                    "video_no_frames", f"{name} has no pictures, only {' and '.join(kinds) or 'a container'}"
-                )
+            if not container.streams.video or container.streams.video[0].codec_context is None:
+                raise ImageError("video_no_frames", f"{name} has no pictures, or in a codec that FFmpeg lacks here")
             stream = container.streams.video[0]
-            if stream.codec_context is None:
-                raise VideoError(
-                    "video_unreadable", f"{name} has pictures in a codec that FFmpeg does not support here"
-                )
             size = stream.codec_context.width, stream.codec_context.height
             check_size(size, name, max_pixels)
             starts, end = _packet_times(container, stream)
             announced = max(stream.frames, len(starts))
-            read = f"{len(starts)} of {announced} frames"
             if not starts:
                 reason = "video_truncated" if announced else "video_no_frames"
-                raise VideoError(reason, f"{name} holds no frame ({announced} announced)")
+                raise ImageError(reason, f"{name} holds no frame ({announced} announced)")
             _refuse_many_pixels(size, len(starts), name, _MAX_FILM_PIXELS)
             # Matroska stores the duration, not the number of frames; in other formats sound may be longer.
-            tick = stream.time_base or Fraction(1, 1)  # seconds
             plays = stream.duration
             if plays is None and container.duration and len(container.streams) == 1:
-                plays = int(container.duration / 1_000_000 / tick)
+                plays = int(container.duration / 1_000_000 / (stream.time_base or Fraction(1, 1)))
             if len(starts) < _ENOUGH * announced or (plays and end < _ENOUGH * plays):
-                seconds = [float((time or 0) * tick) for time in (end, plays)]
-                of_time = f", {seconds[0]:.2f} of {seconds[1]:.2f} s" if plays else ""
-                raise VideoError("video_truncated", f"{name} ends early: {read}{of_time} are present")
+                raise ImageError(
+                    "video_truncated", f"{name} ends early: {len(starts)} of {announced} frames are present"
+                )
             container.seek(0)
             chosen = _frames_on_screen(starts, end, num_frames, how)
             frames: dict[int, Image.Image] = {}
-            decoded = 0
-            last = None
-            for frame in container.decode(stream):
-                check_size((frame.width, frame.height), name, max_pixels)  # it may change on the way
+            last, decoded = None, 0
+            for last in container.decode(stream):
+                check_size((last.width, last.height), name, max_pixels)  # it may change on the way
                 if decoded in chosen:
-                    frames[decoded] = frame.to_image().convert("RGB")
-                last = frame
+                    frames[decoded] = last.to_image().convert("RGB")
                 decoded += 1
-                read = f"{decoded} of {announced} frames"
                 if decoded > chosen[-1]:
                     break
             if last is None or decoded < _ENOUGH * (chosen[-1] + 1):
-                raise VideoError("video_truncated", f"{name} decodes to {read}")
+                raise ImageError("video_truncated", f"{name} decodes to {decoded} of {announced} frames")
             if decoded <= chosen[-1]:
                 frames |= dict.fromkeys(set(chosen) - set(frames), last.to_image().convert("RGB"))
             return [frames[k] for k in chosen]
@@ -185,9 +131,8 @@ def _sample_film(
     except Exception as error:
         # FFmpeg's errors are OSError, ValueError and more, by their number.
         reason = "video_truncated" if isinstance(error, EOFError) or kind in ("mp4", "mov") else "video_unreadable"
-        said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__  # no number, no path
-        first = said.splitlines()[0].rstrip(".")
-        raise VideoError(reason, f"{name} does not decode beyond {read} ({first})") from error
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__  # no number, no path
+        raise ImageError(reason, f"{name} does not decode ({text.strip().splitlines()[0]})") from error
 
 
 def _packet_times(container: Any, stream: Any) -> tuple[list[int], int]:
@@ -211,11 +156,10 @@ def is_video(value: Any) -> bool:
     try:
         with _opened_video(value) as (file, _):
             return _video_format(file.read(_HEAD_BYTES)) is not None
-    except ImageError as error:
+    except (ImageError, OSError):
         path = value.get("path") if isinstance(value, dict) else value
-        if error.reason != "image_not_found" or not isinstance(path, str | os.PathLike):
-            return False
-        return os.path.splitext(os.fsdecode(path))[1].lower() in VIDEO_SUFFIXES | {".gif"}
+        is_path = isinstance(path, str | os.PathLike) and not os.path.exists(path)
+        return is_path and os.path.splitext(os.fsdecode(path))[1].lower() in VIDEO_SUFFIXES | {".gif"}
 
 
 def sample_frames(
@@ -245,10 +189,8 @@ def sample_frames(
         `list[PIL.Image.Image]`: F decoded RGB frames in temporal order.
 
     Raises:
-        ImageError: If there is no such file, a frame cannot be decoded, or a frame or all frames together are too large;
-            `.reason` says which.
-        VideoError: If it is not a video, has no frames, or its stream is broken or truncated: a GIF without its end mark, or
-            a film with less than 0.9 of the frames or duration in its header.
+        ImageError: If it is not a video, has no frames, is truncated (a GIF without its end mark, or a film with less than 0.9
+            of the frames or duration in its header), or a frame or all frames together are too large; `.reason` says which.
         ImportError: If it is a film and PyAV is not installed.
     """
     if num_frames < 1:
@@ -259,10 +201,9 @@ def sample_frames(
         kind = _video_format(file.read(_HEAD_BYTES))
         file.seek(0)
         if kind is None:
-            kinds = "GIF, animated WebP or PNG, MP4, MOV, WebM, MKV, AVI, MPEG or FLV"
-            raise VideoError("video_unreadable", f"{name} is not a {kinds}")
-        if kind in _ANIMATIONS:
-            return _sample_animation(value, file.read() if kind == "gif" else None, name, num_frames, how, max_pixels)
+            raise ImageError("video_unreadable", f"{name} is not a GIF, MP4, MOV, WebM, MKV, AVI, MPEG or FLV")
+        if kind == "gif":
+            return _sample_gif(value, _gif_delays(file.read(), name), name, num_frames, how, max_pixels)
         return _sample_film(file, kind, name, num_frames, how, max_pixels)
 
 
@@ -286,7 +227,7 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
                 at += 2
             else:
                 block = f"a block 0x{data[at]:02x} at byte {at}, after {len(delays)} frames"
-                raise VideoError("video_unreadable", f"{name} has {block}")
+                raise ImageError("video_unreadable", f"{name} has {block}")
             while data[at]:
                 at += data[at] + 1
             at += 1
@@ -295,25 +236,17 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
                 delay = 0
     except IndexError:
         found = f"{len(data)} bytes and {len(delays)} whole frames"
-        raise VideoError("video_truncated", f"{name} ends after {found}, before its end mark") from None
+        raise ImageError("video_truncated", f"{name} ends after {found}, before its end mark") from None
     return delays
 
 
-def _sample_animation(
-    value: Any, gif: bytes | None, name: str, num_frames: int, how: str, max_pixels: int
+def _sample_gif(
+    value: Any, delays: list[int], name: str, num_frames: int, how: str, max_pixels: int
 ) -> list[Image.Image]:
-    delays = [] if gif is None else _gif_delays(gif, name)
-    if gif is not None and not delays:
-        raise VideoError("video_no_frames", f"{name} is a GIF without a frame")
+    if not delays:
+        raise ImageError("video_no_frames", f"{name} is a GIF without a frame")
     with opened_image(value, max_pixels, "video") as image:
-        if gif is None:
-            count = getattr(image, "n_frames", 1)
-            _refuse_many_pixels(image.size, count, name, MAX_ANIMATION_PIXELS)
-            for k in range(count):
-                image.seek(k)
-                image.load()  # WebP knows the time of a frame only then
-                delays.append(int(image.info.get("duration") or _BROWSER_MS))
-        _refuse_many_pixels(image.size, len(delays), name, MAX_ANIMATION_PIXELS)
+        _refuse_many_pixels(image.size, len(delays), name, _MAX_GIF_PIXELS)
         starts = [0, *itertools.accumulate(delays[:-1])]
         chosen = _frames_on_screen(starts, sum(delays), num_frames, how)
         frames = {}
@@ -324,11 +257,9 @@ def _sample_animation(
     return [frames[k] for k in chosen]
 
 
-def verify_video(value: Any, *, mode: Literal["header", "full"] = "full", max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `sample_frames` would read a video: up to its first frame (`"header"`), or to its last (`"full"`)."""
-    if mode not in ("header", "full"):
-        raise ValueError(f"mode is {mode!r}. Use 'header' or 'full'.")
-    sample_frames(value, 2 if mode == "full" else 1, how="ends", max_pixels=max_pixels)
+def verify_video(value: Any, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Check that `sample_frames` would read a video up to its last frame."""
+    sample_frames(value, 2, how="ends", max_pixels=max_pixels)
 
 
 def video_hash(value: Any) -> str:

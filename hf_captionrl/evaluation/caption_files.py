@@ -18,8 +18,6 @@ from typing import Any
 
 from hf_captionrl.data.columns import (
     CAPTION_COLUMNS,
-    TEXTS,
-    in_arrow,
     parse_json,
     printed_list,
     read_csv,
@@ -65,10 +63,7 @@ class CaptionFile:
                 f"images; {len(missing)} are missing, such as {_some(missing)}. Use `captionrl caption` to finish "
                 "the file, or compare fewer images with --max_images."
             )
-        try:
-            return in_arrow((captions[i] for i in image_ids), TEXTS)
-        except UnicodeEncodeError:  # a lone surrogate, which JSON can contain
-            return [captions[i] for i in image_ids]
+        return [captions[i] for i in image_ids]
 
 
 def _some(ids: Sequence[str]) -> str:

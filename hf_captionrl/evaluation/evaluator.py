@@ -24,7 +24,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import LazyImages, scorer_features
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
-from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow
+from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import (
     caption_perplexity,
@@ -377,7 +377,7 @@ def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list
         place = rng.randrange(len(group)) if group else 0
         return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-    return in_arrow(map(moved_first, references), TEXTS)
+    return list(map(moved_first, references))
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -387,7 +387,7 @@ def _first(drawn: Sequence[list[str]]) -> list[str]:
 
 def _others(drawn: Sequence[list[str]]) -> Sequence[list[str]]:
     """The references of each image after the first."""
-    return in_arrow((group[1:] for group in drawn), TEXTS)
+    return [group[1:] for group in drawn]
 
 
 def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.data import cached_features
-from hf_captionrl.data.columns import ColumnView, id_column
+from hf_captionrl.data.columns import id_column
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer
 from hf_captionrl.retrieval.neighbours import multimodal_features
 from hf_captionrl.utils.model_files import model_path
@@ -31,7 +31,7 @@ def similarity_features(
     )
     if kind == "image":
         return images.tensor().float()
-    captions, ids = ColumnView[Any](dataset, "captions"), id_column(dataset)
+    captions, ids = dataset["captions"][:], id_column(dataset)
     # All captions at once would take five times the memory of the image features.
     parts = [slice(start, start + 1024) for start in range(0, len(captions), 1024)]
     means = [mean_text_features(scorer, captions[part], ids[part]) for part in parts]

@@ -150,14 +150,10 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
         "Encode each image once for the whole run, into a memory-mapped cache on disk. Needs freeze_vision_tower and "
         "no image augmentation.",
     )
-    cache_pixels: str | None = documented(
-        None,
-        "Decode and resize each image once, into a memory-mapped cache on disk, in feature_cache_dir: True or 'uint8' "
-        "(exact), 'jpeg' (a tenth of the disk; pixels of photographs change by 2 to 4 of 255). For trained vision "
+    cache_pixels: bool = documented(
+        False,
+        "Decode and resize each image once, into a memory-mapped cache on disk, in feature_cache_dir. For trained vision "
         "towers.",
-    )
-    image_decoder: Literal["pillow", "torchvision"] = documented(
-        "pillow", "'torchvision' decodes JPEGs without Pillow: the same pixels in less time. cache_pixels always does."
     )
     frame_pooling: Literal["mean", "concat", "ordered", "native"] = documented(
         "mean",
@@ -191,13 +187,9 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
     def __post_init__(self) -> None:
         if isinstance(self.model_init_kwargs, str) and not self.model_init_kwargs.startswith("{"):
             check_model_init_kwargs(self.model_init_kwargs)  # JSON is read below
-        # A switch in Python, YAML or on the command line.
-        self.cache_pixels = {"true": "uint8", "false": None}.get(str(self.cache_pixels).lower(), self.cache_pixels)
         check_values(self)
         if self.cache_image_features and not self.freeze_vision_tower:
             raise ValueError("cache_image_features needs a frozen vision tower. Set freeze_vision_tower=True too.")
-        if self.cache_pixels not in (None, "uint8", "jpeg"):
-            raise ValueError(f"cache_pixels is {self.cache_pixels!r}. Use 'uint8' (exact), 'jpeg' or None.")
         if self.cache_pixels and self.cache_image_features:
             raise ValueError(
                 "cache_pixels and cache_image_features exclude each other. Use one of them: features for a frozen tower."

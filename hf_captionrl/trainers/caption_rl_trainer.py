@@ -486,8 +486,8 @@ class RolloutEngine:
             mask=completions.mask,
             ended=completions.ended,
             rows=rows,
-            image_ids=self.image_ids[listed],
-            references=self.references[listed],
+            image_ids=[self.image_ids[row] for row in listed],
+            references=[self.references[row] for row in listed],
             candidates=self.accelerator.gather(rows),  # (C,), process after process
             positions=first + torch.arange(len(rows), device=rows.device),
             bag_size=bag_size if bag_size > 1 else 0,
@@ -628,7 +628,7 @@ class CaptionRLTrainer(CaptionTrainer):
         **kwargs: Any,
     ) -> None:
         args = self._resolve_args(model, args)
-        train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
+        train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         self.rewards = resolve_rewards(reward_funcs, args.reward_weights)
         self.held_out_scorer, self.reward_scorer = held_out_scorer, scorer
         if held_out_scorer is not None and scorer is not None:

@@ -26,7 +26,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import datasets
 import torch
@@ -59,15 +59,12 @@ from hf_captionrl.captioners.pipeline import (
 from hf_captionrl.data import (
     CaptionCollator,
     CaptionDataset,
-    DecodedPixels,
-    PixelForm,
-    StreamedCaptions,
     cached_pixels,
     evaluation_rows,
     frames_of,
     training_rows,
 )
-from hf_captionrl.data.columns import caption_lists
+from hf_captionrl.data.columns import caption_column
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
@@ -122,7 +119,7 @@ def references_of(dataset: Any) -> list[list[str]] | None:
     """The captions of each row of a data set; None if it has no captions."""
     if "captions" not in (getattr(dataset, "column_names", None) or ()):
         return None
-    found = caption_lists(dataset)
+    found = caption_column(dataset)
     return found if any(found) else None
 
 
@@ -169,8 +166,7 @@ class CaptionTrainer(ExactResumeTrainer):
         model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. A model or a name is passed to
             `load_captioner`. None only with `model_init`.
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
-        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts. [`SmileTrainer`]
-            also accepts a `datasets.IterableDataset`, with `max_steps`.
+        train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts.
         eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): As `train_dataset`; of several splits, `validation`. With
             several data sets, metrics are `eval_{name}_...`.
         processing_class (processor, *optional*): Processor, if `model` does not bring one.
@@ -196,7 +192,7 @@ class CaptionTrainer(ExactResumeTrainer):
     start_metrics: Mapping[str, float] = MappingProxyType({})
     """Evaluation of the captioner before training, if it was measured: what the warning of invented details compares with."""
     whole_set_for: ClassVar[str | None] = None
-    """Why every training image must be known before the first step; None if a stream is enough."""
+    """Why no image may occur in several rows; None if it may."""
     _tap_checked = False
 
     def __init__(
@@ -221,7 +217,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 "preprocess_logits_for_metrics gets no logits: captions are generated. Use compute_metrics."
             )
         args = self._resolve_args(model, args)
-        train_dataset = training_rows(train_dataset, args, whole_set_for=self.whole_set_for)
+        train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
         if (model is None) == (model_init is None) or (model_init is not None and optimizers != (None, None)):
             raise ValueError(
@@ -307,9 +303,7 @@ class CaptionTrainer(ExactResumeTrainer):
             self._once[key] = (objects, compute())
         return self._once[key][1]
 
-    def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset | StreamedCaptions:
-        if isinstance(dataset, StreamedCaptions):
-            return dataset
+    def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset:
         pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
@@ -333,14 +327,11 @@ class CaptionTrainer(ExactResumeTrainer):
         )
 
     def _pixels(self, dataset: datasets.Dataset, args: CaptionConfig) -> Any:
-        """Prepared pixels of the images; None where Pillow reads images in each step, or features replace them."""
-        if args.cache_pixels is None and (args.image_decoder == "pillow" or args.cache_image_features):
+        """Prepared pixels of the images; None where images are read in each step, or features replace them."""
+        if not args.cache_pixels:
             return None
         parts, folder = self.captioner.prepared_pixels, args.feature_cache_dir
-        form = cast(PixelForm, args.cache_pixels)
-        if form is None:
-            return self._kept("pixels", (dataset,), lambda: DecodedPixels(dataset, parts))
-        return self._kept("pixels", (dataset,), lambda: cached_pixels(dataset, parts, form=form, directory=folder))
+        return self._kept("pixels", (dataset,), lambda: cached_pixels(dataset, parts, directory=folder))
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners.head_tap import HeadInputs
-from hf_captionrl.data import CaptionDataset, StreamedCaptions
+from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
@@ -131,11 +131,7 @@ class SmileTrainer(CaptionTrainer):
     config_class = SmileConfig
     method_name = "SMILE"
 
-    def _caption_dataset(self, dataset: Any, args: Any, **more: Any) -> CaptionDataset | StreamedCaptions:
-        if isinstance(dataset, StreamedCaptions) and args.captions_per_image == "all":
-            raise ValueError(
-                "captions_per_image='all' needs a Dataset, and this is a stream. Use 'one', or load it without streaming."
-            )
+    def _caption_dataset(self, dataset: Any, args: Any, **more: Any) -> CaptionDataset:
         return super()._caption_dataset(dataset, args, captions_per_image=args.captions_per_image, **more)
 
     def compute_loss(

@@ -156,7 +156,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
                 f"reward_weights is {args.reward_weights}, without reward_funcs. Set retrieval_weight, cider_weight, ..."
             )
         train_dataset = training_rows(
-            train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
+            train_dataset, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
         self.rewards = resolve_rewards(
             args.make_rewards(scorer=scorers) if reward_funcs is None else reward_funcs,
@@ -307,8 +307,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             mask=(mask & until_end).to(device),
             ended=ended.to(device),
             rows=rows,
-            image_ids=self._image_ids[listed],
-            references=self._references[listed],
+            image_ids=[self._image_ids[row] for row in listed],
+            references=[self._references[row] for row in listed],
             candidates=gather(rows),
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
             bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,

@@ -141,11 +141,11 @@ def trained(work, folder, **settings):
 
 def test_no_image_is_decoded_and_everything_is_mapped(work, tmp_path, monkeypatch):
     plain = trained(work, tmp_path / "plain")
-    trained(work, tmp_path / "first", cache_pixels="uint8")
+    trained(work, tmp_path / "first", cache_pixels=True)
     monkeypatch.setattr(Image, "open", refuse)
     monkeypatch.setattr(decoding, "decode_jpeg", refuse)
     monkeypatch.setattr(pixel_cache, "decode_image", refuse)
-    found = trained(work, tmp_path / "cached", cache_pixels="uint8", dataloader_num_workers=1)
+    found = trained(work, tmp_path / "cached", cache_pixels=True, dataloader_num_workers=1)
     assert found[0] == plain[0]
     assert all(torch.equal(value, plain[1][name]) for name, value in found[1].items())
     rows = found[2].train_dataset

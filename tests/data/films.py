@@ -79,14 +79,6 @@ def colours_of(frames):
     return [colour_of(frame) for frame in frames]
 
 
-def animation(kind, durations):
-    frames = [plain(COLOURS[k]) for k in range(len(durations))]
-    buffer = io.BytesIO()
-    options = {"lossless": True} if kind == "WEBP" else {}
-    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=durations, loop=0, **options)
-    return buffer.getvalue()
-
-
 KINDS = {
     "mp4": {},
     "mov": {"kind": "mov"},

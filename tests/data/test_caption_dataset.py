@@ -210,14 +210,6 @@ def test_collator_with_images_and_with_features():
     batch = CaptionCollator(FakeCaptioner())([cached[n] for n in (1, 2)])
     assert batch["pixels"] is None
     assert torch.equal(batch["features"], features[1:])
-    other = CaptionDataset(embedded(3), image_features=torch.zeros(3, 4, 2))
-    for items, message in (
-        ([cached[0], images[0]], "1 of 2 items have image_features"),
-        ([cached[0], other[0]], r"shapes \[\(2, 2\), \(4, 2\)\]"),
-        ([{**images[0], "image": None}], "neither image nor image_features"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            CaptionCollator(FakeCaptioner())(items)
 
 
 def of(columns):
@@ -313,7 +305,6 @@ def test_empty_captions_are_found_before_training_with_their_row(bad):
     training_rows(ds.select([0, 1, 3]))
 
 
-STREAM = of({"text": ["a", "b"]}).to_iterable_dataset()
 AMBIGUOUS = of({"text": ["x"], "caption": ["y"]})
 
 
@@ -321,10 +312,9 @@ AMBIGUOUS = of({"text": ["x"], "caption": ["y"]})
     ("load", "data", "message"),
     [
         (load_captions, {"train": []}, "The data are a dict"),
-        (load_captions, STREAM, r"IterableDataset.*SmileTrainer with max_steps"),
-        (evaluation_rows, STREAM, "eval_dataset is an IterableDataset"),
-        (evaluation_rows, of({"text": ["a"]}).remove_columns("image"), r"\['image'\]"),
-        (training_rows, of({"text": ["a"]}).remove_columns("text"), r"\['captions'\]; there are \['image'\]"),
+        (evaluation_rows, of({"text": ["a", "b"]}).to_iterable_dataset(), "IterableDataset becomes one by"),
+        (evaluation_rows, of({"text": ["a"]}).remove_columns("image"), "no column 'image'"),
+        (training_rows, of({"text": ["a"]}).remove_columns("text"), "no column 'captions'"),
         (load_captions, AMBIGUOUS, r"any of \['caption', 'text'\].*\(--caption_column\)"),
         (training_rows, embedded(3).select([]), "no rows"),
         (lambda rows: training_rows(rows, whole_set_for="x"), embedded(3).select([0, 1, 0]), "several rows"),

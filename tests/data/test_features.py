@@ -176,27 +176,6 @@ def test_pixels_are_those_of_the_resized_photographs(tmp_path, blip):
         found[3]
 
 
-def test_jpegs_take_a_tenth_of_the_space_and_change_photographs_little(tmp_path):
-    dataset, parts = photographs(tmp_path / "images", 4), processor(224)
-    exact = cached_pixels(dataset, parts, directory=tmp_path / "cache", progress=False)
-    lossy = cached_pixels(dataset, parts, form="jpeg", directory=tmp_path / "cache", progress=False)
-    sizes = [pixels.rows.shape[1:] for pixels in (exact, lossy)]
-    assert np.prod(sizes[1]) / np.prod(sizes[0]) == within(0.1, 0.005)
-    errors = torch.stack([(a.int() - b.int()).abs().float() for a, b in zip(exact, lossy, strict=True)])
-    assert errors.mean() == within(3.8, 0.3)  # the stated error, of a scan with film grain
-
-
-@pytest.mark.parametrize("side", [16, 224])
-def test_noise_gets_a_jpeg_of_low_quality(tmp_path, side):
-    noise = [{"bytes": png(seed, size=(side, side)), "path": None} for seed in range(2)]
-    dataset = datasets.Dataset.from_dict({"image": noise}).cast_column("image", datasets.Image())
-    found = cached_pixels(dataset, processor(side), form="jpeg", directory=tmp_path, progress=False)
-    exact = torch.stack([torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in dataset["image"]])
-    pixels = torch.stack([*found])
-    assert pixels.shape == exact.shape
-    assert torch.corrcoef(torch.stack([pixels.flatten(), exact.flatten()]).float())[0, 1] > 0.3
-
-
 def test_another_processor_has_other_rows(tmp_path, blip):
     dataset, other = embedded(2), processor(64)
     other.processor.resample = Image.Resampling.NEAREST
@@ -313,13 +292,6 @@ def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, mo
     assert [(entry.row, entry.reason) for entry in several.report().entries] == [(3, "image_unreadable")]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"form": "png"}, "form is 'png'"), ({"videos": True}, "cache_pixels"), ({"form": "jpeg"}, "cache_pixels")],
-)
-def test_pixels_that_cannot_be_cached_are_refused(tmp_path, monkeypatch, blip, settings, message):
-    monkeypatch.setattr(module, "_JPEG_HEADER", 0)
-    monkeypatch.setattr(module, "_JPEG_SHARE", 20)  # no JPEG is so small
-    dataset = embedded(2).add_column(VIDEO_FRAMES, [4, 4]) if settings.pop("videos", False) else embedded(2)
-    with pytest.raises(ValueError, match=message):
-        cached_pixels(dataset, blip, directory=tmp_path, progress=False, **settings)
+def test_pixels_of_videos_are_refused(tmp_path, blip):
+    with pytest.raises(ValueError, match="cache_pixels"):
+        cached_pixels(embedded(2).add_column(VIDEO_FRAMES, [4, 4]), blip, directory=tmp_path, progress=False)

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hf_captionrl.data import ImageError, VideoError, is_video, sample_frames, verify_video
-from tests.data.films import COLOURS, KINDS, SIZE, animation, colours_of, film, gif, middles, plain
+from hf_captionrl.data import ImageError, is_video, sample_frames, verify_video
+from tests.data.films import COLOURS, KINDS, SIZE, colours_of, film, gif, middles, plain
 from tests.data.photos import png
 
 
-@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_frames_are_sampled_evenly_in_time(kind):
+def test_frames_are_sampled_evenly_in_time():
     durations = [100, 700, 40, 40, 400, 120]
-    data = animation(kind, durations)
+    data = gif([plain(COLOURS[k]) for k in range(6)], durations)
     for number in (1, 2, 3, 5, 8, 20):
         frames = sample_frames(data, number)
         assert colours_of(frames) == middles(durations, number)
@@ -120,7 +119,7 @@ def test_truncated_gif_is_refused(tmp_path):
         path.write_bytes(data[:size])
         refused(path, rf"cut.gif' ends after {size} bytes and \d whole frames", "video_truncated")
     error = refused(data[: len(data) // 2], "and 1 whole frames", "video_truncated")
-    assert isinstance(pickle.loads(pickle.dumps(error)), VideoError)
+    assert pickle.loads(pickle.dumps(error)).reason == error.reason
 
 
 @pytest.mark.parametrize("kind", ["mp4", "avi", "mkv"])
@@ -156,7 +155,7 @@ def test_files_that_are_not_videos_are_refused(tmp_path):
     refused(tmp_path / "none.mp4", "video '.*none.mp4' is not a file", "image_not_found")
     refused("https://a.b/c.gif", "is an address", "image_remote")
     refused(None, "there is no video", "image_missing")
-    refused(b"", "0 bytes", "video_truncated")
+    refused(b"", "0 bytes", "video_unreadable")
     refused(b"GIF89a" + bytes(range(200)), "has a block 0x07 at byte 13", "video_unreadable")
 
 
@@ -171,8 +170,7 @@ def test_large_frames_and_bad_arguments_are_refused():
 
 
 def test_videos_are_told_from_still_images(tmp_path):
-    moving = (animation("WEBP", [50, 60]), animation("PNG", [50, 60]), gif([plain(COLOURS[0])], 0))
-    for value in (*moving, "not/there.mp4", "not/there.gif"):
+    for value in (gif([plain(COLOURS[0])], 0), "not/there.mp4", "not/there.gif"):
         assert is_video(value)
     (tmp_path / "lies.mp4").write_bytes(png(1))
     still = io.BytesIO()

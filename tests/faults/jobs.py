@@ -182,18 +182,18 @@ class NotingPixels:
     """First part of an image processor that notes which image it is asked for."""
 
     def __init__(self, images, asked=None):
-        from hf_captionrl.data.images import decode_image
+        from hf_captionrl.data.images import open_image
         from tests.tiny import tiny_captioner
 
         self.parts, self.asked = tiny_captioner("blip").prepared_pixels, asked
         self.shape, self.signature = self.parts.shape, self.parts.signature
         self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
-        self.images = [decode_image(path) for path in self.paths]
-        self.numbers = {image.numpy().tobytes(): number for number, image in enumerate(self.images)}
+        self.images = [open_image(path) for path in self.paths]
+        self.numbers = {image.tobytes(): number for number, image in enumerate(self.images)}
 
     def prepare(self, image):
         if self.asked:
-            noted(self.asked, [self.numbers[image.numpy().tobytes()]])
+            noted(self.asked, [self.numbers[image.tobytes()]])
         return self.parts.prepare(image)
 
     def rows(self):
@@ -203,7 +203,7 @@ class NotingPixels:
         return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
 
 
-def cache(folder, *, asked, images, at=None, form="uint8"):
+def cache(folder, *, asked, images, at=None):
     """Fill a cache of prepared pixels."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
@@ -212,20 +212,22 @@ def cache(folder, *, asked, images, at=None, form="uint8"):
     pixels = NotingPixels(images, asked)
     dataset = pixels.rows()
     with Moment(at) as moment:
-        cached_pixels(dataset, pixels, form=form, directory=folder, batch_size=8, progress=False)
+        cached_pixels(dataset, pixels, directory=folder, batch_size=8, progress=False)
     return {"calls": moment.calls}
 
 
-def cached(folder, *, images, form="uint8"):
+def cached(folder, *, images):
     """Keys in a cache, and whether their pixels are right."""
     import numpy as np
 
-    from hf_captionrl.data.features import pixel_rows, row_reader, source_keys
+    from hf_captionrl.data.features import source_keys
+    from hf_captionrl.retrieval import FeatureCache
 
     pixels = NotingPixels(images)
-    store, names = pixel_rows(pixels.signature, form, folder), source_keys(pixels.rows(), folder)
+    store = FeatureCache(folder, model_id="pixels", revision=pixels.signature, what="pixels_uint8", dtype="uint8")
+    names = source_keys(pixels.rows(), folder)
     known = [number for number, name in enumerate(names) if name in store]
-    expected = [row_reader(pixels, form)(pixels.paths[number]).numpy() for number in known]
+    expected = [pixels.parts.prepare(pixels.images[number]).numpy() for number in known]
     right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
     return {"keys": [KEYS[number] for number in known], "right": right}
 

@@ -165,10 +165,10 @@ def test_killed_filling_of_a_pixel_cache_is_completed_by_the_same_command(
 
 @times(2)
 def test_damaged_pixel_cache_is_filled_again(warm_process, tmp_path, images, number, seed):
-    """A file of the cache, exact or as JPEGs, is truncated or removed."""
+    """A file of the cache is truncated or removed."""
     rng = random.Random(seed)
     for n in range(number):
-        store, more = tmp_path / f"cache-{n}", {"images": images, "form": ("uint8", "jpeg")[n % 2]}
+        store, more = tmp_path / f"cache-{n}", {"images": images}
         more |= {"folder": str(store), "asked": str(tmp_path / "asked")}
         run(warm_process, "cache", **more)
         path = rng.choice(

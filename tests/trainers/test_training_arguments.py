@@ -63,7 +63,6 @@ REFUSED: dict[type, dict[str, Any]] = {
         "cache_image_features": True,  # without a frozen tower
         "feature_cache_dtype": "int8",
         "cache_pixels": "png",
-        "image_decoder": "opencv",
         "frame_pooling": "max",
         "generation_num_beams": 0,
         "generation_max_new_tokens": 0,

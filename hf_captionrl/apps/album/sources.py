@@ -20,7 +20,7 @@ from torch import Tensor
 from hf_captionrl.apps.album.phrases import split_tags
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
-from hf_captionrl.data.columns import caption_lists, undecoded
+from hf_captionrl.data.columns import caption_column, undecoded
 from hf_captionrl.data.images import paths_without_bytes, refuse_outside
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
@@ -124,7 +124,7 @@ def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSour
         listed = paths_without_bytes(column.with_format("arrow")["image"][:]).to_pylist() or files
         files = [file if file and os.path.isfile(file) else None for file in listed]
         root = path if path.is_dir() else Path(source.get("image_root") or path.parent)
-    captions = [[text for text in texts if text and text.strip()] for texts in caption_lists(rows)]
+    captions = [[text for text in texts if text and text.strip()] for texts in caption_column(rows)]
     return AlbumSource(column["image"], [str(image_id) for image_id in rows["image_id"][:]], captions, files, root)
 
 
