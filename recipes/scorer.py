@@ -154,7 +154,7 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
 
     def training_image_hashes(self) -> list[str]:
         """The folder records them, as a captioner's does."""
-        return [] if self._train_source is None else image_hashes(self._train_source, self.args.feature_cache_dir)
+        return [] if self._train_source is None else image_hashes(self._train_source)
 
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
         # One caption of each image at random, from torch's generator, whose state checkpoints hold.

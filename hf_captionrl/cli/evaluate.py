@@ -98,7 +98,7 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
     if frames_of(split.dataset):
         return
     cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
-    keys = source_keys(split.dataset, cache.root)
+    keys = source_keys(split.dataset)
     rows = rows_to_encode(cache, keys)
     if not len(rows):
         return
@@ -240,7 +240,6 @@ def _without_images(arguments: EvaluateOptions) -> bool:
         "split",
         "data_dir",
         "image_root",
-        "image_id_column",
         "dataset_config",
         "dataset_revision",
     ):

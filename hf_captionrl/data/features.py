@@ -5,12 +5,12 @@ Legend: N rows, F frames of a video, n videos of a batch, H x W the input size o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import operator
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +24,10 @@ from torch import Tensor
 from hf_captionrl.data.columns import frames_of, undecoded
 from hf_captionrl.data.images import ImageError, media_source, open_image, workers
 from hf_captionrl.retrieval import FeatureCache, FeatureView, image_hash
+from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.utils.io import write_json
 
 _ROWS_AT_ONCE = 256
-# A file that changes twice within the resolution of its file system's clock keeps its modification time.
-_SETTLED_NS = 2_000_000_000
 _NO_FILE = "00" * 16
 
 
@@ -37,67 +36,49 @@ _NO_FILE = "00" * 16
 
 def source_keys(
     dataset: datasets.Dataset,
-    directory: str | os.PathLike | None = None,
     *,
     progress: str | bool = False,
     skip_unreadable: bool = False,
 ) -> list[str]:
-    """One key per row: the hash of its image's bytes; `directory` is the root of the feature caches.
+    """One key per row: the hash of its image's bytes.
 
-    A file that was hashed before is identified by its path, size and modification time. With `skip_unreadable`, rows without a
-    readable file have one key in common instead of raising an `ImageError`.
+    A process reads each file once. With `skip_unreadable`, rows without a readable file have one key in common instead of
+    raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
-    cache = FeatureCache(directory, model_id="blake2b", revision="1", what="file_hashes", dtype="uint8")
 
-    def look(value: Any) -> tuple[str, str | None]:
-        """A path and its state, or a hash without one."""
+    def key(value: Any) -> str:
         try:
-            text, state = _hash_or_file(value)
+            return source_key(value)
         except (ImageError, OSError):
             if skip_unreadable:
-                return _NO_FILE, None
+                return f"file {_NO_FILE}"
             raise
-        is_unreadable = skip_unreadable and state is not None and not os.access(text, os.R_OK)
-        return (_NO_FILE, None) if is_unreadable else (text, state)
 
-    with workers() as pool:
-        sources = [source for batch in column.iter(_ROWS_AT_ONCE) for source in pool.map(look, batch["image"])]
-        files = [(path, state) for path, state in sources if state is not None]
-
-        def compute(rows: list[int]) -> np.ndarray:
-            hashes = pool.map(_file_hash, (files[i][0] for i in rows))
-            return np.stack([np.frombuffer(bytes.fromhex(h), np.uint8) for h in hashes])  # (rows, 16)
-
-        digests: Any = np.empty((0, 16), np.uint8)
-        if files:
-            states = [state for _, state in files]
-            digests = cache.get_or_compute(states, compute, batch_size=_ROWS_AT_ONCE, progress=progress)
-    known = iter(np.asarray(digests))
-    # Keys of `image_hash` are those of decoded pixels.
-    return [f"file {text if state is None else next(known).tobytes().hex()}" for text, state in sources]
+    with workers() as pool, progress_bar(len(column), progress, "image files", delay=1.0) as bar:
+        keys: list[str] = []
+        for batch in column.iter(_ROWS_AT_ONCE):
+            keys += pool.map(key, batch["image"])
+            if bar is not None:
+                bar.update(len(batch["image"]))
+    return keys
 
 
 def source_key(value: Any) -> str:
-    """Key of one undecoded image, as [`source_keys`] gives it; its file is read."""
-    text, state = _hash_or_file(value)
-    return f"file {text if state is None else _file_hash(text)}"
-
-
-def _hash_or_file(value: Any) -> tuple[str, str | None]:
-    """The hash of an image, and None; or its path, and what changes with the file."""
+    """Key of one undecoded image, as [`source_keys`] gives it."""
     source, _ = media_source(value)
     if isinstance(source, Image.Image):
-        return image_hash(open_image(source)), None
-    if isinstance(source, io.BytesIO):
-        return hashlib.blake2b(source.getbuffer(), digest_size=16).hexdigest(), None
-    status = os.stat(source)
-    if abs(time.time_ns() - status.st_mtime_ns) < _SETTLED_NS:
-        return _file_hash(source), None
-    return source, f"{Path(source).absolute()}\n{status.st_size}\n{status.st_mtime_ns}"
+        digest = image_hash(open_image(source))
+    elif isinstance(source, io.BytesIO):
+        digest = hashlib.blake2b(source.getbuffer(), digest_size=16).hexdigest()
+    else:
+        status = os.stat(source)
+        digest = _file_hash(source, status.st_size, status.st_mtime_ns)
+    return f"file {digest}"  # keys of `image_hash` are those of decoded pixels
 
 
-def _file_hash(path: str) -> str:
+@functools.cache
+def _file_hash(path: str, size: int, modified_ns: int) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -111,9 +92,9 @@ UNREADABLE = "0" * _DIGITS
 """The hash of images that cannot be read."""
 
 
-def image_hashes(dataset: datasets.Dataset, directory: str | os.PathLike | None = None) -> list[str]:
-    """Shortened hashes of the images' bytes; `directory` is the root of the feature caches. Files that were hashed before are not read."""
-    keys = source_keys(dataset, directory, progress="Hashing files", skip_unreadable=True)
+def image_hashes(dataset: datasets.Dataset) -> list[str]:
+    """Shortened hashes of the images' bytes."""
+    keys = source_keys(dataset, progress="Hashing files", skip_unreadable=True)
     return [key.split()[-1][:_DIGITS] for key in keys]
 
 
@@ -173,8 +154,7 @@ def cached_features(
 ) -> FeatureView:
     """Features of every image, from the cache if they are in it; keyed by the bytes of the image's file.
 
-    Only images whose features are missing are decoded, in as many threads as there are cores. A file is recognised by its
-    path, size and modification time; a changed file is hashed again.
+    Only images whose features are missing are decoded, in as many threads as there are cores.
 
     The features of a video are computed from those of its frames (`sample_frames`, "uniform") by `pool_frames`; its key
     is the hash of its file with the pooling and the number of frames.
@@ -224,7 +204,7 @@ def image_rows(
 ) -> FeatureView:
     """Cached rows of all images; missing ones are read in threads, one undecoded value at a time, and encoded together."""
     column = undecoded(dataset).select_columns("image").with_format(None)
-    keys = source_keys(dataset, cache.root, progress=progress and "Checking image files")
+    keys = source_keys(dataset, progress=progress and "Checking image files")
     with workers() as pool:
 
         def compute(rows: list[int]) -> Any:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -115,7 +115,6 @@ class DatasetOptions(SplitArguments, CommandOptions):
         help="a split, several ('validation+test'), or 'all' (default: 'test' of data that name several splits, else "
         "'all')",
     )
-    image_id_column: str | None = option(None, metavar="NAME", help="column with the image ids")
     max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
 
 
@@ -303,22 +302,22 @@ class TrainingImagesOptions(CommandOptions):
 
     def without(self, rows: Any, trained: Collection[str], model: str, *, quiet: bool = False) -> Any:
         """The rows without the image ids `trained` that a model was trained on, and a line on stderr that says so."""
-        if not trained:
-            return rows
         from hf_captionrl.data.columns import id_column
 
-        named = ", ".join(map(repr, sorted(trained)[:3])) + ", ..." * (len(trained) > 3)
-        text = f"{len(trained):,} of {len(rows):,} images ({named}) were in the training of {model}"
-        if not quiet and self.include_training_images:
-            print(f"captionrl: {text}; their captions are no test of it.", file=sys.stderr)
-        if self.include_training_images:
+        if not trained:
             return rows
-        kept = [row for row, image_id in enumerate(id_column(rows)) if image_id not in trained]
-        if not kept:
-            raise ValueError(f"{text}, so nothing is left. Use --split test, or --include_training_images.")
+        names = ", ".join(map(repr, sorted(trained)[:3])) + ", ..." * (len(trained) > 3)
+        text = f"{len(trained):,} of {len(rows):,} images ({names}) were in the training of {model}"
+        if self.include_training_images:
+            outcome = "; their captions are no test of it."
+        else:
+            outcome = " and are left out. Use --include_training_images to keep them."
+            rows = rows.select([row for row, image_id in enumerate(id_column(rows)) if image_id not in trained])
+            if not len(rows):
+                raise ValueError(f"{text}, so nothing is left. Use --split test, or --include_training_images.")
         if not quiet:
-            print(f"captionrl: {text} and are left out. Use --include_training_images to keep them.", file=sys.stderr)
-        return rows.select(kept)
+            print(f"captionrl: {text}{outcome}", file=sys.stderr)
+        return rows
 
 
 class LoadedSplit(NamedTuple):
@@ -329,9 +328,6 @@ class LoadedSplit(NamedTuple):
     split: str
     sizes: dict[str, int]
     trained: Sequence[str] = ()  # ids of images that the captioner was trained on
-
-
-_NOT_OF_SCENES = ("data_dir", "image_root", "image_column", "image_id_column", "dataset_revision")
 
 
 def load_split(
@@ -352,20 +348,14 @@ def load_split(
     from hf_captionrl.retrieval.feature_cache import RowLookup, default_cache_dir
 
     embedded = arguments.dataset == "scenes"
-    defaults = {field.name: field.default for field in fields(DatasetOptions)}
-    given = [name for name in _NOT_OF_SCENES if getattr(arguments, name) != defaults[name]]
-    if embedded and given:
+    if embedded and (arguments.data_dir or arguments.image_root):
         raise ValueError(
-            f"--{' and --'.join(given)} cannot be used with --dataset scenes. Use another data set, such as --dataset imagefolder."
+            "--data_dir and --image_root are not for --dataset scenes. Use --dataset imagefolder, for example."
         )
-    names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column", "image_id_column")
+    names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column")
     source: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     source |= {"revision": arguments.dataset_revision, "require_captions": bool(require_captions)}
     validation, test = arguments.validation_share, arguments.test_share
-    if validation + test >= 1:
-        raise ValueError(
-            f"--validation_share {validation} and --test_share {test} leave nothing for train. Lower one of them."
-        )
     chosen = choose_split(
         arguments.dataset,
         arguments.split,
@@ -380,12 +370,11 @@ def load_split(
     all_ids = RowLookup(id_column(rows))
     if not embedded and expected_ids is None:
         folder = arguments.data_dir if arguments.dataset == "imagefolder" else arguments.dataset
-        is_all = chosen.split == "all"
-        text = f"all {len(rows):,} images" if is_all else f"{len(rows):,} images, split {chosen.split!r}"
-        if list(chosen.sizes) != ["all"]:
-            text += f" (there are {', '.join(f'{size:,} {split}' for split, size in chosen.sizes.items())})"
-        elif not is_all:
-            text += f" of {chosen.sizes['all']:,}"
+        text = (
+            f"{len(rows):,} images, split {chosen.split!r}" if chosen.split != "all" else f"all {len(rows):,} images"
+        )
+        if list(chosen.sizes) != [chosen.split]:
+            text += f" ({', '.join(f'{size:,} in {split}' for split, size in chosen.sizes.items())})"
         if arguments.max_images is not None:
             text += f"; --max_images takes the first {arguments.max_images:,}"
         print(f"captionrl: {Path(str(folder)).name}: {text}.", file=sys.stderr)
@@ -393,9 +382,9 @@ def load_split(
     if isinstance(arguments, TrainingImagesOptions) and (model := getattr(arguments, "model", None)):
         from hf_captionrl.data.features import image_hashes, training_images
 
-        if known := training_images(model):
-            hashes = image_hashes(rows, getattr(arguments, "cache_dir", None))
-            trained = [image_id for image_id, found in zip(id_column(rows), hashes, strict=True) if found in known]
+        if trained_on := training_images(model):
+            hashes = zip(id_column(rows), image_hashes(rows), strict=True)
+            trained = [image_id for image_id, digest in hashes if digest in trained_on]
             rows = arguments.without(rows, set(trained), model, quiet=expected_ids is not None)
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))

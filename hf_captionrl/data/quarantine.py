@@ -101,7 +101,7 @@ def _image_faults(
     if cache_dir is None or is_video or not len(ds):
         return [fault for batch in images.iter(_ROWS_AT_ONCE) for fault in faults(batch["image"])]
     # Images that were valid before are identified by the bytes of their files, and are not decoded.
-    keys = source_keys(images, cache_dir, progress="Checking image files", skip_unreadable=True)
+    keys = source_keys(images, progress="Checking image files", skip_unreadable=True)
 
     def is_good(rows: list[int]) -> np.ndarray:
         return np.array([[fault is None] for fault in faults(images[rows]["image"])], np.uint8)

@@ -339,10 +339,10 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
 
     def training_image_hashes(self) -> list[str]:
-        rows, folder = self._train_source, self.args.feature_cache_dir
+        rows = self._train_source
         if not isinstance(rows, datasets.Dataset):
             return []
-        return self._kept("hashes", (rows,), lambda: image_hashes(rows, folder))
+        return self._kept("hashes", (rows,), lambda: image_hashes(rows))
 
     # Loss
 

@@ -245,7 +245,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
 
     def training_image_hashes(self) -> list[str]:
         if self._hashes is None:
-            self._hashes = image_hashes(self.caption_data, self.args.feature_cache_dir)
+            self._hashes = image_hashes(self.caption_data)
         return self._hashes
 
     # Overrides of TRL

@@ -130,11 +130,9 @@ def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
         (["--rerank", "scenes:clip-reward"], "--num_return_sequences"),
         (["--num_return_sequences", "5"], "--num_beams"),
         (["--temperature", "0"], "temperature"),
-        (["--validation_share", "0.5", "--test_share", "0.5"], "--test_share"),
         (["--split", "nowhere"], "'nowhere'"),
         (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
         (["--data_dir", "photos"], "--dataset imagefolder"),
-        (["--image_column", "picture", "--image_root", "."], "--image_root and --image_column"),
     ],
 )
 def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, named):

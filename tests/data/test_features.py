@@ -1,10 +1,9 @@
-"""Rows of a data set are known by their files: a warm cache opens no image, and a changed file is read again."""
+"""Cached features and pixels: a warm cache opens no image, and a changed file is read again."""
 
 import functools
 import os
 import pickle
 import threading
-import time
 import types
 
 import datasets
@@ -26,7 +25,6 @@ from hf_captionrl.data import (
     open_image,
     sample_frames,
 )
-from hf_captionrl.data import features as module
 from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.data.columns import VIDEO_FRAMES
 from hf_captionrl.data.features import source_keys
@@ -38,19 +36,12 @@ from tests.tolerances import assert_close, within
 
 
 def files(folder, number=4):
-    """A data set of paths to files that were written an hour ago."""
+    """A data set of paths to files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{i}.png" for i in range(number)]
     for i, path in enumerate(paths):
         path.write_bytes(png(i))
-        settle(path)
     return datasets.Dataset.from_dict({"image": [*map(str, paths)]}).cast_column("image", datasets.Image()), paths
-
-
-def settle(path, seconds=3600):
-    """As written before the clock could be too coarse to tell two changes apart."""
-    then = time.time() - seconds
-    os.utime(path, (then, then))
 
 
 class Encode:
@@ -82,17 +73,14 @@ def refuse(*args, **kwargs):
 
 
 @pytest.mark.parametrize("kind", ["paths", "bytes"])
-def test_a_warm_cache_opens_no_image_and_reads_no_known_file(tmp_path, monkeypatch, kind):
+def test_a_warm_cache_opens_no_image(tmp_path, monkeypatch, kind):
     dataset = files(tmp_path / "images")[0] if kind == "paths" else embedded(4)
     encode = Encode()
     cold = features(tmp_path / "cache", dataset, encode)
     assert encode.images == 4
-    hash_file = module._file_hash
     monkeypatch.setattr(Image, "open", refuse)
-    monkeypatch.setattr(module, "_file_hash", refuse)
     np.testing.assert_array_equal(features(tmp_path / "cache", dataset, encode), cold)
     assert encode.images == 4
-    monkeypatch.setattr(module, "_file_hash", hash_file)
     with pytest.raises(ImageError, match="an image was opened"):  # the replacement is noticed
         features(tmp_path / "cache", dataset, encode, what="another kind")
 
@@ -114,34 +102,19 @@ def test_a_changed_file_is_encoded_again(tmp_path, change):
     size, other = paths[2].stat().st_size, png(77)
     paths[2].write_bytes(other if change == "time" else png(77, size=(20, 20)))
     assert (paths[2].stat().st_size == size) is (change == "time")
-    settle(paths[2], 1800 if change == "time" else 3600)
     encode = Encode()
     after = features(tmp_path / "cache", dataset, encode)
     assert encode.images == 1
     assert (after != before).any(1).tolist() == [False, False, True, False]
 
 
-def test_a_file_that_was_just_written_is_always_read(tmp_path):
-    """A second change within the resolution of the clock would keep size and time."""
+def test_copies_share_a_key(tmp_path):
     dataset, paths = files(tmp_path / "images")
-    stamp = time.time_ns()
-    keys = []
-    for seed in (50, 51):
-        paths[1].write_bytes(png(seed))
-        os.utime(paths[1], ns=(stamp, stamp))
-        keys.append(source_keys(dataset, tmp_path / "cache"))
-    assert [a == b for a, b in zip(*keys, strict=True)] == [True, False, True, True]
-
-
-def test_copies_share_a_key_and_touching_a_file_keeps_it(tmp_path):
-    dataset, paths = files(tmp_path / "images")
-    keys = source_keys(dataset, tmp_path / "cache")
+    keys = source_keys(dataset)
     assert len(set(keys)) == 4
-    copy, _ = files(tmp_path / "elsewhere")
-    settle(paths[0], 60)
-    assert source_keys(copy, tmp_path / "cache") == source_keys(dataset, tmp_path / "cache") == keys
+    assert source_keys(files(tmp_path / "elsewhere")[0]) == keys
     bytes_of = datasets.Dataset.from_dict({"image": [{"bytes": p.read_bytes(), "path": None} for p in paths]})
-    assert source_keys(bytes_of, tmp_path / "cache") == keys
+    assert source_keys(bytes_of) == keys
 
 
 def processor(side):
@@ -270,7 +243,6 @@ def paths(tmp_path):
     """Eight files, of which the fourth is no image."""
     found = files(tmp_path / "images", 8)[1]
     found[3].write_bytes(b"no image")
-    settle(found[3])
     return found
 
 

@@ -225,7 +225,7 @@ def cached(folder, *, images):
 
     pixels = NotingPixels(images)
     store = FeatureCache(folder, model_id="pixels", revision=pixels.signature, what="pixels_uint8", dtype="uint8")
-    names = source_keys(pixels.rows(), folder)
+    names = source_keys(pixels.rows())
     known = [number for number, name in enumerate(names) if name in store]
     expected = [pixels.parts.prepare(pixels.images[number]).numpy() for number in known]
     right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
