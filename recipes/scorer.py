@@ -281,7 +281,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
     output_dir, resume = Path(config.output_dir), should_resume(config)
     set_seed(config.seed)  # initialises the projections
     model, processor = parts.load()
-    splits = load_data(data_args, output_dir=output_dir, cache_dir=config.feature_cache_dir)
+    splits = load_data(data_args, output_dir=output_dir)
     vision = model.vision_model.eval().to(config.device)
     settings = processor.image_processor.to_json_string()
     cache = FeatureCache(

@@ -82,21 +82,13 @@ _CACHED_ROWS_AT_ONCE = 256
 
 
 def fill_cache(cache: FeatureCache, keys: Iterable[str], folder: Path) -> None:
-    """Put the features of finished parts into a cache, by the keys of their images; unreadable images have none.
-
-    The check of the images before a training then opens none of them.
-    """
+    """Put the features of finished parts into a cache, by the keys of their images; unreadable images have none."""
     import numpy as np
 
-    from hf_captionrl.data.images import checked_images
-
-    checked = checked_images(cache.root)
     rows = zip(keys, read_parts(folder, ["image"]), strict=True)
     readable = ((key, row["image"]) for key, row in rows if row["image"] is not None)
     while some := list(itertools.islice(readable, _CACHED_ROWS_AT_ONCE)):
         names = [key for key, _ in some]
-        if decoded := [names[at] for at in checked.missing(names)]:
-            checked.put(decoded, np.ones((len(decoded), 1), np.uint8))
         if new := cache.missing(names):
             cache.put([names[at] for at in new], np.array([some[at][1] for at in new], np.float32))
 

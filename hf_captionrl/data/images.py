@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
-from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import say
 
@@ -247,12 +246,6 @@ def verify_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> None:
         if image is not value and isinstance(image, JpegImagePlugin.JpegImageFile):
             image.draft(None, _DRAFT_SIZE)
         image.load()
-
-
-def checked_images(cache_dir: str | os.PathLike[str] | None, max_pixels: int = MAX_PIXELS) -> FeatureCache:
-    """Which images decode, by the keys of `source_keys`: rows `(1,)` uint8, 1 for an image that does."""
-    revision = f"1|{max_pixels}"
-    return FeatureCache(cache_dir, model_id="checked_images", revision=revision, what="is_good", dtype="uint8")
 
 
 @contextlib.contextmanager

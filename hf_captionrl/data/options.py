@@ -345,7 +345,7 @@ def load_split(
     from hf_captionrl.data.columns import caption_column, id_column
     from hf_captionrl.data.loading import choose_split
     from hf_captionrl.data.quarantine import check_captions
-    from hf_captionrl.retrieval.feature_cache import RowLookup, default_cache_dir
+    from hf_captionrl.retrieval.feature_cache import RowLookup
 
     embedded = arguments.dataset == "scenes"
     if embedded and (arguments.data_dir or arguments.image_root):
@@ -394,7 +394,6 @@ def load_split(
             quarantine_path=Path(quarantine_path),
             max_bad_fraction=arguments.max_bad_fraction,
             require_captions=require_captions,
-            cache_dir=getattr(arguments, "cache_dir", None) or default_cache_dir(),
         )
         if not report.entries:
             Path(quarantine_path).unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 from PIL import Image
 
 from hf_captionrl.data.columns import (
@@ -26,8 +24,7 @@ from hf_captionrl.data.columns import (
     to_caption_list,
     undecoded,
 )
-from hf_captionrl.data.features import source_keys
-from hf_captionrl.data.images import MAX_PIXELS, ImageError, checked_images, in_threads, open_image, verify_image
+from hf_captionrl.data.images import MAX_PIXELS, ImageError, in_threads, open_image, verify_image
 from hf_captionrl.data.video import verify_video
 from hf_captionrl.utils.io import atomic_write_text
 
@@ -92,25 +89,11 @@ class QuarantineError(ValueError):
     """Too many invalid rows to train on."""
 
 
-def _image_faults(
-    ds: datasets.Dataset, max_pixels: int, cache_dir: str | os.PathLike[str] | None
-) -> Sequence[ImageError | None]:
-    is_video = VIDEO_FRAMES in ds.column_names
-    faults = in_threads(functools.partial(verify_video if is_video else verify_image, max_pixels=max_pixels))
+def _image_faults(ds: datasets.Dataset, max_pixels: int) -> list[ImageError | None]:
+    verify = verify_video if VIDEO_FRAMES in ds.column_names else verify_image
+    faults = in_threads(functools.partial(verify, max_pixels=max_pixels))
     images = undecoded(ds).select_columns("image")
-    if cache_dir is None or is_video or not len(ds):
-        return [fault for batch in images.iter(_ROWS_AT_ONCE) for fault in faults(batch["image"])]
-    # Images that were valid before are identified by the bytes of their files, and are not decoded.
-    keys = source_keys(images, progress="Checking image files", skip_unreadable=True)
-
-    def is_good(rows: list[int]) -> np.ndarray:
-        return np.array([[fault is None] for fault in faults(images[rows]["image"])], np.uint8)
-
-    verdicts = checked_images(cache_dir, max_pixels).get_or_compute(
-        keys, is_good, batch_size=_ROWS_AT_ONCE, progress="Checking images"
-    )
-    # An invalid image is read again, for the reason.
-    return [None if verdicts[row][0] else faults([images[row]["image"]])[0] for row in range(len(images))]
+    return [fault for batch in images.iter(_ROWS_AT_ONCE) for fault in faults(batch["image"])]
 
 
 def _check_split(
@@ -158,7 +141,6 @@ def check_captions(
     check_images: bool = True,
     max_pixels: int = MAX_PIXELS,
     require_captions: bool = True,
-    cache_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, QuarantineReport]:
     """Remove invalid rows and captions from a data set, and report each with its reason.
 
@@ -174,8 +156,6 @@ def check_captions(
         check_images (`bool`): False does not open the images.
         max_pixels (`int`): Largest width * height of a valid image.
         require_captions (`bool`): False also keeps rows without a valid caption; invalid captions are still removed.
-        cache_dir (`str` or `Path`, *optional*): Root of the feature caches. Images that decode are remembered there by the bytes
-            of their files, so that the next check does not decode them. None: nothing is remembered.
 
     Returns:
         `tuple[datasets.Dataset | datasets.DatasetDict, QuarantineReport]`: The valid rows, and the report.
@@ -197,7 +177,7 @@ def check_captions(
                 "set image_column, caption_column or image_id_column."
             )
         rows = rows.with_format(None)
-        faults = _image_faults(rows, max_pixels, cache_dir) if check_images else [None] * len(rows)
+        faults = _image_faults(rows, max_pixels) if check_images else [None] * len(rows)
         good[name], more = _check_split(rows, name, faults, max_caption_words, require_captions)
         entries += more
     path = None if quarantine_path is None else Path(quarantine_path)

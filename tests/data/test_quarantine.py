@@ -6,17 +6,13 @@ import os
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.experiments.arguments import DataArguments
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.data import (
     QuarantineError,
     check_captions,
     load_caption_splits,
     load_captions,
     open_image,
-    quarantine,
 )
-from hf_captionrl.data.options import DatasetOptions, load_split
 from tests.data.photos import captions, embedded, make_folder, png
 
 
@@ -155,76 +151,3 @@ def test_captions_are_cleaned_and_the_rest_is_untouched():
 def test_check_captions_refuses_invalid_arguments_and_repeated_ids(arguments, message):
     with pytest.raises(ValueError, match=message):
         check_captions(**{"ds": embedded(4), **arguments})
-
-
-@pytest.fixture
-def decoded(monkeypatch):
-    """The images that are decoded."""
-    found, plain = [], quarantine.verify_image
-
-    def verify(value, **settings):
-        found.append(value)
-        return plain(value, **settings)
-
-    monkeypatch.setattr(quarantine, "verify_image", verify)
-    return found
-
-
-def test_checked_images_are_not_decoded_again(tmp_path, decoded):
-    ds = bad_folder(tmp_path / "photos")
-    plain = check_captions(ds, max_bad_fraction=0.06)
-    decoded.clear()
-    settings = {"max_bad_fraction": 0.06, "cache_dir": tmp_path / "cache"}
-    first = check_captions(ds, **settings)
-    # The five bad ones once more for their reasons. The photographs of this folder are all different.
-    assert len(decoded) == 100 + 5
-    decoded.clear()
-    second = check_captions(ds, **settings)
-    assert len(decoded) == 5
-    for good, report in (first, second):
-        assert report.entries == plain[1].entries
-        assert good["image_id"][:] == plain[0]["image_id"][:]
-        assert good["captions"][:] == plain[0]["captions"][:]
-    decoded.clear()
-    for _ in range(2):  # images of bytes are remembered too
-        check_captions(embedded(6), cache_dir=tmp_path / "other")
-    assert len(decoded) == 6
-    decoded.clear()
-    # Another limit of pixels makes the verdicts of the first one void.
-    check_captions(ds, max_pixels=10**6, **settings)
-    assert len(decoded) == 105
-
-
-def test_a_changed_image_is_checked_again(tmp_path, decoded):
-    image = make_folder(tmp_path / "photos", 4) / "2.png"
-    ds = load_captions("imagefolder", data_dir=image.parent, split_fractions=(1, 0, 0))
-
-    def faults():
-        _, report = check_captions(ds, max_bad_fraction=0.5, cache_dir=tmp_path / "cache")
-        return [(e.row, e.reason) for e in report.entries]
-
-    assert faults() == []
-    image.write_bytes(png(2)[:-40])
-    decoded.clear()
-    assert faults() == [(2, "image_truncated")]
-    assert len(decoded) == 2  # to find the fault, and to name it
-    image.unlink()
-    assert faults() == [(2, "image_not_found")]
-    image.write_bytes(png(2))
-    assert faults() == []
-
-
-def test_a_second_start_of_a_recipe_or_command_decodes_no_image(tmp_path, decoded, monkeypatch):
-    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
-    make_folder(tmp_path / "photos", 30)
-    arguments = DataArguments(dataset_name="imagefolder", data_dir=str(tmp_path / "photos"))
-    plain = load_data(arguments, output_dir=tmp_path / "out")
-    assert len(decoded) == 30
-    decoded.clear()
-    again = load_data(arguments, output_dir=tmp_path / "out")
-    assert decoded == []
-    for name, rows in plain.items():
-        assert again[name]["image_id"][:] == rows["image_id"][:]
-    options = DatasetOptions(dataset="imagefolder", data_dir=str(tmp_path / "photos"), split="test")
-    load_split(options, quarantine_path=tmp_path / "quarantine.jsonl")
-    assert decoded == []

@@ -26,7 +26,6 @@ from hf_captionrl.evaluation.pages import PanelItem, write_panel
 from hf_captionrl.evaluation.plots import write_diversity_tradeoff
 from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
 from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
-from hf_captionrl.retrieval import default_cache_dir
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from hf_captionrl.utils.io import write_json
@@ -43,13 +42,12 @@ def load_data(
     *,
     output_dir: str | os.PathLike[str],
     seed: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
     is_training: bool = True,
 ) -> datasets.DatasetDict:
     """Load, check and divide the data into `train`, `validation` and `test`; invalid rows are written to `quarantine.jsonl`.
 
-    `seed` replaces `arguments.split_seed`, and the feature caches in `cache_dir` remember checked images. If nothing is trained,
-    `arguments.table_split` may be any split of the data; all three are then that split.
+    `seed` replaces `arguments.split_seed`. If nothing is trained, `arguments.table_split` may be any split of the data; all
+    three are then that split.
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
     if is_embedded and (arguments.data_dir or arguments.image_root):
@@ -105,7 +103,6 @@ def load_data(
             splits,
             quarantine_path=Path(output_dir) / "quarantine.jsonl",
             max_bad_fraction=arguments.max_bad_fraction,
-            cache_dir=cache_dir or default_cache_dir(),
         )
         logger.info("%s", report)
     if arguments.simplify is not None:

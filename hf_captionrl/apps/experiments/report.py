@@ -360,7 +360,6 @@ def prepare(
         splits = load_data(
             _of(DataArguments, arguments),
             output_dir=str(config.output_dir),
-            cache_dir=cache_dir,
             is_training=is_training,
         )
     scorer = optional_scorer(eval_args.scorer_name_or_path)
