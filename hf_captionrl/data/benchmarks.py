@@ -8,7 +8,7 @@
 | TGIF (Li et al. 2016) | `tgif-v1.0.tsv` and `splits/` | `gifs/` |
 | MSR-VTT (Xu et al. 2016) | `videodatainfo.json`, or one for train and validation and one for test | `videos/` |
 | TrueMatch (Gaur et al. 2024) | `benchmark/3.json`, `5.json`, `7.json` | COCO |
-| CapEnrich's hard pool | names as JSON, text or `.npy` | COCO |
+| CapEnrich's hard pool | names as JSON | COCO |
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hf_captionrl.data.columns import (
     SPLIT_NAMES,
@@ -52,7 +50,7 @@ def _published(path: str | Path, what: str) -> Iterator[Any]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Use {what}.")
     try:
-        yield parse_json(read_text(Path(path)), str(path)) if str(path).endswith(".json") else None
+        yield parse_json(read_text(Path(path)), str(path))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} does not have the form of {what} ({type(error).__name__}: {error}). Use the published file."
@@ -160,22 +158,15 @@ def match_coco_ids(
 def load_hard_pool(path: str | Path) -> list[str]:
     """COCO ids of a retrieval pool, such as CapEnrich's 30,000 images (SMILE, section 4), in the order of the file.
 
-    The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its names as JSON
-    (a list), as text (one per line) or as `.npy` without objects; see [`coco_id`] for their form.
+    The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its list `imgids` as JSON;
+    see [`coco_id`] for the form of the names.
     """
     path = Path(path)
-    remedy = "If you trust the pickle, save its list `imgids` as JSON, and use that file."
-    if path.suffix not in (".json", ".txt", ".npy"):
-        raise ValueError(f"{path} must end in .json, .txt or .npy; pickles are never opened. {remedy}")
+    if path.suffix != ".json":
+        raise ValueError(
+            f"{path} must end in .json; pickles are never opened. If you trust it, save its `imgids` as JSON."
+        )
     with _published(path, "a list of names of COCO images") as names:
-        if path.suffix == ".txt":
-            names = list(filter(None, map(str.strip, read_text(path).split("\n"))))
-        elif path.suffix == ".npy":
-            try:
-                with path.open("rb") as file:  # np.load would also take an archive of arrays
-                    names = np.lib.format.read_array(file, allow_pickle=False).tolist()
-            except (ValueError, OSError) as error:
-                raise ValueError(f"{path} holds no plain array of names ({error}). {remedy}") from None
         ids = [coco_id(name) for name in names]
     if len(set(ids)) < len(ids):
         twice = Counter(ids).most_common(1)[0][0]
@@ -198,22 +189,17 @@ class RetrievalSets:
     is_video: list[bool]  # whether the candidates are frames of one video
 
 
-def load_imagecode(path: str | Path, image_root: str | Path | None = None, *, kind: str = "all") -> RetrievalSets:
-    """Sets of ten similar images with descriptions of some of them: all sets, `"static"` (photographs), or `"video"` (frames).
+def load_imagecode(path: str | Path, image_root: str | Path | None = None) -> RetrievalSets:
+    """Sets of ten similar images, photographs or frames of a video, with descriptions of some of them.
 
     The annotation file maps the name of each set to its descriptions by the target's position, `{"open-images-12_ab": {"5":
     "..."}}`. The images of a set are in a folder of the same name, `img0.jpg` to `img9.jpg`; archives may use other numbers, so
     the images are sorted by number, as in the authors' loader.
     """
-    if kind not in ("all", "static", "video"):
-        raise ValueError(f"kind is {kind!r}. Use 'all', 'static' or 'video'.")
     sets = RetrievalSets([], [], [], [], [], [])
     with _published(path, "ImageCoDe's valid_data.json, with labels") as content:
         for name, texts in content.items():
-            video = _STATIC not in name
-            if kind != "all" and video != (kind == "video"):
-                continue
-            first = len(sets.image_ids)
+            rows = range(len(sets.image_ids), len(sets.image_ids) + IMAGECODE_SET_SIZE)
             sets.image_ids.extend(f"{name}/{i}" for i in range(IMAGECODE_SET_SIZE))
             if image_root is not None:
                 sets.paths.extend(_set_images(Path(image_root), name))
@@ -221,11 +207,9 @@ def load_imagecode(path: str | Path, image_root: str | Path | None = None, *, ki
                 if position not in map(str, range(IMAGECODE_SET_SIZE)):
                     raise ValueError(f"{path}: set {name!r} describes position {position!r}, and has 0 to 9.")
                 sets.descriptions.append(text)
-                sets.targets.append(first + int(position))
-                sets.sets.append(list(range(first, first + IMAGECODE_SET_SIZE)))
-                sets.is_video.append(video)
-    if not sets.descriptions:
-        raise ValueError(f"{path} has no {kind} sets. Use another kind.")
+                sets.targets.append(rows[int(position)])
+                sets.sets.append(list(rows))
+                sets.is_video.append(_STATIC not in name)
     return sets
 
 

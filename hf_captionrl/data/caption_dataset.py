@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -23,7 +23,7 @@ from hf_captionrl.data.columns import (
     replace_column,
     undecoded,
 )
-from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
+from hf_captionrl.data.images import ImageError, open_image
 from hf_captionrl.data.loading import load_captions
 from hf_captionrl.utils.options import Positive, check_values
 
@@ -68,10 +68,7 @@ class CaptionDataset(torch.utils.data.Dataset):
         seed (`int`): Seed of the draw.
         image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
-        pixels ([`CachedPixels`], *optional*): Prepared pixels, indexable by row.
-        transform (`Callable`, *optional*): RGB image to image, applied after opening. Excludes `image_features` and
-            `pixels`, which exclude each other.
-        max_pixels (`int`): As for `open_image`.
+        pixels ([`CachedPixels`], *optional*): Prepared pixels, indexable by row, instead of `image_features`.
         resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because
             accelerate counts every evaluation as an epoch, and losses on different captions are not comparable.
         captions_per_image (`str`): `"one"`: an item per image, with a caption drawn for the epoch. `"all"`: an item per
@@ -85,8 +82,6 @@ class CaptionDataset(torch.utils.data.Dataset):
         seed: int = 0,
         image_features: Any | None = None,
         pixels: Sequence[torch.Tensor] | None = None,
-        transform: Callable[[Image.Image], Image.Image] | None = None,
-        max_pixels: int = MAX_PIXELS,
         resample: bool = True,
         captions_per_image: Literal["one", "all"] = "one",
     ) -> None:
@@ -95,8 +90,6 @@ class CaptionDataset(torch.utils.data.Dataset):
                 "The data set holds videos. Pass image_features of cached_features; for trainers set "
                 "freeze_vision_tower=True and cache_image_features=True."
             )
-        if sum(source is not None for source in (image_features, pixels, transform)) > 1:
-            raise ValueError("image_features, pixels and transform exclude each other: each determines the image.")
         by_row = pixels if image_features is None else image_features
         needed = {"image_id", "captions"} | ({"image"} if by_row is None else set())
         if missing := sorted(needed - set(ds.column_names)):
@@ -109,8 +102,7 @@ class CaptionDataset(torch.utils.data.Dataset):
         self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
         self._seed = seed
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self._image_features, self._pixels, self._transform = image_features, pixels, transform
-        self._max_pixels, self._resample = max_pixels, resample
+        self._image_features, self._pixels, self._resample = image_features, pixels, resample
         self._ends: np.ndarray | None = None  # of the captions of each image among all captions
         if captions_per_image == "all":
             counts = [len(texts) for texts in caption_column(self._rows)]
@@ -158,11 +150,10 @@ class CaptionDataset(torch.utils.data.Dataset):
             image = self._pixels[index]
         else:
             try:
-                image = open_image(row["image"], max_pixels=self._max_pixels)
+                image = open_image(row["image"])
             except ImageError as error:
                 error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
                 raise
-            image = image if self._transform is None else self._transform(image)
         return {
             "image": image,
             "image_features": features,

@@ -54,11 +54,11 @@ def frames_of(dataset: datasets.Dataset) -> int:
     if VIDEO_FRAMES not in dataset.column_names:
         return 0
     numbers = set(dataset[VIDEO_FRAMES][:])
-    if len(numbers) > 1 or not all(isinstance(number, int) and number > 0 for number in numbers):
+    if len(numbers) > 1:
         raise ValueError(
-            f"{VIDEO_FRAMES!r} holds {sorted(map(str, numbers))[:5]}, and must be one number. Load with num_frames."
+            f"{VIDEO_FRAMES!r} holds {sorted(numbers)[:5]}, and must be one number. Load with num_frames."
         )
-    return numbers.pop() if numbers else 0
+    return int(next(iter(numbers), 0))
 
 
 # --- Rows of JSON lines, CSV and Parquet -----------------------------------------------------------------------------
@@ -257,28 +257,23 @@ class Source:
     in_memory: bool = False
 
 
-def split_name(name: Any) -> str | None:
-    """Our name for a split."""
-    return SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
-
-
 def source_of_rows(
     name: str, rows: list[Row], where: str, root: Path | None, image_column: str | None = None, **more: Any
 ) -> Source:
     """A source whose rows may name their splits; all are `train` if no row does."""
     if not rows:
         raise ValueError(f"{where} holds no rows. Check that it is the right file.")
-    names = [split_name(row.get("split")) for row in rows]
-    if not any(names):
+    numbers_of = _rows_of_splits([row.get("split") for row in rows])
+    if [*numbers_of] == [None]:
         return Source(name, {"train": rows}, root, image_column, has_named_splits=False, **more)
-    splits: dict[str, Any] = {}
-    for number, (ours, row) in enumerate(zip(names, rows, strict=True), start=1):
-        if ours is None:
-            raise ValueError(
-                f"{where}: row {number} has the split {row.get('split')!r}, other rows known ones. Name one of "
-                f"{sorted(SPLIT_NAMES)} in every row, or rename the column."
-            )
-        splits.setdefault(ours, []).append({key: value for key, value in row.items() if key != "split"})
+    if None in numbers_of:
+        number = numbers_of[None][0]
+        raise ValueError(
+            f"{where}: row {number + 1} has the split {rows[number].get('split')!r}, other rows known ones. Name one of "
+            f"{sorted(SPLIT_NAMES)} in every row, or rename the column."
+        )
+    rest = [{key: value for key, value in row.items() if key != "split"} for row in rows]
+    splits = {str(split): [rest[number] for number in numbers] for split, numbers in numbers_of.items()}
     return Source(name, splits, root, image_column, **more)
 
 
@@ -286,18 +281,25 @@ def by_split_column(rows: datasets.Dataset) -> dict[str, Any]:
     """The splits named by a column `split`, as in Flickr30k on the Hub."""
     if getattr(rows.features.get("split"), "dtype", None) != "string":
         return {}
-    rows_of: dict[str | None, list[int]] = {}
-    for row, name in enumerate(rows.with_format(None)["split"][:]):
-        rows_of.setdefault(split_name(name), []).append(row)
-    if None in rows_of or len(rows_of) < 2:
+    numbers_of = _rows_of_splits(rows.with_format(None)["split"][:])
+    if None in numbers_of or len(numbers_of) < 2:
         return {}
     rest = rows.remove_columns("split")
-    return {str(name): rest.select(numbers) for name, numbers in rows_of.items()}
+    return {str(split): rest.select(numbers) for split, numbers in numbers_of.items()}
+
+
+def _rows_of_splits(names: list[Any]) -> dict[str | None, list[int]]:
+    """Row numbers by our name for their split; None for other names."""
+    numbers_of: dict[str | None, list[int]] = {}
+    for number, name in enumerate(names):
+        split = SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
+        numbers_of.setdefault(split, []).append(number)
+    return numbers_of
 
 
 # --- Captions --------------------------------------------------------------------------------------------------------
 
-MAX_CAPTION_WORDS = 200  # longer than the captions of data sets, shorter than a web page
+_MAX_CAPTION_WORDS = 200  # longer than the captions of data sets, shorter than a web page
 # Without spaces, a Chinese sentence and base64 each count as one word.
 _CHARACTERS_PER_WORD = 20
 
@@ -323,15 +325,15 @@ def clean_caption(caption: str) -> str:
     return " ".join("".join(kept).split())
 
 
-def caption_fault(caption: Any, max_words: int = MAX_CAPTION_WORDS) -> tuple[str, str] | None:
+def caption_fault(caption: Any) -> tuple[str, str] | None:
     """The fault of a cleaned caption and its detail, or None."""
     if not isinstance(caption, str):
         return "caption_not_text", "the caption is not a string (empty, a number, or nested too deep)"
     if not any(map(str.isalnum, caption)):
         return "caption_empty", f"the caption {caption[:40]!r} has no letter or digit"
-    words, characters = caption.count(" ") + 1, max_words * _CHARACTERS_PER_WORD
-    if words > max_words or len(caption) > characters:
-        sizes = f"{words} words and {len(caption)} characters, more than {max_words} words or {characters} characters"
+    words, characters = caption.count(" ") + 1, _MAX_CAPTION_WORDS * _CHARACTERS_PER_WORD
+    if words > _MAX_CAPTION_WORDS or len(caption) > characters:
+        sizes = f"{words} words and {len(caption)} characters, more than {_MAX_CAPTION_WORDS} or {characters}"
         return "caption_too_long", f"the caption {caption[:40] + '...'!r} has {sizes}"
     return None
 

@@ -87,28 +87,25 @@ def list_images(folder: Path) -> FolderListing:
 
 def _metadata_files(folder: Path) -> dict[str, Path]:
     """The metadata file of a folder, under an empty name, or those of its split folders."""
-    children = sorted(child for child in folder.iterdir() if child.name in SPLIT_NAMES and child.is_dir())
-    file_of: dict[str, Path] = {}
-    for name, place in {"": folder, **{child.name: child for child in children}}.items():
-        files = [place / file for file in METADATA_FILES if (place / file).is_file()]
-        files += [file_of[""]] if files and "" in file_of else []
-        if len(files) > 1:
-            names = " and ".join(sorted(path.relative_to(folder).as_posix() for path in files))
-            raise ValueError(f"{folder} has {names}, and only one can be read. Remove the others.")
-        if files:
-            file_of[name] = files[0]
-    return file_of
+    names = sorted(child.name for child in folder.iterdir() if child.name in SPLIT_NAMES and child.is_dir())
+    paths = [(name, folder / name / file) for name in ("", *names) for file in METADATA_FILES]
+    paths = [(name, path) for name, path in paths if path.is_file()]
+    files = dict(paths)
+    if len(files) < len(paths) or ("" in files and len(files) > 1):
+        shown = " and ".join(sorted(path.relative_to(folder).as_posix() for _, path in paths))
+        raise ValueError(f"{folder} has {shown}, and only one can be read. Remove the others.")
+    return files
 
 
 def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
     if not folder.is_dir():
         raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
+    listing = list_images(folder)
     if not (files := _metadata_files(folder)):
-        return _read_bare_folder(folder, list_images(folder), root, require_captions)
+        return _read_bare_folder(folder, listing, root, require_captions)
     splits: dict[str, list[Row]] = {}
     for name, path in files.items():
-        if not (rows := read_rows(path)):
-            raise ValueError(f"{path} holds no rows. Check that it is the right file.")
+        rows = read_rows(path)
         for row in rows if name and root is None else ():
             # Paths are relative to their metadata file; the name of the folder makes them unique over splits.
             if isinstance(row.get("file_name"), str):
@@ -117,36 +114,32 @@ def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) 
     if root is None:
         texts = {value for rows in splits.values() for row in rows for value in row.values() if isinstance(value, str)}
         names = {unicodedata.normalize("NFC", posixpath.normpath(text)) for text in texts}
-        images = list_images(folder).images
-        if unnamed := [path for path in images if unicodedata.normalize("NFC", path) not in names]:
+        unnamed = [path for path in listing.images if unicodedata.normalize("NFC", path) not in names]
+        if unnamed:
             logger.warning(
-                "%s: %d of %d images are not named by any row of %s and are not used, such as %r.",
-                *(folder, len(unnamed), len(images), " and ".join(path.name for path in files.values()), unnamed[0]),
+                "%s: %d of %d images are not named by any row of the metadata and are not used, such as %r.",
+                *(folder, len(unnamed), len(listing.images), unnamed[0]),
             )
-    if "" in splits:
+    if list(splits) == [""]:
         return source_of_rows(str(folder), splits[""], str(files[""]), root or folder, "file_name")
     return Source(str(folder), splits, root or folder, "file_name")
 
 
 def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
     """All images of a folder without metadata; they have no captions."""
-    where = f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)}"
     leading_out = {row for row, _ in outside((str(folder / path) for path in listing.images), root or folder)}
     images = [path for row, path in enumerate(listing.images) if row not in leading_out]
+    if not images or require_captions:
+        raise ValueError(
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} in it or in train/, validation/, test/, so its "
+            f"{len(images)} images have no captions; it has {listing.describe_others()}. Write "
+            '{"file_name": "a.jpg", "captions": ["...", "..."]} per line.'
+        )
     if leading_out:
         logger.warning(
             "%s: %d links lead out of the folder and are not followed (set image_root to a folder that holds their files, too), "
             "such as %r.",
             *(folder, len(leading_out), listing.images[min(leading_out)]),
-        )
-    if not images:
-        raise ValueError(
-            f"{where} and no images; it has {listing.describe_others()}. Set data_dir to a folder of images."
-        )
-    if require_captions:
-        raise ValueError(
-            f"{where}, nor train/, validation/, test/ with one, so its {len(images)} images have no "
-            'captions. Write {"file_name": "a.jpg", "captions": ["...", "..."]} per line.'
         )
     if listing.others:
         logger.warning("%s: files that are not images are not used: %s.", folder, listing.describe_others())
@@ -187,12 +180,10 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
         return benchmarks.read_video_source(video_files, root)
     if path.suffix.lower() in _ROW_FILES and path.is_file():
         return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
-    if path.is_dir() and _metadata_files(path):
-        return _read_image_folder(path, root, require_captions)
     if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
         listing = list_images(path)
-        if listing.images and not listing.others.keys() & _DATA_SUFFIXES:
-            return _read_bare_folder(path, listing, root, require_captions)
+        if _metadata_files(path) or (listing.images and not listing.others.keys() & _DATA_SUFFIXES):
+            return _read_image_folder(path, root, require_captions)
     if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
         raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
     return _read_with_datasets(dataset_name, path, arguments, root)
@@ -249,25 +240,14 @@ def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
     rows: list[Row] = []
     for image in images:
         if captions:
-            row = {
-                "image": image.get("file_name"),
-                "image_id": image.get("id"),
-                "captions": captions.get(image.get("id"), []),
-            }
-        else:
-            if (split := image.get("split", "train")) not in SPLIT_NAMES:
-                raise ValueError(
-                    f"{path} has the split {[split]}; known are {sorted(SPLIT_NAMES)}. Rename it in the file."
-                )
-            parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-            image_id, sentences = karpathy_id(image), image.get("sentences")
-            row = {
-                "image": "/".join(parts) if isinstance(image.get("filename"), str) else None,
-                "image_id": None if image_id is None else str(image_id),
-                "captions": sentences if isinstance(sentences, list) else [],
-                "split": split,
-            }
-        rows.append(row)
+            number = image.get("id")
+            rows.append({"image": image.get("file_name"), "image_id": number, "captions": captions.get(number)})
+            continue
+        parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
+        image_id = karpathy_id(image)
+        row = {"image": "/".join(parts) if isinstance(image.get("filename"), str) else None}
+        row |= {"image_id": None if image_id is None else str(image_id), "captions": image.get("sentences")}
+        rows.append(row | {"split": image.get("split", "train")})
     return source_of_rows(str(path), rows, str(path), root, "image")
 
 
@@ -331,16 +311,11 @@ _OVERLAP_PROBES = 100  # enough to detect different images with the same ids, wi
 
 def parse_split(split: str) -> tuple[str, ...]:
     """The names in `--split` and `split=`: a split, several (`"validation+test"`), or none for `"all"`."""
-    names = [name.strip() for name in split.split("+")]
-    if names == [ALL]:
+    if split == ALL:
         return ()
     # Karpathy's restval is a part of train, not another name for it.
-    names = [name if name == "restval" else SPLIT_NAMES.get(name, name) for name in names]
-    if not all(names) or ALL in names or len(set(names)) < len(names):
-        raise ValueError(
-            f"split is {split!r}, with an empty name or one twice. Use a split, 'validation+test', or only 'all'."
-        )
-    return tuple(names)
+    names = (name if name == "restval" else SPLIT_NAMES.get(name, name) for name in map(str.strip, split.split("+")))
+    return tuple(dict.fromkeys(names))
 
 
 def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
@@ -356,11 +331,10 @@ def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], wh
     # If one split has addresses among its paths, no image is decoded on access.
     if not all(getattr(part.features["image"], "decode", False) for part in parts):
         parts = [undecoded(part) for part in parts]
+    # Columns that differ between splits are left out.
     kinds = {(name, str(kind)) for part in parts for name, kind in part.features.items()}
     times = Counter(name for name, _ in kinds)
-    if different := sorted(name for name, number in times.items() if number > 1):
-        logger.warning("%s: the columns %s differ between splits and are left out.", where, different)
-        parts = [part.remove_columns([*{*different} & {*part.column_names}]) for part in parts]
+    parts = [part.select_columns([name for name in part.column_names if times[name] == 1]) for part in parts]
     return with_split(merge_rows_of_one_image(datasets.concatenate_datasets(parts), where), "+".join(names))
 
 
@@ -370,7 +344,8 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     Sizes are exact, the order of the rows does not matter, and adding images moves only those near the boundaries. A
     fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
     """
-    _check_fractions(fractions)
+    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
+        raise ValueError(f"Split fractions {fractions} must be in [0, 1] and add up to 1. Correct split_fractions.")
 
     def digest(image_id: str) -> bytes:
         return hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -388,11 +363,6 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     return {name: ds.select(sorted(parts[name])) for name in names if parts[name]}
 
 
-def _check_fractions(fractions: dict[str, float]) -> None:
-    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ValueError(f"Split fractions {fractions} must be in [0, 1] and add up to 1. Correct split_fractions.")
-
-
 def carve_missing(
     splits: dict[str, datasets.Dataset], fractions: tuple[float, float, float], seed: int, where: str
 ) -> dict[str, datasets.Dataset]:
@@ -401,10 +371,9 @@ def carve_missing(
     missing = [name for name in SPLITS[1:] if name not in splits]
     if "train" not in splits or not any(shares[name] for name in missing):
         return splits
-    _check_fractions(shares)
     # The share of an existing split stays in train.
-    kept = sum(share for name, share in shares.items() if name not in missing)
-    used = {"train": kept, **{name: shares[name] for name in missing}}
+    train = sum(share for name, share in shares.items() if name not in missing)
+    used = {"train": train, **{name: shares[name] for name in missing}}
     parts = hash_split(splits["train"], used, seed=seed)
     logger.warning(
         "%s has no split %s: its %d images are divided by the hash of image_id (seed %d) into %s.",

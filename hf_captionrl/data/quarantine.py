@@ -16,7 +16,6 @@ from PIL import Image
 
 from hf_captionrl.data.columns import (
     CAPTIONS,
-    MAX_CAPTION_WORDS,
     VIDEO_FRAMES,
     caption_fault,
     id_column,
@@ -24,7 +23,7 @@ from hf_captionrl.data.columns import (
     to_caption_list,
     undecoded,
 )
-from hf_captionrl.data.images import MAX_PIXELS, ImageError, in_threads, open_image, verify_image
+from hf_captionrl.data.images import ImageError, in_threads, open_image, verify_image
 from hf_captionrl.data.video import verify_video
 from hf_captionrl.utils.io import atomic_write_text
 
@@ -89,9 +88,8 @@ class QuarantineError(ValueError):
     """Too many invalid rows to train on."""
 
 
-def _image_faults(ds: datasets.Dataset, max_pixels: int) -> list[ImageError | None]:
-    verify = verify_video if VIDEO_FRAMES in ds.column_names else verify_image
-    faults = in_threads(functools.partial(verify, max_pixels=max_pixels))
+def _image_faults(ds: datasets.Dataset) -> list[ImageError | None]:
+    faults = in_threads(verify_video if VIDEO_FRAMES in ds.column_names else verify_image)
     images = undecoded(ds).select_columns("image")
     return [fault for batch in images.iter(_ROWS_AT_ONCE) for fault in faults(batch["image"])]
 
@@ -100,7 +98,6 @@ def _check_split(
     ds: datasets.Dataset,
     split: str,
     faults: Sequence[ImageError | None],
-    max_caption_words: int,
     require_captions: bool,
 ) -> tuple[datasets.Dataset, list[QuarantineEntry]]:
     ids, values = id_column(ds), ds["captions"][:]
@@ -115,7 +112,7 @@ def _check_split(
     for row, (value, fault) in enumerate(zip(values, faults, strict=True)):
         entry = functools.partial(QuarantineEntry, row, ids[row], split)
         texts = to_caption_list(value)
-        bad = [(n, *wrong) for n, text in enumerate(texts) if (wrong := caption_fault(text, max_caption_words))]
+        bad = [(n, *wrong) for n, text in enumerate(texts) if (wrong := caption_fault(text))]
         numbers = {n for n, *_ in bad}
         good.append([text for n, text in enumerate(texts) if n not in numbers])
         if fault is not None:
@@ -137,9 +134,7 @@ def check_captions(
     *,
     quarantine_path: str | Path | None = None,
     max_bad_fraction: float = 0.05,
-    max_caption_words: int = MAX_CAPTION_WORDS,
     check_images: bool = True,
-    max_pixels: int = MAX_PIXELS,
     require_captions: bool = True,
 ) -> tuple[Any, QuarantineReport]:
     """Remove invalid rows and captions from a data set, and report each with its reason.
@@ -152,9 +147,7 @@ def check_captions(
         quarantine_path (`str` or `Path`, *optional*): File with one JSON object per entry, rewritten by every call and
             empty without entries. With a `DatasetDict` it holds all splits.
         max_bad_fraction (`float`): Largest share of invalid rows in any split, in [0, 1].
-        max_caption_words (`int`): Longest valid caption in whitespace words (and 20 times that in characters).
         check_images (`bool`): False does not open the images.
-        max_pixels (`int`): Largest width * height of a valid image.
         require_captions (`bool`): False also keeps rows without a valid caption; invalid captions are still removed.
 
     Returns:
@@ -177,8 +170,8 @@ def check_captions(
                 "set image_column, caption_column or image_id_column."
             )
         rows = rows.with_format(None)
-        faults = _image_faults(rows, max_pixels) if check_images else [None] * len(rows)
-        good[name], more = _check_split(rows, name, faults, max_caption_words, require_captions)
+        faults = _image_faults(rows) if check_images else [None] * len(rows)
+        good[name], more = _check_split(rows, name, faults, require_captions)
         entries += more
     path = None if quarantine_path is None else Path(quarantine_path)
     report = QuarantineReport({name: len(rows) for name, rows in splits.items()}, tuple(entries), path)

@@ -201,10 +201,10 @@ def test_stale_epoch_is_detected_by_the_worker_test():
 
 
 def test_collator_with_images_and_with_features():
-    images = CaptionDataset(embedded(3), transform=lambda image: image.resize((5, 4)))
+    images = CaptionDataset(embedded(3))
     batch = CaptionCollator(FakeCaptioner(), max_length=17)([images[n] for n in (2, 0)])
     assert (batch["captions"], batch["features"], batch["max_length"]) == (expected([2, 0], 0), None, 17)
-    assert batch["pixels"].shape == (2, 4, 5, 3)
+    assert batch["pixels"].shape == (2, 10, 12, 3)
     features = torch.arange(12.0).view(3, 2, 2)
     cached = CaptionDataset(embedded(3), image_features=features)
     batch = CaptionCollator(FakeCaptioner())([cached[n] for n in (1, 2)])
