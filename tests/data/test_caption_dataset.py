@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import pickle
 from collections import Counter
-from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -111,19 +108,6 @@ def test_all_captions_are_items_in_the_order_of_the_images():
     assert len(CaptionDataset(data)) == 3
 
 
-def test_all_captions_with_features_and_with_one_text_per_image():
-    data = embedded(2).remove_columns("image")
-    features = torch.arange(2.0).reshape(2, 1, 1)
-    ds = CaptionDataset(data, image_features=features, captions_per_image="all")
-    assert [float(item["image_features"]) for item in ds] == [0.0] * 5 + [1.0] * 5
-    single = data.remove_columns("captions").add_column("captions", ["a cat", "a dog"])
-    ds = CaptionDataset(single, image_features=features, captions_per_image="all")
-    assert [item["caption"] for item in ds] == ["a cat", "a dog"]
-    without = data.remove_columns("captions").add_column("captions", [["a cat"], []])
-    with pytest.raises(ValueError, match="'id-1' has 0 captions"):
-        CaptionDataset(without, image_features=features, captions_per_image="all")
-
-
 def test_features_replace_images(tmp_path):
     rows = np.random.default_rng(0).normal(size=(6, 3, 2)).astype(np.float16)
     np.save(tmp_path / "f.npy", rows)
@@ -147,16 +131,6 @@ def test_image_damaged_after_the_check_names_its_row():
     loader = DataLoader(CaptionDataset(broken), batch_size=1, num_workers=1, collate_fn=list)
     with pytest.raises(Exception, match="row 1, image_id 'id-1'"):
         list(loader)
-
-
-def test_copies_keep_epoch_and_draw_and_a_spawned_process_shares_the_epoch():
-    ds = CaptionDataset(embedded(5), seed=1)
-    ds.set_epoch(3)
-    for other in (pickle.loads(pickle.dumps(ds)), copy.deepcopy(ds)):
-        assert [item["caption"] for item in other] == expected(range(5), 3, seed=1)
-    there = pickle.loads(bytes(ForkingPickler.dumps(ds)))  # spawned workers get the data set by pickle
-    ds.set_epoch(9)
-    assert there.epoch == 9
 
 
 # --- workers and collator ---
@@ -246,17 +220,6 @@ def test_data_in_memory_are_not_divided():
     with pytest.raises(ValueError, match="no split 'test'"):
         load_captions(ds, split="test")
     assert len(load_captions(ds, split="test", split_fractions=(0.6, 0.0, 0.4))) == 4
-
-
-def test_splits_of_a_dataset_dict_have_unique_ids():
-    data = DatasetDict({"train": of({"text": ["a", "b", "c"]}), "val": of({"text": ["d", "e"]})})
-    splits = load_caption_splits(data)
-    assert {name: ds["image_id"][:] for name, ds in splits.items()} == {
-        "train": ["train-000000", "train-000001", "train-000002"],
-        "validation": ["validation-000000", "validation-000001"],
-    }
-    assert load_captions(data, split="validation")["captions"][:] == [["d"], ["e"]]
-    assert len(load_captions(data, split="all")) == 5
 
 
 def test_files_of_data_in_memory(tmp_path):

@@ -44,23 +44,6 @@ def test_replaced_column_of_a_selection_follows_its_order():
         assert replaced.data.num_rows == (8 if len(set(rows)) == len(rows) else 4)
 
 
-def test_equal_data_have_equal_fingerprints():
-    """`map` looks for its cached results under them."""
-
-    def fingerprint(ds, name="note", values=("a", "b", "c", "d"), kind="string"):
-        return replace_column(ds, name, list(values), datasets.Value(kind))._fingerprint
-
-    ds = embedded(4)
-    assert fingerprint(ds) == fingerprint(embedded(4)) != ds._fingerprint
-    others = {
-        fingerprint(ds.select([0, 1, 3, 2])),
-        fingerprint(ds, name="image_id"),
-        fingerprint(ds, values="abce"),
-        fingerprint(ds, kind="large_string"),
-    }
-    assert len(others - {fingerprint(ds), ds._fingerprint}) == 4
-
-
 def converted(columns, **arguments):
     rows = datasets.Dataset.from_dict({"image": [b"x"] * 2, **columns})
     return rows, to_caption_columns(rows, SourceArguments(**arguments), split="train", where="test")

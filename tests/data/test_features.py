@@ -1,9 +1,7 @@
 """Cached features and pixels: a warm cache opens no image, and a changed file is read again."""
 
 import functools
-import os
 import pickle
-import threading
 import types
 
 import datasets
@@ -25,7 +23,6 @@ from hf_captionrl.data import (
     open_image,
     sample_frames,
 )
-from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.data.columns import VIDEO_FRAMES
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.video import video_hash
@@ -83,16 +80,6 @@ def test_a_warm_cache_opens_no_image(tmp_path, monkeypatch, kind):
     assert encode.images == 4
     with pytest.raises(ImageError, match="an image was opened"):  # the replacement is noticed
         features(tmp_path / "cache", dataset, encode, what="another kind")
-
-
-def meeting(barrier, function):
-    """The function, entered only when as many threads as the barrier waits for are there."""
-
-    def waited(value):
-        barrier.wait(timeout=20)
-        return function(value)
-
-    return waited
 
 
 @pytest.mark.parametrize("change", ["time", "size"])
@@ -200,18 +187,6 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     assert video_hash(tmp_path / "gifs" / "t0.gif") != video_hash(tmp_path / "gifs" / "t1.gif")
 
 
-def test_scorer_features_of_videos_have_unit_length(gifs, tmp_path):
-    def encode(images):
-        return torch.nn.functional.normalize(Encode()(images), dim=-1)
-
-    cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r")
-    found = cached_features(cache, gifs, encode, progress=False, unit_length=True).tensor()
-    for n in range(4):
-        mean = encode(sample_frames(gifs[n]["image"], 3)).mean(0)
-        assert mean.norm() < 0.999
-        torch.testing.assert_close(found[n], mean / mean.norm())
-
-
 def test_concatenated_frames_have_other_cache_keys_than_means(gifs, tmp_path):
     ds, encode = gifs, EncodeTokens()
     cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="frames")
@@ -232,12 +207,6 @@ def test_concatenated_frames_have_other_cache_keys_than_means(gifs, tmp_path):
     assert encode.images == 24
 
 
-@pytest.fixture(autouse=True)
-def four_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-
-
 @pytest.fixture
 def paths(tmp_path):
     """Eight files, of which the fourth is no image."""
@@ -252,15 +221,13 @@ def reader(paths):
     return dataset, ImageReader(dataset, split="all")
 
 
-def test_images_are_opened_in_several_threads_in_the_order_of_the_rows(paths, monkeypatch):
-    monkeypatch.setattr(image_reader, "open_image", meeting(threading.Barrier(4), open_image))
+def test_images_are_opened_in_the_order_of_the_rows(paths):
     rows = [6, 3, 0, 7, 1, 2, 5, 4]
     _, several = reader(paths)
     found = several.open_all(rows)
     assert list(found) == [row for row in rows if row != 3]
     for row, image in found.items():
         assert np.array_equal(np.asarray(image), np.asarray(open_image(str(paths[row]))))
-    monkeypatch.undo()
     assert [(entry.row, entry.reason) for entry in several.report().entries] == [(3, "image_unreadable")]
 
 

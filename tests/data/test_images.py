@@ -131,15 +131,6 @@ def test_transparency_becomes_white():
     assert open_image(encode(grey, "PNG", transparency=7)).getpixel((0, 0)) == WHITE
 
 
-@pytest.mark.parametrize("kind", ["GIF", "PNG"])
-def test_animation_is_opened_at_its_first_frame(kind):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, (0, 255, 0), (0, 0, 255))]
-    data = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=10)
-    assert Image.open(io.BytesIO(data)).n_frames == 3
-    assert np.abs(np.asarray(open_image(data)).astype(int) - RED).max() < 8
-    verify_image(data)
-
-
 def test_16_bit_is_scaled_not_clipped():
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     want = np.round(ramp / 257.0)

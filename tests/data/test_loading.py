@@ -13,8 +13,6 @@ import pytest
 from PIL import Image
 
 import hf_captionrl.scenes
-from hf_captionrl.apps.experiments.arguments import DataArguments
-from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.data import (
     ImageError,
     check_captions,
@@ -25,7 +23,7 @@ from hf_captionrl.data import (
     open_image,
 )
 from hf_captionrl.data.columns import undecoded
-from hf_captionrl.data.loading import hash_split, list_images
+from hf_captionrl.data.loading import hash_split
 from tests.data.photos import captions, embedded, make_folder, png
 
 ALL = (1, 0, 0)  # no split is divided off train
@@ -61,16 +59,6 @@ def test_imagefolder_is_loaded_with_its_metadata(tmp_path):
     assert (ds[3]["license"], ds[3]["size"], ds[2]["license"]) == ("CC BY", [1, 2], None)
     # The folder alone is enough, and a relative one too.
     assert load_captions(str(folder), split_fractions=ALL)[4]["captions"] == captions(4)
-
-
-def test_parquet_metadata(tmp_path):
-    folder = make_folder(tmp_path, 3)
-    (folder / "metadata.jsonl").unlink()
-    rows = datasets.Dataset.from_dict({"file_name": ["1.png"], "caption": [["x", "y"]]})
-    rows.to_parquet(folder / "metadata.parquet")
-    ds = load_captions("imagefolder", data_dir=folder, split_fractions=ALL)
-    assert ds["captions"][:] == [["x", "y"]]
-    assert pixels(ds, 0) == of_png(1)
 
 
 def test_split_folders_keep_their_splits(tmp_path):
@@ -277,20 +265,6 @@ def test_bytes_and_structs_become_images(tmp_path):
         load_captions(str(tmp_path / "numbers.parquet"))
 
 
-def test_columns_with_reserved_names_are_dropped(tmp_path):
-    ds = datasets.Dataset.from_dict(
-        {"image": ["thumb"], "photo": [png(3)], "captions": [["old"]], "text": ["new"], "image_id": [7], "id": ["x"]}
-    )
-    ds.to_parquet(tmp_path / "a.parquet")
-    chosen = {"image_column": "photo", "caption_column": "text", "image_id_column": "id"}
-    loaded = load_captions(str(tmp_path / "a.parquet"), **chosen, split_fractions=ALL)
-    assert loaded.column_names == ["image", "image_id", "captions"]
-    assert (loaded[0]["image_id"], loaded[0]["captions"]) == ("x", ["new"])
-    assert pixels(loaded, 0) == of_png(3)
-    default = load_captions(str(tmp_path / "a.parquet"), image_column="photo", split_fractions=ALL)
-    assert (default[0]["image_id"], default[0]["captions"]) == ("7", ["old"])
-
-
 def test_file_name_is_not_a_pattern(tmp_path):
     for name in ("run[1].parquet", "run1.parquet"):
         table = datasets.Dataset.from_dict({"image": ["a.png"], "caption": [name], "image_id": ["1"]})
@@ -316,23 +290,6 @@ def small(monkeypatch):
     few, load = {"num_train": 4, "num_validation": 3, "num_test": 5}, hf_captionrl.scenes.load_scenes
     monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda *name, **more: load(*name, **few | more))
     return hf_captionrl.scenes.load_scenes
-
-
-def test_domains_of_the_scenes_are_configurations(small):
-    names = (None, "alt_text", "shapes")
-    plain, other, shapes = (load_caption_splits("scenes", dataset_config=name)["train"] for name in names)
-    assert plain["image_id"] == other["image_id"]
-    assert plain[0]["image"].tobytes() == other[0]["image"].tobytes()
-    assert plain["captions"] != other["captions"] == small(annotators="alt_text")["train"]["captions"]
-    assert shapes["captions"] == small("shapes")["train"]["captions"]
-    for name, arguments in (
-        ("scenes", {"dataset_config": "shape"}),
-        ("moving_scenes", {"dataset_config": "shapes", "num_frames": 4}),
-        ("scenes", {"num_frames": 2}),
-        ("scenes", {"caption_column": "caption"}),
-    ):
-        with pytest.raises(ValueError, match=next(iter(arguments))):
-            load_caption_splits(name, **arguments)
 
 
 @pytest.mark.usefixtures("small")
@@ -380,18 +337,6 @@ def test_folder_without_metadata_is_loaded_with_subfolders(tmp_path):
     assert load(make_folder(tmp_path / "dated", 3, column="date"))["captions"][:] == [[]] * 3
 
 
-def test_every_format_that_can_be_opened_is_found(tmp_path):
-    """Files in every format that Pillow writes."""
-    kinds = {".jpg": "JPEG", ".jfif": "JPEG", ".jp2": "JPEG2000", ".tif": "TIFF"}
-    suffixes = [*kinds, ".png", ".webp", ".gif", ".bmp", ".tiff", ".ppm", ".tga", ".dib"]
-    for suffix in suffixes:
-        kind = kinds.get(suffix, suffix[1:].upper())
-        Image.new("RGB", (16, 12), (200, 90, 20)).save(tmp_path / f"x{suffix}", kind)
-    ds = load(tmp_path)
-    assert ds["image_id"][:] == sorted(f"x{suffix}" for suffix in suffixes)
-    assert all(open_image(row["image"]).size == (16, 12) for row in undecoded(ds))
-
-
 def test_system_files_are_skipped_and_other_files_counted(tmp_path, caplog):
     folder = bare(tmp_path, "a.png", ".b.png", "._a.png", ".trash/c.png", "__MACOSX/d.png", "@eaDir/e.png")
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "x.heic", "y.HEIC", "notes.txt", "README"):
@@ -422,27 +367,6 @@ def test_links_that_leave_the_folder_are_left_out_and_named(tmp_path, caplog):
     ds = load(folder, image_root=tmp_path)
     assert ds["image_id"][:] == ["a.png", "inside.png", "sub/b.png", "z.png"]
     assert open_image(undecoded(ds)[3]["image"]).size == (12, 10)
-
-
-def test_links_in_a_loop_and_to_nothing_are_images_that_do_not_exist(tmp_path):
-    folder = bare(tmp_path / "p", "a.png")
-    for one, other in (("x.png", "y.png"), ("y.png", "x.png"), ("x", "y"), ("y", "x"), ("gone.png", "nowhere.png")):
-        (folder / one).symlink_to(folder / other)
-    _, report = check_captions(load(folder), require_captions=False, max_bad_fraction=0.9)
-    assert {entry.image_id: entry.reason for entry in report.entries} == dict.fromkeys(
-        ("gone.png", "x.png", "y.png"), "image_not_found"
-    )
-
-
-def test_listing_a_folder_opens_no_file(tmp_path, monkeypatch):
-    folder = bare(tmp_path, *(f"{n // 10}/{n}.png" for n in range(40)))
-
-    def refuse(*arguments, **settings):
-        raise AssertionError("opened")
-
-    monkeypatch.setattr(Image, "open", refuse)
-    monkeypatch.setattr("builtins.open", refuse)
-    assert len(list_images(folder).images) == 40
 
 
 def test_folders_named_like_splits_without_metadata(tmp_path):
@@ -488,34 +412,26 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
     [
         ("imagefolder", {}, {}, "data_dir"),
         ("imagefolder", {}, FOLDER | {"data_dir": "nowhere"}, "data_dir"),
-        ("imagefolder", {}, FOLDER | {"image_root": "nowhere"}, "image_root"),
         ("imagefolder", {}, FOLDER, "it has no other files"),
         ("imagefolder", {"a.jpg": ""}, FOLDER, r"no metadata.jsonl.*its 1 images have no captions"),
         ("imagefolder", {"metadata.jsonl": ROW + '{"file_name": "b.j'}, FOLDER, "Line 2"),
-        ("imagefolder", {"metadata.jsonl": "[1]\n"}, FOLDER, "not an object"),
         ("imagefolder", {"metadata.jsonl": "\n"}, FOLDER, "no rows"),
         ("imagefolder", {"metadata.jsonl": '{"file_name": "\xff"}'}, FOLDER, "UTF-8"),
         ("imagefolder", {"metadata.jsonl": JSON_LINES}, FOLDER, "Line 2 .*'caption' twice"),
-        ("imagefolder", {"metadata.jsonl": ROW, "metadata.csv": ""}, FOLDER, "only one can be read"),
         ("imagefolder", {"metadata.jsonl": ROW, "train/metadata.jsonl": ROW}, FOLDER, "only one can be read"),
         ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "x": "y"}'}, FOLDER, "'captions'.*caption_column"),
-        ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "text": "", "caption": ""}'}, FOLDER, "caption_column"),
         ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "captions": 1}'}, FOLDER, "no text.*caption_column"),
         ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_column": "photo"}, "image_column"),
-        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_id_column": "nr"}, "image_id_column"),
         # An unquoted comma would truncate a caption.
         ("imagefolder", {"metadata.csv": 'file_name,text\n\n0,"a,\nb"\n1,c, d\n'}, FOLDER, "Line 5 .* 3 fields"),
         # The next quote would close it and join two rows.
         ("imagefolder", {"metadata.csv": 'file_name,text\na,"a\nb,"c"\nd,y\n'}, FOLDER, "begins in line 2 .*quote"),
-        ("imagefolder", {"metadata.csv": 'file_name,text\na,"b\nc"\nd,"a "e" f"\n'}, FOLDER, "in line 4 .*quote"),
-        ("imagefolder", {"metadata.csv": 'file_name,"text\na,x\n'}, FOLDER, "begins in line 1 .*quote"),
         ("gone.parquet", {}, {}, "not a file"),
         ("nocaps", {}, {}, "data_dir"),
         ("owner/missing", {}, {}, "could not be loaded"),
         ("d.json", {"d.json": json.dumps(karpathy(n1={"split": "holdout"}))}, {"image_root": "."}, "'holdout'"),
         ("d.json", {"d.json": '{"images": [{"file_name": "a.jpg"}]}'}, {"image_root": "."}, "`sentences`"),
         ("d.json", {"d.json": "[" * 100_000}, {}, "not valid JSON"),
-        ("d.json", {"d.json": "[1, 2]"}, {}, "list of objects"),
         ("d.json", {"d.json": KARPATHY}, {}, "image_root"),
         ("imagefolder", {"metadata.csv": "\xff\xfea\0,\0b\0"}, FOLDER, "metadata.csv is UTF-16"),
         ("imagefolder", {"metadata.jsonl": "{\0}\0"}, FOLDER, "metadata.jsonl is UTF-16"),
@@ -570,14 +486,6 @@ def test_equal_ids_in_different_splits_become_unique(tmp_path, caplog):
     assert splits["train"]["image_id"][:] == ["train/0", "train/1", "train/2"]
     assert splits["validation"]["image_id"][:] == ["validation/0", "validation/1", "validation/2"]
     assert "use the same ids for different images" in caplog.text
-
-
-def test_same_image_in_two_splits_is_reported(tmp_path, caplog):
-    splits = datasets.DatasetDict({"train": embedded(5), "test": embedded(2), "validation": embedded(6).select([5])})
-    splits.save_to_disk(tmp_path / "d")
-    loaded = load_caption_splits(str(tmp_path / "d"))
-    assert loaded["test"]["image_id"][:] == ["id-0", "id-1"]
-    assert "2 images are in train and in test" in caplog.text
 
 
 # --- splits ---
@@ -699,17 +607,6 @@ def test_columns_that_differ_between_splits_are_dropped(tmp_path):
     found = load_captions("imagefolder", data_dir=tmp_path, split="all")
     assert found["same"][:] == [0, 1, 0, 1]
     assert "note" not in found.column_names
-
-
-def test_a_recipe_divides_by_its_shares(plain, tmp_path):
-    source = {"dataset_name": "imagefolder", "data_dir": str(plain["data_dir"])}
-    shares = {"validation_share": 0.25, "test_share": 0.15}
-    default, own, other = (
-        load_data(DataArguments(**source, **more), output_dir=tmp_path) for more in ({}, shares, {"split_seed": 5})
-    )
-    assert {name: len(rows) for name, rows in own.items()} == {"train": 12, "validation": 5, "test": 3}
-    assert set(default["test"]["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
-    assert set(other["test"]["image_id"]) != set(default["test"]["image_id"])
 
 
 def test_split_column_of_a_table_is_used(tmp_path):

@@ -56,17 +56,6 @@ def test_partial_frames_are_drawn_over_the_previous_ones(disposal):
     assert [frame.tobytes() for frame in got] == [sample_frames(data, 6)[k].tobytes() for k in (1, 4)]
 
 
-def test_transparency_of_frames_becomes_white():
-    frames = []
-    for k in range(3):
-        picture = Image.new("RGBA", (20, 20), (0, 0, 0, 0))
-        picture.paste((*COLOURS[k], 255), (6 * k, 0, 6 * k + 6, 20))
-        frames.append(picture)
-    for k, got in enumerate(sample_frames(gif(frames, [50] * 3, disposal=2), 3)):
-        assert got.getpixel((6 * k + 2, 5)) == COLOURS[k]
-        assert got.getpixel((6 * ((k + 1) % 3) + 2, 5)) == (255, 255, 255)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_frames_of_every_container_are_sampled(kind, tmp_path):
     data = film(14, **KINDS[kind])
