@@ -221,7 +221,8 @@ def karpathy_id(image: Row) -> Any:
 
 def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
     """A Karpathy split, or COCO's annotations, which have no splits."""
-    images, notes = content.get("images"), content.get("annotations")
+    images: Any = content.get("images")
+    notes = content.get("annotations")
     captions: dict[Any, list[Any]] = {}
     for note in notes if isinstance(notes, list) else ():
         if isinstance(note, dict) and "caption" in note:

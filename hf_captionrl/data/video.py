@@ -157,7 +157,7 @@ def is_video(value: Any) -> bool:
         with _opened_video(value) as (file, _):
             return _video_format(file.read(_HEAD_BYTES)) is not None
     except (ImageError, OSError):
-        path = value.get("path") if isinstance(value, dict) else value
+        path: Any = value.get("path") if isinstance(value, dict) else value
         is_path = isinstance(path, str | os.PathLike) and not os.path.exists(path)
         return is_path and os.path.splitext(os.fsdecode(path))[1].lower() in VIDEO_SUFFIXES | {".gif"}
 
