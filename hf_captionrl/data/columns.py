@@ -194,7 +194,7 @@ def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], featu
         split=ds.split,
         indices_table=ds._indices,
         # Without a fingerprint, `datasets` would read every image to compute one.
-        fingerprint=Hasher.hash((ds._fingerprint, str(schema), values)),
+        fingerprint=Hasher.hash((ds._fingerprint, str(schema), column.table)),
     )
 
 
@@ -499,7 +499,9 @@ def _with_images(
         # Here, because the reader of a row does not know the root. Absolute paths and addresses are unchanged.
         if not path or is_address(path):
             return path or None
-        forms = [path, *(unicodedata.normalize(form, path) for form in ("NFC", "NFD"))]  # a Mac writes names in NFD
+        forms = [path]
+        if not path.isascii():
+            forms += [unicodedata.normalize(form, path) for form in ("NFC", "NFD")]  # a Mac writes names in NFD
         files = [form if root is None else str(root / form) for form in forms]
         return files[0] if path.isascii() else next(filter(os.path.exists, files), files[0])
 
@@ -518,7 +520,7 @@ def _with_images(
             f"{where}: column {column!r} holds {feature}, not images, paths or bytes. Set image_column to one of "
             f"{names}."
         )
-    films = (path for path in paths if path and Path(path).suffix.lower() in VIDEO_SUFFIXES)
+    films = (path for path in paths if path and os.path.splitext(path)[1].lower() in VIDEO_SUFFIXES)
     if not arguments.num_frames and (film := next(films, None)) is not None:
         raise ValueError(f"{where}: column {column!r} holds videos ({film!r}). Set num_frames, e.g. to 8 per video.")
     return replace_column(ds, "image", [{"bytes": None, "path": path} for path in paths], result)
