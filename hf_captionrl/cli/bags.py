@@ -242,7 +242,7 @@ def mine_bags(arguments: BagsOptions) -> None:
             else:
                 rows = training_bags(neighbours, size, seed=arguments.seed, features=features, top=top)
                 score = bag_similarities(features, rows)
-            bags += [ids[bag] for bag in rows.tolist()]
+            bags += [[ids[row] for row in bag] for bag in rows.tolist()]
             scores += score.tolist()
             summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}
         save_bags(output, BagFile(bags, scores, signature, arguments.features, arguments.mode))

@@ -87,9 +87,9 @@ def test_captions_are_ranked_in_the_pool(evaluated, tmp_path):
 
 
 def test_a_pool_that_the_data_lack_is_refused(tmp_path):
-    (tmp_path / "pool.txt").write_text("COCO_val2014_000000000099")
+    (tmp_path / "pool.json").write_text('["COCO_val2014_000000000099"]')
     with pytest.raises(ValueError, match=r"1 of the 1 images of .* such as COCO image 99"):
-        pool_images(tmp_path / "pool.txt", split(range(8)), split(range(20, 26)))
+        pool_images(tmp_path / "pool.json", split(range(8)), split(range(20, 26)))
 
 
 def test_bags_may_hold_images_of_the_validation_split(evaluated, tmp_path):
