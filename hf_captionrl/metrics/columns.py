@@ -89,11 +89,6 @@ TABLE = (  # a suite computes its numbers in this order
     _share("captions_truncated", "Truncated at the scorer's text limit", "lower", function="set_lengths"),
     _share("empty", "Empty (no letter or digit)", "lower", function="set_degenerate"),
     # By further models, and of videos.
-    _share("vqa_score", "VQAScore", "higher"),
-    _share("fleur", "FLEUR", "higher"),
-    _share("clair", "CLAIR", "higher"),
-    _share("listener", "R@1 by a chat model", "higher"),
-    _share("capture", "CAPTURE", "higher"),
     Column("pac_s", "PAC-S", "higher"),
     Column("bleurt", "BLEURT", "higher"),
     _share("entailment", "Entailment of a reference", "higher"),

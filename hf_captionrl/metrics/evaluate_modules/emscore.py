@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import evaluate
 import torch
 
 import hf_captionrl.metrics as metrics
 from hf_captionrl.metrics.caption_checks import check_captions
+from hf_captionrl.metrics.evaluate_modules import metric
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from hf_captionrl.metrics.evaluate_modules.inputs import image_features_of, resolve_scorer, scorer_signature
-from hf_captionrl.metrics.evaluate_modules.metric import DeclaredMetric, Metric, is_missing
 from hf_captionrl.retrieval.scorer import TokenScorer
 
 
@@ -80,7 +80,7 @@ def _video_frames(
         return frame_features
     name = "references" if frames is None else "frames"
     videos = references if frames is None else frames
-    if (frames is None and is_missing(references)) or videos is None:
+    if (frames is None and metric.is_missing(references)) or videos is None:
         raise ValueError("there are no frames. Pass references, frames= or frame_features=.")
     found = []
     for i, video in enumerate(videos):
@@ -93,82 +93,7 @@ def _video_frames(
     return found
 
 
-METRIC = Metric(
-    title="EMScore",
-    emoji="🎞️",
-    summary="A caption against the frames of a video",
-    description="""\
-EMScore compares a caption with the frames of a video, without references: fine (each token is matched with its most
-similar frame, each frame with its most similar token: precision, recall, F), coarse (the whole caption and the mean
-frame), and full, the mean of both.
-""",
-    arguments="""\
-    predictions (`list[str]`, N): Captions.
-    references (N rows, optional): The frames of each caption's video: images, paths, or features `(F, D)`.
-    scorer: CLIP model (transformers or open_clip) that makes the features: a name on the Hub, a folder, `"scenes:siglip-held-out"`, or a
-        loaded one. Only models with a text projection of every token can be used.
-    frames: Instead of references: F images or paths per caption.
-    frame_features: Instead of references: N arrays `(F, D)`.
-    token_features: N arrays `(T, D)`, the end-of-text token last; the scorer is then not used for them.
-    idf: Weights of the tokens, N lists of T numbers; or `True`: inverse document frequencies of `idf_captions`.
-    idf_captions (`list[str]`): Captions in which document frequencies are counted; by default the predictions.
-""",
-    returns="""\
-    precision, recall, f (full), fine_precision, fine_recall, fine_f, coarse (`float` in [-1, 1], higher is better);
-    per_sample, a list of each; signature.
-""",
-    examples="""\
-    >>> import evaluate
-    >>> import hf_captionrl
-    >>> metric = evaluate.load("emscore")
-    >>> found = metric.compute(
-    ...     predictions=["a dog runs"],
-    ...     references=[[[1.0, 0.0], [0.0, 1.0]]],
-    ...     token_features=[[[1.0, 0.0], [0.6, 0.8]]],
-    ... )
-    >>> [round(found[name], 3) for name in ("fine_precision", "fine_recall", "coarse", "f")]
-    [0.9, 0.9, 0.99, 0.945]
-""",
-    limitations="""\
-The number and choice of frames change the result. CLIP's token features contain the words before the token, so fine
-matching is not word by word. Only CLIP models have features of tokens.
-""",
-    citation="""\
-@inproceedings{shi2022emscore,
-  title     = {{EMScore}: Evaluating Video Captioning via Coarse-Grained and Fine-Grained Embedding Matching},
-  author    = {Shi, Yaya and Yang, Xu and Xu, Haiyang and Yuan, Chunfeng and Li, Bing and Hu, Weiming and
-               Zha, Zheng-Jun},
-  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  year      = {2022}
-}
-""",
-    urls=("https://arxiv.org/abs/2111.08919",),
-    compute=compute,
-    references=("images", "texts", "matrix", "text"),
-    functions=("emscore",),
-    keys="`precision`, `recall`, `f`, `fine_*`, `coarse`",
-    data_arguments=("idf", "token_features"),
-    cases=(
-        {
-            "predictions": ["a dog runs"],
-            "references": [[[1.0, 0.0], [0.0, 1.0]]],
-            "token_features": [[[1.0, 0.0], [0.6, 0.8]]],
-            "result": {"precision": 0.9449747459, "recall": 0.9449747459, "f": 0.9449747459}
-            | {"fine_precision": 0.8999999964, "coarse": 0.9899494953},
-        },
-        {
-            "predictions": ["a dog runs"],
-            "references": [[[1.0, 0.0], [0.0, 1.0]]],
-            "token_features": [[[1.0, 0.0], [0.6, 0.8]]],
-            "idf": [[3.0, 1.0]],
-            "result": {"precision": 0.9699747468, "recall": 0.9449747459, "f": 0.9571369085}
-            | {"fine_precision": 0.9499999982, "coarse": 0.9899494953},
-        },
-    ),
-)
-
-
-class Emscore(DeclaredMetric, evaluate.Metric):
+class Emscore(metric.CaptionMetric):
     """EMScore."""
 
-    declaration = "emscore"
+    about, function = DESCRIPTIONS["emscore"], staticmethod(compute)

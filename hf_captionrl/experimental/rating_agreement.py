@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from scipy.stats import false_discovery_control
 
-from hf_captionrl.metrics.bootstrap import check_confidence, check_values, numbered, signature
-
-_LARGEST = 10_000  # images, whose pairs are held in memory
+from hf_captionrl.metrics.bootstrap import check_values, numbered, signature
 
 
 def agreement(
@@ -45,9 +44,7 @@ def agreement(
         `dict` by name, and `differences`, one `dict` per pair: `first`, `second`, `difference`, `interval`, `p_value` (two-sided),
         `adjusted_p_value` (Benjamini and Hochberg, over all pairs).
     """
-    if variant not in ("b", "c"):
-        raise ValueError(f"variant is {variant!r}. Use 'b' or 'c'.")
-    named, given, images = _checked(scores, ratings, groups, confidence)
+    named, given, images = _checked(scores, ratings, groups)
     known = ~np.isnan(given)
     if not known.any(1).all():
         raise ValueError(f"ratings[{int((~known.any(1)).argmax())}] has no rating. Leave the caption out.")
@@ -55,8 +52,6 @@ def agreement(
     if len(levels) < 2:
         raise ValueError("All ratings are equal, so no metric can agree with them.")
     G = int(images.max()) + 1
-    if G > _LARGEST:
-        raise ValueError(f"{G} groups are more than {_LARGEST}. Pass the image of each caption as groups.")
     order = np.argsort(images, kind="stable")
     counts = (given[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
     starts: np.ndarray = np.searchsorted(images[order], np.arange(G))  # type: ignore[assignment]
@@ -99,7 +94,7 @@ def pairwise_accuracy(
         ValueError: If the number of captions is odd, or lengths differ.
     """
     groups = [row // 2 for row in range(len(ratings))] if groups is None else groups
-    named, given, images = _checked(scores, ratings, groups, confidence)
+    named, given, images = _checked(scores, ratings, groups)
     if len(given) % 2 or given.shape[1] != 1 or np.isnan(given).any():
         shape = f"ratings have shape {given.shape}"
         raise ValueError(f"{shape}. Pass one number, not NaN, for each of two captions per pair.")
@@ -130,16 +125,13 @@ def pairwise_accuracy(
 
 
 def _checked(
-    scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None, confidence: float
+    scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Scores by name, ratings `(N, J)`, and the number of the image of each caption `(N,)`."""
     if isinstance(scores, Mapping):
         named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()}
     else:
         named = {"": check_values(scores, "scores")}
-    if not named:
-        raise ValueError("scores is empty. Pass the scores of at least one metric.")
-    check_confidence(confidence)
     given = np.asarray(ratings, dtype=np.float64)
     given = given[:, None] if given.ndim == 1 else given
     for name, of in named.items():
@@ -181,8 +173,9 @@ def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray], 
                 "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + len(drawn))),
             }
         )
-    for row, adjusted in zip(differences, benjamini_hochberg([r["p_value"] for r in differences]), strict=True):
-        row["adjusted_p_value"] = adjusted
+    adjusted = false_discovery_control([row["p_value"] for row in differences]) if differences else ()
+    for row, p_value in zip(differences, adjusted, strict=True):
+        row["adjusted_p_value"] = float(p_value)
     return {"metrics": results, "differences": differences}
 
 
@@ -219,16 +212,3 @@ def _taus(scores: np.ndarray, counts: np.ndarray, starts: np.ndarray, weights: n
     different = (number**2 - ((weights @ sizes) ** 2).sum(1)) / 2
     below = np.sqrt(of(untied) * different)
     return np.divide(of(concordant), below, out=np.zeros(len(weights)), where=below > 0)
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number, which bound the false discovery rate.
-
-    Reference: Benjamini and Hochberg 1995. The k-th smallest of n is multiplied by n / k, and kept in order.
-    """
-    values = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(values)[::-1]
-    ranks = np.arange(len(values), 0, -1)
-    adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum.accumulate(np.minimum(values[order] * len(values) / ranks, 1))
-    return adjusted.tolist()
