@@ -328,9 +328,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
-    learned = learned_table(
-        arguments.bleurt, arguments.nli, arguments.entropy_of, arguments.pac_s
-    )  # before anything slow
+    learned = learned_table(arguments.entropy_of, arguments.pac_s)  # before anything slow
     _write_tables(arguments, files, references, learned)
 
 

@@ -96,7 +96,7 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
         Where facts are known: also hallucination, fact recall and (ndlb) R@1 by them.
-        --bleurt, --nli, --entropy_of and --pac_s: a further table.
+        --entropy_of and --pac_s: a further table.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json
@@ -159,19 +159,6 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         metavar="FILE",
         help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
-    )
-    bleurt: str | None = option(
-        None,
-        group="evaluation",
-        metavar="NAME",
-        help="also compute BLEURT with this model for sequence classification, e.g. Elron/bleurt-large-512",
-    )
-    nli: str | None = option(
-        None,
-        group="evaluation",
-        metavar="NAME",
-        help="also compute the probability that a reference follows from the caption, with this model for natural language "
-        "inference, e.g. FacebookAI/roberta-large-mnli",
     )
     entropy_of: str | None = option(
         None,

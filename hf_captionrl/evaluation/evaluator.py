@@ -53,7 +53,6 @@ from hf_captionrl.metrics.columns import (
 )
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics.meteor_spice import meteor, spice
-from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
@@ -620,25 +619,9 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
 
 
-def learned_table(
-    bleurt_name: str | None,
-    nli_name: str | None,
-    captioner_name: str | None,
-    pac_s_name: str | None = None,
-) -> Table | None:
-    """BLEURT, entailment, the entropy of a captioner on the captions, and PAC-S, by models that are loaded immediately; None if
-    none is named."""
+def learned_table(captioner_name: str | None, pac_s_name: str | None = None) -> Table | None:
+    """The entropy of a captioner on the captions, and PAC-S, by models that are loaded immediately; None if none is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
-    named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
-    for key, (metric, name, option) in named.items():
-        if name is not None:
-            try:
-                model = load_pair_model(name)
-            except RuntimeError as error:
-                raise FileNotFoundError(f"{option}: {str(error).removeprefix('not run: ')}") from error
-            numbers[key] = lambda scored, _, metric=metric, model=model: metric(  # type: ignore[misc]
-                spoken(scored.first), scored.references, model=model
-            )
     if captioner_name is not None:
         captioner = load_captioner(model_path(captioner_name))
 
@@ -662,9 +645,6 @@ def learned_table(
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
-            if column.key in ("bleurt", "entailment") and scored.given_references is None:
-                row.missing("an image has no reference", column.key)
-                continue
             found = number(scored, evaluator)
             values = np.asarray(found.get("per_sample", ()), dtype=np.float64)
             rated = ~np.isnan(values)

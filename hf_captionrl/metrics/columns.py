@@ -90,8 +90,6 @@ TABLE = (  # a suite computes its numbers in this order
     _share("empty", "Empty (no letter or digit)", "lower", function="set_degenerate"),
     # By further models, and of videos.
     Column("pac_s", "PAC-S", "higher"),
-    Column("bleurt", "BLEURT", "higher"),
-    _share("entailment", "Entailment of a reference", "higher"),
     Column("caption_entropy", "Entropy of the captioner (nats)", None),
     Column("emscore_precision", "EMScore\nP", "higher"),
     Column("emscore_recall", "EMScore\nR", "higher"),

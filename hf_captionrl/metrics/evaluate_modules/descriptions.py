@@ -12,12 +12,12 @@ from typing import Any
 class Description:
     """Texts and features of a module."""
 
+    name: str
     title: str  # heading of the card
     summary: str  # what the Hub shows beside the title, at most 60 characters
     description: str  # what is measured
     arguments: str  # of `compute`, written as the `Args:` of a docstring
     returns: str  # keys of the result
-    examples: str  # doctest
     limitations: str  # what a reader of the number must know
     # Arguments of `compute` with the `result` that they must give; the examples of the Space.
     cases: tuple[Mapping[str, Any], ...]
@@ -32,8 +32,22 @@ class Description:
     extra: str = ""  # of `pip install hf-captionrl[...]` that the Space needs
 
     @property
+    def examples(self) -> str:
+        """The first case as a doctest."""
+        case = self.cases[0]
+        lines = ["import evaluate", "import hf_captionrl", f'metric = evaluate.load("{self.name}")']
+        lines = [f">>> {line}" for line in lines] + [">>> found = metric.compute("]
+        lines += [*(f"...     {name}={value!r}," for name, value in case.items() if name != "result"), "... )"]
+        for key, value in case["result"].items():
+            if isinstance(value, float):
+                lines += [f'>>> round(found["{key}"], 4)', repr(round(value, 4))]
+            else:
+                lines += [f'>>> found["{key}"]', repr(value)]
+        return "\n".join(lines) + "\n"
+
+    @property
     def inputs_description(self) -> str:
-        """Arguments, result and examples as `evaluate` shows them."""
+        """Arguments, result and example as `evaluate` shows them."""
         parts = {"Args:\n": self.arguments, "Returns:\n": self.returns, "Examples:\n\n": self.examples}
         return "\n" + "".join(head + indent(text, "    ") for head, text in parts.items())
 
@@ -53,8 +67,9 @@ _SMILE = """\
 }
 """
 
-DESCRIPTIONS: dict[str, Description] = {
-    "caption_diversity": Description(
+_ALL = (
+    Description(
+        name="caption_diversity",
         title="Caption Diversity",
         summary="Div-n, mBLEU, vocabulary and novelty of captions",
         description="""\
@@ -76,14 +91,6 @@ div_1, div_2 (`float` in [0, 1], higher is more diverse); mbleu_1 ... mbleu_4 (c
 captions), lower is more diverse; unique_captions; length; lexical_diversity; vocabulary_size; novel_captions; empty and
 degenerate, shares of captions without letter or digit, and that repeat themselves; per_sample, lists for the images of
 div_1, div_2, mbleu_4_per_image, and of their contributions to mbleu_4 and unique_captions; signature.
-""",
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> metric = evaluate.load("caption_diversity")
->>> found = metric.compute(predictions=[["a man rides a horse", "a man rides a horse"]])
->>> found["div_1"], found["div_2"], round(found["mbleu_4"], 4), found["unique_captions"]
-(0.4, 0.4, 1.0, 0.5)
 """,
         limitations="""\
 Diversity alone is not quality: random words are the most diverse captions. Div-n decreases with the number and
@@ -112,7 +119,8 @@ mBLEU and the mean mBLEU of captions differ; the signature states which definiti
         predictions=("texts", "text"),
         data_arguments=("image_ids", "training_captions"),
     ),
-    "caption_faithfulness": Description(
+    Description(
+        name="caption_faithfulness",
         title="Caption Faithfulness",
         summary="Objects and claims that are not in the image",
         description="""\
@@ -134,18 +142,6 @@ check: Function of a caption and its facts (see `hf_captionrl.metrics.caption_fa
 With objects chair_i, chair_s (`float` in [0, 1], lower is better; None, with chair_i_reason, if no object was recognised)
 and object_recall, with the counts num_mentions, num_wrong, num_objects and num_captions; with facts hallucination,
 wrong_captions (lower is better) and fact_recall (higher is better); per_sample, lists for each caption; signature.
-""",
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> metric = evaluate.load("caption_faithfulness")
->>> found = metric.compute(
-...     predictions=["a puppy chases a ball", "two cats"],
-...     references=[["dog"], ["cat"]],
-...     synonyms={"dog": ["puppy"], "ball": []},
-... )
->>> round(found["chair_i"], 3), found["chair_s"], found["object_recall"]
-(0.333, 0.5, 1.0)
 """,
         limitations="""\
 CHAIR knows only the objects of its list, and counts objects that annotators left out as wrong. Plurals are reduced by
@@ -179,7 +175,8 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
         references=("texts", "text"),
         data_arguments=("synonyms",),
     ),
-    "caption_nlg": Description(
+    Description(
+        name="caption_nlg",
         title="Caption NLG: BLEU, ROUGE-L, CIDEr, CIDEr-D",
         summary="BLEU, ROUGE-L, CIDEr and CIDEr-D without Java",
         description="""\
@@ -207,17 +204,6 @@ bleu_1 ... bleu_4, rouge_l, meteor, spice (`float` in [0, 1]), cider, cider_d (`
 100), higher is better; spice_subsets; `<key>_reason` where one was not run; per_sample, a list of each number; signature,
 the metrics' signatures joined by " + ".
 """,
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> metric = evaluate.load("caption_nlg")
->>> found = metric.compute(
-...     predictions=["a man rides a horse", "two dogs play"],
-...     references=[["a man rides a brown horse", "a rider"], ["two dogs play in the snow"]],
-... )
->>> round(found["bleu_1"], 4), round(found["rouge_l"], 4), round(found["cider_d"], 4)
-(0.6065, 0.7616, 3.7742)
-""",
         limitations="""\
 Overlap metrics prefer generic captions and penalise correct details that no reference mentions. CIDEr depends on its
 document frequencies: those of another set give other numbers. English only.
@@ -229,43 +215,13 @@ document frequencies: those of another set give other numbers. English only.
                 "result": {"bleu_1": 0.6065306596, "bleu_4": 0.4534874412, "rouge_l": 0.7616470659}
                 | {"cider": 4.2534252562, "cider_d": 3.7742235942},
             },
-            {
-                "predictions": ["a man rides a horse", "two dogs play"],
-                "references": [["a man rides a horse"], ["two cats sleep"]],
-                "which": ["cider_d", "cider"],
-                "result": {"cider": 5.4166666667, "cider_d": 5.4166666667},
-            },
         ),
         citation="""\
-@inproceedings{papineni2002bleu,
-  title     = {{BLEU}: a Method for Automatic Evaluation of Machine Translation},
-  author    = {Papineni, Kishore and Roukos, Salim and Ward, Todd and Zhu, Wei-Jing},
-  booktitle = {Annual Meeting of the Association for Computational Linguistics},
-  year      = {2002}
-}
-@inproceedings{lin2004rouge,
-  title     = {{ROUGE}: A Package for Automatic Evaluation of Summaries},
-  author    = {Lin, Chin-Yew},
-  booktitle = {Text Summarization Branches Out},
-  year      = {2004}
-}
 @inproceedings{vedantam2015cider,
   title     = {{CIDEr}: Consensus-based Image Description Evaluation},
   author    = {Vedantam, Ramakrishna and Zitnick, C. Lawrence and Parikh, Devi},
   booktitle = {IEEE Conference on Computer Vision and Pattern Recognition},
   year      = {2015}
-}
-@inproceedings{denkowski2014meteor,
-  title     = {Meteor Universal: Language Specific Translation Evaluation for Any Target Language},
-  author    = {Denkowski, Michael and Lavie, Alon},
-  booktitle = {Workshop on Statistical Machine Translation},
-  year      = {2014}
-}
-@inproceedings{anderson2016spice,
-  title     = {{SPICE}: Semantic Propositional Image Caption Evaluation},
-  author    = {Anderson, Peter and Fernando, Basura and Johnson, Mark and Gould, Stephen},
-  booktitle = {European Conference on Computer Vision},
-  year      = {2016}
 }
 """,
         urls=("https://github.com/salaniz/pycocoevalcap", "https://arxiv.org/abs/1411.5726"),
@@ -274,7 +230,8 @@ document frequencies: those of another set give other numbers. English only.
         references_required=True,
         extra="java",
     ),
-    "caption_perplexity": Description(
+    Description(
+        name="caption_perplexity",
         title="Caption Perplexity",
         summary="Fluency of captions under a language model",
         description="""\
@@ -295,15 +252,6 @@ perplexity (`float`, exp of nats per token of all captions, lower is better); me
 list of perplexity (None if a caption has no token to score); nats and tokens, each caption's loss and scored tokens, for
 intervals; num_tokens; num_truncated; signature.
 """,
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> metric = evaluate.load("caption_perplexity")
->>> fluent = metric.compute(predictions=["a pig left of a tree"], model="scenes:gpt2-perplexity")
->>> jumbled = metric.compute(predictions=["of tree a left a pig"], model="scenes:gpt2-perplexity")
->>> 1 < fluent["perplexity"] < jumbled["perplexity"]
-True
-""",
         limitations="""\
 A low perplexity means that captions are predictable, not that they are correct or good: repetition lowers it.
 Numbers from different language models cannot be compared.
@@ -318,7 +266,8 @@ Numbers from different language models cannot be compared.
         citation=_SMILE,
         urls=("https://huggingface.co/docs/transformers/perplexity",),
     ),
-    "clip_score": Description(
+    Description(
+        name="clip_score",
         title="CLIPScore and RefCLIPScore",
         summary="CLIPScore and RefCLIPScore with any scorer",
         description="""\
@@ -346,14 +295,6 @@ scale (`float`), clamp (`bool`), prefix (`str`): Override the preset's.
         returns=f"""\
 clip_score (`float`, higher is better); ref_clip_score where there are reference captions; per_sample, a list of each;
 {_TRUNCATED}; signature.
-""",
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> metric = evaluate.load("clip_score")
->>> found = metric.compute(predictions=["a kite"], references=[[0.6, 0.8]], text_features=[[1.0, 0.0]], preset="ndlb")
->>> round(found["clip_score"], 3)
-60.0
 """,
         limitations="""\
 CLIPScore does not see many errors (counts, relations) and overrates captioners that were trained with the same scorer.
@@ -389,7 +330,8 @@ Numbers with different scorers, prefixes or scales cannot be compared; the signa
         references=("image", "text", "vector", "row", "texts"),
         data_arguments=("image_features", "image_ids", "reference_features", "text_features"),
     ),
-    "emscore": Description(
+    Description(
+        name="emscore",
         title="EMScore",
         summary="A caption against the frames of a video",
         description="""\
@@ -413,18 +355,6 @@ idf_captions (`list[str]`): Captions in which document frequencies are counted; 
         returns="""\
 precision, recall, f (full), fine_precision, fine_recall, fine_f, coarse (`float` in [-1, 1], higher is better);
 per_sample, a list of each; signature.
-""",
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> metric = evaluate.load("emscore")
->>> found = metric.compute(
-...     predictions=["a dog runs"],
-...     references=[[[1.0, 0.0], [0.0, 1.0]]],
-...     token_features=[[[1.0, 0.0], [0.6, 0.8]]],
-... )
->>> [round(found[name], 3) for name in ("fine_precision", "fine_recall", "coarse", "f")]
-[0.9, 0.9, 0.99, 0.945]
 """,
         limitations="""\
 The number and choice of frames change the result. CLIP's token features contain the words before the token, so fine
@@ -453,7 +383,8 @@ matching is not word by word.
         references=("images", "texts", "matrix", "text"),
         data_arguments=("idf", "token_features"),
     ),
-    "self_retrieval": Description(
+    Description(
+        name="self_retrieval",
         title="Self-Retrieval",
         summary="Does a caption retrieve its target image?",
         description="""\
@@ -495,30 +426,6 @@ recall_at_1, recall_at_5, recall_at_10 (`float` in [0, 1], higher is better), ea
 per_sample, a list of each recall; mean_rank, median_rank; ranks (1 is best) with captions and groups, the caption and the
 image or bag of each; num_captions, pool_size, num_duplicate_images; {_TRUNCATED};
 signature.
-""",
-        examples="""\
->>> import evaluate
->>> import hf_captionrl
->>> from hf_captionrl.scenes import load_scenes
->>> scenes = load_scenes(num_train=0, num_validation=0, num_test=105)["test"].select(range(0, 105, 7))
->>> metric = evaluate.load("self_retrieval")
->>> captions = [row["full_caption"] for row in scenes]
->>> found = metric.compute(predictions=captions, references=list(scenes["image"]), scorer="scenes:siglip-held-out")
->>> found["recall_at_1"], found["median_rank"], found["pool_size"]
-(1.0, 1.0, 15)
-
-Features, ids and bags:
-
->>> found = metric.compute(
-...     predictions=["a red kite", "a kite"],
-...     references=["sky", "field"],
-...     text_features=[[0.8, 0.6], [0.6, 0.8]],
-...     image_features={"field": [1.0, 0.0], "sky": [0.6, 0.8]},
-...     bags=[[0, 1]],
-...     num_bootstrap=0,
-... )
->>> found["captions"], found["ranks"], found["recall_at_1"]
-([1, 0], [2, 1], 0.5)
 """,
         limitations="""\
 A caption can retrieve its image and still be wrong: report a faithfulness number (`caption_faithfulness`) beside
@@ -574,5 +481,7 @@ people and places are also in the metric.
         references=("image", "text", "vector", "row", "texts"),
         data_arguments=("bags", "image_features", "image_ids", "text_features"),
     ),
-}
+)
+
+DESCRIPTIONS = {each.name: each for each in _ALL}
 """The modules by name: one file of this folder each."""

@@ -114,7 +114,7 @@ def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch, space
 @pytest.mark.parametrize(
     ("name", "given", "named"),
     [
-        ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, r"which .* not \['meteor'\]"),
+        ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, "'which'"),
         ("caption_nlg", {"references": [["a"]], "java": "/bin/false"}, "'java'"),
         ("caption_nlg", {"references": [[{"path": "/etc/hosts"}]]}, "does not open files, but references"),
         ("caption_nlg", {"predictions": [{"bytes": "R0lG"}], "references": [["a"]]}, "open files, but predictions"),
