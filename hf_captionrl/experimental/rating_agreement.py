@@ -21,7 +21,6 @@ def agreement(
     *,
     groups: Sequence[Any] | None = None,
     variant: Literal["b", "c"] = "c",
-    confidence: float = 0.95,
     num_bootstrap: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -36,7 +35,6 @@ def agreement(
         ratings (`(N,)` or `(N, J)` numbers): Ratings; those of one caption count as separate pairs, NaN as missing.
         groups (sequence of `N` labels): Image of each caption; `None`: each caption is an image of its own.
         variant: `"c"`, as for Flickr8k-Expert and Composite, or `"b"`, as for Flickr8k-CF.
-        confidence: Share of resamples inside the intervals.
         num_bootstrap: Number of resamples; 0 for no intervals.
         seed: Seed of the resamples.
     Returns:
@@ -61,8 +59,8 @@ def agreement(
     found = {name: _taus(of[order], counts, starts, weights, variant) for name, of in named.items()}
     parts = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
     counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G, "signature": parts}
-    results = {name: _estimate("tau", taus, confidence) | counted for name, taus in found.items()}
-    return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
+    results = {name: _estimate("tau", taus) | counted for name, taus in found.items()}
+    return _compared(results, found) if isinstance(scores, Mapping) else results[""]
 
 
 def pairwise_accuracy(
@@ -71,7 +69,6 @@ def pairwise_accuracy(
     *,
     groups: Sequence[Any] | None = None,
     categories: Sequence[str] | None = None,
-    confidence: float = 0.95,
     num_bootstrap: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -85,7 +82,6 @@ def pairwise_accuracy(
         ratings (`(N,)` numbers): Votes for each caption, or any number that is larger for the better caption of a pair.
         groups (sequence of `N` labels): Image of each caption; `None`: each pair has an image of its own.
         categories (sequence of `N` names, *optional*): Kind of the pair of each caption.
-        confidence: Share of resamples inside the intervals.
         num_bootstrap: Number of resamples of whole images; 0 for no intervals.
         seed: Seed of the resamples.
     Returns:
@@ -117,21 +113,19 @@ def pairwise_accuracy(
     parts = signature(metric="pairwise_accuracy", ties="half", unit="image", resamples=num_bootstrap, seed=seed)
     counted = {"num_captions": len(given), "num_pairs": len(preferred), "num_images": G, "signature": parts}
     found = {name: shares[:, row, 0] for row, name in enumerate(named)}
-    results = {name: _estimate("accuracy", values, confidence) | counted for name, values in found.items()}
+    results = {name: _estimate("accuracy", values) | counted for name, values in found.items()}
     for row, result in enumerate(results.values() if kinds else ()):
         of_kind = zip(kinds, shares[:, row, 1:].T, strict=True)
-        result["categories"] = {kind: _estimate("accuracy", values, confidence) for kind, values in of_kind}
-    return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
+        result["categories"] = {kind: _estimate("accuracy", values) for kind, values in of_kind}
+    return _compared(results, found) if isinstance(scores, Mapping) else results[""]
 
 
 def _checked(
     scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Scores by name, ratings `(N, J)`, and the number of the image of each caption `(N,)`."""
-    if isinstance(scores, Mapping):
-        named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()}
-    else:
-        named = {"": check_values(scores, "scores")}
+    by_name = scores if isinstance(scores, Mapping) else {"": scores}
+    named = {str(name): check_values(of, f"scores {name!r}") for name, of in by_name.items()}
     given = np.asarray(ratings, dtype=np.float64)
     given = given[:, None] if given.ndim == 1 else given
     for name, of in named.items():
@@ -144,19 +138,18 @@ def _checked(
     return named, given, np.asarray(numbered(labels))
 
 
-def _ends(confidence: float) -> list[float]:
-    return [50 * (1 - confidence), 100 - 50 * (1 - confidence)]
+_ENDS = [50 * (1 - 0.95), 100 - 50 * (1 - 0.95)]  # of the intervals, in percent of the resamples
 
 
-def _estimate(key: str, values: np.ndarray, confidence: float) -> dict[str, Any]:
+def _estimate(key: str, values: np.ndarray) -> dict[str, Any]:
     """The first of `(1 + R,)` values, and the interval of the others."""
     found: dict[str, Any] = {key: float(values[0])}
     if len(values) > 1:
-        found[f"{key}_ci"] = tuple(np.nanpercentile(values[1:], _ends(confidence)).tolist())
+        found[f"{key}_ci"] = tuple(np.nanpercentile(values[1:], _ENDS).tolist())
     return found
 
 
-def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray], confidence: float) -> dict[str, Any]:
+def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray]) -> dict[str, Any]:
     """Results by metric, and the paired differences of all metrics."""
     differences: list[dict[str, Any]] = []
     for (first, a), (second, b) in itertools.combinations(found.items(), 2):
@@ -169,7 +162,7 @@ def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray], 
                 "first": first,
                 "second": second,
                 "difference": float(a[0] - b[0]),
-                "interval": tuple(np.percentile(drawn, _ends(confidence)).tolist()),
+                "interval": tuple(np.percentile(drawn, _ENDS).tolist()),
                 "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + len(drawn))),
             }
         )

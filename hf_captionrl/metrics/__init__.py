@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from hf_captionrl.utils.lazy_import import lazy_names
@@ -30,9 +29,3 @@ if TYPE_CHECKING:
     )
 
 __getattr__, __all__ = lazy_names(__name__)
-__all__ += ["path"]
-
-
-def path(name: str) -> str:
-    """File of an `evaluate` module such as `"self_retrieval"`, for `evaluate.load(path(name))`."""
-    return str(importlib.import_module("hf_captionrl.metrics.evaluate_modules").path(name))

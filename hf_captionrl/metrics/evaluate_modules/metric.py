@@ -8,7 +8,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar
 
 import datasets
@@ -23,10 +23,8 @@ KINDS: dict[str, tuple[str, Any]] = {
     "text": ("a string", _TEXT),
     "texts": ("a list of strings", datasets.Sequence(_TEXT)),
     "vector": ("a vector of floats", _VECTOR),
-    "matrix": ("a matrix of floats", datasets.Sequence(_VECTOR)),
     "row": ("an integer", datasets.Value("int64")),
     "image": ("an image", datasets.Image()),
-    "images": ("a list of images", datasets.Sequence(datasets.Image())),
 }
 """Name of each kind of row, and how it is stored."""
 
@@ -73,12 +71,10 @@ def _plain(row: Any, where: str) -> Any:
 def kind_of(row: Any) -> str:
     """The kind of a plain row, or `"unknown"`."""
     if isinstance(row, list):
-        kinds = {"number" if isinstance(item, Real) and type(item) is not bool else kind_of(item) for item in row}
-        of_list = {"text": "texts", "number": "vector", "image": "images", "vector": "matrix"}
-        return "texts" if not kinds else of_list.get(kinds.pop(), "unknown") if len(kinds) == 1 else "unknown"
-    if isinstance(row, Integral) and type(row) is not bool:
-        return "row"
-    return "text" if isinstance(row, str) else "image" if isinstance(row, Image.Image) else "unknown"
+        is_texts, is_vector = (all(isinstance(item, kind) for item in row) for kind in (str, Real))
+        return "texts" if is_texts else "vector" if is_vector else "unknown"
+    of_type = {str: "text", Image.Image: "image", int: "row"}
+    return next((kind for cls, kind in of_type.items() if isinstance(row, cls)), "unknown")
 
 
 class CaptionMetric(evaluate.Metric):

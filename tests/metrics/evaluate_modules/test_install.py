@@ -1,4 +1,4 @@
-"""`evaluate` finds bare names in new processes, from any folder, offline and online, and Spaces by their names."""
+"""`evaluate` finds bare names in new processes, from any folder, offline and online."""
 
 import http.server
 import json
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hf_captionrl.hub.spaces import space_files
 from hf_captionrl.metrics.evaluate_modules import path
 from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from tests.metrics.evaluate_modules import warm_process
@@ -29,21 +28,15 @@ class CaptionDiversity(evaluate.Metric):
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Below `/foreign` another module under every name; below `/space` one Space that has only the branch main."""
+    """Another module under every name."""
 
     def do_GET(self):
-        first, _, rest = self.path.lstrip("/").partition("/")
-        status, body = 200, FOREIGN
-        if first == "space":
-            name = rest.split("/")[2]
-            found = f"/resolve/main/{name}.py" in rest
-            status, body = (200, space_files(name, f"me/{name}")[f"{name}.py"].encode()) if found else (404, b"")
-        self.send_response(status)
-        for name, value in {"ETag": f'"{first}"', "Content-Length": str(len(body))}.items():
+        self.send_response(200)
+        for name, value in {"ETag": '"1"', "Content-Length": str(len(FOREIGN))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            self.wfile.write(FOREIGN)
 
     do_HEAD = do_GET  # noqa: N815 - the name http.server calls
 
@@ -93,7 +86,7 @@ except FileNotFoundError:
 def test_after_the_import_alone_bare_names_are_known(hub, tmp_path, online):
     settings = {"HF_EVALUATE_OFFLINE": "1"}
     if online:  # a Hub that would return another module of this name
-        settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}/foreign"}
+        settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
     tail = KNOWN if not online else KNOWN.partition("try:")[0]
     jobs = {name: job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()}
     # Negative control: a process that does not import the package does not know them.
@@ -118,24 +111,8 @@ def test_a_script_in_the_working_folder_comes_first_as_for_every_name(tmp_path):
     assert "FOREIGN CODE WAS RUN" in output
 
 
-def test_a_pushed_space_loads_by_its_name(hub, tmp_path):
-    code = """
-import evaluate
-for name in ("self_retrieval", "caption_faithfulness"):
-    metric = evaluate.load(f"someone/{name}")
-    print(metric.name, type(metric).__module__)
-metric = evaluate.load("someone/self_retrieval")
-print(metric.compute(predictions=["a"], references=[[1.0, 0.0]], text_features=[[1.0, 0.0]], ks=[1])["recall_at_1"])
-"""
-    url = f"http://127.0.0.1:{hub.server_port}/space"
-    ((status, said),) = warm_process.run(job(tmp_path, code, HF_ENDPOINT=url))
-    assert status == 0, said
-    assert "self_retrieval hf_captionrl.metrics.evaluate_modules.self_retrieval" in said
-    assert said.strip().endswith("1.0")
-
-
 def test_a_file_loads_by_its_path(evaluate):
-    assert evaluate.load(path("emscore")).name == "emscore"
+    assert evaluate.load(path("clip_score")).name == "clip_score"
     with pytest.raises(ValueError, match=r"no module 'bleurt'.*self_retrieval"):
         path("bleurt")
 
