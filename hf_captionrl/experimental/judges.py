@@ -208,7 +208,7 @@ def listener_log_probs(
                 turned = [np.roll(one, first(row, turn)) for turn, one in enumerate(some)]
                 found.append(np.logaddexp.reduce(turned, axis=0) - math.log(number))
             else:
-                yes = np.array([one[0] for one in some])
+                yes = np.array(some)[:, 0]
                 found.append(yes - np.logaddexp.reduce(yes))
         return found
 
