@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hf_captionrl.captioners.clipcap import register_auto_classes
-from hf_captionrl.metrics.evaluate_modules.load import extend_evaluate
+from hf_captionrl.metrics.evaluate_modules import extend_evaluate
 from hf_captionrl.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __getattr__, __all__ = lazy_names(__name__)
 __version__ = "0.1.0"
 __all__ += ["__version__"]
 
-# evaluate.load("self_retrieval") then works; CAPTIONRL_NO_INSTALL=1 turns it off.
+# evaluate.load("self_retrieval") then works.
 extend_evaluate()
 # AutoModelForImageTextToText and the other Auto classes then know ClipCap.
 register_auto_classes()

@@ -125,17 +125,6 @@ def columns_of(table: str, headings: list[str]) -> str:
     return "\n".join([*rows, *table.splitlines()[len(lines) :]])
 
 
-def metrics_table() -> str:
-    """The metrics with their functions and main keys, as Markdown."""
-    from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
-
-    rows = ["| module | function | main keys |", "|:--|:--|:--|"]
-    for name, metric in all_metrics().items():
-        functions = ", ".join(f"`{function}`" for function in metric.functions)
-        rows.append(f"| `{name}` | {functions} | {metric.keys} |")
-    return "\n".join(rows) + "\n"
-
-
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
     from scripts.reproduction import estimators, hacking, listening, worlds
@@ -151,8 +140,6 @@ def _table(name: str, arguments: str | None) -> str | None:
         summary = generated_pages()[f"findings_{arguments}.md"]
         found = re.search(r"^\| \| finding \|.*?\n(?=\n)", summary, re.M | re.S)
         return found[0] + f"\n[Every comparison with its interval](findings_{arguments}.md)." if found else None
-    elif name == "metrics":
-        return metrics_table()
     elif name == "metric_audit":
         from scripts.metric_audit import tables
 

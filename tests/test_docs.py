@@ -80,7 +80,8 @@ def test_code_compiles_and_imports_what_there_is(page):
                     continue
                 module = importlib.import_module(node.module)
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
-                assert not missing, (node.module, missing)
+                for name in missing:  # a submodule, or an ImportError
+                    importlib.import_module(f"{node.module}.{name}")
 
 
 def parse(words: list[str]) -> None:

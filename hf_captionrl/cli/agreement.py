@@ -65,12 +65,17 @@ class AgreementOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions)
 def measure_agreement(options: AgreementOptions) -> None:
     """Compute the scores, their agreement with the ratings, and print both beside the published numbers."""
     from hf_captionrl.evaluation.metric_functions import metric_function, program_metric
+    from hf_captionrl.experimental.judges import judge_metric
     from hf_captionrl.experimental.ratings import load_ratings, published_agreement
     from hf_captionrl.metrics.meteor_spice import JavaError
 
     # Unknown names and missing models are refused before anything is loaded.
-    functions = {n: metric_function(n, scorer=options.scorer, judge=options.judge) for n in options.metrics}
-    by_scorer, by_judge = ([n for n in functions if n in names] for names in (SCORER_METRICS, JUDGE_METRICS))
+    by_judge = [name for name in options.metrics if name in JUDGE_METRICS]
+    functions = {
+        n: judge_metric(n, options.judge) if n in by_judge else metric_function(n, scorer=options.scorer)
+        for n in options.metrics
+    }
+    by_scorer = [name for name in functions if name in SCORER_METRICS]
     judge_sees = [name for name in by_judge if name != "clair"]
     rated = load_ratings(
         options.benchmark, options.data_root, num_references=options.num_references, seed=options.seed
@@ -89,7 +94,7 @@ def measure_agreement(options: AgreementOptions) -> None:
     scores: dict[str, Any] = {}
     not_run = {}
     with options.loaded_judge(with_images=bool(judge_sees)) as judge:
-        functions |= {name: metric_function(name, judge=judge) for name in by_judge}
+        functions |= {name: judge_metric(name, judge) for name in by_judge}
         for name, function in functions.items():
             try:
                 scores[name] = rated.scores(function, name=name, image_dir=folder)

@@ -90,11 +90,14 @@ def audit_metric(options: AuditMetricOptions) -> None:
 
     from hf_captionrl.evaluation.metric_functions import metric_function
     from hf_captionrl.experimental import metric_audit
+    from hf_captionrl.experimental.judges import judge_metric
 
     with_scorer = list(filter(_needs_scorer, options.metric))
     for name in options.metric:  # unknown names and a missing judge are refused before anything is loaded
-        if not name.startswith("reward:") and name not in (*with_scorer, *metric_audit.OWN_METRICS):
-            metric_function(name, judge=options.judge)
+        if name in JUDGE_METRICS:
+            judge_metric(name, options.judge)
+        elif not name.startswith("reward:") and name not in (*with_scorer, *metric_audit.OWN_METRICS):
+            metric_function(name)
     of_scenes = [name for name in options.metric if name.startswith("truth_") or name in _REWARDS_OF_SCENES]
     if of_scenes and options.n == 0:
         raise ValueError(f"--metric {of_scenes[0]} knows the facts of scenes only. Leave it out, or raise n.")
@@ -131,8 +134,9 @@ def _needs_scorer(name: str) -> bool:
 
 
 def _load(options: AuditMetricOptions, with_scorer: Sequence[str], judge: Any) -> list[AuditedMetric]:
-    from hf_captionrl.evaluation.metric_functions import metric_function, program_metric
+    from hf_captionrl.evaluation.metric_functions import program_metric
     from hf_captionrl.evaluation.options import clip_prefix
+    from hf_captionrl.experimental.judges import judge_metric
     from hf_captionrl.experimental.metric_audit import AuditedMetric
 
     scorers, language_model = {}, None
@@ -151,7 +155,7 @@ def _load(options: AuditMetricOptions, with_scorer: Sequence[str], judge: Any) -
                 label = f"{name} ({by})" if len(scorers) > 1 else name
                 found.append(AuditedMetric(label, name, scorer, clip_prefix(None, "", by)))
         else:
-            metric = metric_function(name, judge=judge) if name in JUDGE_METRICS else name
+            metric = judge_metric(name, judge) if name in JUDGE_METRICS else name
             found.append(AuditedMetric(name, metric, language_model=language_model))
     if options.command is not None:
         found.append(AuditedMetric("command", program_metric(options.command)))

@@ -323,16 +323,12 @@ def _scoring(
 
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
-    is_text = _without_images(arguments)
+    _without_images(arguments)
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
-    of_images = [name for name in arguments.judge_metrics if name != "clair"] if arguments.judge is not None else []
-    if is_text and of_images:
-        raise ValueError(f"--judge_metrics {of_images[0]} needs images. Use --dataset, or --judge_metrics clair.")
-    with arguments.loaded_judge(with_images=bool(of_images)) as judge:  # before anything slow
-        names = (arguments.bleurt, arguments.nli, arguments.entropy_of, arguments.pac_s, arguments.capture)
-        _write_tables(arguments, files, references, learned_table(*names, judge, arguments.judge_metrics))
+    learned = learned_table(arguments.entropy_of, arguments.pac_s)  # before anything slow
+    _write_tables(arguments, files, references, learned)
 
 
 def _write_tables(

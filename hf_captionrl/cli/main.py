@@ -102,17 +102,14 @@ COMMANDS: tuple[Command, ...] = (
     Command("push", "publish a model or data set, or repeat a push that failed", "cli.publish:PushOptions", "push"),
     Command("convert", "write a checkpoint of pickles as safetensors", "apps.convert.options:ConvertOptions",
             "apps.convert.convert:convert_checkpoint"),
-    Command("metrics", "make evaluate.load find the metrics by name",
+    Command("metrics", "the metrics as modules of evaluate",
             description="The metrics as modules of the `evaluate` library.",
             examples="""
             examples:
-              captionrl metrics install
-              python -c 'import evaluate; print(evaluate.load("self_retrieval").description)'
+              python -c 'import evaluate, hf_captionrl; print(evaluate.load("self_retrieval").description)'
               captionrl metrics path caption_diversity
         """,
             subcommands=(
-                Command("install", "add every metric to evaluate's modules cache", "cli.metrics:InstallOptions",
-                        "install_metrics"),
                 Command("path", "print the file of a metric", "cli.metrics:PathOptions", "print_path"),
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
@@ -213,7 +210,6 @@ examples:
   captionrl bags --dataset scenes --output truematch.parquet
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl convert Salesforce/blip-image-captioning-base blip-base
-  captionrl metrics install
   captionrl demo
   captionrl env
 
@@ -226,8 +222,7 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="captionrl",
         description=filled(
-            "Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models, "
-            "install the metrics."
+            "Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

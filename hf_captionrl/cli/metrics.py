@@ -1,4 +1,4 @@
-"""`captionrl metrics`: make the metrics available to `evaluate.load("self_retrieval")`, or print where they are."""
+"""`captionrl metrics path`: where the file of a metric is."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hf_captionrl.utils.options import CommandOptions, option
-
-
-@dataclass
-class InstallOptions(CommandOptions):
-    """Make evaluate.load find every metric by its bare name, from any folder, online and offline."""
-
-    examples: ClassVar[str] = """
-        example:
-          captionrl metrics install
-    """
 
 
 @dataclass
@@ -31,23 +21,6 @@ class PathOptions(CommandOptions):
     name: str = option(
         positional=True, metavar="NAME", help="name of the metric, such as self_retrieval or caption_diversity"
     )
-
-
-def install_metrics(options: InstallOptions) -> None:
-    """Install the modules."""
-    import warnings
-
-    from hf_captionrl.metrics.evaluate_modules import MODULES, install
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        files = install()
-    if not files:
-        raise RuntimeError(str(caught[-1].message) if caught else "nothing was installed")
-    if options.json:
-        print(json.dumps({"modules": sorted(MODULES), "files": [str(file) for file in files]}))
-    else:
-        print(f"evaluate.load now knows {', '.join(sorted(MODULES))}.")
 
 
 def print_path(options: PathOptions) -> None:

@@ -6,7 +6,6 @@ import functools
 import json
 import random
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,14 +27,9 @@ from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import (
     caption_perplexity,
-    capture,
-    clair,
     clip_score,
-    fleur,
-    listener,
     paired_test,
     self_retrieval,
-    vqa_score,
 )
 from hf_captionrl.metrics.bootstrap import (
     Interval,
@@ -45,7 +39,6 @@ from hf_captionrl.metrics.bootstrap import (
     signature,
 )
 from hf_captionrl.metrics.caption_checks import spoken
-from hf_captionrl.metrics.caption_units import spacy_extractor
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
@@ -59,9 +52,7 @@ from hf_captionrl.metrics.columns import (
     variants,
 )
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
-from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
-from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import SuiteRow, discritune_suite, ndlb_suite, sle_suite, smile_suite
 from hf_captionrl.retrieval import Scorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
@@ -552,12 +543,7 @@ def _sle(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
 def _captions(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
     counts: dict[str, Any] = {"token_counts": scored.tokens, "max_text_tokens": scored.max_text_tokens}
     row = SuiteRow(captions=scored.first, tokenize=evaluator.tokenize, seed=evaluator.seed, **counts)
-    row.compute(*SUITES["lengths"])
-    for metric in _CAPTION_METRICS:
-        result = metric.compute(row.texts)
-        for column in metric.columns:
-            row.mean(column.key, result["per_sample"], signature=result["signature"], is_share=column.is_fraction)
-    return row.result()
+    return row.compute(*SUITES["lengths"]).result()
 
 
 def _preferences(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
@@ -612,11 +598,9 @@ PREFERENCES_TABLE = Table(
 )
 """Printed below every suite on the embedded world, where some test scenes go against what their kind prefers."""
 
-_CAPTION_METRICS = [metric for metric in all_metrics().values() if metric.in_captions_table]
-
 CAPTIONS_TABLE = Table(
     "Captions",
-    (*table_columns(*SUITES["lengths"]), *(column for metric in _CAPTION_METRICS for column in metric.columns)),
+    table_columns(*SUITES["lengths"]),
     _captions,
 )
 """Printed below every suite: lengths of the captions, and how many the scorer truncated (NDLB Table 9)."""
@@ -635,42 +619,9 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
 
 
-def _judged(name: str, judge: Any, scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
-    """The result of a judge; a reason alone if it lacks bags."""
-    captions = spoken(scored.first)
-    if name == "clair":
-        return clair(captions, scored.references, judge)
-    images = LazyImages(evaluator.dataset, range(len(captions)))
-    if name == "listener":
-        size = min((size for size, group in evaluator.bags.items() if group), default=0)
-        if not size:
-            return {"listener_reason": "no bags (use --bags)"}
-        return listener(captions, images, judge, bags=evaluator.bags[size])
-    return (vqa_score if name == "vqa_score" else fleur)(captions, images, judge)
-
-
-def learned_table(
-    bleurt_name: str | None,
-    nli_name: str | None,
-    captioner_name: str | None,
-    pac_s_name: str | None = None,
-    with_capture: bool = False,
-    judge: Any = None,
-    judge_metrics: Sequence[str] = (),
-) -> Table | None:
-    """BLEURT, entailment, the entropy of a captioner on the captions, PAC-S, CAPTURE, and metrics of a judge, by models that are
-    loaded immediately; None if none is named."""
+def learned_table(captioner_name: str | None, pac_s_name: str | None = None) -> Table | None:
+    """The entropy of a captioner on the captions, and PAC-S, by models that are loaded immediately; None if none is named."""
     numbers: dict[str, Callable[[ScoredCaptions, Evaluator], dict[str, Any]]] = {}
-    named = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
-    for key, (metric, name, option) in named.items():
-        if name is not None:
-            try:
-                model = load_pair_model(name)
-            except RuntimeError as error:
-                raise FileNotFoundError(f"{option}: {str(error).removeprefix('not run: ')}") from error
-            numbers[key] = lambda scored, _, metric=metric, model=model: metric(  # type: ignore[misc]
-                spoken(scored.first), scored.references, model=model
-            )
     if captioner_name is not None:
         captioner = load_captioner(model_path(captioner_name))
 
@@ -689,39 +640,21 @@ def learned_table(
             return clip_score(text, images, preset="pac_s", scorer=weights.signature)
 
         numbers["pac_s"] = pac_s
-    if with_capture:
-        extractor = spacy_extractor()
-
-        def units(scored: ScoredCaptions, _: Evaluator) -> dict[str, Any]:
-            found = capture(spoken(scored.first), scored.references, extractor=extractor)
-            return {"per_sample": found["per_sample"]["capture"], "signature": found["signature"]}
-
-        numbers["capture"] = units
-    for key in dict.fromkeys(judge_metrics if judge is not None else ()):
-        numbers[key] = functools.partial(_judged, key, judge)
     columns = table_columns(*numbers)
 
     def compute(scored: ScoredCaptions, evaluator: Evaluator) -> dict[str, Any]:
         row = SuiteRow(captions=scored.first, seed=evaluator.seed)
         for column, number in zip(columns, numbers.values(), strict=True):
-            if column.key in ("bleurt", "entailment", "capture", "clair") and scored.given_references is None:
-                row.missing("an image has no reference", column.key)
-                continue
             found = number(scored, evaluator)
             values = np.asarray(found.get("per_sample", ()), dtype=np.float64)
-            rated = ~np.isnan(values)  # judges fail on some captions
+            rated = ~np.isnan(values)
             if not rated.any():
                 row.missing(found.get(f"{column.key}_reason", "defined for no caption"), column.key)
                 continue
-            if found.get("num_failed"):
-                row.numbers[f"{column.key}_failed"] = found["num_failed"]
-                said = f"{column.key} of {scored.name}: {found['num_failed']} captions without a rating"
-                print(f"captionrl evaluate: {said}; {found['failures'][0]}", file=sys.stderr)
             row.mean(
                 column.key,
                 np.where(rated, values, 0),
                 weights=None if rated.all() else rated,
-                groups=found.get("groups"),
                 signature=found["signature"],
                 is_share=column.is_fraction,
             )

@@ -22,18 +22,16 @@ from typing import Any
 MetricFunction = Callable[[Sequence[str], Sequence[Sequence[str]], Sequence[Any]], Sequence[float]]
 """From N captions, the references of each, and the image of each (a path or an image) to N numbers."""
 
-TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice", "capture")
+TEXT_METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "meteor", "cider_d", "cider", "spice")
 SCORER_METRICS = ("clip_score", "ref_clip_score", "pac_s")
-JUDGE_METRICS = ("vqa_score", "fleur", "clair")
+JUDGE_METRICS = ("vqa_score", "clair")  # of `experimental/judges.py`
 
 
-def metric_function(
-    metric: Any, *, scorer: Any = None, judge: Any = None, prefix: str | None = None
-) -> MetricFunction:
+def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = None) -> MetricFunction:
     """The function of a metric.
 
-    `metric` is a name of `TEXT_METRICS`, of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
-    CLIPScore), or of `JUDGE_METRICS`, with a `judge`; `"package.module:function"`, also in the working folder; a module of `evaluate`,
+    `metric` is a name of `TEXT_METRICS`, or of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
+    CLIPScore); `"package.module:function"`, also in the working folder; a module of `evaluate`,
     loaded or as `"evaluate:NAME"` or `"evaluate:PATH.py"`, with `":KEY"` if it returns several numbers per caption; or a function.
     """
     if not isinstance(metric, str):
@@ -52,13 +50,9 @@ def metric_function(
         if scorer is None:
             raise ValueError(f"{metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
         return functools.partial(_scorer_scores, metric, scorer, prefix)
-    if metric in JUDGE_METRICS:
-        if judge is None:
-            raise ValueError(f"{metric} needs a judge. Use --judge transformers:NAME.")
-        return functools.partial(_judge_scores, metric, judge)
     module, colon, function = metric.partition(":")
     if not colon:
-        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))
+        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
         raise ValueError(
             f"There is no metric {metric!r}. Use one of {known}, package.module:function or evaluate:NAME."
         )
@@ -145,16 +139,6 @@ def _text_scores(name: str, candidates: Sequence[str], references: Sequence[Sequ
     function: Any = metrics.bleu if name.startswith("bleu") else getattr(metrics, name)
     found = function(list(candidates), [list(each) for each in references])["per_sample"]
     return found[name] if isinstance(found, dict) else found
-
-
-def _judge_scores(name: str, judge: Any, candidates: Sequence[str], references: Any, images: Sequence[Any]) -> Any:
-    """A rating of every caption; one that the judge does not rate is an error, because every number is compared."""
-    from hf_captionrl import metrics
-
-    found = getattr(metrics, name)(candidates, references if name == "clair" else images, judge)
-    if found["num_failed"]:
-        raise ValueError(f"{name}: {found['num_failed']} captions without a rating; {found['failures'][0]}.")
-    return found["per_sample"]
 
 
 def _scorer_scores(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from hf_captionrl.metrics.judges import found_target, listener_log_probs
+from hf_captionrl.experimental.judges import found_target, listener_log_probs
 from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 from hf_captionrl.utils.prompts import Failure
@@ -23,7 +23,7 @@ class ListenerReward(Reward):
     r"""Log-probability that a chat model gives to the caption's image among K images, `log P(image | caption, K images)`.
 
     The images are the target's bag, or without bags the target and the next `num_images - 1` images of this process's batch.
-    The probabilities are those of [`hf_captionrl.metrics.listener`]. A caption without a word, or without an answer of the
+    The probabilities are those of [`hf_captionrl.experimental.judges.listener_log_probs`]. A caption without a word, or without an answer of the
     listener, gets twice the reward of a caption that fits all images equally, `2 log(1 / K)`, and is counted.
 
     Args:

@@ -36,7 +36,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hf_captionrl.evaluation.metric_functions import call_metric, metric_function
-from hf_captionrl.metrics.rating_agreement import agreement, pairwise_accuracy
+from hf_captionrl.experimental.rating_agreement import agreement, pairwise_accuracy
 from hf_captionrl.text.tokenize import word_characters
 
 Row = tuple[str, list[str], str, list[float]]

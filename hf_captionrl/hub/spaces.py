@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tempfile
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,35 +14,33 @@ from huggingface_hub import CardData
 
 from hf_captionrl.hub.cards import render_card
 from hf_captionrl.hub.push import push_folder
-from hf_captionrl.metrics.evaluate_modules import MODULES
-from hf_captionrl.metrics.evaluate_modules.load import class_name
-from hf_captionrl.metrics.evaluate_modules.metric import Metric, load_metric
+from hf_captionrl.metrics.evaluate_modules import class_name
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS, Description
 from hf_captionrl.utils.io import atomic_write_text, shipped_path
 from hf_captionrl.utils.model_files import PREFIX, model_path
 
-# --- A metric: the files of its Space, from its declaration, and the page --------------------------------------------
+# --- A metric: the files of its Space, from its description, and the page --------------------------------------------
 
 
 def space_files(name: str, repo_id: str) -> dict[str, str]:
     """File names and contents of a metric's Space."""
-    if name not in MODULES:
-        raise ValueError(f"There is no metric {name!r}. Use one of {sorted(MODULES)}.")
+    if name not in DESCRIPTIONS:
+        raise ValueError(f"There is no metric {name!r}. Use one of {list(DESCRIPTIONS)}.")
     if repo_id.rpartition("/")[2] != name:
         raise ValueError(
             f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
         )
-    metric, kind = load_metric(name), class_name(name)
-    texts = {part: textwrap.dedent(getattr(metric, part)).strip() for part in ("arguments", "returns", "examples")}
+    metric, kind = DESCRIPTIONS[name], class_name(name)
     extra = f"[{metric.extra}]" if metric.extra else ""
     return {
         f"{name}.py": f'from hf_captionrl.metrics.evaluate_modules.{name} import {kind}\n\n__all__ = ["{kind}"]\n',
-        "README.md": render_card("metric.md", CardData(), name=name, metric=metric, repo_id=repo_id, **texts),
+        "README.md": render_card("metric.md", CardData(), name=name, metric=metric, repo_id=repo_id),
         "app.py": f'from hf_captionrl.hub.spaces import build_page\n\nbuild_page("{name}").launch()\n',
         "requirements.txt": f"hf-captionrl{extra}>=0.1.0\n",
     }
 
 
-def compute_from_json(metric: Any, text: str, declared: Metric) -> dict[str, Any]:
+def compute_from_json(metric: Any, text: str, about: Description) -> dict[str, Any]:
     """Compute from the JSON that a visitor typed.
 
     A public page must not let visitors open files or start programs of its server. It therefore accepts only the arguments
@@ -57,10 +54,10 @@ def compute_from_json(metric: Any, text: str, declared: Metric) -> dict[str, Any
     if not isinstance(arguments, dict):
         raise ValueError("Write one JSON object with the arguments, such as those of the examples.")
     for name, value in arguments.items():
-        allowed = [case[name] for case in declared.cases if name in case]
+        allowed = [case[name] for case in about.cases if name in case]
         if name == "result" or not allowed:
             raise ValueError(f"This page does not take {name!r}. Install the package to use it.")
-        is_data = name in ("predictions", "references", *declared.data_arguments) and not isinstance(value, str)
+        is_data = name in ("predictions", "references", *about.data_arguments) and not isinstance(value, str)
         if value not in allowed and not is_data:
             raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
         if _holds_file(value):
@@ -80,12 +77,12 @@ def build_page(name: str) -> Any:
     import evaluate
     import gradio
 
-    metric, declared = evaluate.load(name), load_metric(name)
-    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in declared.cases]
+    metric, about = evaluate.load(name), DESCRIPTIONS[name]
+    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in about.cases]
 
     def run(text: str) -> dict[str, Any]:
         try:
-            return compute_from_json(metric, text, declared)
+            return compute_from_json(metric, text, about)
         except (ValueError, TypeError) as error:
             raise gradio.Error(str(error)) from None
 

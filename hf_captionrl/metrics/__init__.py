@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from hf_captionrl.utils.lazy_import import lazy_names
@@ -16,13 +15,10 @@ if TYPE_CHECKING:
         proportion_interval,
     )
     from hf_captionrl.metrics.caption_faithfulness import chair, faithfulness
-    from hf_captionrl.metrics.caption_units import capture
     from hf_captionrl.metrics.clip_scores import clip_score, emscore, ref_clip_score
-    from hf_captionrl.metrics.judges import clair, fleur, listener, vqa_score
     from hf_captionrl.metrics.meteor_spice import meteor, spice
     from hf_captionrl.metrics.nlg import bleu, cider, cider_d, rouge_l
     from hf_captionrl.metrics.perplexity import caption_perplexity
-    from hf_captionrl.metrics.rating_agreement import agreement
     from hf_captionrl.metrics.recall import self_retrieval
     from hf_captionrl.metrics.words import (
         caption_diversity,
@@ -33,9 +29,3 @@ if TYPE_CHECKING:
     )
 
 __getattr__, __all__ = lazy_names(__name__)
-__all__ += ["path"]
-
-
-def path(name: str) -> str:
-    """File of an `evaluate` module such as `"self_retrieval"`, for `evaluate.load(path(name))`."""
-    return str(importlib.import_module("hf_captionrl.metrics.evaluate_modules").path(name))

@@ -5,7 +5,6 @@ Legend: N captions, R references of a caption, F frames of a video, T tokens of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,8 +14,6 @@ from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.retrieval.ranking import as_features, check_features, unit_length
-
-_ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -38,39 +35,22 @@ CLIP_SCORE_PRESETS = {
 is CLIPScore with other weights, see `captionrl convert`."""
 
 
-def _cosines(a: Any, b: Any, names: tuple[str, str]) -> Tensor:
-    a, b = as_features(a, names[0]), as_features(b, names[1])
-    if a.dtype != b.dtype:
-        raise ValueError(f"{names[0]} and {names[1]} have different dtypes. Both should come from one scorer.")
-    first, second = check_features(a, names[0]).cpu(), check_features(b, names[1]).cpu()
-    if first.shape != second.shape:
-        shapes = f"{names[0]} {tuple(first.shape)} and {names[1]} {tuple(second.shape)}"
-        raise ValueError(f"{shapes} must have equal shapes. Pass one row per caption in both.")
-    found = torch.empty(len(first), dtype=torch.float64)
-    # Copies in fp64 of all rows would take four times the memory of the features.
-    for start in range(0, len(first), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
-        found[rows] = (unit_length(first[rows].double()) * unit_length(second[rows].double())).sum(dim=1)
-    return found.clamp_(-1, 1)
-
-
-def _preset(name: str) -> ClipScorePreset:
-    if name not in CLIP_SCORE_PRESETS:
-        raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {name!r}.")
-    return CLIP_SCORE_PRESETS[name]
-
-
-def _check_scale(scale: float) -> float:
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}. Use a finite number above 0, such as 2.5 in the paper.")
-    return scale
+def _cosines(text_features: Any, image_features: Any) -> Tensor:
+    text, images = as_features(text_features, "text_features"), as_features(image_features, "image_features")
+    if text.dtype != images.dtype or text.shape != images.shape:
+        shapes = (
+            f"text_features {tuple(text.shape)} {text.dtype} and image_features {tuple(images.shape)} {images.dtype}"
+        )
+        raise ValueError(f"{shapes} must have equal shapes and dtypes. Pass one row per caption in both.")
+    # Not cosine_similarity, which treats rows shorter than 1e-8 as longer.
+    return (_unit(text, "text_features").cpu() * _unit(images, "image_features").cpu()).sum(dim=1).clamp_(-1, 1)
 
 
 def score_prefix(preset: str, prefix: str | None = None) -> str:
     """The prefix of captions: the given one, or the preset's."""
-    known = _preset(preset)  # refuses unknown names, whatever the prefix
-    before = known.prefix if prefix is None else prefix
+    if preset not in CLIP_SCORE_PRESETS:
+        raise ValueError(f"preset must be one of {sorted(CLIP_SCORE_PRESETS)}, got {preset!r}.")
+    before = CLIP_SCORE_PRESETS[preset].prefix if prefix is None else prefix
     return before if not before or before[-1].isspace() else f"{before} "
 
 
@@ -102,12 +82,12 @@ def clip_score(
     Returns:
         `dict`: `clip_score`, the mean, higher is better; `per_sample`; `signature`.
     """
-    chosen = _preset(preset)
-    factor = _check_scale(chosen.scale if scale is None else scale)
-    clamped = chosen.clamp if clamp is None else clamp
-    cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
-    scores = factor * (cosine.clamp(min=0) if clamped else cosine)
-    used = {"scale": factor, "clamp": clamped, "prefix": score_prefix(preset, prefix).strip() or "none"}
+    prefix = score_prefix(preset, prefix)
+    scale = CLIP_SCORE_PRESETS[preset].scale if scale is None else scale
+    clamp = CLIP_SCORE_PRESETS[preset].clamp if clamp is None else clamp
+    cosine = _cosines(text_features, image_features)
+    scores = scale * (cosine.clamp(min=0) if clamp else cosine)
+    used = {"scale": scale, "clamp": clamp, "prefix": prefix.strip() or "none"}
     named = signature(metric="clip_score", scorer=scorer, preset=preset, **used)
     return {"clip_score": float(scores.mean()), "per_sample": scores.numpy(), "signature": named}
 
@@ -135,16 +115,15 @@ def ref_clip_score(
     Returns:
         `dict`: `ref_clip_score`, the mean, higher is better; `clip_score`; `per_sample`; `signature`.
     """
-    cosine = _cosines(text_features, image_features, ("text_features", "image_features"))
-    image = _check_scale(scale) * cosine.clamp(min=0)
-    text, sets = as_features(text_features, "text_features"), len(reference_features)
-    if sets != len(text):
-        raise ValueError(f"{len(text)} captions and {sets} sets of references. Pass one set per caption.")
-    nearest = torch.empty_like(image)
-    for i, features in enumerate(reference_features):
-        rows = as_features(features, f"reference_features[{i}]")
-        same = text[i : i + 1].expand(len(rows), -1) if rows.ndim == 2 else text[i : i + 1]
-        nearest[i] = _cosines(same, rows, (f"text_features[{i}]", f"reference_features[{i}]")).max().clamp(min=0)
+    image = scale * _cosines(text_features, image_features).clamp(min=0)
+    text = _unit(text_features, "text_features").cpu()
+    if len(reference_features) != len(text):
+        sets = f"{len(reference_features)} sets of references"
+        raise ValueError(f"{len(text)} captions and {sets}. Pass one set per caption.")
+    groups = [_unit(features, f"reference_features[{i}]").cpu() for i, features in enumerate(reference_features)]
+    # Products as in `_cosines`, so that a reference that equals the image gets the same cosine.
+    nearest = torch.stack([(rows * caption).sum(dim=1).max() for caption, rows in zip(text, groups, strict=True)])
+    nearest = nearest.clamp(0, 1)
     total = image + nearest
     scores = torch.where(total > 0, 2 * image * (nearest / total), torch.zeros_like(total))
     used = None if prefix is None else prefix.strip() or "none"
@@ -164,7 +143,6 @@ def emscore(
     *,
     idf: Sequence[Any] | None = None,
     reference_features: Sequence[Sequence[Any]] | None = None,
-    reference_idf: Sequence[Sequence[Any]] | None = None,
     scorer: str = "",
 ) -> dict[str, Any]:
     r"""Precision, recall and F of the embedding matching of captions and videos, fine, coarse and full.
@@ -181,7 +159,6 @@ def emscore(
         frame_features: N arrays of shape `(F, D)`, features of the frames of each caption's video.
         idf: N sequences of `T` token weights, not negative; `None`: equal weights.
         reference_features: N lists of arrays of shape `(T, D)`, one per reference, EOS last.
-        reference_idf: Weights of the references' tokens, used in recall; `None`: equal weights.
         scorer: Scorer and revision, for the signature.
     Returns:
         `dict`: means `precision`, `recall`, `f` (full), `fine_precision`, `fine_recall`, `fine_f`, `coarse`, in [-1, 1],
@@ -200,7 +177,7 @@ def emscore(
         frames = _unit(frames_i, f"frame_features[{i}]", tokens)
         weights = _weights(None if idf is None else idf[i], tokens, f"idf[{i}]")
         middle = torch.nn.functional.normalize(frames.mean(dim=0), dim=0)
-        video = _matching(tokens, weights, frames, _weights(None, frames, ""), middle)
+        video = _matching(tokens, weights, frames, middle)
         rows.append(_full(video))
         if reference_features is None:
             continue
@@ -208,8 +185,7 @@ def emscore(
         for k, texts in enumerate(reference_features[i]):
             name = f"reference_features[{i}][{k}]"
             texts = _unit(texts, name, tokens)
-            own = _weights(None if reference_idf is None else reference_idf[i][k], texts, f"reference_idf[{i}][{k}]")
-            found.append(_matching(tokens, weights, texts, own, texts[-1]))
+            found.append(_matching(tokens, weights, texts, texts[-1]))
         best = torch.stack(found).amax(dim=0)
         with_references.append(_full((video + best) / 2))
     result: dict[str, Any] = {"per_sample": {}}
@@ -251,25 +227,23 @@ def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
     """Features of unit length, of the same dimension and on the same device as the tokens."""
     rows = unit_length(check_features(features, name).double())
     if tokens is not None and rows.shape[1] != tokens.shape[1]:
-        owner = name[name.index("[") :].split("]")[0] + "]"
-        raise ValueError(f"token_features{owner} have {tokens.shape[1]} features, {name} {rows.shape[1]}.")
+        raise ValueError(f"{name} have {rows.shape[1]} features, the caption's token_features {tokens.shape[1]}.")
     return rows if tokens is None else rows.to(tokens.device)
 
 
 def _weights(weights: Any, rows: Tensor, name: str) -> Tensor:
     """One weight per row, on the device of the rows."""
-    number = len(rows)
-    found = rows.new_ones(number) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
-    if found.shape != (number,) or not bool(((found >= 0) & found.isfinite()).all()) or not bool((found > 0).any()):
-        raise ValueError(f"{name} must be {number} weights: finite, not negative, not all 0. None: equal weights.")
-    return found / found.amax() if float(found.amax()) > 2.0**500 else found  # their sum must not overflow
+    found = rows.new_ones(len(rows)) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
+    if found.shape != (len(rows),) or not bool(((found >= 0) & found.isfinite()).all()) or not bool((found > 0).any()):
+        raise ValueError(f"{name} must be {len(rows)} weights: finite, not negative, not all 0. None: equal weights.")
+    return found
 
 
-def _matching(tokens: Tensor, weights: Tensor, others: Tensor, other_weights: Tensor, whole: Tensor) -> Tensor:
+def _matching(tokens: Tensor, weights: Tensor, others: Tensor, whole: Tensor) -> Tensor:
     """Fine precision, recall and F, and the coarse cosine, `(4,)`."""
     similarity = tokens @ others.T  # (T, F), F frames or tokens of a reference
     precision = (similarity.amax(dim=1) * weights).sum() / weights.sum()
-    recall = (similarity.amax(dim=0) * other_weights).sum() / other_weights.sum()
+    recall = similarity.amax(dim=0).mean()
     total = precision + recall
     fine = 2 * precision * recall / total if float(total) else torch.zeros_like(total)
     return torch.stack([precision, recall, fine, whole @ tokens[-1]])

@@ -1,27 +1,22 @@
-"""Similarity of captions to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D without Java; BLEURT and entailment by models.
+"""Similarity of captions to their references: BLEU, ROUGE-L, CIDEr and CIDEr-D without Java.
 
-The first four use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
+They use the tokenizer of [`hf_captionrl.text.tokenize`] and equal pycocoevalcap's numbers to 1e-4 or better.
 Legend: N captions, R pairs of a caption and a reference.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from hf_captionrl.metrics.bootstrap import signature
-from hf_captionrl.metrics.caption_checks import check_captions, check_groups, checked_pairs
+from hf_captionrl.metrics.caption_checks import checked_pairs
 from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.tokenize import encode_captions, ptb_tokenize
-from hf_captionrl.utils.io import check_unicode
-from hf_captionrl.utils.model_files import check_text_files
 
 
 def _cider(
@@ -35,10 +30,8 @@ def _cider(
         # Only the scores are needed, and they do not depend on n-grams of one image.
         frequencies = DocumentFrequencies.from_token_batch(others, of, words=words, eos=eos, min_documents=2)
         own, images = encode_captions(ours, known=words, eos=eos)
-    elif frequencies.eos != eos:
-        raise ValueError(f"eos is {eos}, but the frequencies were counted with {frequencies.eos}. Use the same.")
-    elif frequencies.words is None:
-        raise ValueError("These frequencies are of token ids. Count the words of the references.")
+    elif frequencies.eos != eos or frequencies.words is None:
+        raise ValueError(f"eos is {eos}, and the frequencies have other endings or ids. Count words with this eos.")
     else:
         unknown: dict[str, int] = {}
         own, images = encode_captions(ours, unknown, known=frequencies.words, eos=eos)
@@ -136,8 +129,6 @@ def rouge_l(candidates: Any, references: Any, *, beta: float = 1.2) -> dict[str,
     Returns:
         `dict`: `rouge_l`, the mean in [0, 1]; `per_sample`; `signature`.
     """
-    if not 0 <= beta <= 1e6:  # from there on only recall counts
-        raise ValueError(f"beta must be 0 or more, got {beta}. Use at most 1e+06.")
     scores = []
     for group, texts in zip(*checked_pairs(candidates, references), strict=True):
         others = [ptb_tokenize(text) for text in texts]
@@ -163,80 +154,3 @@ def _common(a: list[str], b: list[str]) -> int:
         hit = state & where.get(word, 0)
         state = (state + hit | state - hit) & everything
     return len(a) - state.bit_count()
-
-
-# --- By trained models -----------------------------------------------------------------------------------------------
-
-BLEURT, NLI = "Elron/bleurt-large-512", "FacebookAI/roberta-large-mnli"
-"""Models of the code of No Detail Left Behind. They must be in the Hub's cache, or be folders."""
-
-PairModel = tuple[Any, Any]
-"""A model for sequence classification of pairs of texts, and its tokenizer."""
-
-
-def load_pair_model(name: str) -> PairModel:
-    """Model and tokenizer for `bleurt` or `entailment`, from a folder or a name on the Hub; RuntimeError without weights."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    try:
-        check_text_files(name)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            name, use_safetensors=True, dtype=torch.float32, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
-        remedy = "Use a folder with the model, or download it first."
-        raise RuntimeError(f"not run: the weights of {name!r} cannot be loaded ({said}). {remedy}") from error
-    return model.eval(), tokenizer
-
-
-def _best(
-    candidates: Any,
-    references: Any,
-    named: str | PairModel,
-    key: str,
-    swap: bool,
-    score: Callable[[Any, Tensor], Tensor],
-) -> dict[str, Any]:
-    """The best score over the references of each caption, and its mean; 16 pairs at once."""
-    texts = check_captions(candidates, "candidates")
-    groups = check_groups(references, "references", len(texts))
-    model, tokenizer = load_pair_model(named) if isinstance(named, str) else named
-    name = named if isinstance(named, str) else Path(model.name_or_path).name
-    for text in [*texts, *itertools.chain.from_iterable(groups)]:
-        check_unicode(text, f"The caption {text!a}")
-    pairs = [(text, other) for text, group in zip(texts, groups, strict=True) for other in group]
-    found = []
-    with torch.no_grad():
-        for start in range(0, len(pairs), 16):
-            first, second = map(list, zip(*pairs[start : start + 16], strict=True))
-            both = (second, first) if swap else (first, second)
-            batch = tokenizer(*both, padding=True, truncation=True, return_tensors="pt")
-            found.append(score(model, model(**batch.to(model.device)).logits).double().cpu())
-    values = np.array([float(scores.max()) for scores in torch.cat(found).split(list(map(len, groups)))])
-    return {key: float(values.mean()), "per_sample": values, "signature": signature(metric=key, model=name)}
-
-
-def bleurt(candidates: Any, references: Any, *, model: str | PairModel = BLEURT) -> dict[str, Any]:
-    """BLEURT (Sellam et al. 2020) of each caption with its best reference: `bleurt`, the mean; `per_sample`; `signature`."""
-    return _best(candidates, references, model, "bleurt", False, lambda _, logits: logits[:, 0])
-
-
-def entailment(
-    candidates: Any, references: Any, *, model: str | PairModel = NLI, reverse: bool = False
-) -> dict[str, Any]:
-    """Probability that a reference follows from the caption (`reverse`: the caption from it), for the best reference.
-
-    The code of No Detail Left Behind reads column 1 of the probabilities, which is "neutral" in `roberta-large-mnli`; here the
-    column is the label that is called entailment. Returns `entailment`, the mean, in [0, 1]; `per_sample`; `signature`.
-    """
-
-    def probability(loaded: Any, logits: Tensor) -> Tensor:
-        labels = {str(label).lower(): int(i) for i, label in loaded.config.id2label.items()}
-        if "entailment" not in labels:
-            name = loaded.name_or_path
-            raise ValueError(f"{name!r} has the labels {sorted(labels)}. Use a model with the label entailment.")
-        return logits.softmax(1)[:, labels["entailment"]]
-
-    return _best(candidates, references, model, "entailment", reverse, probability)

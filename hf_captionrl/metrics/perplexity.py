@@ -17,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_captionrl.metrics.bootstrap import signature
 from hf_captionrl.metrics.caption_checks import check_captions
-from hf_captionrl.utils.io import check_unicode
 
 
 def caption_perplexity(
@@ -76,18 +75,15 @@ def caption_losses(
     texts = check_captions(captions)
     if bos not in ("tokenizer", "prepend"):
         raise ValueError(f"bos must be 'tokenizer' or 'prepend', got {bos!r}.")
-    if batch_size < 1 or (max_length is not None and max_length < 1):
-        raise ValueError(f"batch_size ({batch_size}) and max_length ({max_length}) must be at least 1.")
     limit = getattr(model.config, "max_position_embeddings", None) if max_length is None else max_length
     start = [tokenizer.bos_token_id] if bos == "prepend" else []
     if start == [None]:
         raise ValueError("bos='prepend' needs a tokenizer with bos_token. Set it, or use bos='tokenizer'.")
     ids = []
     num_truncated = 0
-    for i, text in enumerate(texts):
-        check_unicode(text, f"captions[{i}]")
-        own = list(tokenizer(text)["input_ids"])
-        whole = own if own[:1] == start else start + own
+    for text in texts:
+        tokens = list(tokenizer(text)["input_ids"])
+        whole = tokens if tokens[:1] == start else start + tokens
         ids.append(whole[:limit])
         num_truncated += len(whole) > len(ids[-1])
     device = next(model.parameters()).device

@@ -6,7 +6,6 @@ Legend: N captions, M images of the pool, P ranked (caption, bag) pairs, D featu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -87,30 +86,26 @@ def self_retrieval(
         >>> result["recall_at_1"], result["ranks"].tolist()
         (1.0, [1, 1])
     """
-    given = [n for n, v in (("bags", bags), ("sets", sets), ("num_distractors", num_distractors)) if v is not None]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are different protocols. Pass only one of them.")
+    if sum(option is not None for option in (bags, sets, num_distractors)) > 1:
+        raise ValueError("bags, sets and num_distractors are different protocols. Pass only one of them.")
     if pool_ranks is not None and (bags or sets or protocol == "blocks" or duplicates == "merge"):
         raise ValueError("pool_ranks are ranks among all images, and this protocol has others. Leave pool_ranks out.")
-    if protocol not in ("expected", "blocks", "sampled"):
-        raise ValueError(f"protocol must be 'expected', 'blocks' or 'sampled', got {protocol!r}.")
-    if duplicates not in ("count", "merge"):
-        raise ValueError(f"duplicates must be 'count' or 'merge', got {duplicates!r}.")
-    if len(ks) == 0 or any(isinstance(k, bool) or not isinstance(k, Integral) or not 0 < k < 2**31 for k in ks):
+    if protocol not in ("expected", "blocks", "sampled") or duplicates not in ("count", "merge"):
+        options = f"protocol {protocol!r} and duplicates {duplicates!r}"
+        raise ValueError(f"{options}: use 'expected', 'blocks' or 'sampled', and 'count' or 'merge'.")
+    if not ks or any(not isinstance(k, int) or not 0 < k < 2**31 for k in ks):
         raise ValueError(f"ks must be positive integers below 2**31, got {tuple(ks)}.")
-    if num_distractors is not None and (not isinstance(num_distractors, Integral) or num_distractors < 1):
-        raise ValueError(f"num_distractors must be an integer of at least 1, got {num_distractors}.")
-    if num_bootstrap < 0:
-        raise ValueError(f"num_bootstrap must not be negative, got {num_bootstrap}.")
 
     text = as_features(text_features, "text_features")
     images = as_features(image_features, "image_features")
     dtype = str(text.dtype).removeprefix("torch.")
     if text.dtype != images.dtype:
-        ranks(text, images, targets)  # raises, with the reason
+        raise ValueError(
+            f"text_features are {dtype} and image_features {images.dtype}. Both should come from one scorer."
+        )
     found = None if pool_ranks is None else torch.as_tensor(pool_ranks).long().cpu()  # (N,) if known
-    if found is not None and (found.shape != (len(text),) or not bool(((found >= 1) & (found <= len(images))).all())):
-        raise ValueError(f"pool_ranks must be {len(text)} ranks from 1 to {len(images)}, one per caption.")
+    if found is not None and found.shape != (len(text),):
+        raise ValueError(f"pool_ranks must be {len(text)} ranks, one per caption.")
     scaled = unit_rows if found is None else check_features  # known ranks need no copies of unit length
     text, images = scaled(text, "text_features"), scaled(images, "image_features")
     owners = check_targets(targets, len(text), len(images))
@@ -118,8 +113,7 @@ def self_retrieval(
     num_duplicates = int((first != torch.arange(len(first))).sum())
     if duplicates == "merge" and num_duplicates:
         kept, row = torch.unique(first, return_inverse=True)
-        bags = None if bags is None else _renumbered(bags, row, "bags")
-        sets = None if sets is None else _renumbered(sets, row, "sets")
+        bags, sets = _renumbered(bags, row, "bags"), _renumbered(sets, row, "sets")
         images, owners, first = images[kept.to(images.device)], row[owners], torch.arange(len(kept))
 
     captions, groups = torch.arange(len(text)), owners  # (P,) caption of each rank, and its image or bag
@@ -159,6 +153,7 @@ def self_retrieval(
         for key, values in recalls.items():
             result[f"{key}_ci"] = proportion_interval(values, groups=groups.numpy(), confidence=confidence)
             result[f"{key}_ci_method"] = result[f"{key}_ci"].method
+    counted = {"pool": len(images), "ties": "against", "duplicates": duplicates, "dtype": dtype}
     return result | {
         "mean_rank": float(expected.mean()),
         "median_rank": float(np.median(expected.numpy())),
@@ -168,22 +163,14 @@ def self_retrieval(
         "num_captions": len(text),
         "pool_size": len(images),
         "num_duplicate_images": num_duplicates,
-        "signature": signature(
-            metric="self_retrieval",
-            scorer=scorer,
-            variant=variant,
-            pool=len(images),
-            ties="against",
-            duplicates=duplicates,
-            dtype=dtype,
-        ),
+        "signature": signature(metric="self_retrieval", scorer=scorer, variant=variant, **counted),
     }
 
 
-def _renumbered(lists: Sequence[Sequence[int]], row: Tensor, name: str) -> list[list[int]]:
+def _renumbered(lists: Sequence[Sequence[int]] | None, row: Tensor, name: str) -> list[list[int]] | None:
     """Bags or sets in rows of the merged pool, each image once."""
-    checked = [check_bag(rows, f"{name}[{i}]", len(row)) for i, rows in enumerate(lists)]
-    return [list(dict.fromkeys(row[rows].tolist())) for rows in checked]
+    checked = [check_bag(rows, f"{name}[{i}]", len(row)) for i, rows in enumerate(lists or ())]
+    return None if lists is None else [list(dict.fromkeys(row[rows].tolist())) for rows in checked]
 
 
 def _sizes(lists: Sequence[Sequence[int]]) -> str:

@@ -6,16 +6,15 @@ import math
 import string
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
-from numbers import Real
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_captionrl.metrics.bootstrap import leave_one_out, numbered, signature
-from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_captions, checked_groups
+from hf_captionrl.metrics.caption_checks import as_sequence, check_captions, checked_groups
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu, sibling_bleu
 from hf_captionrl.text.ngrams import count_ngrams, distinct_share, group_blocks
 from hf_captionrl.text.tokenize import encode_captions, load_spacy, ptb_tokenize
@@ -31,12 +30,10 @@ def spacy_tagger(model: str | None = None, *, batch_size: int = 256) -> Tagger:
     """A tagger with spaCy's English model (extra `[analysis]`)."""
     # Lemmas need only the tagger and the lemmatizer; parsing would take most of the time.
     pipeline = load_spacy(model, exclude=["parser", "ner"])
-
-    def tag(captions: Sequence[str]) -> Iterable[Sequence[tuple[str, str]]]:
-        for document in pipeline.pipe(captions, batch_size=batch_size):
-            yield [(token.lemma_.lower(), token.pos_) for token in document]
-
-    return tag
+    return lambda captions: (
+        [(token.lemma_.lower(), token.pos_) for token in document]
+        for document in pipeline.pipe(captions, batch_size=batch_size)
+    )
 
 
 def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
@@ -53,17 +50,11 @@ def local_mutual_information(counts: Mapping[str, Mapping[str, int]]) -> dict[st
     """
     if len(counts) < 2:
         raise ValueError(f"counts has {len(counts)} source. Pass at least two sources to compare.")
-    for source, words in counts.items():
-        for word, count in words.items():
-            if not (isinstance(count, Real) and 0 <= count < math.inf):
-                raise ValueError(f"counts[{source!r}][{word!r}] is {count}. Use a count of 0 or more.")
     of_word: Counter[str] = Counter()
     for words in counts.values():
         of_word.update(words)
     of_source = {source: sum(words.values()) for source, words in counts.items()}
     total = sum(of_source.values())
-    if total == 0:
-        raise ValueError("No source contains a word. Check the captions, the tagger and the parts of speech.")
     return {
         source: {
             word: observed * math.log(observed * total / (of_word[word] * of_source[source]))
@@ -100,24 +91,16 @@ def characteristic_words(
     tag = spacy_tagger() if tagger is None else tagger
     counts: dict[str, dict[str, Counter[str]]] = {part: {source: Counter() for source in sources} for part in parts}
     for source, captions in sources.items():
-        texts = check_captions(captions, f"sources[{source!r}]")
-        seen = 0
-        for pairs in tag(texts):
-            seen += 1
+        for pairs in tag(check_captions(captions, f"sources[{source!r}]")):
             for lemma, part in pairs:
                 if part in counts:
                     counts[part][source][lemma] += 1
-        if seen != len(texts):
-            numbers = f"{seen} results for {len(texts)} captions"
-            raise ValueError(f"The tagger gave {numbers} of {source!r}. Return one result per caption.")
     result: dict[str, Any] = {}
     for part, of_source in counts.items():
-        # Captions without any adjective are valid; their list is empty.
-        scores = local_mutual_information(of_source) if any(of_source.values()) else {name: {} for name in of_source}
         result[part] = {
             # Equal scores in alphabetical order, so that two runs give the same list.
             source: [(w, s) for w, s in sorted(words.items(), key=lambda item: (-item[1], item[0]))[:top] if s > 0]
-            for source, words in scores.items()
+            for source, words in local_mutual_information(of_source).items()
         }
     result["signature"] = signature(metric="local_mutual_information", log="e", unit="lemma", parts="-".join(parts))
     return result
@@ -132,24 +115,19 @@ def length_statistics(
     `words` with [`hf_captionrl.evaluation.plots.write_length_histogram`].
 
     Args:
-        captions: The captions. They are read in blocks, of which only one is in memory.
-        count_tokens: Maps the captions of a block to their numbers of tokens, including special tokens (the paper: CLIP's
-            tokenizer); None: no numbers of tokens.
+        captions: The captions.
+        count_tokens: Maps the captions to their numbers of tokens, including special tokens (the paper: CLIP's tokenizer);
+            None: no numbers of tokens.
     Returns:
         `dict`: `mean_words`, `std_words` (of the population), `max_words`; with `count_tokens` the same for `tokens`;
         `words` and `tokens`, the numbers of each caption; `signature`.
     """
-    texts, parts = checked_captions(captions), []
-    while block := list(islice(texts, 4096)):
-        counts = {"words": np.array([len(text.split()) for text in block])}
-        if count_tokens is not None:
-            counts["tokens"] = tokens = np.asarray(count_tokens(block))
-            if tokens.shape != counts["words"].shape:
-                raise ValueError(f"count_tokens gave {len(tokens)} numbers for {len(block)} captions.")
-        parts.append(counts)
-    found = {unit: np.concatenate([part[unit] for part in parts]) for unit in parts[0]}
+    texts = check_captions(captions)
+    counts = {"words": np.array([len(text.split()) for text in texts])}
+    if count_tokens is not None:
+        counts["tokens"] = np.asarray(count_tokens(texts))
     result: dict[str, Any] = {}
-    for unit, numbers in found.items():
+    for unit, numbers in counts.items():
         result |= {f"mean_{unit}": float(numbers.mean()), f"std_{unit}": float(numbers.std())}
         result |= {f"max_{unit}": int(numbers.max()), unit: numbers}
     return result | {"signature": signature(metric="length_statistics", words="whitespace", std="population")}
@@ -170,14 +148,9 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
         and punctuation removed; `per_sample`, the lengths, and the contributions ([`leave_one_out`]) of the captions to
         the lexical diversity; `signature`.
     """
-    lengths: list[int] = []
-
-    def words() -> Iterator[list[str]]:
-        for text in checked_captions(captions):
-            lengths.append(len(text.split()))
-            yield text.translate(_NO_PUNCTUATION).split()
-
-    number, without = vocabulary_size(words(), 1)
+    texts = check_captions(captions)
+    lengths = [len(text.split()) for text in texts]
+    number, without = vocabulary_size((text.translate(_NO_PUNCTUATION).split() for text in texts), 1)
     named = signature(metric="caption_statistics", words="whitespace", case="kept", punctuation="removed")
     each = {"length": lengths, "lexical_diversity": leave_one_out(number / 1000, without / 1000)}
     means = {"length": sum(lengths) / len(lengths), "lexical_diversity": number / 1000}
@@ -186,13 +159,12 @@ def caption_statistics(captions: Any) -> dict[str, Any]:
 
 def vocabulary_size(words: Iterable[Sequence[str]], min_frequency: int) -> tuple[int, np.ndarray]:
     """Number of words that occur at least `min_frequency` times in the captions, and the numbers without each caption `(N,)`."""
-    _check_min_frequency(min_frequency)
     ids: dict[str, int] = {}
-    found, sizes = array("q"), array("q")
+    items, sizes = array("q"), array("q")
     for caption in words:
-        found.extend(ids.setdefault(word, len(ids)) for word in caption)
+        items.extend(ids.setdefault(word, len(ids)) for word in caption)
         sizes.append(len(caption))
-    return count_distinct(np.array(found), np.repeat(np.arange(len(sizes)), sizes), len(sizes), min_frequency)
+    return count_distinct(np.array(items), np.repeat(np.arange(len(sizes)), sizes), len(sizes), min_frequency)
 
 
 def count_distinct(
@@ -208,11 +180,6 @@ def count_distinct(
     lost = (times[item] >= min_frequency) & (times[item] - own < min_frequency)
     number = int((times >= min_frequency).sum())
     return number, number - np.bincount(owner[lost], minlength=num_owners or int(owners.max()) + 1)
-
-
-def _check_min_frequency(min_frequency: int) -> None:
-    if min_frequency < 1:
-        raise ValueError(f"min_frequency must be at least 1, got {min_frequency}.")
 
 
 def caption_diversity(
@@ -239,7 +206,6 @@ def caption_diversity(
     """
     groups = as_sequence(captions, "captions")
     batch, images = encode_captions(checked_groups(groups, "captions", minimum=2))
-    _check_min_frequency(min_frequency)
     vocabulary = int((torch.bincount(batch.tokens) >= min_frequency).sum())
     sizes = torch.bincount(images)
     slot = torch.arange(len(batch)) - torch.repeat_interleave(torch.cumsum(sizes, 0) - sizes, sizes)
@@ -250,9 +216,8 @@ def caption_diversity(
     ]
     div = {f"div_{n}": torch.cat(found) for n, found in zip((1, 2), zip(*shares, strict=True), strict=True)}
     siblings = sibling_bleu(batch, images, max_order)
-    sentence = bleu_scores(*siblings)  # (N, n)
-    sums = torch.zeros(len(groups), max_order, dtype=torch.float64).index_add_(0, images, sentence)
-    per_image = sums / sizes[:, None]
+    zeros = torch.zeros(len(groups), max_order, dtype=torch.float64)
+    per_image = zeros.index_add_(0, images, bleu_scores(*siblings)) / sizes[:, None]
     by_slot = []
     without = torch.zeros(2, len(groups), dtype=torch.float64)  # sum over the slots without an image, and their number
     for k in range(int(sizes.max())):

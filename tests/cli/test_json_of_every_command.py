@@ -27,7 +27,6 @@ RUNS = {
     "metrics path": ["self_retrieval"],
     "agreement": ["--benchmark", "flickr8k-expert", "--data_root", ".", "--num_bootstrap", "9"],
     "audit-metric": ["--metric", "length", "--n", "50", "--output", "audit"],
-    "metrics install": [],
     "completion": ["fish"],
     "env": [],
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],
@@ -124,7 +123,6 @@ def world(tmp_path_factory):
         patch.setenv("HF_TOKEN", TOKEN)
         patch.setenv("CAPTIONRL_CACHE", str(folder / "cache"))
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
-        patch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: folder / "modules")
         patch.setattr("hf_captionrl.apps.album.demo.load_demo", lambda arguments: None)
         patch.setattr(
             "hf_captionrl.apps.album.demo.serve", lambda demo, options, announce: announce("http://127.0.0.1:7860")

@@ -337,7 +337,7 @@ BAD = {
     "few scenes": (["--metric", "length", "--n", "49"], "n is 49"),
     "facts of pairs": (["--metric", "truth_f1", "--n", "0", "--pairs", [PAIR]], "truth_f1"),
     "no image for a scorer": (["--metric", "clip_score", "--pairs", [PAIR]], "image"),
-    "no judge": (["--metric", "fleur"], "--judge"),
+    "no judge": (["--metric", "clair"], "--judge"),
     "rewards of facts of pairs": (["--metric", "reward:claim_f1", "--n", "0", "--pairs", [PAIR]], "reward:claim_f1"),
     "an image that is missing": (["--metric", "length", "--pairs", [PAIR | {"image": "x.png"}]], "x.png"),
     "no worse caption": (["--metric", "length", "--pairs", [PAIR, {"better": "a"}]], "Line 2"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_captionrl.hub import push_folder, push_metric
-from hf_captionrl.metrics.evaluate_modules import MODULES
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from tests.hub.conftest import holders_of_tokens, running_hub
 from tests.hub.folders import publishable
 from tests.hub.server import READ, WRITE
@@ -132,7 +132,7 @@ def test_metric_is_loaded_from_its_space_by_name(world):
 
 def test_every_metric_can_be_pushed(world):
     hub = world[0]
-    for name in MODULES:
+    for name in DESCRIPTIONS:
         push_metric(name, "tester", private=False, token=WRITE)
         repo = hub.repo(f"tester/{name}", "space")
         assert {"app.py", "requirements.txt", f"{name}.py"} <= set(repo.files)

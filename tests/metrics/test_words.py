@@ -184,8 +184,6 @@ def test_signature_contains_no_local_path(language_model, tmp_path, monkeypatch)
         (["a", ""], {}, r"captions\[1\]"),
         (["dog"], {}, "bos='prepend'"),
         (["a dog"], {"bos": "never"}, "bos"),
-        (["a dog"], {"batch_size": 0}, "batch_size"),
-        (["a dog"], {"max_length": 0}, "max_length"),
     ],
 )
 def test_the_argument_is_named(language_model, captions, options, named):

@@ -219,27 +219,6 @@ def tiny_captioner(family: str = "blip", *, prompt: str = "", seed: int = 0) -> 
     return load_captioner(model, processor=processor, prompt=prompt)
 
 
-def tiny_pair_model(folder: Any, labels: list[str]) -> tuple[Any, Any]:
-    """A classifier of pairs of texts with these labels, saved in a folder, and its tokenizer."""
-    torch.manual_seed(0)
-    tokenizer = wordpiece_tokenizer()
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id={label: n for n, label in enumerate(labels)},
-        initializer_range=1.0,
-    )
-    model = BertForSequenceClassification(config).eval()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model, tokenizer
-
-
 def tiny_images(number: int, seed: int = 0, size: int = IMAGE_SIZE) -> list[Image.Image]:
     """Random images."""
     rng = np.random.default_rng(seed)

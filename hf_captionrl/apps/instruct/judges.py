@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from hf_captionrl.captioners.language_models import BackendError, Failure, HTTPBackend, Prompt, Truncated
 from hf_captionrl.metrics.bootstrap import bootstrap_interval, signature
-from hf_captionrl.metrics.caption_checks import listed_texts
+from hf_captionrl.metrics.caption_checks import as_sequence
 from hf_captionrl.metrics.columns import Column, table_columns
 from hf_captionrl.metrics.words import caption_statistics
 from hf_captionrl.utils.io import read_jsonl, write_jsonl
@@ -71,7 +71,7 @@ def parse_scores(reply: str) -> tuple[float, float] | None:
 
 def answer_statistics(answers: Sequence[str]) -> dict[str, Any]:
     """Average length and lexical diversity of answers, and how many are empty."""
-    answers = listed_texts(answers, "answers, one answer per question,")
+    answers = list(as_sequence(answers, "answers", "a list with one answer per question"))
     spoken = [answer for answer in answers if not (isinstance(answer, str) and not answer.strip())]
     found = caption_statistics(spoken) if spoken else {"length": 0.0, "lexical_diversity": 0.0}
     return {

@@ -1,33 +1,19 @@
-"""`evaluate` finds bare names in new processes, from any folder, offline, and with any answer of a Hub."""
+"""`evaluate` finds bare names in new processes, from any folder, offline and online."""
 
 import http.server
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from hf_captionrl.hub.spaces import space_files
-from hf_captionrl.metrics.evaluate_modules import MODULES, install, path
-from hf_captionrl.metrics.evaluate_modules.load import class_name
+from hf_captionrl.metrics.evaluate_modules import path
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from tests.metrics.evaluate_modules import warm_process
 from tests.metrics.evaluate_modules.test_spaces import two_rows
-from tests.offline import python_path
 from tests.test_docs import blocks
 
-LOAD = """
-import os
-os.environ["CAPTIONRL_NO_INSTALL"] = "1"  # only what is installed counts
-import hf_captionrl.metrics.evaluate_modules as modules
-modules.install()
-import evaluate
-metric = evaluate.load("caption_diversity")
-print("div_1", metric.compute(predictions=[["a dog", "a cat"]])["div_1"], type(metric).__module__)
-"""
-OURS = "div_1 0.75 hf_captionrl.metrics.evaluate_modules.caption_diversity"
 FOREIGN = b"""
 import datasets
 import evaluate
@@ -39,35 +25,18 @@ class CaptionDiversity(evaluate.Metric):
     def _compute(self, predictions):
         return {"div_1": -1.0}
 """
-# By the first part of the path: status, body, headers.
-HUB = {
-    "200-page": (200, b"<!DOCTYPE html>\n<p>Sign in to this network\n", {"ETag": '"1"'}),
-    "200-empty": (200, b"", {}),
-    "200-foreign": (200, FOREIGN, {"ETag": '"2"'}),
-    "200-bytes": (200, b"\xff\xfe\x00", {}),
-    "401": (401, b"no", {}),
-    "404": (404, b"no", {}),
-    "503": (503, b"later", {}),
-}
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
+    """Another module under every name."""
+
     def do_GET(self):
-        first, _, rest = self.path.lstrip("/").partition("/")
-        if first == "space":  # a Hub with one Space that has only the branch main
-            name = rest.split("/")[2]
-            found = f"/resolve/main/{name}.py" in rest
-            body = space_files(name, f"me/{name}")[f"{name}.py"].encode() if found else b""
-            status, headers = (200, {"ETag": '"space"'}) if found else (404, {})
-        else:
-            status, body, headers = HUB[first]
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+        self.send_response(200)
+        for name, value in {"ETag": '"1"', "Content-Length": str(len(FOREIGN))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
-        self.server.seen.append((first, self.command, status))
+            self.wfile.write(FOREIGN)
 
     do_HEAD = do_GET  # noqa: N815 - the name http.server calls
 
@@ -78,7 +47,6 @@ class Hub(http.server.BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.seen = []
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -93,32 +61,6 @@ def job(tmp_path, code, name="run", **env):
     return {"code": code, "cwd": str(folder), "env": env}
 
 
-def test_every_bare_name_offline_in_a_new_process_and_folder(tmp_path):
-    code = LOAD + (
-        "for name in modules.MODULES:\n"
-        "    metric = evaluate.load(name)\n"
-        "    assert metric.name == name and metric.module_type == 'metric', metric\n"
-        "    assert metric.description and metric.citation and metric.inputs_description\n"
-        "print('loaded', len(modules.MODULES))\n"
-    )
-    bare = "import hf_captionrl.metrics, evaluate; evaluate.load('caption_diversity')"
-    # The package's folder holds a package with the same name as the one in the cache.
-    inside = job(tmp_path, LOAD, "inside", HF_EVALUATE_OFFLINE="1") | {"cwd": str(Path(path("emscore")).parents[1])}
-    (status, said), (hidden, heard), (without, error) = warm_process.run(
-        job(tmp_path, code, HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
-        inside,
-        job(tmp_path, bare, "bare", HF_EVALUATE_OFFLINE="1", CAPTIONRL_NO_INSTALL="1"),
-    )
-    assert status == 0, said
-    assert OURS in said
-    assert f"loaded {len(MODULES)}" in said
-    assert hidden == 0, heard
-    assert OURS in heard
-    # Negative control: without the installed files nothing is found.
-    assert without == 1
-    assert "FileNotFoundError" in error
-
-
 FRONT_DOORS = {
     "evaluate first": "import evaluate\nimport hf_captionrl\n",
     "package first": "import hf_captionrl\nimport evaluate\n",
@@ -126,10 +68,13 @@ FRONT_DOORS = {
     "a notebook": "import hf_captionrl.metrics\nfrom evaluate.loading import load\nimport evaluate\nevaluate.load = load\n",
 }
 KNOWN = """
-import os, pathlib, sys
-metric = evaluate.load("self_retrieval")
-written = [p.name for p in pathlib.Path(os.environ["HF_HOME"]).rglob("*") if p.is_file()]
-print("found", metric.name, type(metric).__module__.startswith("hf_captionrl."), written)
+import os, pathlib
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
+for name in DESCRIPTIONS:
+    metric = evaluate.load(name)
+    assert metric.name == name and type(metric).__module__.startswith("hf_captionrl."), metric
+    assert metric.description and metric.citation and metric.inputs_description
+print("written", [p.name for p in pathlib.Path(os.environ["HF_HOME"]).rglob("*") if p.is_file()])
 try:
     evaluate.load("no_such_metric")
 except FileNotFoundError:
@@ -141,119 +86,40 @@ except FileNotFoundError:
 def test_after_the_import_alone_bare_names_are_known(hub, tmp_path, online):
     settings = {"HF_EVALUATE_OFFLINE": "1"}
     if online:  # a Hub that would return another module of this name
-        settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}/200-foreign"}
+        settings = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}"}
     tail = KNOWN if not online else KNOWN.partition("try:")[0]
-    found = warm_process.run(*[job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()])
-    for name, (status, said) in zip(FRONT_DOORS, found, strict=True):
-        assert status == 0, (name, said)
-        assert "found self_retrieval True []" in said, (name, said)
-        assert ("others as before" in said) is not online, (name, said)
-        assert "FOREIGN" not in said, name
+    jobs = {name: job(tmp_path, code + tail, name, **settings) for name, code in FRONT_DOORS.items()}
+    # Negative control: a process that does not import the package does not know them.
+    jobs["bare"] = job(tmp_path, "import evaluate\nevaluate.load('caption_diversity')", "bare", **settings)
+    *found, (_, bare) = warm_process.run(*jobs.values())
+    for name, (status, output) in zip(FRONT_DOORS, found, strict=True):
+        assert status == 0, (name, output)
+        assert "written []" in output, (name, output)
+        assert ("others as before" in output) is not online, (name, output)
+        assert "FOREIGN" not in output, name
+    assert ("FOREIGN" if online else "FileNotFoundError") in bare
 
 
 def test_a_script_in_the_working_folder_comes_first_as_for_every_name(tmp_path):
     work = job(tmp_path, "import hf_captionrl\nimport evaluate\nevaluate.load('caption_diversity')", "own")
-    own = Path(work["cwd"], "caption_diversity")
-    own.mkdir()
-    (own / "caption_diversity.py").write_bytes(FOREIGN)
+    folder = Path(work["cwd"], "caption_diversity")
+    folder.mkdir()
+    (folder / "caption_diversity.py").write_bytes(FOREIGN)
     work["env"]["HF_EVALUATE_OFFLINE"] = "1"
-    ((status, said),) = warm_process.run(work)
-    assert status == 0, said
-    assert "FOREIGN CODE WAS RUN" in said
-
-
-@pytest.mark.slow  # a fresh process per case
-def test_bare_names_with_every_answer_of_the_hub(hub, tmp_path):
-    endpoint = "http://127.0.0.1:{}/{}".format
-    cases = {name: endpoint(hub.server_port, name) for name in HUB}
-    cases["refused"] = endpoint(9, "nobody-listens")
-    found = warm_process.run(*[job(tmp_path, LOAD, name, HF_ENDPOINT=url) for name, url in cases.items()])
-    for name, (status, said) in zip(cases, found, strict=True):
-        assert status == 0, (name, said)
-        assert OURS in said, name
-        assert "FOREIGN" not in said, name
-    asked = {name for name, _, _ in hub.seen}
-    assert asked == set(HUB), "every case must have asked the server"
-
-
-@pytest.mark.slow  # a fresh process per case
-def test_cached_page_is_not_loaded(hub, tmp_path):
-    # A process without the package has cached a sign-in page under the name; later the Hub is unreachable.
-    before = "import evaluate\ntry:\n    evaluate.load('caption_diversity')\nexcept BaseException as error:\n    print(error)"
-    home = {"HF_HOME": str(tmp_path / "home")}
-    page = f"http://127.0.0.1:{hub.server_port}/200-page"
-    assert warm_process.run(job(tmp_path, before, HF_ENDPOINT=page, **home))[0][0] == 0
-    stored = list((tmp_path / "home").rglob("caption_diversity.py"))
-    assert len(stored) == 1
-    assert "Sign in" in stored[0].read_text()
-    assert OURS in warm_process.run(job(tmp_path, LOAD, HF_EVALUATE_OFFLINE="1", **home))[0][1]
-
-
-def test_a_pushed_space_loads_by_its_name(hub, tmp_path):
-    code = """
-import evaluate
-for name in ("self_retrieval", "caption_faithfulness"):
-    metric = evaluate.load(f"someone/{name}")
-    print(metric.name, type(metric).__module__)
-metric = evaluate.load("someone/self_retrieval")
-print(metric.compute(predictions=["a"], references=[[1.0, 0.0]], text_features=[[1.0, 0.0]], ks=[1])["recall_at_1"])
-"""
-    url = f"http://127.0.0.1:{hub.server_port}/space"
-    ((status, said),) = warm_process.run(job(tmp_path, code, HF_ENDPOINT=url))
-    assert status == 0, said
-    assert "self_retrieval hf_captionrl.metrics.evaluate_modules.self_retrieval" in said
-    assert said.strip().endswith("1.0")
+    ((status, output),) = warm_process.run(work)
+    assert status == 0, output
+    assert "FOREIGN CODE WAS RUN" in output
 
 
 def test_a_file_loads_by_its_path(evaluate):
-    assert evaluate.load(path("emscore")).name == "emscore"
+    assert evaluate.load(path("clip_score")).name == "clip_score"
     with pytest.raises(ValueError, match=r"no module 'bleurt'.*self_retrieval"):
         path("bleurt")
 
 
-def test_install_is_complete_and_fast_when_repeated(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "evaluate.config", None)
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path))
-    first = install()
-    assert len(first) == len(MODULES) >= 7
-    for file, name in zip(first, MODULES, strict=True):
-        assert file.read_text() == f"from hf_captionrl.metrics.evaluate_modules.{name} import {class_name(name)}\n"
-        assert len(file.parent.name) == 64
-    assert not list(tmp_path.rglob(".tmp-*"))
-    stamps = {file: file.stat().st_mtime_ns for file in first}
-    assert install() == first
-    assert stamps == {file: file.stat().st_mtime_ns for file in first}
-    # A truncated file and a folder without its file are repaired.
-    first[0].write_text("from")
-    first[1].unlink()
-    (first[2].parents[1] / "__init__.py").write_text("")
-    assert install() == first
-    assert "import" in first[0].read_text()
-    assert first[1].is_file()
-    assert "use_installed" in (first[2].parents[1] / "__init__.py").read_text()
-    # A file in place of the folder, so that not even root can write below it.
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="HF_MODULES_CACHE"):
-        assert install() == []
-
-
-def test_import_is_fast_and_concurrent_installs_are_safe(tmp_path):
-    code = (
-        "import sys, time; t = time.perf_counter(); import hf_captionrl.metrics.evaluate_modules as m; files = m.install();"
-        "heavy = {'torch', 'evaluate', 'datasets', 'numpy'} & set(sys.modules);"
-        "sys.exit(f'{heavy}' if heavy or len(files) != len(m.MODULES) or not all(f.stat().st_size for f in files) else 0)"
-    )
-    env = {"HF_MODULES_CACHE": str(tmp_path), "PATH": "", "PYTHONPATH": python_path(Path(__file__).parents[3])}
-    running = [subprocess.Popen([sys.executable, "-W", "error", "-c", code], env=env) for _ in range(6)]
-    assert [process.wait() for process in running] == [0] * 6
-    assert not list(tmp_path.rglob(".tmp-*"))
-
-
 EVERY = """
 import json
-import hf_captionrl.metrics.evaluate_modules as modules
-modules.install()
+import hf_captionrl
 import evaluate
 found = {{}}
 for name, case in json.loads({cases!r}).items():
@@ -267,7 +133,7 @@ print("RESULT", json.dumps(found))
 
 
 def test_two_processes_equal_one_for_every_module(tmp_path, evaluate):
-    cases = {name: two_rows(name) for name in sorted(MODULES)}
+    cases = {name: two_rows(name) for name in DESCRIPTIONS}
     codes = [EVERY.format(cases=json.dumps(cases), process=n, cache=str(tmp_path / "cache")) for n in (0, 1)]
     jobs = [job(tmp_path, code, f"every-{n}", HF_EVALUATE_OFFLINE="1") for n, code in enumerate(codes)]
     (first, said), (second, said_second) = warm_process.run(*jobs)
@@ -283,17 +149,14 @@ def test_two_processes_equal_one_for_every_module(tmp_path, evaluate):
 
 
 CODE = """
-import json, types
+import json
 import pytest
 assert pytest.main(["-q", "-p", "no:cacheprovider", "tests/metrics/test_word_repetition.py"]) == 0
 import hf_captionrl
 import evaluate
-from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, ScoredCaptions
 captions = ["a dog and a cat", "two red kites", "red red"]
 found = evaluate.load("word_repetition").compute(predictions=captions)["word_repetition"]
-scored = ScoredCaptions("mine", [[caption] for caption in captions], [["a dog"]] * 3)
-row = CAPTIONS_TABLE.compute(scored, types.SimpleNamespace(seed=0, tokenize="ptb"))
-print("RESULT", json.dumps([hf_captionrl.__file__, found, row["word_repetition"]]))
+print("RESULT", json.dumps([hf_captionrl.__file__, found]))
 """
 
 
@@ -308,15 +171,13 @@ def test_metric_example_works_as_printed(tmp_path):
             (package / entry.name).symlink_to(entry)
     for block in blocks(root / "CONTRIBUTING.md", "python"):
         head, _, text = block.partition("\n")
-        if head.startswith("# ") and "word_repetition" in head:
-            file = tmp_path / head.removeprefix("# ")
+        if head.startswith("# ") and ("word_repetition" in head or "descriptions.py" in head):
+            file = tmp_path / head.removeprefix("# ").removesuffix(", at the end")
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-    load = package / "metrics" / "evaluate_modules" / "load.py"
-    before, start, after = load.read_text().partition("MODULES = (\n")
-    load.write_text(f'{before}{start}    "word_repetition",\n{after}')
-    ((status, said),) = warm_process.run(job(tmp_path, CODE, HF_EVALUATE_OFFLINE="1") | {"cwd": str(tmp_path)})
-    assert status == 0, said
-    home, *numbers = json.loads(said.split("RESULT ")[1])
+            with file.open("a") as stream:
+                stream.write(text)
+    ((status, output),) = warm_process.run(job(tmp_path, CODE, HF_EVALUATE_OFFLINE="1") | {"cwd": str(tmp_path)})
+    assert status == 0, output
+    home, number = json.loads(output.split("RESULT ")[1])
     assert home == str(package / "__init__.py")
-    assert numbers == pytest.approx([0.7 / 3] * 2)
+    assert number == pytest.approx(0.7 / 3)

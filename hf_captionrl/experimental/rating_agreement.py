@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from scipy.stats import false_discovery_control
 
-from hf_captionrl.metrics.bootstrap import check_confidence, check_values, numbered, signature
-
-_LARGEST = 10_000  # images, whose pairs are held in memory
+from hf_captionrl.metrics.bootstrap import check_values, numbered, signature
 
 
 def agreement(
@@ -22,7 +21,6 @@ def agreement(
     *,
     groups: Sequence[Any] | None = None,
     variant: Literal["b", "c"] = "c",
-    confidence: float = 0.95,
     num_bootstrap: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -37,7 +35,6 @@ def agreement(
         ratings (`(N,)` or `(N, J)` numbers): Ratings; those of one caption count as separate pairs, NaN as missing.
         groups (sequence of `N` labels): Image of each caption; `None`: each caption is an image of its own.
         variant: `"c"`, as for Flickr8k-Expert and Composite, or `"b"`, as for Flickr8k-CF.
-        confidence: Share of resamples inside the intervals.
         num_bootstrap: Number of resamples; 0 for no intervals.
         seed: Seed of the resamples.
     Returns:
@@ -45,9 +42,7 @@ def agreement(
         `dict` by name, and `differences`, one `dict` per pair: `first`, `second`, `difference`, `interval`, `p_value` (two-sided),
         `adjusted_p_value` (Benjamini and Hochberg, over all pairs).
     """
-    if variant not in ("b", "c"):
-        raise ValueError(f"variant is {variant!r}. Use 'b' or 'c'.")
-    named, given, images = _checked(scores, ratings, groups, confidence)
+    named, given, images = _checked(scores, ratings, groups)
     known = ~np.isnan(given)
     if not known.any(1).all():
         raise ValueError(f"ratings[{int((~known.any(1)).argmax())}] has no rating. Leave the caption out.")
@@ -55,8 +50,6 @@ def agreement(
     if len(levels) < 2:
         raise ValueError("All ratings are equal, so no metric can agree with them.")
     G = int(images.max()) + 1
-    if G > _LARGEST:
-        raise ValueError(f"{G} groups are more than {_LARGEST}. Pass the image of each caption as groups.")
     order = np.argsort(images, kind="stable")
     counts = (given[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
     starts: np.ndarray = np.searchsorted(images[order], np.arange(G))  # type: ignore[assignment]
@@ -66,8 +59,8 @@ def agreement(
     found = {name: _taus(of[order], counts, starts, weights, variant) for name, of in named.items()}
     parts = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
     counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G, "signature": parts}
-    results = {name: _estimate("tau", taus, confidence) | counted for name, taus in found.items()}
-    return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
+    results = {name: _estimate("tau", taus) | counted for name, taus in found.items()}
+    return _compared(results, found) if isinstance(scores, Mapping) else results[""]
 
 
 def pairwise_accuracy(
@@ -76,7 +69,6 @@ def pairwise_accuracy(
     *,
     groups: Sequence[Any] | None = None,
     categories: Sequence[str] | None = None,
-    confidence: float = 0.95,
     num_bootstrap: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -90,7 +82,6 @@ def pairwise_accuracy(
         ratings (`(N,)` numbers): Votes for each caption, or any number that is larger for the better caption of a pair.
         groups (sequence of `N` labels): Image of each caption; `None`: each pair has an image of its own.
         categories (sequence of `N` names, *optional*): Kind of the pair of each caption.
-        confidence: Share of resamples inside the intervals.
         num_bootstrap: Number of resamples of whole images; 0 for no intervals.
         seed: Seed of the resamples.
     Returns:
@@ -99,7 +90,7 @@ def pairwise_accuracy(
         ValueError: If the number of captions is odd, or lengths differ.
     """
     groups = [row // 2 for row in range(len(ratings))] if groups is None else groups
-    named, given, images = _checked(scores, ratings, groups, confidence)
+    named, given, images = _checked(scores, ratings, groups)
     if len(given) % 2 or given.shape[1] != 1 or np.isnan(given).any():
         shape = f"ratings have shape {given.shape}"
         raise ValueError(f"{shape}. Pass one number, not NaN, for each of two captions per pair.")
@@ -122,24 +113,19 @@ def pairwise_accuracy(
     parts = signature(metric="pairwise_accuracy", ties="half", unit="image", resamples=num_bootstrap, seed=seed)
     counted = {"num_captions": len(given), "num_pairs": len(preferred), "num_images": G, "signature": parts}
     found = {name: shares[:, row, 0] for row, name in enumerate(named)}
-    results = {name: _estimate("accuracy", values, confidence) | counted for name, values in found.items()}
+    results = {name: _estimate("accuracy", values) | counted for name, values in found.items()}
     for row, result in enumerate(results.values() if kinds else ()):
         of_kind = zip(kinds, shares[:, row, 1:].T, strict=True)
-        result["categories"] = {kind: _estimate("accuracy", values, confidence) for kind, values in of_kind}
-    return _compared(results, found, confidence) if isinstance(scores, Mapping) else results[""]
+        result["categories"] = {kind: _estimate("accuracy", values) for kind, values in of_kind}
+    return _compared(results, found) if isinstance(scores, Mapping) else results[""]
 
 
 def _checked(
-    scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None, confidence: float
+    scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Scores by name, ratings `(N, J)`, and the number of the image of each caption `(N,)`."""
-    if isinstance(scores, Mapping):
-        named = {str(name): check_values(of, f"scores of {name!r}") for name, of in scores.items()}
-    else:
-        named = {"": check_values(scores, "scores")}
-    if not named:
-        raise ValueError("scores is empty. Pass the scores of at least one metric.")
-    check_confidence(confidence)
+    by_name = scores if isinstance(scores, Mapping) else {"": scores}
+    named = {str(name): check_values(of, f"scores {name!r}") for name, of in by_name.items()}
     given = np.asarray(ratings, dtype=np.float64)
     given = given[:, None] if given.ndim == 1 else given
     for name, of in named.items():
@@ -152,19 +138,18 @@ def _checked(
     return named, given, np.asarray(numbered(labels))
 
 
-def _ends(confidence: float) -> list[float]:
-    return [50 * (1 - confidence), 100 - 50 * (1 - confidence)]
+_ENDS = [50 * (1 - 0.95), 100 - 50 * (1 - 0.95)]  # of the intervals, in percent of the resamples
 
 
-def _estimate(key: str, values: np.ndarray, confidence: float) -> dict[str, Any]:
+def _estimate(key: str, values: np.ndarray) -> dict[str, Any]:
     """The first of `(1 + R,)` values, and the interval of the others."""
     found: dict[str, Any] = {key: float(values[0])}
     if len(values) > 1:
-        found[f"{key}_ci"] = tuple(np.nanpercentile(values[1:], _ends(confidence)).tolist())
+        found[f"{key}_ci"] = tuple(np.nanpercentile(values[1:], _ENDS).tolist())
     return found
 
 
-def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray], confidence: float) -> dict[str, Any]:
+def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray]) -> dict[str, Any]:
     """Results by metric, and the paired differences of all metrics."""
     differences: list[dict[str, Any]] = []
     for (first, a), (second, b) in itertools.combinations(found.items(), 2):
@@ -177,12 +162,13 @@ def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray], 
                 "first": first,
                 "second": second,
                 "difference": float(a[0] - b[0]),
-                "interval": tuple(np.percentile(drawn, _ends(confidence)).tolist()),
+                "interval": tuple(np.percentile(drawn, _ENDS).tolist()),
                 "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + len(drawn))),
             }
         )
-    for row, adjusted in zip(differences, benjamini_hochberg([r["p_value"] for r in differences]), strict=True):
-        row["adjusted_p_value"] = adjusted
+    adjusted = false_discovery_control([row["p_value"] for row in differences]) if differences else ()
+    for row, p_value in zip(differences, adjusted, strict=True):
+        row["adjusted_p_value"] = float(p_value)
     return {"metrics": results, "differences": differences}
 
 
@@ -219,16 +205,3 @@ def _taus(scores: np.ndarray, counts: np.ndarray, starts: np.ndarray, weights: n
     different = (number**2 - ((weights @ sizes) ** 2).sum(1)) / 2
     below = np.sqrt(of(untied) * different)
     return np.divide(of(concordant), below, out=np.zeros(len(weights)), where=below > 0)
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for their number, which bound the false discovery rate.
-
-    Reference: Benjamini and Hochberg 1995. The k-th smallest of n is multiplied by n / k, and kept in order.
-    """
-    values = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(values)[::-1]
-    ranks = np.arange(len(values), 0, -1)
-    adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum.accumulate(np.minimum(values[order] * len(values) / ranks, 1))
-    return adjusted.tolist()
