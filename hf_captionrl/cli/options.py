@@ -85,8 +85,8 @@ class EvaluateOptions(
     Without --dataset, the images are those that the captions name: every file must caption the same ones, all of them need
     references, and references of other images are left out, which a line on stderr says.
 
-    With --processes or --engine, workers compute features of images and captions, ranks and perplexity on Parquet shards in
-    OUTPUT_DIR/shards. The numbers are equal to rounding, and the same command skips finished shards.
+    With --processes or --engine, workers compute the features of images on Parquet shards in OUTPUT_DIR/shards. The numbers are equal
+    to rounding, and the same command skips finished shards.
     """
 
     examples: ClassVar[str] = """

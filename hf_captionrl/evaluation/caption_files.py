@@ -28,7 +28,7 @@ from hf_captionrl.data.columns import (
     refuse_wide,
 )
 from hf_captionrl.data.loading import is_json_lines, karpathy_id
-from hf_captionrl.evaluation.scored_captions import REFERENCES
+from hf_captionrl.metrics.table import REFERENCES
 from hf_captionrl.utils.io import FORMULA
 from hf_captionrl.utils.parts import read_parts
 

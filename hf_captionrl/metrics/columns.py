@@ -75,7 +75,7 @@ TABLE = (  # a suite computes its numbers in this order
            function="set_vocabulary_size"),
     _share("repeated_captions", "Images that share their caption", "lower", function="set_repeated_captions"),
     Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", 2, short_header="ClipSc\n(100 cos)",
-           function="set_ndlb_clip_score"),
+           function="set_clip_score"),
     _share("hallucination", "Hallucination", "lower", "Hallucination\n", "set_faithfulness"),
     _share("fact_recall", "Fact recall", "higher", "Fact\nrecall", "set_faithfulness"),
     _share("unmentioned_objects", "Objects that no reference names", "lower", "Objects not\nin references",

@@ -283,17 +283,17 @@ def test_two_processes_equal_one_for_every_module(tmp_path, evaluate):
 
 
 CODE = """
-import json, types
+import json
 import pytest
 assert pytest.main(["-q", "-p", "no:cacheprovider", "tests/metrics/test_word_repetition.py"]) == 0
 import hf_captionrl
 import evaluate
-from hf_captionrl.evaluation.evaluator import CAPTIONS_TABLE, ScoredCaptions
+from hf_captionrl.evaluation.evaluator import SuiteRow, add_caption_metrics
 captions = ["a dog and a cat", "two red kites", "red red"]
 found = evaluate.load("word_repetition").compute(predictions=captions)["word_repetition"]
-scored = ScoredCaptions("mine", [[caption] for caption in captions], [["a dog"]] * 3)
-row = CAPTIONS_TABLE.compute(scored, types.SimpleNamespace(seed=0, tokenize="ptb"))
-print("RESULT", json.dumps([hf_captionrl.__file__, found, row["word_repetition"]]))
+row = SuiteRow(captions=captions)
+add_caption_metrics(row)
+print("RESULT", json.dumps([hf_captionrl.__file__, found, row.numbers["word_repetition"]]))
 """
 
 
