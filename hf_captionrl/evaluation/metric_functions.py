@@ -1,4 +1,4 @@
-"""Any metric of captions as one function: metrics of this package by name, Python functions, `evaluate` modules, programs.
+"""Any metric of captions as one function: metrics of this package by name, Python functions, `evaluate` modules.
 
 Such a function gets `candidates` (N strings), `references` (N lists of strings) and `images` (N paths or images), and returns N
 numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` take any of them.
@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import math
 import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,24 +97,6 @@ def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
         raise ValueError(
             f"{name} must return a list of {len(candidates)} numbers{f', {key}' if key else ''}; {has}. Use evaluate:NAME:KEY."
         )
-
-    return scores
-
-
-def program_metric(command: str) -> MetricFunction:
-    """A program as a metric: it reads JSON lines with `candidate`, `references` and `image`, and writes a number per line."""
-
-    def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]) -> list[float]:
-        rows = [
-            {"candidate": c, "references": list(r), "image": str(i) if isinstance(i, (str, Path)) else None}
-            for c, r, i in zip(candidates, references, images, strict=True)
-        ]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        try:
-            done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=True)
-            return [float(word) for word in done.stdout.split()]
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            raise ValueError(f"--command {command!r} must write a number per line: {error}") from error
 
     return scores
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hf_captionrl.metrics import (
-    bootstrap_interval,
     caption_perplexity,
     cider_d,
     clip_score,

@@ -10,7 +10,6 @@ from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.truematch.evaluate import write_leaderboard
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
-from hf_captionrl.cli.audit_metric import audit_html
 from hf_captionrl.evaluation.pages import (
     GalleryCaption,
     GalleryItem,
@@ -120,15 +119,6 @@ def review(folder):
     return folder / "page.html"
 
 
-def metric_audit(folder):
-    seen = {"value": 0.5, "interval": [0.4, 0.6], "ties": 0.0, "n": 2}
-    kinds = {"sees": TEXTS[:1], "does_not_see": TEXTS[1:2], "prefers_the_error": TEXTS[2:]}
-    rows = {text: {"sensitivity": dict.fromkeys(TEXTS, seen), **kinds} for text in TEXTS}
-    page = audit_html({"n": 0, "seed": 0, "references": ALL, "pairs": rows})
-    (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
-    return folder / "page.html"
-
-
 def album_report(folder):
     images = [AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,)) for text in TEXTS]
     found = Album(images, len(TEXTS), shared={text: (text,) for text in TEXTS})
@@ -170,7 +160,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, panel, leaderboard, review, metric_audit, album_report, model_card]
+PAGES = [gallery, panel, leaderboard, review, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])
