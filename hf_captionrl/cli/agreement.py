@@ -78,7 +78,7 @@ def measure_agreement(options: AgreementOptions) -> None:
                 not_run[name] = str(error)
     if not scores:
         raise ValueError(f"No metric could be computed: {'; '.join(not_run.values())}")
-    result = {"benchmark": rated.name, "not_run": not_run, "bad_lines": rated.num_bad_lines}
+    result: dict[str, Any] = {"benchmark": rated.name, "not_run": not_run, "bad_lines": rated.num_bad_lines}
     result |= {"scorer": options.scorer, "judge": options.judge}
     result |= rated.agreement(scores, num_bootstrap=options.num_bootstrap, seed=options.seed)
     published = published_agreement(rated.name)

@@ -133,8 +133,9 @@ def _notes(sections: Sequence[Section]) -> list[str]:
 def _cells(section: Section) -> pd.DataFrame:
     """A line per number, a column per captioner."""
     check_rows(section.rows, section.columns)
-    cells = {str(row["name"]): [_cell(row, column) for column in section.columns] for row in section.rows}
-    return pd.DataFrame(cells, index=[column.title for column in section.columns])
+    cells = [[_cell(row, column) for row in section.rows] for column in section.columns]
+    names = pd.Index([row["name"] for row in section.rows], dtype=object)
+    return pd.DataFrame(cells, [column.title for column in section.columns], names, dtype=object)
 
 
 # --- Printed, and as Markdown, LaTeX and CSV -------------------------------------------------------------------------
