@@ -40,7 +40,7 @@ from hf_captionrl.evaluation.evaluator import (
     source_row,
 )
 from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
-from hf_captionrl.evaluation.plots import write_length_histogram, write_trade_off
+from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import table_columns, variants
 from hf_captionrl.metrics.suites import BAG_SIZES, FUNCTIONS, bag_keys
@@ -374,8 +374,6 @@ def _write_tables(
     lengths = {source.name: [len(text.split()) for text in words_of(_texts(source))] for source in sources}
     write_length_histogram(folder / "lengths.png", lengths)
     written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
-    if _draw_trade_off(folder / "trade_off.png", list(sections.values())):
-        written.append("trade_off.png")
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))
         return
@@ -383,20 +381,3 @@ def _write_tables(
     if words is not None:
         print("\n  ".join([_WORDS_TITLE, *_words_lines(words)]))
     print(f"Written to {folder}: {', '.join(written)}")
-
-
-def _draw_trade_off(path: Path, sections: Sequence[Section]) -> bool:
-    """Plot retrieval against faithfulness, or against CIDEr-D without known facts, from the first table that has both."""
-    retrieval = {
-        "pool_recall_at_1": "R@1 in the pool",
-        "blocks_recall_at_1": "P@1 among 100",
-        "rd100_recall_at_1": "R@1, RD100",
-    }
-    faithful = {"hallucination": "Hallucination (share of wrong claims)", "cider_d": "CIDEr-D"}
-    for y, y_label in faithful.items():
-        for section in sections:
-            for x, x_label in retrieval.items():
-                if write_trade_off(path, section.rows, x=(x, f"Self-retrieval: {x_label}"), y=(y, y_label)):
-                    return True
-    path.unlink(missing_ok=True)
-    return False

@@ -78,7 +78,7 @@ class EvaluateOptions(
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
-    test). Writes comparison.json, .md, .csv and .tex, lengths.png and trade_off.png. Why a number is not run (no images, no Java,
+    test). Writes comparison.json, .md, .csv and .tex, and lengths.png. Why a number is not run (no images, no Java,
     no truth) stands below the table. Images that a captioner was trained on are left out, if its file was written by
     `captionrl caption`.
 

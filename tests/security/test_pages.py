@@ -14,10 +14,8 @@ from hf_captionrl.evaluation.pages import (
     GalleryCaption,
     GalleryItem,
     Mark,
-    PanelItem,
     render_html,
     write_gallery,
-    write_panel,
 )
 from hf_captionrl.hub.cards import render_model_card
 from tests.apps.truematch.test_evaluate import COLUMNS, KEY
@@ -90,8 +88,8 @@ def gallery(folder):
 
 
 def panel(folder):
-    items = [PanelItem(PICTURE, text, {ALL: [text, text]}, references=[text]) for text in TEXTS]
-    return write_panel(folder / "page.html", items, ALL, note=ALL)
+    items = [GalleryItem(PICTURE, text, [GalleryCaption(ALL, samples=[text, text])], [text]) for text in TEXTS]
+    return write_gallery(folder / "page.html", items, ALL, note=ALL)
 
 
 def leaderboard(folder):
