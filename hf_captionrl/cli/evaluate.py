@@ -15,7 +15,7 @@ import numpy as np
 
 from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column, select_rows
+from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
 from hf_captionrl.evaluation.caption_files import (
@@ -82,7 +82,7 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
     rows = np.array(sorted(rows_of[key] for key in {keys[row] for row in cache.missing(keys)}), np.int64)
     if not len(rows):
         return
-    missing, new = select_rows(split.dataset, rows), [keys[row] for row in rows.tolist()]
+    missing, new = split.dataset.select(rows), [keys[row] for row in rows.tolist()]
     options = FeaturesOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
         scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
@@ -147,7 +147,7 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
     return copies
 
 
-_SUFFIXES = re.compile("(_ci|_ci_method|_reason|_failed|_difference|_p_value|_mark)$")
+_SUFFIXES = re.compile("(_ci|_ci_method|_reason|_difference|_p_value|_mark)$")
 
 
 def _sections(
@@ -271,24 +271,12 @@ def _check_options(arguments: EvaluateOptions) -> None:
 
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
-    is_text = _without_images(arguments)
+    _without_images(arguments)
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
-    of_images = [name for name in arguments.judge_metrics if name != "clair"] if arguments.judge is not None else []
-    if is_text and of_images:
-        raise ValueError(f"--judge_metrics {of_images[0]} needs images. Use --dataset, or --judge_metrics clair.")
-    with arguments.loaded_judge(with_images=bool(of_images)) as judge:  # before anything slow
-        learned = learned_metrics(
-            bleurt_name=arguments.bleurt,
-            nli_name=arguments.nli,
-            captioner_name=arguments.entropy_of,
-            pac_s_name=arguments.pac_s,
-            with_capture=arguments.capture,
-            judge=judge,
-            judge_metrics=arguments.judge_metrics,
-        )
-        _write_tables(arguments, files, references, learned)
+    learned = learned_metrics(arguments.entropy_of, arguments.pac_s)  # before anything slow
+    _write_tables(arguments, files, references, learned)
 
 
 def _write_tables(

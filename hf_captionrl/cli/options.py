@@ -72,9 +72,7 @@ class JudgeOptions:
 
 
 @dataclass
-class EvaluateOptions(
-    JudgeOptions, SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions
-):
+class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
@@ -98,7 +96,7 @@ class EvaluateOptions(
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
         Where facts are known: also hallucination, fact recall and (ndlb) R@1 by them.
-        --bleurt, --nli, --entropy_of, --pac_s, --capture and --judge: a further table.
+        --entropy_of and --pac_s: a further table.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json
@@ -162,19 +160,6 @@ class EvaluateOptions(
         help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
     )
-    bleurt: str | None = option(
-        None,
-        group="evaluation",
-        metavar="NAME",
-        help="also compute BLEURT with this model for sequence classification, e.g. Elron/bleurt-large-512",
-    )
-    nli: str | None = option(
-        None,
-        group="evaluation",
-        metavar="NAME",
-        help="also compute the probability that a reference follows from the caption, with this model for natural language "
-        "inference, e.g. FacebookAI/roberta-large-mnli",
-    )
     entropy_of: str | None = option(
         None,
         group="evaluation",
@@ -186,17 +171,6 @@ class EvaluateOptions(
         group="evaluation",
         metavar="SCORER",
         help="also compute PAC-S with this scorer, converted by captionrl convert clip_ViT-B-32.pth",
-    )
-    capture: bool = option(
-        False,
-        group="evaluation",
-        help="also compute CAPTURE: objects, attributes and relations of references, by spaCy",
-    )
-    judge_metrics: list[Literal["vqa_score", "fleur", "clair", "listener"]] = option(
-        ["vqa_score"],
-        group="judge",
-        nargs="+",
-        help="what the judge computes: vqa_score, fleur and listener (in the smallest bags) see the image, clair the references",
     )
     tokenize: Literal["ptb", "char"] = option(
         "ptb",

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import functools
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +20,12 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import LazyImages, scorer_features
 from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
-from hf_captionrl.data.columns import TEXTS, caption_column, id_column, in_arrow, parse_json, read_text
+from hf_captionrl.data.columns import caption_column, id_column, parse_json, read_text
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import (
     caption_perplexity,
-    capture,
-    clair,
     clip_score,
-    fleur,
-    listener,
     paired_test,
-    vqa_score,
 )
 from hf_captionrl.metrics.bootstrap import (
     Interval,
@@ -42,7 +35,6 @@ from hf_captionrl.metrics.bootstrap import (
     signature,
 )
 from hf_captionrl.metrics.caption_checks import spoken
-from hf_captionrl.metrics.caption_units import spacy_extractor
 from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
@@ -57,9 +49,7 @@ from hf_captionrl.metrics.columns import (
     variants,
 )
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
-from hf_captionrl.metrics.evaluate_modules.metric import all_metrics
 from hf_captionrl.metrics.meteor_spice import meteor, spice
-from hf_captionrl.metrics.nlg import bleurt, entailment, load_pair_model
 from hf_captionrl.metrics.suites import BAG_SIZES, SuiteRow, bag_keys, suite
 from hf_captionrl.retrieval import Scorer, TokenScorer, load_scorer
 from hf_captionrl.retrieval.bags import load_bags
@@ -362,7 +352,7 @@ def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list
         place = rng.randrange(len(group)) if group else 0
         return group[place : place + 1] + group[:place] + group[place + 1 :]
 
-    return in_arrow(map(moved_first, references), TEXTS)
+    return list(map(moved_first, references))
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:
@@ -372,7 +362,7 @@ def _first(drawn: Sequence[list[str]]) -> list[str]:
 
 def _others(drawn: Sequence[list[str]]) -> Sequence[list[str]]:
     """The references of each image after the first."""
-    return in_arrow((group[1:] for group in drawn), TEXTS)
+    return [group[1:] for group in drawn]
 
 
 def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:
@@ -414,7 +404,6 @@ BEST = ("pool_recall_at_1", "rd100_recall_at_1", "blocks_recall_at_1", "clip_sco
 """Numbers that are also given for the best caption of each image, where a source has several."""
 
 _BY_PART = table_columns("rd100_recall_at_1", "hallucination")
-_CAPTION_METRICS = [metric for metric in all_metrics().values() if metric.in_captions_table]
 
 TABLES: dict[str, tuple[str, tuple[Column, ...]]] = {
     "text": ("Captions and references", table_columns(*SUITES["text"])),
@@ -429,24 +418,13 @@ TABLES: dict[str, tuple[str, tuple[Column, ...]]] = {
             *variants("against_preferences", ", against preferences", *_BY_PART),
         ),
     ),
-    "captions": (
-        "Captions",
-        (*table_columns(*SUITES["lengths"]), *(column for metric in _CAPTION_METRICS for column in metric.columns)),
-    ),
+    "captions": ("Captions", table_columns(*SUITES["lengths"])),
 }
 """Title and columns by name: suites, and two tables below every suite: of the embedded world, where some test scenes go against what
 their kind prefers, and lengths of the captions, with how many the scorer truncated (NDLB Table 9)."""
 
 
-_SHARES = {column.key for column in (*TABLE, *TABLES["preferences"][1], *TABLES["captions"][1]) if column.is_fraction}
-
-
-def add_caption_metrics(row: SuiteRow) -> None:
-    """Numbers of `evaluate` modules that need captions alone."""
-    for metric in _CAPTION_METRICS:
-        result = metric.compute(row.texts)
-        for column in metric.columns:
-            row.mean(column.key, result["per_sample"], signature=result["signature"], is_share=column.is_fraction)
+_SHARES = {column.key for column in (*TABLE, *TABLES["preferences"][1]) if column.is_fraction}
 
 
 def source_row(
@@ -463,9 +441,8 @@ def source_row(
         references = source.references if all(source.references) else None
         row = evaluator.suite_row(source.nth(k), references, keys)
         row.set_parts()
-        add_caption_metrics(row)
-        for column, metric in zip(table_columns(*(learned or {})), (learned or {}).values(), strict=True):
-            _add_learned(row, column, metric, source, evaluator)
+        for key, metric in (learned or {}).items():
+            _add_learned(row, key, metric(row.texts, evaluator))
         rows.append(row.result())
     if len(rows) == 1 and not with_best:
         return {"name": source.name, **rows[0]}
@@ -538,92 +515,38 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
 
 # --- Metrics by further models ---------------------------------------------------------------------------------------
 
-LearnedMetric = Callable[[list[str], Sequence[list[str]], Evaluator], Mapping[str, Any]]
-"""From captions, references and the evaluator to a result with `per_sample`, NaN where a judge failed, and `signature`."""
+LearnedMetric = Callable[[list[str], Evaluator], Mapping[str, Any]]
+"""From captions, one per image, and the evaluator to a result with `per_sample`, NaN where it is undefined, and `signature`."""
 
 
-def learned_metrics(
-    *,
-    bleurt_name: str | None = None,
-    nli_name: str | None = None,
-    captioner_name: str | None = None,
-    pac_s_name: str | None = None,
-    with_capture: bool = False,
-    judge: Any = None,
-    judge_metrics: Sequence[str] = (),
-) -> dict[str, LearnedMetric]:
-    """BLEURT, entailment, the entropy of a captioner on the captions, PAC-S, CAPTURE, and metrics of a judge, by models that are
-    loaded immediately."""
+def learned_metrics(captioner_name: str | None, pac_s_name: str | None) -> dict[str, LearnedMetric]:
+    """The entropy of a captioner on the captions, and PAC-S, by models that are loaded immediately."""
     metrics: dict[str, LearnedMetric] = {}
-    pairs = {"bleurt": (bleurt, bleurt_name, "--bleurt"), "entailment": (entailment, nli_name, "--nli")}
-    for key, (metric, name, option) in pairs.items():
-        if name is not None:
-            try:
-                model = load_pair_model(name)
-            except RuntimeError as error:
-                raise FileNotFoundError(f"{option}: {str(error).removeprefix('not run: ')}") from error
-            metrics[key] = lambda captions, references, _, metric=metric, model=model: metric(  # type: ignore[misc]
-                captions, references, model=model
-            )
     if captioner_name is not None:
         captioner = load_captioner(model_path(captioner_name))
 
-        def entropy(captions: list[str], _: Any, evaluator: Evaluator) -> dict[str, Any]:
-            found = caption_entropy(captioner, LazyImages(evaluator.dataset, range(len(captions))), captions)
-            return found | {"signature": signature(metric="caption_entropy", family=captioner.family)}
+        def entropy(captions: list[str], evaluator: Evaluator) -> dict[str, Any]:
+            result = caption_entropy(captioner, LazyImages(evaluator.dataset, range(len(captions))), captions)
+            return result | {"signature": signature(metric="caption_entropy", family=captioner.family)}
 
         metrics["caption_entropy"] = entropy
     if pac_s_name is not None:
         weights = load_scorer(model_path(pac_s_name))
 
-        def pac_s(captions: list[str], _: Any, evaluator: Evaluator) -> dict[str, Any]:
+        def pac_s(captions: list[str], evaluator: Evaluator) -> dict[str, Any]:
             text = _text_features(weights, captions, score_prefix("pac_s"))
             images = evaluator.features_of(evaluator.dataset, weights)
             return clip_score(text, images, preset="pac_s", scorer=weights.signature)
 
         metrics["pac_s"] = pac_s
-    if with_capture:
-        extractor = spacy_extractor()
-
-        def units(captions: list[str], references: Sequence[list[str]], _: Any) -> dict[str, Any]:
-            found = capture(captions, references, extractor=extractor)
-            return {"per_sample": found["per_sample"]["capture"], "signature": found["signature"]}
-
-        metrics["capture"] = units
-    for key in dict.fromkeys(judge_metrics if judge is not None else ()):
-        metrics[key] = functools.partial(_judged, key, judge)
     return metrics
 
 
-def _judged(
-    name: str, judge: Any, captions: list[str], references: Sequence[list[str]], evaluator: Evaluator
-) -> Mapping[str, Any]:
-    """The result of a judge; a reason alone if it lacks bags."""
-    if name == "clair":
-        return clair(captions, references, judge)
-    images = LazyImages(evaluator.dataset, range(len(captions)))
-    if name == "listener":
-        size = min((size for size, group in evaluator.bags.items() if group), default=0)
-        if not size:
-            return {"listener_reason": "no bags (use --bags)"}
-        return listener(captions, images, judge, bags=evaluator.bags[size])
-    return (vqa_score if name == "vqa_score" else fleur)(captions, images, judge)
-
-
-def _add_learned(row: SuiteRow, column: Column, metric: LearnedMetric, source: Source, evaluator: Evaluator) -> None:
-    """A learned metric as a number of a row."""
-    key = column.key
-    if key in ("bleurt", "entailment", "capture", "clair") and not all(source.references):
-        return row.missing("an image has no reference", key)
-    found = metric(row.texts, source.references, evaluator)
-    values = np.asarray(found.get("per_sample", ()), dtype=np.float64)
-    rated = ~np.isnan(values)  # judges fail on some captions
-    if not rated.any():
-        return row.missing(found.get(f"{key}_reason", "defined for no caption"), key)
-    if found.get("num_failed"):
-        row.numbers[f"{key}_failed"] = found["num_failed"]
-        failed = f"{key} of {source.name}: {found['num_failed']} captions without a rating"
-        print(f"captionrl evaluate: {failed}; {found['failures'][0]}", file=sys.stderr)
-    weights, groups = None if rated.all() else rated, found.get("groups")
-    options = {"signature": found["signature"], "is_share": column.is_fraction}
-    return row.mean(key, np.where(rated, values, 0), weights=weights, groups=groups, **options)
+def _add_learned(row: SuiteRow, key: str, result: Mapping[str, Any]) -> None:
+    """The result of a learned metric as a number of a row."""
+    values = np.asarray(result["per_sample"], dtype=np.float64)
+    defined = ~np.isnan(values)
+    if not defined.any():
+        return row.missing(result.get(f"{key}_reason", "defined for no caption"), key)
+    weights = None if defined.all() else defined
+    return row.mean(key, np.where(defined, values, 0), weights=weights, signature=result["signature"])

@@ -267,7 +267,6 @@ def test_given_bags_are_used_and_invalid_ones_refused(files, cache, tmp_path, ca
         (["--bags", "nowhere.json"], "nowhere.json"),
         (["--pool", __file__, "--scorer", "none"], "--pool"),
         (["--bags", __file__, "--suite", "smile"], "--bags"),
-        (["--bleurt", "nowhere"], "--bleurt"),
         (["--entropy_of", "nowhere"], "nowhere"),
     ],
 )
