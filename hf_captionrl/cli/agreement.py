@@ -27,7 +27,7 @@ class AgreementOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions)
           captionrl agreement --benchmark flickr8k-expert --data_root Flickr8k_text --metrics bleu_4 meteor cider_d
           captionrl agreement --benchmark flickr8k-expert --data_root Flickr8k --metrics cider_d clip_score \\
               --scorer openai/clip-vit-base-patch32 --image_dir Flickr8k/images
-          captionrl agreement --benchmark flickr8k-cf --data_root Flickr8k_text --metrics cider_d mine:score evaluate:mine.py
+          captionrl agreement --benchmark flickr8k-cf --data_root Flickr8k_text --metrics cider_d mine:score
     """
 
     benchmark: Literal["flickr8k-expert", "flickr8k-cf"] = option(help="the ratings")
@@ -36,8 +36,7 @@ class AgreementOptions(JudgeOptions, SeedOptions, DeviceOptions, CommandOptions)
         ["bleu_4", "rouge_l", "cider_d"],
         nargs="+",
         metavar="METRIC",
-        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))}, package.module:function, "
-        "evaluate:NAME, evaluate:PATH.py, or evaluate:NAME:KEY",
+        help=f"metrics to compare: {', '.join((*TEXT_METRICS, *SCORER_METRICS, *JUDGE_METRICS))}, package.module:function",
     )
     scorer: str | None = option(None, help=f"dual encoder of {', '.join(SCORER_METRICS)}")
     image_dir: Path | None = option(

@@ -29,11 +29,9 @@ from hf_captionrl.evaluation.evaluator import (
     BEST,
     TABLES,
     Evaluator,
-    LearnedMetric,
     Source,
     compare_with_first,
     human_captions,
-    learned_metrics,
     pool_images,
     read_bags,
     sle_row,
@@ -42,7 +40,7 @@ from hf_captionrl.evaluation.evaluator import (
 from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
 from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.caption_checks import spoken
-from hf_captionrl.metrics.columns import table_columns, variants
+from hf_captionrl.metrics.columns import variants
 from hf_captionrl.metrics.suites import BAG_SIZES, FUNCTIONS, bag_keys
 from hf_captionrl.metrics.table import (
     REFERENCES,
@@ -57,7 +55,6 @@ from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
-from hf_captionrl.text.tokenize import lacks_blanks, split_characters
 from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
@@ -154,13 +151,10 @@ def _sections(
     names: Sequence[str],
     sources: Sequence[Source],
     evaluator: Evaluator,
-    learned: Mapping[str, LearnedMetric],
     reasons: Mapping[str, str],
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The chosen tables by name, and the signatures of their numbers."""
     tables = {name: TABLES[name] for name in names}
-    if learned:
-        tables["learned"] = ("Learned metrics", table_columns(*learned))
     tables |= {"preferences": TABLES["preferences"]} if evaluator.parts else {}
     tables["captions"] = TABLES["captions"]
     parts = ["rd100_recall_at_1", "hallucination"] if evaluator.parts else []
@@ -168,7 +162,7 @@ def _sections(
     keys = [column.key for name, (_, columns) in tables.items() if name != "sle" for column in columns]
     keys = [*dict.fromkeys(key for key in (*keys, *parts, *bags) if key in FUNCTIONS or key in bags)]
     several = any(source.number > 1 for source in sources)
-    rows_of = {"": [source_row(each, evaluator, keys, learned, with_best=several) for each in sources]}
+    rows_of = {"": [source_row(each, evaluator, keys, with_best=several) for each in sources]}
     if "sle" in names:
         rows_of["sle"] = [sle_row(source, evaluator) for source in sources]
     for rows in rows_of.values():
@@ -196,7 +190,7 @@ def _without_images(arguments: EvaluateOptions) -> bool:
     arguments.suite = arguments.suite or ("text" if is_text else "smile")
     if not is_text:
         return False
-    of_images = ("scorer", "pool", "bags", "entropy_of", "pac_s")
+    of_images = ("scorer", "pool", "bags")
     for name in (
         *of_images,
         "split",
@@ -275,16 +269,6 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
     _check_options(arguments)
-    learned = learned_metrics(arguments.entropy_of, arguments.pac_s)  # before anything slow
-    _write_tables(arguments, files, references, learned)
-
-
-def _write_tables(
-    arguments: EvaluateOptions,
-    files: list[CaptionFile],
-    references: CaptionFile | None,
-    learned: Mapping[str, LearnedMetric],
-) -> None:
     is_text, folder = arguments.dataset == "none", arguments.output_dir
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     asked = arguments.split
@@ -306,7 +290,6 @@ def _write_tables(
     ids = id_column(split.dataset)
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
-    given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
     reasons = _REASONS | (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
@@ -316,14 +299,12 @@ def _write_tables(
         whole = replace(arguments, split="all", max_images=None)
         every = load_split(whole, quarantine_path=None, require_captions=False)
         evaluator.pool_features = evaluator.features_of(pool_images(arguments.pool, split.dataset, every.dataset))
-    evaluator.bags, evaluator.tokenize = evaluator.bags if given_bags is None else given_bags, arguments.tokenize
+    if arguments.bags is not None:
+        evaluator.bags = read_bags(arguments.bags, ids)
     sources = [
         Source(str(file["name"]), captions, evaluator.references)
         for file, captions in zip(described, aligned, strict=True)
     ]
-    if arguments.tokenize == "ptb" and any(lacks_blanks(_texts(source)) for source in sources):
-        hint = "most captions of a file have no blanks, and count as one word each. Use --tokenize char."
-        print(f"captionrl evaluate: {hint}", file=sys.stderr)
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         sources.append(human)
@@ -331,7 +312,7 @@ def _write_tables(
     if "sle" not in names and any(source.number > 1 for source in sources):
         names.append("sle")
     copies = _count_copies(evaluator, len(ids))
-    sections, signatures = _sections(names, sources, evaluator, learned, reasons)
+    sections, signatures = _sections(names, sources, evaluator, reasons)
     shown = without_repeats(list(sections.values()))
     words = _words(sources, evaluator.references) if "discritune" in names else None
 
@@ -358,8 +339,7 @@ def _write_tables(
     atomic_write_text(folder / "comparison.md", text)
     atomic_write_text(folder / "comparison.csv", comparison_csv(shown))
     atomic_write_text(folder / "comparison.tex", comparison_latex(shown))
-    words_of = split_characters if arguments.tokenize == "char" else list
-    lengths = {source.name: [len(text.split()) for text in words_of(_texts(source))] for source in sources}
+    lengths = {source.name: [len(text.split()) for text in _texts(source)] for source in sources}
     write_length_histogram(folder / "lengths.png", lengths)
     written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
     if arguments.json:

@@ -96,7 +96,6 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
         Where facts are known: also hallucination, fact recall and (ndlb) R@1 by them.
-        --entropy_of and --pac_s: a further table.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json
@@ -159,23 +158,5 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         metavar="FILE",
         help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
-    )
-    entropy_of: str | None = option(
-        None,
-        group="evaluation",
-        metavar="CAPTIONER",
-        help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
-    )
-    pac_s: str | None = option(
-        None,
-        group="evaluation",
-        metavar="SCORER",
-        help="also compute PAC-S with this scorer, converted by captionrl convert clip_ViT-B-32.pth",
-    )
-    tokenize: Literal["ptb", "char"] = option(
-        "ptb",
-        group="evaluation",
-        help="words of captions and references: of the PTB tokenizer, or 'char': each character of a script without spaces "
-        "(Chinese, Japanese, Thai) is a word",
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")

@@ -16,15 +16,12 @@ import datasets
 import numpy as np
 import torch
 
-from hf_captionrl.captioners import load_captioner
-from hf_captionrl.captioners.pipeline import LazyImages, scorer_features
-from hf_captionrl.captioners.prompts import caption_entropy
+from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import caption_column, id_column, parse_json, read_text
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
 from hf_captionrl.metrics import (
     caption_perplexity,
-    clip_score,
     paired_test,
 )
 from hf_captionrl.metrics.bootstrap import (
@@ -32,10 +29,8 @@ from hf_captionrl.metrics.bootstrap import (
     bootstrap_interval,
     mean_interval,
     proportion_interval,
-    signature,
 )
 from hf_captionrl.metrics.caption_checks import spoken
-from hf_captionrl.metrics.clip_scores import score_prefix
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
     MORE_REFERENCES_COLUMNS,
@@ -51,10 +46,9 @@ from hf_captionrl.metrics.columns import (
 from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 from hf_captionrl.metrics.meteor_spice import meteor, spice
 from hf_captionrl.metrics.suites import BAG_SIZES, SuiteRow, bag_keys, suite
-from hf_captionrl.retrieval import Scorer, TokenScorer, load_scorer
+from hf_captionrl.retrieval import Scorer, TokenScorer
 from hf_captionrl.retrieval.bags import load_bags
 from hf_captionrl.scenes import bags, check
-from hf_captionrl.utils.model_files import model_path
 
 # --- Images besides the test split that a caption is ranked among: a pool, and bags ----------------------------------
 
@@ -66,22 +60,16 @@ def joined_images(splits: Sequence[datasets.Dataset]) -> datasets.Dataset:
 
 def pool_images(path: Path, test: datasets.Dataset, others: datasets.Dataset) -> datasets.Dataset:
     """The test images, followed by the other images of a pool such as CapEnrich's."""
-    wanted = set(load_hard_pool(path))
-    # Of the other images nothing is kept.
-    found = wanted.intersection(map(coco_id, id_column(test)))
-    more = []
+    pool, row_of = set(load_hard_pool(path)), dict[str, int]()
     for row, image_id in enumerate(id_column(others)):
-        number = coco_id(image_id)
-        if number in wanted and number not in found:
-            more.append(row)
-            found.add(number)
-    missing = sorted(wanted - found, key=int)
-    if missing:
+        row_of.setdefault(coco_id(image_id), row)
+    pool -= set(map(coco_id, id_column(test)))
+    if missing := sorted(pool - row_of.keys(), key=int):
         raise ValueError(
-            f"{len(missing)} of the {len(wanted)} images of {path} are not in the data set, such as COCO image {missing[0]}. "
-            "Use a data set with all images of the pool (all splits of COCO)."
+            f"{len(missing)} images of {path} are not in the data set, such as COCO image {missing[0]}. Use a data set with all "
+            "images of the pool (all splits of COCO)."
         )
-    return joined_images([test, others.select(more)])
+    return joined_images([test, others.select(sorted(row_of[image_id] for image_id in pool))])
 
 
 def bags_and_images(
@@ -159,8 +147,6 @@ class Evaluator:
         self.learning_curves = learning_curves
         self.held_out_scorer = held_out_scorer
         self.seed = seed
-        self.tokenize = "ptb"
-        """[`SuiteRow.tokenize`] of the tables."""
         self.clip_prefix = ""
         """Text before each caption for CLIPScore."""
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
@@ -262,7 +248,6 @@ class Evaluator:
             check=check,
             bags=self.bags,
             parts=self.parts,
-            tokenize=self.tokenize,
             seed=self.seed,
             **inputs,
         )
@@ -431,7 +416,6 @@ def source_row(
     source: Source,
     evaluator: Evaluator,
     keys: Sequence[str],
-    learned: Mapping[str, LearnedMetric] | None = None,
     *,
     with_best: bool = False,
 ) -> dict[str, Any]:
@@ -441,8 +425,6 @@ def source_row(
         references = source.references if all(source.references) else None
         row = evaluator.suite_row(source.nth(k), references, keys)
         row.set_parts()
-        for key, metric in (learned or {}).items():
-            _add_learned(row, key, metric(row.texts, evaluator))
         rows.append(row.result())
     if len(rows) == 1 and not with_best:
         return {"name": source.name, **rows[0]}
@@ -452,13 +434,12 @@ def source_row(
 
 def sle_row(source: Source, evaluator: Evaluator) -> dict[str, Any]:
     """SLE's numbers of a source with several captions per image."""
-    options: dict[str, Any] = {"tokenize": evaluator.tokenize, "seed": evaluator.seed}
     if min(map(len, source.captions)) < 2:
-        empty = SuiteRow(captions=source.nth(0), **options)
+        empty = SuiteRow(captions=source.nth(0))
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return {"name": source.name, **empty.result()}
     references = source.references if all(source.references) and not source.is_human else None
-    row = suite("sle", source.captions, references=references, details=True, **options)
+    row = suite("sle", source.captions, references=references, details=True, seed=evaluator.seed)
     reasons = [f"{key}_reason" for key in ("cider_d", "best_cider_d")] if source.is_human else []
     return {"name": source.name, **row, **dict.fromkeys(reasons, "the references are the captions")}
 
@@ -511,42 +492,3 @@ def compare_with_first(rows: Sequence[dict[str, Any]], *, seed: int) -> None:
             row[f"{key}_difference"], row[f"{key}_p_value"] = found["difference"], found["p_value"]
             if found["p_value"] < 0.05:
                 row[f"{key}_mark"] = "**" if found["p_value"] < 0.01 else "*"
-
-
-# --- Metrics by further models ---------------------------------------------------------------------------------------
-
-LearnedMetric = Callable[[list[str], Evaluator], Mapping[str, Any]]
-"""From captions, one per image, and the evaluator to a result with `per_sample`, NaN where it is undefined, and `signature`."""
-
-
-def learned_metrics(captioner_name: str | None, pac_s_name: str | None) -> dict[str, LearnedMetric]:
-    """The entropy of a captioner on the captions, and PAC-S, by models that are loaded immediately."""
-    metrics: dict[str, LearnedMetric] = {}
-    if captioner_name is not None:
-        captioner = load_captioner(model_path(captioner_name))
-
-        def entropy(captions: list[str], evaluator: Evaluator) -> dict[str, Any]:
-            result = caption_entropy(captioner, LazyImages(evaluator.dataset, range(len(captions))), captions)
-            return result | {"signature": signature(metric="caption_entropy", family=captioner.family)}
-
-        metrics["caption_entropy"] = entropy
-    if pac_s_name is not None:
-        weights = load_scorer(model_path(pac_s_name))
-
-        def pac_s(captions: list[str], evaluator: Evaluator) -> dict[str, Any]:
-            text = _text_features(weights, captions, score_prefix("pac_s"))
-            images = evaluator.features_of(evaluator.dataset, weights)
-            return clip_score(text, images, preset="pac_s", scorer=weights.signature)
-
-        metrics["pac_s"] = pac_s
-    return metrics
-
-
-def _add_learned(row: SuiteRow, key: str, result: Mapping[str, Any]) -> None:
-    """The result of a learned metric as a number of a row."""
-    values = np.asarray(result["per_sample"], dtype=np.float64)
-    defined = ~np.isnan(values)
-    if not defined.any():
-        return row.missing(result.get(f"{key}_reason", "defined for no caption"), key)
-    weights = None if defined.all() else defined
-    return row.mean(key, np.where(defined, values, 0), weights=weights, signature=result["signature"])

@@ -48,7 +48,7 @@ class RatedCaptions:
 
     def scores(self, metric: Any, *, name: str = "metric", image_dir: str | Path = "") -> Sequence[float]:
         """Scores of a metric, given as anything that [`metric_function`] accepts, or as N numbers."""
-        if not (isinstance(metric, str) or callable(metric) or hasattr(metric, "compute")):
+        if not (isinstance(metric, str) or callable(metric)):
             return metric  # type: ignore[no-any-return]
         images = [Path(image_dir) / image for image in self.images]
         return call_metric(metric_function(metric), name, self.candidates, self.references, images)

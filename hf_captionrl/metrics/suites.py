@@ -40,7 +40,7 @@ from hf_captionrl.metrics.words import vocabulary_size
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.degenerate_captions import degenerate, is_empty
-from hf_captionrl.text.tokenize import ptb_tokenize, split_characters
+from hf_captionrl.text.tokenize import ptb_tokenize
 
 NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
 """Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
@@ -90,15 +90,9 @@ class SuiteRow:
     meteor: NlgMetric | None = None
     spice: NlgMetric | None = None
     scorer: str = ""  # its signature, for the signatures of the numbers
-    tokenize: str = "ptb"  # "char": each character of a script without spaces is a word of captions and references
     seed: int = 0  # of the bootstrap
 
     def __post_init__(self) -> None:
-        self._spoken = spoken(self.captions)  # as a language model reads them
-        if self.tokenize == "char":
-            for name in ("captions", "references", "sampled"):
-                if getattr(self, name) is not None:
-                    setattr(self, name, split_characters(getattr(self, name)))
         names = ("references", "text_features", "clip_features", "facts")
         rows = len(self.captions if self.sampled is None else self.sampled)
         for name, value in [*((name, getattr(self, name)) for name in names), *self.parts.items()]:
@@ -140,8 +134,6 @@ class SuiteRow:
     def number(self, key: str, value: float, *, signature: str = "") -> None:
         """Set a number of the whole set that is not a mean over images and has no interval."""
         self.numbers[key] = value
-        if signature and self.tokenize == "char":
-            signature = re.sub("tok:ptb|words:whitespace", "tok:char", signature)
         if signature:
             self.signatures[key] = signature
 
@@ -406,7 +398,7 @@ class SuiteRow:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
         if self.perplexity is None:
             return self.missing("no language model", "perplexity")
-        found = self.perplexity(self._spoken)
+        found = self.perplexity(self.texts)
         nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
         value = float(found["perplexity"])
         self.number("perplexity", value, signature=str(found.get("signature", "")))

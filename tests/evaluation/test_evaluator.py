@@ -5,27 +5,20 @@ import json
 import random
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
-from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.cli import main
 from hf_captionrl.cli.features import FeatureParts
 from hf_captionrl.data.columns import ColumnView, replace_column, undecoded
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, pool_images
-from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
-from hf_captionrl.metrics.caption_checks import EMPTY_CAPTION
-from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.model_files import model_path
 from hf_captionrl.utils.parts import read_parts
-from tests.tiny import tiny_captioner
 from tests.tolerances import close
 
 
@@ -89,7 +82,7 @@ def test_captions_are_ranked_in_the_pool(evaluated, tmp_path):
 
 def test_a_pool_that_the_data_lack_is_refused(tmp_path):
     (tmp_path / "pool.txt").write_text("COCO_val2014_000000000099")
-    with pytest.raises(ValueError, match=r"1 of the 1 images of .* such as COCO image 99"):
+    with pytest.raises(ValueError, match=r"1 images of .* such as COCO image 99"):
         pool_images(tmp_path / "pool.txt", split(range(8)), split(range(20, 26)))
 
 
@@ -168,38 +161,9 @@ def test_second_references_have_a_separate_cider_d(tmp_path):
     assert row["cider_d"] == close(cider_d(captions, [list(t) for t in test["captions"]])["cider_d"])
 
 
-IMAGES = 6
-
-
-@pytest.fixture(scope="module")
-def scenes():
-    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
-
-
 def write_captions(path, scenes, captions):
     rows = zip(scenes["image_id"], captions, strict=True)
     path.write_text("".join(json.dumps({"image_id": i, "caption": caption}) + "\n" for i, caption in rows))
-
-
-def test_learned_metrics_are_those_of_the_functions(scenes, tmp_path):
-    captions = ["a red cat", "two dogs", "", "a bird on a mat", "a cat", "dogs"]
-    write_captions(tmp_path / "mine.jsonl", scenes, captions)
-    tiny_captioner("blip").save_pretrained(tmp_path / "captioner")
-    command = ["evaluate", "--captions", str(tmp_path / "mine.jsonl"), "--max_images", str(IMAGES), "--scorer", "none"]
-    command += ["--entropy_of", str(tmp_path / "captioner"), "--pac_s", "scenes:clip-reward"]
-    assert main([*command, "--language_model", "none", "--output_dir", str(tmp_path / "out")]) == 0
-    result = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert list(result["tables"]) == ["smile", "learned", "preferences", "captions"]
-    mine, human = result["tables"]["learned"]["rows"]
-    assert human["name"] == "references"
-    captions, images = [caption or EMPTY_CAPTION for caption in captions], list(scenes["image"])
-    entropy = caption_entropy(tiny_captioner("blip"), images, captions)["entropy"]
-    assert mine["caption_entropy"] == close(entropy, dtype="float32", ulps=64)
-    pac_s = metric_function("pac_s", scorer=load_scorer(model_path("scenes:clip-reward")))
-    found = pac_s(captions, [[]] * IMAGES, images)
-    assert mine["pac_s"] == close(np.mean(found), dtype="float32", ulps=64)
-    assert str(tmp_path) not in json.dumps([result["signatures"]["learned"], result["tables"]["learned"]])
-    assert "| Entropy of the captioner (nats) |" in (tmp_path / "out" / "comparison.md").read_text()
 
 
 # --- Features of images in parts, and references in another order ----------------------------------------------------
