@@ -46,7 +46,6 @@ NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
 """Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
 with the reason if it cannot be computed."""
 
-_NO_FACTS = "no facts to check captions with"
 _MIN_FREQUENCY = 5  # from which a word counts for the vocabulary (Table 6 of No Detail Left Behind)
 
 BAG_SIZES = (3, 5, 7)
@@ -58,6 +57,18 @@ def bag_keys(sizes: Iterable[int], by: Sequence[str] = ("", "truth_")) -> list[s
     return [f"bag_{size}_{means}recall_at_1" for size in sizes for means in by]
 
 
+_NEEDS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("set_pool_recalls", "set_random_distractors", "set_block_recalls"), ("has_features", "no scorer")
+    ),
+    **dict.fromkeys(("set_bag_recalls", "set_clip_score"), ("has_features", "no scorer")),
+    **dict.fromkeys(("set_cider_d", "set_bleu", "set_rouge_l", "set_by_java"), ("references", "no references")),
+    "set_unmentioned_objects": ("references", "no references"),
+    "set_perplexity": ("perplexity", "no language model"),
+    **dict.fromkeys(("set_faithfulness", "set_truth_recalls"), ("facts", "no facts to check captions with")),
+}
+"""What a method needs, and the reason why its numbers are missing without."""
+
 FUNCTIONS = {column.key: (place, column.function) for place, column in enumerate(TABLE) if column.function}
 """Place in the table of columns, and the method that computes the number."""
 
@@ -67,7 +78,7 @@ class SuiteRow:
     """One row of a table under construction: what it is computed from, and the numbers so far."""
 
     captions: Sequence[str]  # N captions; may be empty
-    references: Sequence[Sequence[str]] | None = None  # of each image; CIDEr-D counts document frequencies in them
+    references: Any = None  # N groups of texts; CIDEr-D counts document frequencies in them
     # The captions of each image if there are several; `captions` are then all of them.
     sampled: Sequence[Sequence[str]] | None = None
     frequencies: DocumentFrequencies | None = None  # of a training set, for `sampled`; None: those of `references`
@@ -80,11 +91,9 @@ class SuiteRow:
     clip_prefix: str = ""  # for the signature; the paper's is "A photo depicts "
     token_counts: Sequence[int] | None = None  # the scorer's tokens of each caption
     max_text_tokens: int | None = None  # that the scorer reads
-    perplexity: Callable[[Sequence[str]], Mapping[str, Any]] | None = (
-        None  # from captions to `caption_perplexity` of them
-    )
-    facts: Sequence[Mapping[str, Any]] | None = None  # of each image
-    check: Callable[[str, Any], Any] | None = None  # of a caption and the facts of its image
+    perplexity: Any = None  # function to `caption_perplexity` of captions
+    facts: Any = None  # of each image
+    check: Any = None  # function of a caption and the facts of its image
     bags: Mapping[int, list[list[int]]] = field(default_factory=dict)  # by size, as lists of rows
     parts: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # by name, whether each image belongs to it
     meteor: NlgMetric | None = None
@@ -113,7 +122,12 @@ class SuiteRow:
         """Set the numbers of some columns, in the order of the table of columns."""
         places = {key: FUNCTIONS[re.sub(r"^bag_\d+", "bag_7", key)] for key in keys}
         for function in dict.fromkeys(function for _, function in sorted(places.values())):
-            getattr(self, function)([key for key in places if places[key][1] == function])
+            chosen = [key for key in places if places[key][1] == function]
+            name, reason = _NEEDS.get(function, ("captions", ""))
+            if (value := getattr(self, name)) is None or value is False:
+                self.missing(reason, *chosen)
+            else:
+                getattr(self, function)(chosen)
         return self
 
     def result(self, details: bool = True) -> dict[str, Any]:
@@ -198,8 +212,6 @@ class SuiteRow:
 
     def set_pool_recalls(self, keys: Sequence[str]) -> None:
         """Recall in the pool; `ranks`, the rank of each image there."""
-        if not self.has_features:
-            return self.missing("no scorer", *keys)
         is_whole = self.pool_features is None
         pool = self.image_features if is_whole else self.pool_features
         found = self._recalls(keys, pool, targets=torch.arange(len(self.texts)))
@@ -209,13 +221,10 @@ class SuiteRow:
 
     def set_random_distractors(self, keys: Sequence[str], protocol: Any = "expected") -> None:
         """The exact expectation with 99 random distractors."""
-        if not self.has_features:
-            self.missing("no scorer", *keys)
-        elif len(self.texts) < 100:
-            self.missing("fewer than 100 images", *keys)
-        else:
-            known = self._image_ranks if protocol == "expected" else None
-            self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=known)
+        if len(self.texts) < 100:
+            return self.missing("fewer than 100 images", *keys)
+        ranks = self._image_ranks if protocol == "expected" else None
+        self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=ranks)
 
     def set_block_recalls(self, keys: Sequence[str]) -> None:
         """Among the 100 images of the caption's block: consecutive blocks, of which an incomplete last one is dropped."""
@@ -225,24 +234,17 @@ class SuiteRow:
         """Recall in bags of similar images."""
         for key in keys:
             size = int(key.split("_")[1])
-            if not self.has_features:
-                self.missing("no scorer", key)
-            elif not self.bags.get(size):
-                self.missing(f"no bags of {size} in the data", key)
-            else:
+            if self.bags.get(size):
                 self._recalls([key], self.image_features, bags=self.bags[size])
+            else:
+                self.missing(f"no bags of {size} in the data", key)
 
     def set_truth_recalls(self, keys: Sequence[str]) -> None:
         """The share of captions whose claims are true of the target and of no other image of the bag."""
-        check, facts = self.check, self.facts
-        if facts is None or check is None:
-            return self.missing(_NO_FACTS, *keys)
-        known: dict[tuple[int, int], bool] = {}  # bags of several sizes share images
 
+        @functools.cache  # bags of several sizes share images
         def fits(row: int, other: int) -> bool:
-            if (row, other) not in known:
-                known[row, other] = not check(self.texts[row], facts[other]).wrong
-            return known[row, other]
+            return not self.check(self.texts[row], self.facts[other]).wrong
 
         for key in keys:
             size = int(key.split("_")[1])
@@ -256,9 +258,6 @@ class SuiteRow:
     def set_clip_score(self, keys: Sequence[str]) -> None:
         """CLIPScore: 2.5 times the cosine, of captions with the prefix; and ClipSc, 100 times the cosine, without prefix and clamping."""
         for key in keys:
-            if not self.has_features:
-                self.missing("no scorer", key)
-                continue
             is_ndlb = key == "ndlb_clip_score"
             text = self.text_features if is_ndlb or self.clip_features is None else self.clip_features
             options: Any = {"preset": "ndlb"} if is_ndlb else {"preset": "hessel"}
@@ -341,8 +340,6 @@ class SuiteRow:
 
     def set_cider_d(self, keys: Sequence[str]) -> None:
         """CIDEr-D; of several captions per image the mean, and that of each image's best caption."""
-        if self.references is None:
-            return self.missing("no references", *keys)
         if self.sampled is None:
             found = cider_d(self.texts, self.references)
             return self.mean("cider_d", found["per_sample"], signature=found["signature"])
@@ -354,8 +351,6 @@ class SuiteRow:
 
     def set_bleu(self, keys: Sequence[str]) -> None:
         """Corpus BLEU; its interval is that of the images' contributions, see `leave_one_out`."""
-        if self.references is None:
-            return self.missing("no references", *keys)
         counts = reference_matches(([text] for text in self.texts), self.references)
         # The counts without image i, for all i at once.
         rest = [part.double().sum(0) - part.double() for part in counts]
@@ -371,8 +366,6 @@ class SuiteRow:
 
     def set_rouge_l(self, keys: Sequence[str]) -> None:
         """ROUGE-L."""
-        if self.references is None:
-            return self.missing("no references", *keys)
         found = rouge_l(self.texts, self.references)
         self.mean("rouge_l", found["per_sample"], signature=found["signature"], is_share=True)
 
@@ -380,8 +373,8 @@ class SuiteRow:
         """METEOR of the corpus, and SPICE."""
         for key in keys:
             metric: NlgMetric | None = getattr(self, key)
-            if metric is None or self.references is None:
-                self.missing("no references" if self.references is None else f"{key.upper()} was not requested", key)
+            if metric is None:
+                self.missing(f"{key.upper()} was not requested", key)
                 continue
             try:
                 found = metric(self.texts, [list(group) for group in self.references])
@@ -396,8 +389,6 @@ class SuiteRow:
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
-        if self.perplexity is None:
-            return self.missing("no language model", "perplexity")
         found = self.perplexity(self.texts)
         nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
         value = float(found["perplexity"])
@@ -412,8 +403,6 @@ class SuiteRow:
 
     def set_faithfulness(self, keys: Sequence[str]) -> None:
         """Wrong claims and mentioned facts."""
-        if self.facts is None or self.check is None:
-            return self.missing(_NO_FACTS, "hallucination", "fact_recall")
         found = faithfulness(self.texts, self.facts, self.check)
         counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}
         self._claims = counts["wrong"], counts["right"]
@@ -426,8 +415,6 @@ class SuiteRow:
 
         A bound of hallucination from above, because references omit objects.
         """
-        if self.references is None:
-            return self.missing("no references", *keys)
         joined = spoken([" . ".join(group) for group in self.references])
         objects = chair(joined, [()] * len(joined), synonyms="coco")["per_sample"]["mentioned"]
         found = chair(self.texts, objects, synonyms="coco")
@@ -456,7 +443,7 @@ class SuiteRow:
             else:
                 self.missing(self.numbers.get(f"{rd100}_reason", "no scorer"), f"{name}_{rd100}")
             if self._claims is None:
-                self.missing(_NO_FACTS, f"{name}_{hallucination}")
+                self.missing(_NEEDS["set_faithfulness"][1], f"{name}_{hallucination}")
                 continue
             wrong, right = (counts[at] for counts in self._claims)
             signature = self.signatures.get(hallucination, "")
