@@ -114,21 +114,19 @@ def _words(sources_of: Sequence[Source], references: Sequence[list[str]]) -> dic
         tagger = spacy_tagger()
     except ImportError as error:
         return {"reason": str(error)}
-    found = characteristic_words(sources, tagger=tagger)
-    listed = {name: {source: [w for w, _ in words] for source, words in found[part].items()}
-              for name, part in (("adjectives", "ADJ"), ("nouns", "NOUN"))}  # fmt: skip
-    return {**listed, "signature": found["signature"]}
+    result = characteristic_words(sources, tagger=tagger)
+    words: dict[str, Any] = {"signature": result["signature"]}
+    for kind, part in (("adjectives", "ADJ"), ("nouns", "NOUN")):
+        words[kind] = {source: [word for word, _ in scored] for source, scored in result[part].items()}
+    return words
 
 
 def _words_lines(words: Mapping[str, Any]) -> list[str]:
     """The words as text, one line per source and kind."""
     if "reason" in words:
         return [f"not run: {words['reason']}"]
-    return [
-        f"{kind}, {source}: {', '.join(found) or '–'}"
-        for kind in ("adjectives", "nouns")
-        for source, found in words[kind].items()
-    ]
+    kinds = ("adjectives", "nouns")
+    return [f"{kind}, {name}: {', '.join(typical) or '–'}" for kind in kinds for name, typical in words[kind].items()]
 
 
 def _count_copies(evaluator: Evaluator, num_images: int) -> int:
@@ -148,10 +146,7 @@ _SUFFIXES = re.compile("(_ci|_ci_method|_reason|_difference|_p_value|_mark)$")
 
 
 def _sections(
-    names: Sequence[str],
-    sources: Sequence[Source],
-    evaluator: Evaluator,
-    reasons: Mapping[str, str],
+    names: Sequence[str], sources: Sequence[Source], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The chosen tables by name, and the signatures of their numbers."""
     tables = {name: TABLES[name] for name in names}
@@ -177,36 +172,44 @@ def _sections(
         shown = {"name", *(column.key for column in columns), *(bags if name == "ndlb" else ())}
         rows = rows_of.get(name, rows_of[""])
         signatures[name] = {key: value for key, value in rows[0]["signatures"].items() if key in shown}
-        sections[name] = Section(
-            title, columns, [{k: v for k, v in row.items() if _SUFFIXES.sub("", k) in shown} for row in rows]
-        )
+        rows = [{key: value for key, value in row.items() if _SUFFIXES.sub("", key) in shown} for row in rows]
+        sections[name] = Section(title, columns, rows)
     return sections, signatures
 
 
-def _without_images(arguments: EvaluateOptions) -> bool:
-    """Set the defaults that depend on each other; whether text alone is measured."""
+def _set_defaults(arguments: EvaluateOptions) -> None:
+    """Set the options that depend on each other, and refuse those that need images where there are none."""
+    arguments.check_engine()
     arguments.dataset = arguments.dataset or ("scenes" if arguments.references is None else "none")
     is_text = arguments.dataset == "none"
     arguments.suite = arguments.suite or ("text" if is_text else "smile")
-    if not is_text:
-        return False
-    of_images = ("scorer", "pool", "bags")
-    for name in (
-        *of_images,
-        "split",
-        "data_dir",
-        "image_root",
-        "image_id_column",
-        "dataset_config",
-        "dataset_revision",
-    ):
-        value = getattr(arguments, name)
-        if value not in (None, "none"):
+    if arguments.suite not in ("text", "smile", "all"):
+        arguments.language_model = "none"
+    if is_text:
+        for name in (
+            "scorer",
+            "pool",
+            "bags",
+            "split",
+            "data_dir",
+            "image_root",
+            "dataset_config",
+            "dataset_revision",
+        ):
+            value = getattr(arguments, name)
+            if value not in (None, "none"):
+                raise ValueError(
+                    f"--{name} is {str(value)!r}, but without --dataset there are no images. Use --dataset."
+                )
+        arguments.scorer = "none"
+    for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
+        if path is not None and (arguments.suite not in (suite, "all") or arguments.scorer == "none"):
             raise ValueError(
-                f"--{name} is {str(value)!r}, but without --dataset there are no images. Use --dataset, or leave --{name} out."
+                f"--{name} is {str(path)!r}, but only --suite {suite} ranks captions in it, with a scorer. Use --suite {suite} or all "
+                f"with a --scorer, or leave --{name} out."
             )
-    arguments.scorer = "none"
-    return True
 
 
 def _captioned_images(
@@ -220,13 +223,11 @@ def _captioned_images(
             f"{len(references.captions):,} images of {references.path} are left out.",
             file=sys.stderr,
         )
-    return LoadedSplit(_text_rows(ids[: arguments.max_images], references), RowLookup(ids), "all", {"all": len(ids)})
-
-
-def _text_rows(ids: Sequence[str], references: CaptionFile | None) -> datasets.Dataset:
-    captions = [[] if references is None else references.captions[i] for i in ids]
+    shown = ids[: arguments.max_images]
+    captions = [[] if references is None else references.captions[i] for i in shown]
     kinds = datasets.Features({"image_id": datasets.Value("string"), "captions": CAPTIONS})
-    return datasets.Dataset.from_dict({"image_id": list(ids), "captions": captions}, features=kinds)
+    rows = datasets.Dataset.from_dict({"image_id": shown, "captions": captions}, features=kinds)
+    return LoadedSplit(rows, RowLookup(ids), "all", {"all": len(ids)})
 
 
 def _with_references(split: LoadedSplit, name: str, references: CaptionFile) -> LoadedSplit:
@@ -245,30 +246,11 @@ _TEXT_ALONE = {
 }
 
 
-def _check_options(arguments: EvaluateOptions) -> None:
-    """Refuse options that do not fit the engine, and bags and pools that are missing, or that no table would use."""
-    arguments.check_engine()
-    if arguments.suite not in ("text", "smile", "all"):
-        if arguments.language_model not in (None, "none"):
-            raise ValueError(f"--suite {arguments.suite} has no perplexity. Leave --language_model out.")
-        arguments.language_model = "none"
-    for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
-        if path is not None and (arguments.suite not in (suite, "all") or arguments.scorer == "none"):
-            raise ValueError(
-                f"--{name} is {str(path)!r}, but only the table of --suite {suite} ranks captions in it, with a scorer; --suite is "
-                f"{arguments.suite!r} and --scorer {arguments.scorer or 'the default'!r}. Use --suite {suite} or all with a scorer, "
-                f"or leave --{name} out."
-            )
-
-
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
-    _without_images(arguments)
+    _set_defaults(arguments)
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
-    _check_options(arguments)
     is_text, folder = arguments.dataset == "none", arguments.output_dir
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     asked = arguments.split
@@ -289,7 +271,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         known = load_split(whole, quarantine_path=None, require_captions=False).all_ids
     ids = id_column(split.dataset)
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
-    aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
+    aligned = [files.pop(0).aligned(ids, known) for _ in described]
     reasons = _REASONS | (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
