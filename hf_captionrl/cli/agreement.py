@@ -104,8 +104,8 @@ def _text(variant: str, result: dict[str, Any]) -> str:
     ]
     for name, row in result["metrics"].items():
         interval = " [{:.1f}, {:.1f}]".format(*(100 * end for end in row["tau_ci"])) if "tau_ci" in row else ""
-        known = "" if row["published"] is None else f"; {row['source']}: {row['published']:.1f}, {row['verdict']}"
-        lines.append(f"{name:16}{100 * row['tau']:8.1f}{interval}{known}")
+        paper = "" if row["published"] is None else f"; {row['source']}: {row['published']:.1f}, {row['verdict']}"
+        lines.append(f"{name:16}{100 * row['tau']:8.1f}{interval}{paper}")
     lines += [f"{name:16}{reason}" for name, reason in result["not_run"].items()]
     for row in result["differences"]:
         low, high = (100 * end for end in row["interval"])

@@ -128,6 +128,6 @@ def _text(result: Mapping[str, Any], path: Path) -> str:
     lines = ["Share of pairs whose better caption scores higher; not seen: the 95 % interval contains 0.5."]
     for name, row in result["metrics"].items():
         parts = [f"{words} {', '.join(row[key])}" for key, words in _SEEN.items() if row[key]]
-        shares = ", ".join(f"{kind} {found['value']:.2f}" for kind, found in row["sensitivity"].items())
+        shares = ", ".join(f"{kind} {share['value']:.2f}" for kind, share in row["sensitivity"].items())
         lines += [f"{name}: {'; '.join(parts) or 'sees every error'}", f"  {shares}"]
     return "\n".join([*lines, f"Written: {path}"])

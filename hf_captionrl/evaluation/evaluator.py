@@ -207,8 +207,8 @@ class Evaluator:
             rest = joined_images(others) if others else dataset.select([])
             evaluator.pool_features = evaluator.features_of(pool_images(Path(arguments.pool), dataset, rest))
         if arguments.bags is not None:
-            found = bags_and_images(Path(arguments.bags), dataset, splits.get("validation"))
-            evaluator.bags, evaluator.bag_images = found
+            in_splits = bags_and_images(Path(arguments.bags), dataset, splits.get("validation"))
+            evaluator.bags, evaluator.bag_images = in_splits
         return evaluator
 
     def features_of(self, dataset: datasets.Dataset, scorer: Scorer | None = None) -> Any:
@@ -278,9 +278,9 @@ class Evaluator:
             by_reward = SuiteRow(captions=captions, text_features=text, image_features=images, bags=self.bags)
             by_reward.compute("rd100_recall_at_1", *(key for key in paper if key in BY_SCORER))
             in_bags = self._in_bags(captions, more_captions, scorer, text, images)
-            found = _without_intervals(by_reward.numbers)
-            found |= _without_intervals(in_bags) if self.arguments.bags is None else in_bags
-            numbers |= {f"reward_{key}": value for key, value in found.items() if key != "empty_captions"}
+            retrieval = _without_intervals(by_reward.numbers)
+            retrieval |= _without_intervals(in_bags) if self.arguments.bags is None else in_bags
+            numbers |= {f"reward_{key}": value for key, value in retrieval.items() if key != "empty_captions"}
         return {"name": name, **numbers, **self.more_numbers(captions, references)}
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:

@@ -26,29 +26,18 @@ TEMPLATES = Path(__file__).parent / "templates"
 """Folder of this package's templates, styles and scripts; products keep theirs in their folders."""
 
 
-def html_templates(folder: Path = TEMPLATES) -> Environment:
-    """The templates of HTML pages in a folder."""
-    loader = FileSystemLoader(folder)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-
-
 def render_html(folder: Path, name: str, *, styles: Sequence[str] = (), sort_keys: bool = True, **values: Any) -> str:
     """Render `name.html.j2` with `style` (`styles` and `name.css`), `script` (`name.js`) and the hashes that its policy allows."""
-    environment = html_templates(folder)
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(folder), autoescape=True, **options)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": sort_keys}
     for kind, files in (("style", [*(f"{style}.css" for style in styles), f"{name}.css"]), ("script", [f"{name}.js"])):
-        found = [(folder / file).read_text(encoding="utf-8") for file in files if (folder / file).is_file()]
-        if found:
-            text = "".join(found)
+        if text := "".join((folder / file).read_text(encoding="utf-8") for file in files if (folder / file).is_file()):
             # The package's files are the only texts that are not escaped; the content security policy allows only
             # their hashes.
-            values |= {kind: Markup(text), f"{kind}_hash": content_hash(text)}
+            digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+            values |= {kind: Markup(text), f"{kind}_hash": f"sha256-{digest}"}
     return environment.get_template(f"{name}.html.j2").render(**values)
-
-
-def content_hash(text: str) -> str:
-    """The hash of a style or script in a content security policy: `sha256-...`."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
 
 
 # --- A gallery of images and captions as one HTML file ---------------------------------------------------------------

@@ -214,10 +214,10 @@ class SuiteRow:
         """Recall in the pool; `ranks`, the rank of each image there."""
         is_whole = self.pool_features is None
         pool = self.image_features if is_whole else self.pool_features
-        found = self._recalls(keys, pool, targets=torch.arange(len(self.texts)))
-        self.numbers["ranks"] = np.asarray(found["ranks"])
+        ranks = self._recalls(keys, pool, targets=torch.arange(len(self.texts)))["ranks"]
+        self.numbers["ranks"] = np.asarray(ranks)
         if is_whole:
-            self._image_ranks = found["ranks"]
+            self._image_ranks = ranks
 
     def set_random_distractors(self, keys: Sequence[str], protocol: Any = "expected") -> None:
         """The exact expectation with 99 random distractors."""
@@ -262,8 +262,8 @@ class SuiteRow:
             text = self.text_features if is_ndlb or self.clip_features is None else self.clip_features
             options: Any = {"preset": "ndlb"} if is_ndlb else {"preset": "hessel"}
             prefix = "" if is_ndlb else self.clip_prefix
-            found = clip_score(text, self.image_features, prefix=prefix, scorer=self.scorer, **options)
-            self.mean(key, found["per_sample"], signature=found["signature"])
+            score = clip_score(text, self.image_features, prefix=prefix, scorer=self.scorer, **options)
+            self.mean(key, score["per_sample"], signature=score["signature"])
 
     # --- captions and references ---
 
@@ -307,8 +307,8 @@ class SuiteRow:
     def set_vocabulary_size(self, keys: Sequence[str]) -> None:
         """Number of words that occur at least `min_frequency` times."""
         number, without = vocabulary_size(map(ptb_tokenize, self.texts), _MIN_FREQUENCY)
-        named = signature(metric="vocabulary_size", tok="ptb", frequency=f">={_MIN_FREQUENCY}")
-        self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=named)
+        written = signature(metric="vocabulary_size", tok="ptb", frequency=f">={_MIN_FREQUENCY}")
+        self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=written)
         self.numbers["vocabulary_size_ci"] = [max(bound, 0.0) for bound in self.numbers["vocabulary_size_ci"]]
 
     def set_repeated_captions(self, keys: Sequence[str]) -> None:
@@ -389,10 +389,10 @@ class SuiteRow:
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
-        found = self.perplexity(self.texts)
-        nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
-        value = float(found["perplexity"])
-        self.number("perplexity", value, signature=str(found.get("signature", "")))
+        losses = self.perplexity(self.texts)
+        nats, tokens = (np.asarray(losses[name], dtype=np.float64) for name in ("nats", "tokens"))
+        value = float(losses["perplexity"])
+        self.number("perplexity", value, signature=str(losses.get("signature", "")))
         bounds = bootstrap_interval(nats, weights=tokens, seed=self.seed)
         self.numbers |= Interval(np.exp(bounds), bounds.method).entries("perplexity")
         rest = tokens.sum() - tokens
