@@ -88,16 +88,7 @@ TABLE = (  # a suite computes its numbers in this order
     Column("std_tokens", "Scorer's tokens, standard deviation", None, 2, function="set_lengths"),
     _share("captions_truncated", "Truncated at the scorer's text limit", "lower", function="set_lengths"),
     _share("empty", "Empty (no letter or digit)", "lower", function="set_degenerate"),
-    # By further models, and of videos.
-    _share("vqa_score", "VQAScore", "higher"),
-    _share("fleur", "FLEUR", "higher"),
-    _share("clair", "CLAIR", "higher"),
-    _share("listener", "R@1 by a chat model", "higher"),
-    _share("capture", "CAPTURE", "higher"),
-    Column("pac_s", "PAC-S", "higher"),
-    Column("bleurt", "BLEURT", "higher"),
-    _share("entailment", "Entailment of a reference", "higher"),
-    Column("caption_entropy", "Entropy of the captioner (nats)", None),
+    # Of videos.
     Column("emscore_precision", "EMScore\nP", "higher"),
     Column("emscore_recall", "EMScore\nR", "higher"),
     Column("emscore", "EMScore\nF", "higher"),
