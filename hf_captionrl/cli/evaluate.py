@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import numpy as np
 
-from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache, rows_per_part
+from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache
 from hf_captionrl.cli.options import EvaluateOptions
 from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column
 from hf_captionrl.data.features import source_keys
@@ -27,32 +27,23 @@ from hf_captionrl.evaluation.caption_files import (
 )
 from hf_captionrl.evaluation.evaluator import (
     BEST,
-    CAPTIONS_TABLE,
-    PREFERENCES_TABLE,
     TABLES,
     Evaluator,
-    ScoredCaptions,
-    Table,
+    Source,
     compare_with_first,
     human_captions,
-    learned_table,
     pool_images,
     read_bags,
+    sle_row,
+    source_row,
 )
 from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
-from hf_captionrl.evaluation.plots import write_length_histogram, write_trade_off
-from hf_captionrl.evaluation.scored_captions import (
-    BLOCK,
-    REFERENCES,
-    CaptionScoring,
-    ScoreParts,
-    columns_of_table,
-    score_sources,
-    write_inputs,
-)
+from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import variants
+from hf_captionrl.metrics.suites import BAG_SIZES, FUNCTIONS, bag_keys
 from hf_captionrl.metrics.table import (
+    REFERENCES,
     Section,
     comparison_csv,
     comparison_latex,
@@ -61,10 +52,9 @@ from hf_captionrl.metrics.table import (
     without_repeats,
 )
 from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
-from hf_captionrl.retrieval import FeatureCache, model_fingerprint
+from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
-from hf_captionrl.text.tokenize import lacks_blanks, split_characters
 from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
@@ -74,98 +64,48 @@ from hf_captionrl.utils.io import (
     to_plain,
     write_json,
 )
-from hf_captionrl.utils.parts import MakePart, read_tables, run_parts, split_rows
+from hf_captionrl.utils.parts import run_parts, split_rows
 
-# --- Features of images and scores of captions, whose cost grows with the rows; with --processes or --engine in parts ----
-
-_BLOCKS = 16
-_KEYS_AT_ONCE = 4096
-
-
-def _run(
-    arguments: EvaluateOptions, kind: str, settings: Mapping[str, Any], rows: int, make: Callable[[Path], MakePart]
-) -> Path:
-    """Write parts into a folder whose name depends on the settings, so other captions or models have other folders."""
-    size = rows_per_part(arguments, _BLOCKS, BLOCK)
-    name = f"{kind}-{json_digest(to_plain({**settings, 'rows_per_shard': size}))}"
-    folder = arguments.output_dir / "shards" / name
-    run_parts(folder, split_rows(rows, size), make(folder), arguments, settings=settings)
-    return folder
+_ROWS_PER_SHARD = 4096
 
 
 def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer: Any) -> None:
-    """Put the image features that the cache lacks into it, in the batches that one process would compute."""
+    """With --processes or --engine: put the image features that the cache lacks into it, in parts."""
     if frames_of(split.dataset):
         return
     cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
     keys = source_keys(split.dataset)
-    rows = rows_to_encode(cache, keys)
+    rows_of = {key: row for row, key in reversed([*enumerate(keys)])}  # of rows with one key the first
+    rows = np.array(sorted(rows_of[key] for key in {keys[row] for row in cache.missing(keys)}), np.int64)
     if not len(rows):
         return
-    missing = split.dataset.select(rows)
+    missing, new = split.dataset.select(rows), [keys[row] for row in rows.tolist()]
     options = FeaturesOptions(
         **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
         scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
         features="image",
     )
-    new = [keys[row] for row in rows.tolist()]
+    size = arguments.rows_per_shard or _ROWS_PER_SHARD
     settings = {"scorer": scorer.signature, "images": json_digest(new)}
+    # The name depends on the settings, so other images or models have other folders.
+    folder = arguments.output_dir / "shards" / f"images-{json_digest({**settings, 'rows_per_shard': size})}"
     # Bad rows are not among the images here, but they are when another process loads them.
-    make_part = FeatureParts(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    fill_cache(cache, new, _run(arguments, "images", settings, len(rows), lambda folder: make_part))
+    parts = FeatureParts(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
+    run_parts(folder, split_rows(len(rows), size), parts, arguments, settings=settings)
+    fill_cache(cache, new, folder)
 
-
-def rows_to_encode(cache: FeatureCache, keys: Sequence[str]) -> np.ndarray:
-    """Rows whose features are not in the cache, ascending; of rows with one key only the first."""
-    starts = range(0, len(keys), _KEYS_AT_ONCE)
-    parts = [start + np.array(cache.missing(keys[start : start + _KEYS_AT_ONCE]), np.int64) for start in starts]
-    missing = np.concatenate(parts)
-    return missing[RowLookup(keys).first_rows()[missing] == missing]
-
-
-def _scored_parts(
-    arguments: EvaluateOptions, sources: Sequence[ScoredCaptions], scoring: CaptionScoring
-) -> Iterator[Mapping[str, np.ndarray]]:
-    """Columns of the captions of all sources, computed in parts."""
-    captions, columns = [single.first for source in sources for single in source.singles], scoring.columns()
-    size = rows_per_part(arguments, _BLOCKS, BLOCK)
-    rows_per_source = -(-len(captions[0]) // size) * size
-    scorer, language_model = scoring.scorer, scoring.language_model
-
-    def digest(features: Any) -> str:
-        return hashlib.blake2b(np.ascontiguousarray(features), digest_size=8).hexdigest()
-
-    settings = {
-        "captions": json_digest(to_plain(captions)),
-        "pools": {name: digest(features) for name, features in scoring.pools.items()},
-        "scorer": None if scorer is None else scorer.signature,
-        "language_model": None if language_model is None else model_fingerprint(language_model[0]),
-        "clip_prefix": scoring.clip_prefix,
-        "columns": columns,
-    }
-    models = (arguments.dataset, arguments.scorer, arguments.language_model)
-
-    def make(folder: Path) -> MakePart:
-        write_inputs(folder, captions, scoring.pools)
-        return ScoreParts(folder, rows_per_source, models, scoring.clip_prefix, columns)
-
-    folder = _run(arguments, "captions", settings, len(captions) * rows_per_source, make)
-    return map(columns_of_table, read_tables(folder))
-
-
-# --- The command -----------------------------------------------------------------------------------------------------
 
 _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
 
-def _texts(source: ScoredCaptions) -> list[str]:
+def _texts(source: Source) -> list[str]:
     """All captions of a source that are scored."""
     return spoken([caption for group in source.captions for caption in (group[:1] if source.is_human else group)])
 
 
-def _words(scored: Sequence[ScoredCaptions], references: Sequence[list[str]]) -> dict[str, Any]:
+def _words(sources_of: Sequence[Source], references: Sequence[list[str]]) -> dict[str, Any]:
     """Typical nouns and adjectives of each source, or the reason why there are none."""
-    sources = {source.name: _texts(source) for source in scored if not source.is_human}
+    sources = {source.name: _texts(source) for source in sources_of if not source.is_human}
     human = [caption for group in references for caption in group]
     sources |= {REFERENCES: human} if human else {}
     if len(sources) < 2:
@@ -174,21 +114,19 @@ def _words(scored: Sequence[ScoredCaptions], references: Sequence[list[str]]) ->
         tagger = spacy_tagger()
     except ImportError as error:
         return {"reason": str(error)}
-    found = characteristic_words(sources, tagger=tagger)
-    listed = {name: {source: [w for w, _ in words] for source, words in found[part].items()}
-              for name, part in (("adjectives", "ADJ"), ("nouns", "NOUN"))}  # fmt: skip
-    return {**listed, "signature": found["signature"]}
+    result = characteristic_words(sources, tagger=tagger)
+    words: dict[str, Any] = {"signature": result["signature"]}
+    for kind, part in (("adjectives", "ADJ"), ("nouns", "NOUN")):
+        words[kind] = {source: [word for word, _ in scored] for source, scored in result[part].items()}
+    return words
 
 
 def _words_lines(words: Mapping[str, Any]) -> list[str]:
     """The words as text, one line per source and kind."""
     if "reason" in words:
         return [f"not run: {words['reason']}"]
-    return [
-        f"{kind}, {source}: {', '.join(found) or '–'}"
-        for kind in ("adjectives", "nouns")
-        for source, found in words[kind].items()
-    ]
+    kinds = ("adjectives", "nouns")
+    return [f"{kind}, {name}: {', '.join(typical) or '–'}" for kind in kinds for name, typical in words[kind].items()]
 
 
 def _count_copies(evaluator: Evaluator, num_images: int) -> int:
@@ -204,52 +142,74 @@ def _count_copies(evaluator: Evaluator, num_images: int) -> int:
     return copies
 
 
+_SUFFIXES = re.compile("(_ci|_ci_method|_reason|_difference|_p_value|_mark)$")
+
+
 def _sections(
-    tables: Mapping[str, Table], scored: Sequence[ScoredCaptions], evaluator: Evaluator, reasons: Mapping[str, str]
+    names: Sequence[str], sources: Sequence[Source], evaluator: Evaluator, reasons: Mapping[str, str]
 ) -> tuple[dict[str, Section], dict[str, Any]]:
     """The chosen tables by name, and the signatures of their numbers."""
-    sections, signatures = {}, {}
-    several = any(len(source.singles) > 1 for source in scored)
-    for name, table in tables.items():
-        rows = [table.row(source, evaluator, with_best=several) for source in scored]
+    tables = {name: TABLES[name] for name in names}
+    tables |= {"preferences": TABLES["preferences"]} if evaluator.parts else {}
+    tables["captions"] = TABLES["captions"]
+    parts = ["rd100_recall_at_1", "hallucination"] if evaluator.parts else []
+    bags = bag_keys(sorted({*BAG_SIZES, *evaluator.bags})) if "ndlb" in names else []
+    keys = [column.key for name, (_, columns) in tables.items() if name != "sle" for column in columns]
+    keys = [*dict.fromkeys(key for key in (*keys, *parts, *bags) if key in FUNCTIONS or key in bags)]
+    several = any(source.number > 1 for source in sources)
+    rows_of = {"": [source_row(each, evaluator, keys, with_best=several) for each in sources]}
+    if "sle" in names:
+        rows_of["sle"] = [sle_row(source, evaluator) for source in sources]
+    for rows in rows_of.values():
         compare_with_first(rows, seed=evaluator.seed)
-        signatures[name] = rows[0]["signatures"]
         for row in rows:
-            for key in ("signatures", "per_sample", "groups", "ranks"):
-                row.pop(key, None)
-            for key, reason in list(row.items()):
-                if key.endswith("_reason") and reason in reasons:
-                    row[key] = reasons[reason]
-        sections[name] = Section(table.title, table.columns, rows)
-        if several and not table.takes_all:
-            best = variants("best", ", best caption of an image", *(c for c in table.columns if c.key in BEST))
-            sections[name] = Section(f"{table.title}, mean over an image's captions", table.columns + best, rows)
+            row |= {key: reasons.get(row[key], row[key]) for key in row if key.endswith("_reason")}
+    sections, signatures = {}, {}
+    for name, (title, columns) in tables.items():
+        if several and name != "sle":
+            title += ", mean over an image's captions"
+            columns += variants("best", ", best caption of an image", *(c for c in columns if c.key in BEST))
+        shown = {"name", *(column.key for column in columns), *(bags if name == "ndlb" else ())}
+        rows = rows_of.get(name, rows_of[""])
+        signatures[name] = {key: value for key, value in rows[0]["signatures"].items() if key in shown}
+        rows = [{key: value for key, value in row.items() if _SUFFIXES.sub("", key) in shown} for row in rows]
+        sections[name] = Section(title, columns, rows)
     return sections, signatures
 
 
-def _without_images(arguments: EvaluateOptions) -> bool:
-    """Set the defaults that depend on each other; whether text alone is measured."""
+def _set_defaults(arguments: EvaluateOptions) -> None:
+    """Set the options that depend on each other, and refuse those that need images where there are none."""
+    arguments.check_engine()
     arguments.dataset = arguments.dataset or ("scenes" if arguments.references is None else "none")
     is_text = arguments.dataset == "none"
     arguments.suite = arguments.suite or ("text" if is_text else "smile")
-    if not is_text:
-        return False
-    of_images = ("scorer", "pool", "bags", "entropy_of", "pac_s")
-    for name in (
-        *of_images,
-        "split",
-        "data_dir",
-        "image_root",
-        "dataset_config",
-        "dataset_revision",
-    ):
-        value = getattr(arguments, name)
-        if value not in (None, "none"):
+    if arguments.suite not in ("text", "smile", "all"):
+        arguments.language_model = "none"
+    if is_text:
+        for name in (
+            "scorer",
+            "pool",
+            "bags",
+            "split",
+            "data_dir",
+            "image_root",
+            "dataset_config",
+            "dataset_revision",
+        ):
+            value = getattr(arguments, name)
+            if value not in (None, "none"):
+                raise ValueError(
+                    f"--{name} is {str(value)!r}, but without --dataset there are no images. Use --dataset."
+                )
+        arguments.scorer = "none"
+    for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
+        if path is not None and not path.exists():
+            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
+        if path is not None and (arguments.suite not in (suite, "all") or arguments.scorer == "none"):
             raise ValueError(
-                f"--{name} is {str(value)!r}, but without --dataset there are no images. Use --dataset, or leave --{name} out."
+                f"--{name} is {str(path)!r}, but only --suite {suite} ranks captions in it, with a scorer. Use --suite {suite} or all "
+                f"with a --scorer, or leave --{name} out."
             )
-    arguments.scorer = "none"
-    return True
 
 
 def _captioned_images(
@@ -263,13 +223,11 @@ def _captioned_images(
             f"{len(references.captions):,} images of {references.path} are left out.",
             file=sys.stderr,
         )
-    return LoadedSplit(_text_rows(ids[: arguments.max_images], references), RowLookup(ids), "all", {"all": len(ids)})
-
-
-def _text_rows(ids: Sequence[str], references: CaptionFile | None) -> datasets.Dataset:
-    captions = [[] if references is None else references.captions[i] for i in ids]
+    shown = ids[: arguments.max_images]
+    captions = [[] if references is None else references.captions[i] for i in shown]
     kinds = datasets.Features({"image_id": datasets.Value("string"), "captions": CAPTIONS})
-    return datasets.Dataset.from_dict({"image_id": list(ids), "captions": captions}, features=kinds)
+    rows = datasets.Dataset.from_dict({"image_id": shown, "captions": captions}, features=kinds)
+    return LoadedSplit(rows, RowLookup(ids), "all", {"all": len(ids)})
 
 
 def _with_references(split: LoadedSplit, name: str, references: CaptionFile) -> LoadedSplit:
@@ -288,52 +246,11 @@ _TEXT_ALONE = {
 }
 
 
-def _check_options(arguments: EvaluateOptions) -> None:
-    """Refuse options that do not fit the engine, and bags and pools that are missing, or that no table would use."""
-    arguments.check_engine()
-    rows_per_part(arguments, _BLOCKS, BLOCK)
-    if arguments.suite not in ("text", "smile", "all"):
-        if arguments.language_model not in (None, "none"):
-            raise ValueError(f"--suite {arguments.suite} has no perplexity. Leave --language_model out.")
-        arguments.language_model = "none"
-    for name, path, suite in (("bags", arguments.bags, "ndlb"), ("pool", arguments.pool, "smile")):
-        if path is not None and not path.exists():
-            raise FileNotFoundError(f"There is no file {str(path)!r} for --{name}. Use an existing one.")
-        if path is not None and (arguments.suite not in (suite, "all") or arguments.scorer == "none"):
-            raise ValueError(
-                f"--{name} is {str(path)!r}, but only the table of --suite {suite} ranks captions in it, with a scorer; --suite is "
-                f"{arguments.suite!r} and --scorer {arguments.scorer or 'the default'!r}. Use --suite {suite} or all with a scorer, "
-                f"or leave --{name} out."
-            )
-
-
-def _scoring(
-    arguments: EvaluateOptions, evaluator: Evaluator, language_model: tuple[Any, Any] | None, suites: Sequence[str]
-) -> CaptionScoring:
-    """What computes the numbers that several tables share: only those that the suites need."""
-    scorer, prefix = evaluator.held_out_scorer, ""
-    pools: dict[str, Any] = {}
-    if scorer is not None and {"smile", "ndlb"} & set(suites):
-        pools = {"image_rank": evaluator.image_features}
-    if scorer is not None and "smile" in suites:
-        prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
-        pools |= {} if evaluator.pool_features is None else {"pool_rank": evaluator.pool_features}
-    return CaptionScoring(scorer, language_model, clip_prefix=prefix, pools=pools)
-
-
 def evaluate_captions(arguments: EvaluateOptions) -> None:
     """Compare the files."""
-    _without_images(arguments)
+    _set_defaults(arguments)
     files = read_files(arguments.captions, arguments.names)  # before anything slow
     references = None if arguments.references is None else read_references(arguments.references)
-    _check_options(arguments)
-    learned = learned_table(arguments.entropy_of, arguments.pac_s)  # before anything slow
-    _write_tables(arguments, files, references, learned)
-
-
-def _write_tables(
-    arguments: EvaluateOptions, files: list[CaptionFile], references: CaptionFile | None, learned: Table | None
-) -> None:
     is_text, folder = arguments.dataset == "none", arguments.output_dir
     scorer, language_model, reasons = load_evaluators(arguments.dataset, arguments.scorer, arguments.language_model)
     asked = arguments.split
@@ -354,42 +271,32 @@ def _write_tables(
         known = load_split(whole, quarantine_path=None, require_captions=False).all_ids
     ids = id_column(split.dataset)
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
-    aligned = [files.pop(0).aligned(ids, known) for _ in described]  # only in Arrow from here on
-    given_bags = None if arguments.bags is None else read_bags(arguments.bags, ids)
+    aligned = [files.pop(0).aligned(ids, known) for _ in described]
     reasons = _REASONS | (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
-    # The evaluator's perplexity is a bare number; here every number has an interval.
-    evaluator = Evaluator(split.dataset, scorer, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator = Evaluator(split.dataset, scorer, language_model, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator.clip_prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
     if arguments.pool is not None and scorer is not None:
-        every = load_split(
-            replace(arguments, split="all", max_images=None), quarantine_path=None, require_captions=False
-        )
+        whole = replace(arguments, split="all", max_images=None)
+        every = load_split(whole, quarantine_path=None, require_captions=False)
         evaluator.pool_features = evaluator.features_of(pool_images(arguments.pool, split.dataset, every.dataset))
-    evaluator.bags, evaluator.tokenize = evaluator.bags if given_bags is None else given_bags, arguments.tokenize
-    scored = [
-        ScoredCaptions(str(file["name"]), captions, evaluator.references)
+    if arguments.bags is not None:
+        evaluator.bags = read_bags(arguments.bags, ids)
+    sources = [
+        Source(str(file["name"]), captions, evaluator.references)
         for file, captions in zip(described, aligned, strict=True)
     ]
-    if arguments.tokenize == "ptb" and any(lacks_blanks(_texts(source)) for source in scored):
-        said = "most captions of a file have no blanks, and count as one word each. Use --tokenize char."
-        print(f"captionrl evaluate: {said}", file=sys.stderr)
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
-        scored.append(human)
-    names = [*TABLES] if arguments.suite == "all" else [str(arguments.suite)]
-    if "sle" not in names and any(len(source.singles) > 1 for source in scored):
+        sources.append(human)
+    names = ["text", "smile", "discritune", "sle", "ndlb"] if arguments.suite == "all" else [str(arguments.suite)]
+    if "sle" not in names and any(source.number > 1 for source in sources):
         names.append("sle")
-    scoring = _scoring(arguments, evaluator, language_model, names)
-    on_shards = arguments.uses_shards and bool(scoring.columns())
-    score_sources(scored, scoring, _scored_parts(arguments, scored, scoring) if on_shards else None, folder=folder)
-
     copies = _count_copies(evaluator, len(ids))
-    tables = {name: TABLES[name] for name in names} | ({} if learned is None else {"learned": learned})
-    tables |= {"preferences": PREFERENCES_TABLE} if evaluator.parts else {}
-    sections, signatures = _sections({**tables, "captions": CAPTIONS_TABLE}, scored, evaluator, reasons)
+    sections, signatures = _sections(names, sources, evaluator, reasons)
     shown = without_repeats(list(sections.values()))
-    words = _words(scored, evaluator.references) if "discritune" in names else None
+    words = _words(sources, evaluator.references) if "discritune" in names else None
 
     result: dict[str, Any] = {
         "suite": arguments.suite,
@@ -414,12 +321,9 @@ def _write_tables(
     atomic_write_text(folder / "comparison.md", text)
     atomic_write_text(folder / "comparison.csv", comparison_csv(shown))
     atomic_write_text(folder / "comparison.tex", comparison_latex(shown))
-    words_of = split_characters if arguments.tokenize == "char" else list
-    lengths = {source.name: [len(text.split()) for text in words_of(_texts(source))] for source in scored}
+    lengths = {source.name: [len(text.split()) for text in _texts(source)] for source in sources}
     write_length_histogram(folder / "lengths.png", lengths)
     written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
-    if _draw_trade_off(folder / "trade_off.png", list(sections.values())):
-        written.append("trade_off.png")
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))
         return
@@ -427,20 +331,3 @@ def _write_tables(
     if words is not None:
         print("\n  ".join([_WORDS_TITLE, *_words_lines(words)]))
     print(f"Written to {folder}: {', '.join(written)}")
-
-
-def _draw_trade_off(path: Path, sections: Sequence[Section]) -> bool:
-    """Plot retrieval against faithfulness, or against CIDEr-D without known facts, from the first table that has both."""
-    retrieval = {
-        "pool_recall_at_1": "R@1 in the pool",
-        "blocks_recall_at_1": "P@1 among 100",
-        "rd100_recall_at_1": "R@1, RD100",
-    }
-    faithful = {"hallucination": "Hallucination (share of wrong claims)", "cider_d": "CIDEr-D"}
-    for y, y_label in faithful.items():
-        for section in sections:
-            for x, x_label in retrieval.items():
-                if write_trade_off(path, section.rows, x=(x, f"Self-retrieval: {x_label}"), y=(y, y_label)):
-                    return True
-    path.unlink(missing_ok=True)
-    return False

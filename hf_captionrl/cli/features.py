@@ -66,13 +66,14 @@ class ImageParts(MakePart, ABC):
         return pa.Table.from_pylist(values, schema=schema)
 
 
-def rows_per_part(arguments: Any, batches: int = 64, size: int | None = None) -> int:
-    """`--rows_per_shard`, by default `batches` batches of `size`, by default `--batch_size`; refuses parts of batches."""
-    what = f"--batch_size {arguments.batch_size}" if size is None else f"{size}, the captions that are scored together"
-    size = arguments.batch_size if size is None else size
+def rows_per_part(arguments: Any, batches: int = 64) -> int:
+    """`--rows_per_shard`, by default `batches` batches of `--batch_size`; refuses parts of batches."""
+    size = arguments.batch_size
     rows = arguments.rows_per_shard or batches * size
     if rows % size:
-        raise ValueError(f"--rows_per_shard {rows} is not a multiple of {what}. Use {-(-rows // size) * size}.")
+        raise ValueError(
+            f"--rows_per_shard {rows} is not a multiple of --batch_size {size}. Use {-(-rows // size) * size}."
+        )
     return int(rows)
 
 

@@ -76,15 +76,15 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
-    test). Writes comparison.json, .md, .csv and .tex, lengths.png and trade_off.png. Why a number is not run (no images, no Java,
+    test). Writes comparison.json, .md, .csv and .tex, and lengths.png. Why a number is not run (no images, no Java,
     no truth) stands below the table. Images that a captioner was trained on are left out, if its file was written by
     `captionrl caption`.
 
     Without --dataset, the images are those that the captions name: every file must caption the same ones, all of them need
     references, and references of other images are left out, which a line on stderr says.
 
-    With --processes or --engine, workers compute features of images and captions, ranks and perplexity on Parquet shards in
-    OUTPUT_DIR/shards. The numbers are equal to rounding, and the same command skips finished shards.
+    With --processes or --engine, workers compute the features of images on Parquet shards in OUTPUT_DIR/shards. The numbers are equal
+    to rounding, and the same command skips finished shards.
     """
 
     examples: ClassVar[str] = """
@@ -96,7 +96,6 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
           ndlb         R@1 in bags of 3, 5 and 7 and among 100, BLEU-4, CIDEr-D, ClipSc, vocabulary
           all          all of these; a number that several tables have is shown once
         Where facts are known: also hallucination, fact recall and (ndlb) R@1 by them.
-        --entropy_of and --pac_s: a further table.
 
         examples:
           captionrl evaluate --captions a.json b.json --references refs.json

@@ -1,7 +1,6 @@
 """Files of captions and references in the layouts that people have, and their names in tables.
 
 - JSON lines, `{"image_id": ..., "caption": ...}` or `{"image_id": ..., "captions": [...]}`, as `captionrl caption` writes them.
-  Lines are appended and flushed batch by batch; if a killed run left an incomplete last line, the next run truncates it.
 - JSON: results or annotations of COCO, a list of such objects, `{id: caption}`, `{id: [captions]}`, or a Karpathy split.
 - CSV, TSV and Parquet with a column of ids and one of captions, also those of `captionrl album`; folders of Parquet shards.
 """
@@ -22,11 +21,9 @@ from hf_captionrl.data.columns import (
     printed_list,
     read_csv,
     read_text,
-    refuse_mixed,
-    refuse_wide,
 )
 from hf_captionrl.data.loading import is_json_lines, karpathy_id
-from hf_captionrl.evaluation.scored_captions import REFERENCES
+from hf_captionrl.metrics.table import REFERENCES
 from hf_captionrl.utils.io import FORMULA
 from hf_captionrl.utils.parts import read_parts
 
@@ -43,18 +40,16 @@ class CaptionFile:
     captions: Mapping[str, list[str]]
 
     def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> Sequence[list[str]]:
-        """Captions in the order of a data set, in Arrow."""
-        # All ids at once, because each look-up in a column is a search.
+        """Captions in the order of a data set."""
         captions, foreign = self.captions, set(self.captions).difference(all_ids)
         if foreign:  # perhaps only in another normal form of Unicode, as names of files that a Mac wrote
             forms = {unicodedata.normalize("NFC", i): i for i in all_ids}
             captions = {forms.get(unicodedata.normalize("NFC", i), i): group for i, group in captions.items()}
             foreign = set(captions).difference(all_ids)
         if foreign:
-            unknown = [i for i in captions if i in foreign]
             raise ValueError(
-                f"{self.path}: {len(unknown)} of {len(captions)} image ids are not in the data set, such as "
-                f"{_some(unknown)}; the data set has ids such as {_some(sorted(all_ids))}. Check --dataset and --split."
+                f"{self.path}: {len(foreign)} of {len(captions)} image ids are not in the data set, such as "
+                f"{_some(sorted(foreign))}; the data set has ids such as {_some(sorted(all_ids))}. Check --dataset and --split."
             )
         missing = [i for i in image_ids if i not in captions]
         if missing:
@@ -76,47 +71,38 @@ _Rows = Iterator[tuple[str, Any]]
 
 def _text(value: Any) -> Any:
     """One caption: a text, or an object with a text as in Karpathy's splits."""
-    known = [key for key in ("raw", *CAPTION_COLUMNS) if isinstance(value, Mapping) and key in value]
-    return value[known[0]] if known else value
+    keys = [key for key in ("raw", *CAPTION_COLUMNS) if isinstance(value, Mapping) and key in value]
+    return value[keys[0]] if keys else value
 
 
 def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
     """Captions of each image id. The rows of an album may repeat an image, because they count its captions."""
-    found: dict[str, list[str]] = {}
-    place: dict[str, str] = {}
-    kinds: dict[bool, str] = {}  # first row with and without a printed list
+    collected: dict[str, list[str]] = {}
     for where, row in rows:
         if not isinstance(row, Mapping):
             raise ValueError(f"{where}, holds a {type(row).__name__}, not an object. {_SHAPE}")
         if row.get("unreadable"):  # an image that `captionrl album` could not open
             continue
         name = next((name for name in _ID_COLUMNS if name in row), "image_id")
-        column = next((name for name in CAPTION_COLUMNS if row.get(name) is not None), None)
         image_id = row.get(name)
         if isinstance(image_id, float) and image_id.is_integer():
             image_id = int(image_id)  # a column of integers with a missing value
         if isinstance(image_id, bool) or not isinstance(image_id, str | int) or image_id == "":
-            columns = f" (of {', '.join(map(str, list(row)[:8]))})"
-            raise ValueError(f"{where}: {name} is {image_id!r}{columns}; it must be text or a whole number. {_SHAPE}")
-        value = None if column is None else row[column]
-        listed = printed_list(value)
-        if value not in (None, "", []):
-            kinds.setdefault(listed is not None, where)
-        values: list[Any] = listed or (value if isinstance(value, list) else [value])
+            columns = ", ".join(map(str, list(row)[:8]))
+            raise ValueError(f"{where}: {name} is {image_id!r} (of {columns}). Use text or a whole number. {_SHAPE}")
+        value = next((row[name] for name in CAPTION_COLUMNS if row.get(name) is not None), None)
+        values: list[Any] = printed_list(value) or (value if isinstance(value, list) else [value])
         captions = [_text(each) for each in values]
         if not captions or not all(isinstance(c, str) for c in captions):
             raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
-        image_id = str(image_id)
-        mine = found.setdefault(image_id, [])
-        if mine and not is_repeatable and str(row.get("number")) != str(len(mine) + 1):
+        before = collected.setdefault(str(image_id), [])
+        if before and not is_repeatable and str(row.get("number")) != str(len(before) + 1):
             raise ValueError(
-                f"{where}: image {image_id!r} is already in {place[image_id]}. Keep one of them, or write several captions of "
-                'an image as a list, "captions": ["...", ...].'
+                f"{where}: image {str(image_id)!r} occurs twice. Keep one of them, or write several captions of an image as a list, "
+                '"captions": ["...", ...].'
             )
-        mine.extend(captions)
-        place[image_id] = where.rpartition(", ")[2]
-    refuse_mixed(kinds.get(True), kinds.get(False))
-    return found
+        before.extend(captions)
+    return collected
 
 
 def _json_lines(data: bytes, path: Path) -> _Rows:
@@ -140,10 +126,6 @@ def _json(path: Path) -> _Rows:
         rows = ({"image_id": karpathy_id(image), "captions": image["sentences"]} for image in images)
         return ((f"{path}, image {n}", row) for n, row in enumerate(rows, start=1))
     if isinstance(value, Mapping) and not ("image_id" in value and set(CAPTION_COLUMNS) & set(value)):
-        for key, captions in value.items():
-            head = captions[0] if isinstance(captions, list) and captions else None
-            if isinstance(head, Mapping) and "image_id" in head:
-                raise ValueError(f"{path} has its rows under {key!r}. Use a file with the list alone.")
         rows = ({"image_id": key, "captions": captions} for key, captions in value.items())
         return ((f"{path}, image {row['image_id']!r}", row) for row in rows)
     entries = value if isinstance(value, list) else [value]
@@ -170,13 +152,11 @@ def _parquet(path: Path) -> _Rows:
     try:
         names = pyarrow.parquet.ParquetFile(path).schema_arrow.names
         # Other columns may hold images.
-        wanted = [name for name in (*_ID_COLUMNS, *CAPTION_COLUMNS, "number", "unreadable") if name in names]
-        if "image_id" in wanted:
-            wanted = [name for name in wanted if name == "image_id" or name not in _ID_COLUMNS]
-        table = pyarrow.parquet.read_table(path, columns=wanted)
+        ids = ["image_id"] if "image_id" in names else [name for name in _ID_COLUMNS if name in names]
+        columns = ids + [name for name in (*CAPTION_COLUMNS, "number", "unreadable") if name in names]
+        rows = pyarrow.parquet.read_table(path, columns=columns).to_pylist()
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path} is not a Parquet file that can be read ({error}). Write it again.") from error
-    rows = (row for batch in table.to_batches() for row in batch.to_pylist())
     return ((f"{path}, row {n}", row) for n, row in enumerate(rows, start=1))
 
 
@@ -209,10 +189,7 @@ def read_caption_file(
     elif suffix == ".json" and path.stat().st_size and not is_json_lines(read_text(path)):
         rows = _json(path)
     else:
-        refuse_wide(path)
-        data = path.read_bytes()
-        _refuse_torn(data, path)
-        rows = _json_lines(data, path)
+        rows = _json_lines(path.read_bytes(), path)
     captions = _collected(rows, is_repeatable=is_repeatable)
     if not captions:
         raise ValueError(f"{path} holds no captions. {_SHAPE}")
@@ -226,18 +203,6 @@ def training_of(path: Path) -> tuple[str, set[str]]:
         return "", set()
     found = parse_json(read_text(record), str(record))
     return str(found.get("settings", {}).get("model")), set(found.get("trained_on", ()))
-
-
-def _refuse_torn(data: bytes, path: Path) -> None:
-    torn = data.rpartition(b"\n")[2]
-    try:
-        json.loads(torn if torn.strip() else b"0")
-    except (ValueError, RecursionError):
-        number = data.count(b"\n") + 1
-        raise ValueError(
-            f"{path}: the last line ({number}) is incomplete: {torn[:60]!r}. The run that wrote it was killed. Use the same "
-            "`captionrl caption` command again to resume."
-        ) from None
 
 
 def read_references(path: Path) -> CaptionFile:

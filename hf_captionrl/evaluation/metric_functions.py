@@ -1,4 +1,4 @@
-"""Any metric of captions as one function: metrics of this package by name, Python functions, `evaluate` modules, programs.
+"""Any metric of captions as one function: metrics of this package by name, Python functions.
 
 Such a function gets `candidates` (N strings), `references` (N lists of strings) and `images` (N paths or images), and returns N
 numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` take any of them.
@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import math
 import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,12 +28,9 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
     """The function of a metric.
 
     `metric` is a name of `TEXT_METRICS`, or of `SCORER_METRICS`, with a `scorer` and the text before each caption (None: that of
-    CLIPScore); `"package.module:function"`, also in the working folder; a module of `evaluate`,
-    loaded or as `"evaluate:NAME"` or `"evaluate:PATH.py"`, with `":KEY"` if it returns several numbers per caption; or a function.
+    CLIPScore); `"package.module:function"`, also in the working folder; or a function.
     """
     if not isinstance(metric, str):
-        if hasattr(metric, "compute"):
-            return _module_metric(metric, type(metric).__name__, "")
         try:
             takes_images = _takes_images(metric)
             inspect.signature(metric).bind(*[None] * (3 if takes_images else 2))
@@ -53,14 +47,7 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
     module, colon, function = metric.partition(":")
     if not colon:
         known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
-        raise ValueError(
-            f"There is no metric {metric!r}. Use one of {known}, package.module:function or evaluate:NAME."
-        )
-    if module == "evaluate":
-        import evaluate
-
-        name, _, key = function.partition(":")
-        return _module_metric(evaluate.load(name), metric, key)
+        raise ValueError(f"There is no metric {metric!r}. Use one of {known}, or package.module:function.")
     sys.path.insert(0, os.getcwd())  # a console script does not look into the working folder
     try:
         found = getattr(importlib.import_module(module), function)
@@ -75,45 +62,6 @@ def _takes_images(function: Callable[..., Any]) -> bool:
     """Whether the third argument is needed, or is called images; an option of the function is neither."""
     arguments = [each for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
     return len(arguments) > 2 and (arguments[2].default is inspect.Parameter.empty or arguments[2].name == "images")
-
-
-def _module_metric(module: Any, name: str, key: str) -> MetricFunction:
-    """A module of `evaluate`; the numbers of the N captions are a list in the `dict` that it returns, or in its `per_sample`."""
-
-    def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Any) -> Any:
-        found = module.compute(predictions=list(candidates), references=[list(each) for each in references])
-        inner = found.get("per_sample")
-        per_caption = {
-            part: values
-            for part, values in (found | (inner if isinstance(inner, dict) else {})).items()
-            if not isinstance(values, (str, dict)) and hasattr(values, "__len__") and len(values) == len(candidates)
-        }
-        if key in per_caption or (not key and len(per_caption) == 1):
-            return per_caption[key or next(iter(per_caption))]
-        has = f"it has {', '.join(per_caption)}" if per_caption else "it has none"
-        raise ValueError(
-            f"{name} must return a list of {len(candidates)} numbers{f', {key}' if key else ''}; {has}. Use evaluate:NAME:KEY."
-        )
-
-    return scores
-
-
-def program_metric(command: str) -> MetricFunction:
-    """A program as a metric: it reads JSON lines with `candidate`, `references` and `image`, and writes a number per line."""
-
-    def scores(candidates: Sequence[str], references: Sequence[Sequence[str]], images: Sequence[Any]) -> list[float]:
-        rows = [
-            {"candidate": c, "references": list(r), "image": str(i) if isinstance(i, (str, Path)) else None}
-            for c, r, i in zip(candidates, references, images, strict=True)
-        ]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        try:
-            done = subprocess.run(shlex.split(command), input=lines, stdout=subprocess.PIPE, text=True, check=True)
-            return [float(word) for word in done.stdout.split()]
-        except (OSError, ValueError, subprocess.CalledProcessError) as error:
-            raise ValueError(f"--command {command!r} must write a number per line: {error}") from error
-
-    return scores
 
 
 def call_metric(

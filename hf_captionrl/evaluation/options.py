@@ -118,9 +118,10 @@ def held_out_scorer_name(dataset: str, name: str | None) -> str:
 
 
 def _resolved(dataset: str, scorer_name: str | None, language_model_name: str | None) -> EvaluationArguments:
-    wanted = EvaluationArguments(held_out_scorer_name_or_path=scorer_name, perplexity_name_or_path=language_model_name)
-    wanted.resolve(dataset, is_training=False)
-    return wanted
+    names = {"held_out_scorer_name_or_path": scorer_name, "perplexity_name_or_path": language_model_name}
+    arguments = EvaluationArguments(**names)  # type: ignore[arg-type]
+    arguments.resolve(dataset, is_training=False)
+    return arguments
 
 
 def load_evaluators(
@@ -130,25 +131,22 @@ def load_evaluators(
 
     None as a name stands for the default of the data set. A model that is named must load.
     """
-    wanted = _resolved(dataset, scorer_name, language_model_name)
-    reasons: dict[str, str] = {}
+    arguments, reasons = _resolved(dataset, scorer_name, language_model_name), dict[str, str]()
     scorer = language_model = None
-
-    name = str(wanted.held_out_scorer_name_or_path)
+    name = arguments.held_out_scorer_name_or_path
     try:
         scorer = optional_scorer(name)
     except OSError:
         if scorer_name is not None:
             raise
         reasons["no scorer"] = f"the scorer {name} cannot be loaded (--scorer {name} says why)"
-    name = str(wanted.perplexity_name_or_path)
+    name = str(arguments.perplexity_name_or_path)
     if name != "none":
         from hf_captionrl.metrics.evaluate_modules.inputs import load_language_model
 
         try:
             language_model = load_language_model(name)
         except ValueError as error:  # transformers lists 200 families
-            raise ValueError(
-                f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."
-            ) from error
+            message = f"--language_model {name!r} is not a causal language model. Use GPT-2, or 'none'."
+            raise ValueError(message) from error
     return scorer, language_model, reasons

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: a gallery of images and captions, and all captions of a few images side by side.
+"""Self-contained HTML pages: a gallery of images and captions.
 
 A page includes images, style and script, and its content security policy forbids requests and other scripts. Captions come from
 models and people; they are always escaped.
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,29 +26,18 @@ TEMPLATES = Path(__file__).parent / "templates"
 """Folder of this package's templates, styles and scripts; products keep theirs in their folders."""
 
 
-def html_templates(folder: Path = TEMPLATES) -> Environment:
-    """The templates of HTML pages in a folder."""
-    loader = FileSystemLoader(folder)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-
-
 def render_html(folder: Path, name: str, *, styles: Sequence[str] = (), sort_keys: bool = True, **values: Any) -> str:
     """Render `name.html.j2` with `style` (`styles` and `name.css`), `script` (`name.js`) and the hashes that its policy allows."""
-    environment = html_templates(folder)
+    options: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(folder), autoescape=True, **options)
     environment.policies["json.dumps_kwargs"] = {"sort_keys": sort_keys}
     for kind, files in (("style", [*(f"{style}.css" for style in styles), f"{name}.css"]), ("script", [f"{name}.js"])):
-        found = [(folder / file).read_text(encoding="utf-8") for file in files if (folder / file).is_file()]
-        if found:
-            text = "".join(found)
+        if text := "".join((folder / file).read_text(encoding="utf-8") for file in files if (folder / file).is_file()):
             # The package's files are the only texts that are not escaped; the content security policy allows only
             # their hashes.
-            values |= {kind: Markup(text), f"{kind}_hash": content_hash(text)}
+            digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+            values |= {kind: Markup(text), f"{kind}_hash": f"sha256-{digest}"}
     return environment.get_template(f"{name}.html.j2").render(**values)
-
-
-def content_hash(text: str) -> str:
-    """The hash of a style or script in a content security policy: `sha256-...`."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
 
 
 # --- A gallery of images and captions as one HTML file ---------------------------------------------------------------
@@ -80,10 +69,11 @@ class GalleryCaption:
     """One method's caption of one image."""
 
     method: str  # as in the results table
-    text: str
+    text: str = ""
     marks: Sequence[Mark] = ()
     rank: int | None = None  # rank of the image when the caption retrieves it, 1 = best; None if not ranked
     pool_size: int | None = None
+    samples: Sequence[str] = ()  # instead of the text: several captions, of which repeated ones are pale
 
 
 @dataclass(frozen=True)
@@ -139,12 +129,14 @@ def _gallery_card(item: GalleryItem, methods: dict[str, int]) -> dict[str, objec
     """Values of the template for one item."""
     captions = []
     for caption in item.captions:
-        rank = caption.rank
+        rank, texts = caption.rank, [text.strip() for text in caption.samples]
         captions.append(
             vars(caption)
             | {
                 "index": methods[caption.method],
                 "pieces": split_at_marks(caption.text, caption.marks) if caption.text.strip() else [],
+                "samples": [{"text": text, "again": text in texts[:at]} for at, text in enumerate(texts)],
+                "distinct": len(set(texts)),
                 # In words, for screen readers, and for claims whose words do not occur literally.
                 "errors": [mark for mark in caption.marks if mark.verdict != "right"],
                 "rank_class": "" if rank is None else "first" if rank == 1 else "near" if rank <= 5 else "far",
@@ -171,42 +163,4 @@ def embedded_image(image: Image.Image) -> dict[str, Any]:
         "width": image.width,
         "height": image.height,
         "pixelated": max(image.size) <= _PIXEL_ART_SIDE,
-    }
-
-
-# --- Several captions per captioner for a few images, side by side in one HTML file ----------------------------------
-
-
-@dataclass(frozen=True)
-class PanelItem:
-    """One image with the captions that each captioner sampled, in order, and its references."""
-
-    image: Image.Image
-    image_id: str
-    captions: Mapping[str, Sequence[str]]
-    references: Sequence[str] = ()
-
-
-def write_panel(path: str | os.PathLike[str], items: Sequence[PanelItem], title: str, *, note: str = "") -> Path:
-    """Write a self-contained page with all captions of each captioner and the number of distinct ones, repeated ones pale, atomically.
-
-    Reference: Chen and Jin 2020, Figures 1, 2 and 4.
-    """
-    cards = [_card(item) for item in items]
-    html = render_html(TEMPLATES, "panel", styles=("gallery",), title=title, note=note, cards=cards)
-    return atomic_write_text(path, html)
-
-
-def _card(item: PanelItem) -> dict[str, Any]:
-    """Values of the template for one image."""
-    models = []
-    for index, (name, captions) in enumerate(item.captions.items()):
-        texts = [caption.strip() for caption in captions]
-        shown = [{"text": text, "again": text in texts[:at]} for at, text in enumerate(texts)]
-        models.append({"name": name, "index": index, "captions": shown, "distinct": len(set(texts))})
-    return {
-        **embedded_image(item.image),
-        "image_id": item.image_id,
-        "models": models,
-        "references": list(item.references),
     }

@@ -1,4 +1,4 @@
-"""Plots: numbers over training, quality against diversity, lengths, and retrieval against faithfulness."""
+"""Plots: numbers over training, quality against diversity, and lengths."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def write_diversity_tradeoff(
     return save_figure(path, figure, title=title, text=text)
 
 
-# --- Plots of caption sets: lengths, and retrieval against faithfulness ----------------------------------------------
+# --- Lengths of caption sets -----------------------------------------------------------------------------------------
 
 
 def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, Sequence[int]]) -> Path:
@@ -229,43 +229,6 @@ def write_length_histogram(path: str | os.PathLike[str], lengths: Mapping[str, S
     axis.set_ylabel("Share of captions")
     axis.set_ylim(bottom=0)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    tidy(axis)
-    axis.legend(frameon=False)
-    return save_figure(path, figure)
-
-
-def write_trade_off(
-    path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, x: tuple[str, str], y: tuple[str, str]
-) -> Path | None:
-    """Draw each captioner as a point between two numbers, given as key and label, with its 95 % intervals, and write the PNG.
-
-    Points at one place are drawn inside each other, so that all are seen. Returns None if no row has both.
-    """
-    points = [row for row in rows if row.get(x[0]) is not None and row.get(y[0]) is not None]
-    if not points:
-        return None
-    figure, axis = new_figure(6.0, 4.5)
-    places = np.array([[row[x[0]], row[y[0]]] for row in points], dtype=np.float64)  # (N, 2)
-    near = (np.abs(places[:, None] - places) <= 0.02 * np.ptp(places, axis=0)).all(axis=2)  # (N, N)
-    for index, row in enumerate(points):
-        errors = []
-        for key in (x[0], y[0]):
-            low, high = row.get(f"{key}_ci") or (row[key], row[key])
-            errors.append([[max(row[key] - low, 0.0)], [max(high - row[key], 0.0)]])
-        axis.errorbar(
-            row[x[0]],
-            row[y[0]],
-            xerr=errors[0],
-            yerr=errors[1],
-            **_style(index) | {"linestyle": "none"},
-            label=plain_label(row["name"]),
-            markersize=8 + 6 * int(near[index, index + 1 :].sum()),
-            elinewidth=1.2,
-            capsize=2,
-        )
-    axis.set_xlabel(x[1])
-    axis.set_ylabel(y[1])
-    axis.margins(0.12)
     tidy(axis)
     axis.legend(frameon=False)
     return save_figure(path, figure)

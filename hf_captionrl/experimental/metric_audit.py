@@ -1,4 +1,4 @@
-"""What a metric of captions sees: probes on scenes, whose facts are exact, and on pairs of captions that users bring.
+"""What a metric of captions sees: probes on scenes, whose facts are exact.
 
 A metric is called as in use, with one caption per scene and all scenes at once, so that document frequencies and distractors are
 those of one file of captions.
@@ -31,7 +31,6 @@ from hf_captionrl.metrics.bootstrap import (
 from hf_captionrl.scenes import Facts, check, full_caption, render_scene, sample_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, Words, annotate, article, write_sentence
 from hf_captionrl.scenes.world import BACKGROUNDS, CATEGORIES, COLOURS, COUNTS, OPPOSITES, SIZES, category_of, choose
-from hf_captionrl.utils.io import read_jsonl
 
 # --- Captions of a scene: true ones in several wordings, and true ones with one exact changed fact -------------------
 
@@ -365,11 +364,11 @@ def probe(scores: Mapping[str, np.ndarray], applies: Mapping[str, np.ndarray], s
     }
 
 
-def preference(signs: np.ndarray, groups: Sequence[Any] | None = None) -> dict[str, Any]:
-    """Share of pairs whose better caption scores higher, ties 0.5, from signs `(N,)`, with its interval over groups."""
+def preference(signs: np.ndarray) -> dict[str, Any]:
+    """Share of pairs whose better caption scores higher, ties 0.5, from signs `(N,)`, with its interval."""
     shares = signs / 2 + 0.5
-    found = _with_interval(shares.mean(), proportion_interval(shares, groups=groups))
-    return found | {"ties": float((signs == 0).mean()), "n": len(signs)}
+    result = _with_interval(shares.mean(), proportion_interval(shares))
+    return result | {"ties": float((signs == 0).mean()), "n": len(signs)}
 
 
 def verdict(sensitivity: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -381,7 +380,7 @@ def verdict(sensitivity: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]
     return found
 
 
-# --- All metrics on scenes, and on pairs of users --------------------------------------------------------------------
+# --- All metrics on scenes -------------------------------------------------------------------------------------------
 
 
 def audit_on_scenes(
@@ -432,46 +431,4 @@ def audit_on_scenes(
             cost = _with_interval(mine.sum() / base.sum(), ratio) | {"seconds": float(mine.sum()) / n}
             found[audited.name] = probe(scores, applies, seed) | {"cost": cost}
             progress(f"{audited.name}: {len(names)} x {n} captions")
-    return found
-
-
-def read_pairs(path: Path) -> list[dict[str, Any]]:
-    """Pairs of captions from JSON Lines: `better`, `worse`, and optionally `image` (relative to the file), `references`, `kind`."""
-    pairs = []
-    for number, row in read_jsonl(path):
-        line = f"Line {number} of {path.name}"
-        texts = [row.get(key) for key in ("better", "worse")] if isinstance(row, dict) else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{line} has no captions 'better' and 'worse'. Use an object with both as strings.")
-        references, image = row.get("references", []), row.get("image")
-        if not isinstance(references, list) or not all(isinstance(text, str) for text in references):
-            raise ValueError(f"{line}: references is {references!r:.60}. Use a list of strings.")
-        file = None if image is None else path.parent / str(image)
-        if file is not None and not file.is_file():
-            raise FileNotFoundError(f"{line}: there is no image {str(image)!r}. Use a path relative to the file.")
-        kind = str(row.get("kind", "all"))
-        pairs.append({"better": texts[0], "worse": texts[1], "references": references, "image": file, "kind": kind})
-    if not pairs:
-        raise ValueError(f"{path.name} has no pairs. Write one JSON object per line.")
-    return pairs
-
-
-def audit_on_pairs(metrics: Sequence[AuditedMetric], pairs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Sensitivity and verdict of each metric on pairs of [`read_pairs`], by kind; intervals over images."""
-    images = AuditImages([pair["image"] for pair in pairs], [pair["references"] for pair in pairs])
-    groups = [str(pair["image"] or row) for row, pair in enumerate(pairs)]
-    captions = [[pair[key] for pair in pairs] for key in ("better", "worse")]
-    found = {}
-    for audited in metrics:
-        function = audited_function(audited, images)
-        better, worse = (
-            np.array(call_metric(function, audited.name, texts, images.references, images.files)) for texts in captions
-        )
-        difference = better - worse
-        signs = np.sign(np.where(np.abs(difference) <= _ROUNDING * np.abs([better, worse]).max(), 0, difference))
-        of_kind = {}
-        for kind in dict.fromkeys(pair["kind"] for pair in pairs):
-            at = [row for row, pair in enumerate(pairs) if pair["kind"] == kind]
-            of_kind[kind] = preference(signs[at], [groups[row] for row in at])
-        found[audited.name] = {"sensitivity": of_kind, **verdict(of_kind)}
     return found

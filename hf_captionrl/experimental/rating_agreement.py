@@ -1,6 +1,6 @@
-"""Agreement of metrics with people, with a bootstrap over images: Kendall's tau with ratings, accuracy on pairs of captions.
+"""Agreement of metrics with people, with a bootstrap over images: Kendall's tau with ratings.
 
-Legend: N rated captions, J ratings of each, K different ratings, P pairs, C categories, G images, R resamples.
+Legend: N rated captions, J ratings of each, K different ratings, G images, R resamples.
 """
 
 from __future__ import annotations
@@ -60,63 +60,6 @@ def agreement(
     parts = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
     counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G, "signature": parts}
     results = {name: _estimate("tau", taus) | counted for name, taus in found.items()}
-    return _compared(results, found) if isinstance(scores, Mapping) else results[""]
-
-
-def pairwise_accuracy(
-    scores: Mapping[str, Any] | Any,
-    ratings: Any,
-    *,
-    groups: Sequence[Any] | None = None,
-    categories: Sequence[str] | None = None,
-    num_bootstrap: int = 1000,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Share of pairs of captions in which a metric prefers the caption that people prefer.
-
-    Captions 2k and 2k + 1 are a pair. If the scores or the ratings of a pair are equal, it counts one half: the expectation of
-    breaking ties at random, as Hessel et al. 2021 do on Pascal-50S.
-
-    Args:
-        scores (sequence of `N` numbers, or `dict` of such): Scores of one metric, or of several by name.
-        ratings (`(N,)` numbers): Votes for each caption, or any number that is larger for the better caption of a pair.
-        groups (sequence of `N` labels): Image of each caption; `None`: each pair has an image of its own.
-        categories (sequence of `N` names, *optional*): Kind of the pair of each caption.
-        num_bootstrap: Number of resamples of whole images; 0 for no intervals.
-        seed: Seed of the resamples.
-    Returns:
-        As [`agreement`], with `accuracy` and `accuracy_ci` instead of the tau, `num_pairs`, and `categories` by name.
-    Raises:
-        ValueError: If the number of captions is odd, or lengths differ.
-    """
-    groups = [row // 2 for row in range(len(ratings))] if groups is None else groups
-    named, given, images = _checked(scores, ratings, groups)
-    if len(given) % 2 or given.shape[1] != 1 or np.isnan(given).any():
-        shape = f"ratings have shape {given.shape}"
-        raise ValueError(f"{shape}. Pass one number, not NaN, for each of two captions per pair.")
-    preferred = np.sign(given[::2, 0] - given[1::2, 0])  # (P,)
-    kinds = list(dict.fromkeys(categories or ()))
-    members = np.ones((len(preferred), 1 + len(kinds)))  # (P, 1 + C), the first column is every pair
-    for column, kind in enumerate(kinds, start=1):
-        members[:, column] = [label == kind for label in (categories or ())[::2]]
-    right = [(1 + np.sign(of[::2] - of[1::2]) * preferred) / 2 for of in named.values()]
-    per_pair = np.concatenate([members, *(members * each[:, None] for each in right)], axis=1)
-    G = int(images.max()) + 1
-    per_image = np.zeros((G, per_pair.shape[1]))
-    np.add.at(per_image, images[::2], per_pair)
-    generator = np.random.default_rng(seed)
-    draws = (generator.multinomial(G, np.full(G, 1 / G)) for _ in range(num_bootstrap))
-    sums = np.stack([per_image.sum(0), *(draw @ per_image for draw in draws)])
-    sums = sums.reshape(1 + num_bootstrap, -1, len(kinds) + 1)
-    with np.errstate(invalid="ignore"):  # a small category may be in no image of a resample
-        shares = sums[:, 1:] / sums[:, :1]  # (1 + R, metrics, 1 + C)
-    parts = signature(metric="pairwise_accuracy", ties="half", unit="image", resamples=num_bootstrap, seed=seed)
-    counted = {"num_captions": len(given), "num_pairs": len(preferred), "num_images": G, "signature": parts}
-    found = {name: shares[:, row, 0] for row, name in enumerate(named)}
-    results = {name: _estimate("accuracy", values) | counted for name, values in found.items()}
-    for row, result in enumerate(results.values() if kinds else ()):
-        of_kind = zip(kinds, shares[:, row, 1:].T, strict=True)
-        result["categories"] = {kind: _estimate("accuracy", values) for kind, values in of_kind}
     return _compared(results, found) if isinstance(scores, Mapping) else results[""]
 
 

@@ -75,7 +75,7 @@ TABLE = (  # a suite computes its numbers in this order
            function="set_vocabulary_size"),
     _share("repeated_captions", "Images that share their caption", "lower", function="set_repeated_captions"),
     Column("ndlb_clip_score", "ClipSc (100 cos)", "higher", 2, short_header="ClipSc\n(100 cos)",
-           function="set_ndlb_clip_score"),
+           function="set_clip_score"),
     _share("hallucination", "Hallucination", "lower", "Hallucination\n", "set_faithfulness"),
     _share("fact_recall", "Fact recall", "higher", "Fact\nrecall", "set_faithfulness"),
     _share("unmentioned_objects", "Objects that no reference names", "lower", "Objects not\nin references",
@@ -88,9 +88,7 @@ TABLE = (  # a suite computes its numbers in this order
     Column("std_tokens", "Scorer's tokens, standard deviation", None, 2, function="set_lengths"),
     _share("captions_truncated", "Truncated at the scorer's text limit", "lower", function="set_lengths"),
     _share("empty", "Empty (no letter or digit)", "lower", function="set_degenerate"),
-    # By further models, and of videos.
-    Column("pac_s", "PAC-S", "higher"),
-    Column("caption_entropy", "Entropy of the captioner (nats)", None),
+    # Of videos.
     Column("emscore_precision", "EMScore\nP", "higher"),
     Column("emscore_recall", "EMScore\nR", "higher"),
     Column("emscore", "EMScore\nF", "higher"),

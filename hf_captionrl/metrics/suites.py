@@ -1,16 +1,18 @@
 """The numbers of the papers' tables, from captions and features: SMILE, DiscriTune, No Detail Left Behind and SLE.
 
-A suite is a list of keys of [`hf_captionrl.metrics.columns`]; [`SuiteRow`] has the function of each.
+A suite is a list of keys of [`hf_captionrl.metrics.columns`]; [`SuiteRow`] has the function of each. A number that cannot be computed
+is None, and `<key>_reason` says why; `<key>_ci` is its 95 % interval over images, by `<key>_ci_method`.
 Legend: N captions, one per image; M images of a pool; D features.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,17 +36,41 @@ from hf_captionrl.metrics.bootstrap import Interval, leave_one_out, signature
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import SUITES, TABLE
 from hf_captionrl.metrics.nlg import reference_matches
-from hf_captionrl.metrics.words import Tagger, characteristic_words, vocabulary_size
+from hf_captionrl.metrics.words import vocabulary_size
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.degenerate_captions import degenerate, is_empty
-from hf_captionrl.text.tokenize import ptb_tokenize, split_characters
+from hf_captionrl.text.tokenize import ptb_tokenize
 
 NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
 """Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
 with the reason if it cannot be computed."""
 
-_NO_FACTS = "no facts to check captions with"
+_MIN_FREQUENCY = 5  # from which a word counts for the vocabulary (Table 6 of No Detail Left Behind)
+
+BAG_SIZES = (3, 5, 7)
+"""Sizes of TrueMatch's bags."""
+
+
+def bag_keys(sizes: Iterable[int], by: Sequence[str] = ("", "truth_")) -> list[str]:
+    """Recall in bags of these sizes, by the scorer and by the facts."""
+    return [f"bag_{size}_{means}recall_at_1" for size in sizes for means in by]
+
+
+_NEEDS: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        ("set_pool_recalls", "set_random_distractors", "set_block_recalls"), ("has_features", "no scorer")
+    ),
+    **dict.fromkeys(("set_bag_recalls", "set_clip_score"), ("has_features", "no scorer")),
+    **dict.fromkeys(("set_cider_d", "set_bleu", "set_rouge_l", "set_by_java"), ("references", "no references")),
+    "set_unmentioned_objects": ("references", "no references"),
+    "set_perplexity": ("perplexity", "no language model"),
+    **dict.fromkeys(("set_faithfulness", "set_truth_recalls"), ("facts", "no facts to check captions with")),
+}
+"""What a method needs, and the reason why its numbers are missing without."""
+
+FUNCTIONS = {column.key: (place, column.function) for place, column in enumerate(TABLE) if column.function}
+"""Place in the table of columns, and the method that computes the number."""
 
 
 @dataclass(kw_only=True)
@@ -52,7 +78,7 @@ class SuiteRow:
     """One row of a table under construction: what it is computed from, and the numbers so far."""
 
     captions: Sequence[str]  # N captions; may be empty
-    references: Sequence[Sequence[str]] | None = None  # of each image; CIDEr-D counts document frequencies in them
+    references: Any = None  # N groups of texts; CIDEr-D counts document frequencies in them
     # The captions of each image if there are several; `captions` are then all of them.
     sampled: Sequence[Sequence[str]] | None = None
     frequencies: DocumentFrequencies | None = None  # of a training set, for `sampled`; None: those of `references`
@@ -61,31 +87,21 @@ class SuiteRow:
     # (M, D) of the pool of `pool_recall_at_<k>`, whose first N are `image_features`; None: these alone. SMILE's pool is
     # CapEnrich's, of 30,000 images.
     pool_features: Any | None = None
-    image_ranks: Any | None = None  # (N,) of the captions' images among the N images; None: they are computed
-    pool_ranks: Any | None = None  # (N,) the same in `pool_features`
     clip_features: Any | None = None  # (N, D) of the captions with `clip_prefix`; None: `text_features`
     clip_prefix: str = ""  # for the signature; the paper's is "A photo depicts "
     token_counts: Sequence[int] | None = None  # the scorer's tokens of each caption
     max_text_tokens: int | None = None  # that the scorer reads
-    # Maps captions to the result of `caption_perplexity`, or to the number alone, which then has no interval.
-    perplexity: Callable[[Sequence[str]], float | Mapping[str, Any]] | None = None
-    facts: Sequence[Mapping[str, Any]] | None = None  # of each image
-    check: Callable[[str, Any], Any] | None = None  # of a caption and the facts of its image
+    perplexity: Any = None  # function to `caption_perplexity` of captions
+    facts: Any = None  # of each image
+    check: Any = None  # function of a caption and the facts of its image
     bags: Mapping[int, list[list[int]]] = field(default_factory=dict)  # by size, as lists of rows
     parts: Mapping[str, Sequence[bool]] = field(default_factory=dict)  # by name, whether each image belongs to it
     meteor: NlgMetric | None = None
     spice: NlgMetric | None = None
-    min_frequency: int = 5  # from which a word counts for the vocabulary (Table 6 of No Detail Left Behind)
     scorer: str = ""  # its signature, for the signatures of the numbers
-    tokenize: str = "ptb"  # "char": each character of a script without spaces is a word of captions and references
     seed: int = 0  # of the bootstrap
 
     def __post_init__(self) -> None:
-        self._spoken = spoken(self.captions)  # as a language model reads them
-        if self.tokenize == "char":
-            for name in ("captions", "references", "sampled"):
-                if getattr(self, name) is not None:
-                    setattr(self, name, split_characters(getattr(self, name)))
         names = ("references", "text_features", "clip_features", "facts")
         rows = len(self.captions if self.sampled is None else self.sampled)
         for name, value in [*((name, getattr(self, name)) for name in names), *self.parts.items()]:
@@ -99,16 +115,19 @@ class SuiteRow:
         self.per_sample: dict[str, np.ndarray] = {}
         self.groups: dict[str, Sequence[Any] | np.ndarray] = {}  # bag or image of each score
         self.signatures: dict[str, str] = {}
+        self._image_ranks: Any = None  # (N,) of the captions' images among the N images
         self._claims: tuple[np.ndarray, np.ndarray] | None = None  # wrong and right claims of each caption
 
     def compute(self, *keys: str) -> SuiteRow:
         """Set the numbers of some columns, in the order of the table of columns."""
-        wanted: dict[str, list[str]] = {}
-        for column in TABLE:
-            if column.key in keys and column.function:
-                wanted.setdefault(column.function, []).append(column.key)
-        for function, named in wanted.items():
-            getattr(self, function)(named)
+        places = {key: FUNCTIONS[re.sub(r"^bag_\d+", "bag_7", key)] for key in keys}
+        for function in dict.fromkeys(function for _, function in sorted(places.values())):
+            chosen = [key for key in places if places[key][1] == function]
+            name, reason = _NEEDS.get(function, ("captions", ""))
+            if (value := getattr(self, name)) is None or value is False:
+                self.missing(reason, *chosen)
+            else:
+                getattr(self, function)(chosen)
         return self
 
     def result(self, details: bool = True) -> dict[str, Any]:
@@ -129,8 +148,6 @@ class SuiteRow:
     def number(self, key: str, value: float, *, signature: str = "") -> None:
         """Set a number of the whole set that is not a mean over images and has no interval."""
         self.numbers[key] = value
-        if signature and self.tokenize == "char":
-            signature = re.sub("tok:ptb|words:whitespace", "tok:char", signature)
         if signature:
             self.signatures[key] = signature
 
@@ -195,24 +212,19 @@ class SuiteRow:
 
     def set_pool_recalls(self, keys: Sequence[str]) -> None:
         """Recall in the pool; `ranks`, the rank of each image there."""
-        if not self.has_features:
-            return self.missing("no scorer", *keys)
         is_whole = self.pool_features is None
-        pool, known = (self.image_features, self.image_ranks) if is_whole else (self.pool_features, self.pool_ranks)
-        found = self._recalls(keys, pool, targets=torch.arange(len(self.texts)), pool_ranks=known)
-        self.numbers["ranks"] = np.asarray(found["ranks"])
+        pool = self.image_features if is_whole else self.pool_features
+        ranks = self._recalls(keys, pool, targets=torch.arange(len(self.texts)))["ranks"]
+        self.numbers["ranks"] = np.asarray(ranks)
         if is_whole:
-            self.image_ranks = found["ranks"]
+            self._image_ranks = ranks
 
     def set_random_distractors(self, keys: Sequence[str], protocol: Any = "expected") -> None:
         """The exact expectation with 99 random distractors."""
-        if not self.has_features:
-            self.missing("no scorer", *keys)
-        elif len(self.texts) < 100:
-            self.missing("fewer than 100 images", *keys)
-        else:
-            known = self.image_ranks if protocol == "expected" else None
-            self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=known)
+        if len(self.texts) < 100:
+            return self.missing("fewer than 100 images", *keys)
+        ranks = self._image_ranks if protocol == "expected" else None
+        self._recalls(keys, self.image_features, num_distractors=99, protocol=protocol, pool_ranks=ranks)
 
     def set_block_recalls(self, keys: Sequence[str]) -> None:
         """Among the 100 images of the caption's block: consecutive blocks, of which an incomplete last one is dropped."""
@@ -222,24 +234,17 @@ class SuiteRow:
         """Recall in bags of similar images."""
         for key in keys:
             size = int(key.split("_")[1])
-            if not self.has_features:
-                self.missing("no scorer", key)
-            elif not self.bags.get(size):
-                self.missing(f"no bags of {size} in the data", key)
-            else:
+            if self.bags.get(size):
                 self._recalls([key], self.image_features, bags=self.bags[size])
+            else:
+                self.missing(f"no bags of {size} in the data", key)
 
     def set_truth_recalls(self, keys: Sequence[str]) -> None:
         """The share of captions whose claims are true of the target and of no other image of the bag."""
-        check, facts = self.check, self.facts
-        if facts is None or check is None:
-            return self.missing(_NO_FACTS, *keys)
-        known: dict[tuple[int, int], bool] = {}  # bags of several sizes share images
 
+        @functools.cache  # bags of several sizes share images
         def fits(row: int, other: int) -> bool:
-            if (row, other) not in known:
-                known[row, other] = not check(self.texts[row], facts[other]).wrong
-            return known[row, other]
+            return not self.check(self.texts[row], self.facts[other]).wrong
 
         for key in keys:
             size = int(key.split("_")[1])
@@ -250,21 +255,15 @@ class SuiteRow:
             groups = [number for number, bag in enumerate(bags) for _ in bag]
             self.mean(key, found, groups=groups, signature=f"metric:truth_recall|bag:{size}", is_share=True)
 
-    def set_clip_score(self, keys: Sequence[str] = ("clip_score",), preset: Any = "hessel") -> None:
-        """CLIPScore: 2.5 times the cosine, of captions with the prefix."""
-        if not self.has_features:
-            return self.missing("no scorer", *keys)
-        text, prefix = self.text_features, self.clip_prefix
-        if preset == "ndlb":
-            prefix = ""
-        elif self.clip_features is not None:
-            text = self.clip_features
-        found = clip_score(text, self.image_features, preset=preset, prefix=prefix, scorer=self.scorer)
-        self.mean(keys[0], found["per_sample"], signature=found["signature"])
-
-    def set_ndlb_clip_score(self, keys: Sequence[str] = ("ndlb_clip_score",)) -> None:
-        """100 times the cosine, without prefix and without clamping."""
-        self.set_clip_score(keys, "ndlb")
+    def set_clip_score(self, keys: Sequence[str]) -> None:
+        """CLIPScore: 2.5 times the cosine, of captions with the prefix; and ClipSc, 100 times the cosine, without prefix and clamping."""
+        for key in keys:
+            is_ndlb = key == "ndlb_clip_score"
+            text = self.text_features if is_ndlb or self.clip_features is None else self.clip_features
+            options: Any = {"preset": "ndlb"} if is_ndlb else {"preset": "hessel"}
+            prefix = "" if is_ndlb else self.clip_prefix
+            score = clip_score(text, self.image_features, prefix=prefix, scorer=self.scorer, **options)
+            self.mean(key, score["per_sample"], signature=score["signature"])
 
     # --- captions and references ---
 
@@ -307,9 +306,9 @@ class SuiteRow:
 
     def set_vocabulary_size(self, keys: Sequence[str]) -> None:
         """Number of words that occur at least `min_frequency` times."""
-        number, without = vocabulary_size(map(ptb_tokenize, self.texts), self.min_frequency)
-        named = signature(metric="vocabulary_size", tok="ptb", frequency=f">={self.min_frequency}")
-        self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=named)
+        number, without = vocabulary_size(map(ptb_tokenize, self.texts), _MIN_FREQUENCY)
+        written = signature(metric="vocabulary_size", tok="ptb", frequency=f">={_MIN_FREQUENCY}")
+        self.mean("vocabulary_size", leave_one_out(number, without), value=number, signature=written)
         self.numbers["vocabulary_size_ci"] = [max(bound, 0.0) for bound in self.numbers["vocabulary_size_ci"]]
 
     def set_repeated_captions(self, keys: Sequence[str]) -> None:
@@ -341,8 +340,6 @@ class SuiteRow:
 
     def set_cider_d(self, keys: Sequence[str]) -> None:
         """CIDEr-D; of several captions per image the mean, and that of each image's best caption."""
-        if self.references is None:
-            return self.missing("no references", *keys)
         if self.sampled is None:
             found = cider_d(self.texts, self.references)
             return self.mean("cider_d", found["per_sample"], signature=found["signature"])
@@ -354,8 +351,6 @@ class SuiteRow:
 
     def set_bleu(self, keys: Sequence[str]) -> None:
         """Corpus BLEU; its interval is that of the images' contributions, see `leave_one_out`."""
-        if self.references is None:
-            return self.missing("no references", *keys)
         counts = reference_matches(([text] for text in self.texts), self.references)
         # The counts without image i, for all i at once.
         rest = [part.double().sum(0) - part.double() for part in counts]
@@ -371,8 +366,6 @@ class SuiteRow:
 
     def set_rouge_l(self, keys: Sequence[str]) -> None:
         """ROUGE-L."""
-        if self.references is None:
-            return self.missing("no references", *keys)
         found = rouge_l(self.texts, self.references)
         self.mean("rouge_l", found["per_sample"], signature=found["signature"], is_share=True)
 
@@ -380,8 +373,8 @@ class SuiteRow:
         """METEOR of the corpus, and SPICE."""
         for key in keys:
             metric: NlgMetric | None = getattr(self, key)
-            if metric is None or self.references is None:
-                self.missing("no references" if self.references is None else f"{key.upper()} was not requested", key)
+            if metric is None:
+                self.missing(f"{key.upper()} was not requested", key)
                 continue
             try:
                 found = metric(self.texts, [list(group) for group in self.references])
@@ -396,14 +389,10 @@ class SuiteRow:
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
-        if self.perplexity is None:
-            return self.missing("no language model", "perplexity")
-        found = self.perplexity(self._spoken)
-        if not isinstance(found, Mapping):
-            return self.number("perplexity", float(found))
-        nats, tokens = (np.asarray(found[name], dtype=np.float64) for name in ("nats", "tokens"))
-        value = float(found["perplexity"])
-        self.number("perplexity", value, signature=str(found.get("signature", "")))
+        losses = self.perplexity(self.texts)
+        nats, tokens = (np.asarray(losses[name], dtype=np.float64) for name in ("nats", "tokens"))
+        value = float(losses["perplexity"])
+        self.number("perplexity", value, signature=str(losses.get("signature", "")))
         bounds = bootstrap_interval(nats, weights=tokens, seed=self.seed)
         self.numbers |= Interval(np.exp(bounds), bounds.method).entries("perplexity")
         rest = tokens.sum() - tokens
@@ -414,8 +403,6 @@ class SuiteRow:
 
     def set_faithfulness(self, keys: Sequence[str]) -> None:
         """Wrong claims and mentioned facts."""
-        if self.facts is None or self.check is None:
-            return self.missing(_NO_FACTS, "hallucination", "fact_recall")
         found = faithfulness(self.texts, self.facts, self.check)
         counts = {name: np.asarray(values) for name, values in found["per_sample"].items()}
         self._claims = counts["wrong"], counts["right"]
@@ -428,8 +415,6 @@ class SuiteRow:
 
         A bound of hallucination from above, because references omit objects.
         """
-        if self.references is None:
-            return self.missing("no references", *keys)
         joined = spoken([" . ".join(group) for group in self.references])
         objects = chair(joined, [()] * len(joined), synonyms="coco")["per_sample"]["mentioned"]
         found = chair(self.texts, objects, synonyms="coco")
@@ -458,7 +443,7 @@ class SuiteRow:
             else:
                 self.missing(self.numbers.get(f"{rd100}_reason", "no scorer"), f"{name}_{rd100}")
             if self._claims is None:
-                self.missing(_NO_FACTS, f"{name}_{hallucination}")
+                self.missing(_NEEDS["set_faithfulness"][1], f"{name}_{hallucination}")
                 continue
             wrong, right = (counts[at] for counts in self._claims)
             signature = self.signatures.get(hallucination, "")
@@ -466,71 +451,36 @@ class SuiteRow:
 
 
 # --- The suites of the papers ----------------------------------------------------------------------------------------
-# `inputs` are those of [`SuiteRow`]. A number that cannot be computed is None, and `<key>_reason` says why; `<key>_ci` is its
-# 95 % interval over images, by `<key>_ci_method`; `empty_captions` is their number. With `details`, see [`SuiteRow.result`].
-
-BAG_SIZES = (3, 5, 7)
-"""Sizes of TrueMatch's bags."""
 
 
-def smile_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
-    """The columns of SMILE's Table 1 (Yue et al. 2023, section 3.1), with faithfulness beside every retrieval number.
+def suite(name: str, captions: Sequence[Any], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
+    """The columns of a paper's tables, with faithfulness beside every retrieval number.
 
-    Also, with bags, `bag_<size>_recall_at_1` and `bag_<size>_truth_recall_at_1` (of captions whose claims fit no other image
-    of the bag); with parts, `<part>_rd100_recall_at_1` and `<part>_hallucination`; `ranks`, of each image in the pool.
+    - `"smile"`: Yue et al. 2023, Table 1; with bags also [`bag_keys`]; with parts, `<part>_rd100_recall_at_1` and
+      `<part>_hallucination`; `ranks`, of each image in the pool.
+    - `"discritune"`: Dessi et al. 2023, Tables 1 and 2, not multiplied by 100. P@1 is recall at 1 among the 100 images of the
+      caption's block.
+    - `"ndlb"`: Gaur et al. 2024 (No Detail Left Behind), Tables 3 to 7, for all sizes of bags.
+    - `"sle"`: Chen and Jin 2020, Table 4, for several captions per image: five random samples ("rs"), or the five best of a beam
+      ("bs"). CIDEr-D is the mean over the captions, `best_cider_d` that of each image's best caption. Div-n divides distinct n-grams
+      by words; `mbleu_4_per_image` compares each caption with the others of its image. Other papers report corpus mBLEU-4 (`mbleu_4`).
+
+    `inputs` are those of [`SuiteRow`]; with `details`, see [`SuiteRow.result`].
     """
+    if name == "sle":
+        every = [caption for group in captions for caption in group]
+        return SuiteRow(captions=every, sampled=captions, **inputs).compute(*SUITES["sle"]).result(details)
     row = SuiteRow(captions=captions, **inputs)
-    at = SUITES["smile"].index("clip_score") + 1
-    row.compute(*SUITES["smile"][:at])
-    row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in row.bags])
-    row.compute(*SUITES["smile"][at:])
+    sizes = {"smile": row.bags, "ndlb": {*BAG_SIZES, *row.bags}}.get(name, ())
+    row.compute(*SUITES[name], *bag_keys(sizes))
     row.set_parts()
-    row.set_truth_recalls([f"bag_{size}_truth_recall_at_1" for size in row.bags])
     return row.result(details)
 
 
-def discritune_suite(
-    captions: Sequence[str], *, tagger: Tagger | None = None, details: bool = False, **inputs: Any
-) -> dict[str, Any]:
-    """The columns of DiscriTune's Tables 1 and 2 (Dessi et al. 2023, sections 4.1 and 5), not multiplied by 100.
-
-    P@1 is recall at 1 among the 100 images of the caption's block. With a tagger also `nouns` and `adjectives` as in
-    Tables 7 and 14: the ten lemmas that distinguish these captions most from their references.
-    """
-    row = SuiteRow(captions=captions, **inputs).compute(*SUITES["discritune"])
-    if tagger is not None and row.references is not None:
-        sources = {"captions": row.texts, "references": [text for group in row.references for text in group]}
-        words = characteristic_words(sources, tagger=tagger)
-        row.numbers["nouns"] = [word for word, _ in words["NOUN"]["captions"]]
-        row.numbers["adjectives"] = [word for word, _ in words["ADJ"]["captions"]]
-    return row.result(details)
-
-
-def ndlb_suite(captions: Sequence[str], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
-    """The columns of No Detail Left Behind's Tables 3 to 7 (Gaur et al. 2024, sections 3 and 4), for all sizes of bags.
-
-    `clip_score` is ClipSc, 100 times the cosine, without prefix and without clamping: text features must be those of the
-    bare captions. Where the facts of the images are known, also `bag_<size>_truth_recall_at_1`, as in [`smile_suite`].
-    """
-    row = SuiteRow(captions=captions, **inputs)
-    sizes = sorted({*BAG_SIZES, *row.bags})
-    row.set_bag_recalls([f"bag_{size}_recall_at_1" for size in sizes])
-    row.compute("rd100_recall_at_1")
-    row.set_ndlb_clip_score(["clip_score"])
-    row.compute("bleu_4", "cider_d", "vocabulary_size", "hallucination", "fact_recall")
-    row.set_truth_recalls([f"bag_{size}_truth_recall_at_1" for size in sizes])
-    return row.result(details)
-
-
-def sle_suite(captions: Sequence[Sequence[str]], *, details: bool = False, **inputs: Any) -> dict[str, Any]:
-    """The columns of SLE's Table 4 (Chen and Jin 2020): diversity and quality of several captions per image.
-
-    The paper has five random samples ("rs"), or the five best of a beam ("bs"). CIDEr-D is the mean over the captions,
-    `best_cider_d` that of each image's best caption. Div-n divides distinct n-grams by words; `mbleu_4_per_image` compares
-    each caption with the others of its image. Other papers report corpus mBLEU-4 (`mbleu_4`).
-    """
-    every = [caption for group in captions for caption in group]
-    return SuiteRow(captions=every, sampled=captions, **inputs).compute(*SUITES["sle"]).result(details)
+smile_suite = functools.partial(suite, "smile")
+discritune_suite = functools.partial(suite, "discritune")
+ndlb_suite = functools.partial(suite, "ndlb")
+sle_suite = functools.partial(suite, "sle")
 
 
 # --- SLE's diversity table over decoding methods and temperatures ----------------------------------------------------

@@ -185,8 +185,6 @@ LONG = (
         ("album scenes --scorer scenes:clip-reward --captions FILE", "a.jsonl", DEEP),
         ("album scenes --scorer scenes:clip-reward --captions FILE", "a.csv", LONG),
         ("album FILE --scorer scenes:clip-reward", "a.jsonl", DEEP),
-        ("agreement --benchmark foil --data_root .", "foilv1.0_test_2017.json", DEEP),
-        ("agreement --benchmark polaris --data_root .", "polaris_test.csv", LONG),
         ("card .", "captioner.json", DEEP),
     ],
 )

@@ -2,26 +2,23 @@
 
 import hashlib
 import json
+import random
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
-from hf_captionrl.captioners.prompts import caption_entropy
 from hf_captionrl.cli import main
-from hf_captionrl.evaluation.evaluator import Evaluator, pool_images
-from hf_captionrl.evaluation.metric_functions import metric_function
+from hf_captionrl.cli.features import FeatureParts
+from hf_captionrl.data.columns import ColumnView, replace_column, undecoded
+from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, pool_images
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
-from hf_captionrl.metrics.caption_checks import EMPTY_CAPTION
-from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.model_files import model_path
-from tests.tiny import tiny_captioner
+from hf_captionrl.utils.parts import read_parts
 from tests.tolerances import close
 
 
@@ -164,63 +161,46 @@ def test_second_references_have_a_separate_cider_d(tmp_path):
     assert row["cider_d"] == close(cider_d(captions, [list(t) for t in test["captions"]])["cider_d"])
 
 
-IMAGES = 6
-
-
-@pytest.fixture(scope="module")
-def scenes():
-    return load_scenes(num_train=0, num_validation=0)["test"].select(range(IMAGES))
-
-
 def write_captions(path, scenes, captions):
     rows = zip(scenes["image_id"], captions, strict=True)
     path.write_text("".join(json.dumps({"image_id": i, "caption": caption}) + "\n" for i, caption in rows))
 
 
-@pytest.fixture(scope="module")
-def written(scenes, tmp_path_factory):
-    """Captions, folders of models, and the table of `captionrl evaluate`."""
-    folder = tmp_path_factory.mktemp("learned")
-    captions = ["a red cat", "two dogs", "", "a bird on a mat", "a cat", "dogs"]
-    write_captions(folder / "mine.jsonl", scenes, captions)
-    tiny_captioner("blip").save_pretrained(folder / "captioner")
-    command = ["evaluate", "--captions", str(folder / "mine.jsonl"), "--max_images", str(IMAGES), "--scorer", "none"]
-    command += [
-        "--language_model",
-        "none",
-        "--entropy_of",
-        str(folder / "captioner"),
-        "--output_dir",
-        str(folder / "out"),
-    ]
-    assert main(command) == 0
-    result = json.loads((folder / "out" / "comparison.json").read_text())
-    return folder, captions, result
+# --- Features of images in parts, and references in another order ----------------------------------------------------
 
 
-def test_numbers_are_those_of_the_functions(written, scenes):
-    _, captions, result = written
-    assert list(result["tables"]) == ["smile", "learned", "preferences", "captions"]
-    mine, human = result["tables"]["learned"]["rows"]
-    captions = [caption or EMPTY_CAPTION for caption in captions]
-    assert human["name"] == "references"
-    found = caption_entropy(tiny_captioner("blip"), list(scenes["image"]), captions)["entropy"]
-    assert mine["caption_entropy"] == close(found, dtype="float32", ulps=64)
+def test_tables_with_features_of_workers_equal_those_without(tmp_path, monkeypatch, capsys):
+    """The data set has a copy of an image and one that cannot be read."""
+    scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(20))
+    images = undecoded(scenes)["image"][:]
+    images[2], images[10] = {"bytes": b"no image", "path": None}, images[3]
+    changed = replace_column(scenes.select_columns(["image_id", "captions"]), "image", images, datasets.Image())
+    changed.to_parquet(tmp_path / "images.parquet")
+    write_captions(tmp_path / "full.jsonl", scenes, scenes["full_caption"])
+    data = ["--dataset", str(tmp_path / "images.parquet"), "--max_bad_fraction", "0.1", "--suite", "smile"]
+    models = ["--scorer", "scenes:siglip-held-out", "--language_model", "none"]
+
+    def evaluate(name, *more):
+        places = ["--output_dir", str(tmp_path / name), "--cache_dir", str(tmp_path / name / "cache")]
+        assert main(["evaluate", "--captions", str(tmp_path / "full.jsonl"), *data, *models, *places, *more]) == 0
+        row = json.loads((tmp_path / name / "comparison.json").read_text())["tables"]["smile"]["rows"][0]
+        return [row[key] for key in ("pool_recall_at_1", "pool_recall_at_5", "clip_score", "cider_d")]
+
+    one, parts = evaluate("one"), ["--processes", "1", "--rows_per_shard", "8"]
+    assert evaluate("parts", *parts) == close(one, dtype="float32", magnitude=2)
+    assert "1 of 19 images are copies" in capsys.readouterr().err
+    (folder,) = (tmp_path / "parts/shards").iterdir()
+    assert len(list(read_parts(folder))) == 18
+    monkeypatch.setattr(FeatureParts, "load", None)  # what the cache has is not computed again
+    assert evaluate("parts", *parts) == close(one, dtype="float32", magnitude=2)
 
 
-def test_signatures_name_the_models_without_their_folders(written):
-    folder, _, result = written
-    assert str(folder) not in json.dumps([result["signatures"]["learned"], result["tables"]["learned"]])
-    assert "| Entropy of the captioner (nats) |" in (folder / "out" / "comparison.md").read_text()
-
-
-def test_pac_s_is_a_column(scenes, tmp_path):
-    captions = [f"a dog {i}" for i in scenes["image_id"]]
-    write_captions(tmp_path / "mine.jsonl", scenes, captions)
-    command = ["evaluate", "--captions", str(tmp_path / "mine.jsonl"), "--max_images", str(IMAGES), "--scorer", "none"]
-    command += ["--language_model", "none", "--no_references", "--output_dir", str(tmp_path / "out")]
-    assert main([*command, "--pac_s", "scenes:clip-reward"]) == 0
-    (row,) = json.loads((tmp_path / "out/comparison.json").read_text())["tables"]["learned"]["rows"]
-    pac_s = metric_function("pac_s", scorer=load_scorer(model_path("scenes:clip-reward")))
-    found = pac_s(captions, [[]] * IMAGES, list(scenes["image"]))
-    assert row["pac_s"] == close(np.mean(found), dtype="float32", ulps=64)
+def test_drawn_references_equal_a_plain_loop():
+    rows, seed, expected = [["a", "b", "c"], ["d", "d"], ["e"], [], ["f", "g"]], 3, []
+    rng = random.Random(seed)
+    for group in rows:
+        place = rng.randrange(len(group)) if group else 0
+        expected.append([*group[place : place + 1], *(c for i, c in enumerate(group) if i != place)])
+    features = datasets.Features({"captions": datasets.List(datasets.Value("string"))})
+    dataset = datasets.Dataset.from_dict({"captions": rows}, features=features)
+    assert list(draw_references(ColumnView(dataset, "captions"), seed)) == expected

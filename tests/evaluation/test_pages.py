@@ -15,10 +15,8 @@ from hf_captionrl.evaluation.pages import (
     GalleryCaption,
     GalleryItem,
     Mark,
-    PanelItem,
     split_at_marks,
     write_gallery,
-    write_panel,
 )
 
 HOSTILE = [
@@ -200,8 +198,9 @@ CAPTIONS = {
 @pytest.fixture
 def panel(tmp_path):
     image = Image.new("RGB", (20, 10), "red")
-    items = [PanelItem(image, "img<1>", CAPTIONS, references) for references in (["a <i>man</i>"], [])]
-    return write_panel(tmp_path / "panel.html", items, "Five <samples>", note="n&m")
+    captions = [GalleryCaption(name, samples=texts) for name, texts in CAPTIONS.items()]
+    items = [GalleryItem(image, "img<1>", captions, references) for references in (["a <i>man</i>"], [])]
+    return write_gallery(tmp_path / "panel.html", items, "Five <samples>", note="n&m")
 
 
 def test_every_caption_is_shown_and_repetitions_are_marked(panel):
@@ -213,17 +212,5 @@ def test_every_caption_is_shown_and_repetitions_are_marked(panel):
     assert found.text.count("5 of 5 distinct") == 2
     assert "1 reference" in found.text
     assert "a <i>man</i>" in found.text
-
-
-def test_captions_of_a_panel_are_escaped_and_its_policy_allows_only_its_style_and_images(panel):
-    found, html = Page(panel), panel.read_text(encoding="utf-8")
-    assert not {tag for tag, _ in found.tags} & {"script", "b", "samples"}
     assert "someone & a <script>alert(1)</script>" in found.text
-    assert not any(key.startswith("on") for _, attributes in found.tags for key in attributes)
-    policy = next(a["content"] for tag, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
-    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL).group(1)
-    assert f"style-src '{content_hash(style)}'" in policy
-    assert "default-src 'none'" in policy
-    assert "script-src" not in policy
-    assert embedded(panel).getpixel((0, 0)) == (255, 0, 0)
-    assert not any(word in html for word in ("<script", "http:", "https:"))
+    assert not {tag for tag, _ in found.tags} & {"script", "b", "samples"}

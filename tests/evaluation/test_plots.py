@@ -14,7 +14,6 @@ from hf_captionrl.evaluation.plots import (
     write_curves,
     write_diversity_tradeoff,
     write_length_histogram,
-    write_trade_off,
 )
 
 HISTORIES = {
@@ -94,35 +93,11 @@ def test_the_picture_shows_every_point_and_joins_the_frontier(tmp_path, figures)
 
 
 LENGTHS = {"_mle $x$": [2, 2, 3], "long": [0, 41, 300]}
-TRADE_OFF = [{"name": "a", "r": 0.1, "h": 0.2, "r_ci": [0.0, 0.3]}, {"name": "b", "r": 0.3, "h": None}]
-OPTIONS = {"x": ("r", "R@1"), "y": ("h", "Hallucination")}
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [lambda path: write_length_histogram(path, LENGTHS), lambda path: write_trade_off(path, TRADE_OFF, **OPTIONS)],
-)
-def test_the_same_numbers_give_the_same_picture(tmp_path, draw):
-    first = draw(tmp_path / "a.png").read_bytes()
-    assert draw(tmp_path / "b.png").read_bytes() == first
+def test_the_same_numbers_give_the_same_picture(tmp_path):
+    first = write_length_histogram(tmp_path / "a.png", LENGTHS).read_bytes()
+    assert write_length_histogram(tmp_path / "b.png", LENGTHS).read_bytes() == first
     with Image.open(tmp_path / "a.png") as image:
         assert min(image.size) > 300
         assert len(image.convert("RGB").getcolors(10**6)) > 20
-
-
-def test_the_trade_off_needs_both_numbers(tmp_path):
-    assert write_trade_off(tmp_path / "a.png", TRADE_OFF[1:], **OPTIONS) is None
-    assert not (tmp_path / "a.png").exists()
-
-
-def test_every_point_of_a_trade_off_is_seen_also_where_points_coincide(tmp_path, figures):
-    same = {"r": 0.5, "h": 0.1, "r_ci": [0.4, 0.6]}
-    for rows in ([same] * 4, [same, {"r": 0.9, "h": 0.9}, {"r": 0.501, "h": 0.1001}, {"r": 0.1, "h": 0.5}]):
-        rows = [{"name": f"captioner {n}", **row} for n, row in enumerate(rows)]
-        write_trade_off(tmp_path / "t.png", rows, **OPTIONS)
-        figures[-1].axes[0].get_legend().remove()  # which shows every marker
-        figures[-1].canvas.draw()
-        pixels = np.asarray(figures[-1].canvas.buffer_rgba())[..., :3].reshape(-1, 3)
-        for colour in plots.COLOURS[:4]:
-            is_colour = (pixels == tuple(bytes.fromhex(colour[1:]))).all(axis=1)
-            assert is_colour.sum() > 40, colour

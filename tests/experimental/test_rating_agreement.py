@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control, kendalltau
 
-from hf_captionrl.experimental.rating_agreement import agreement, pairwise_accuracy
+from hf_captionrl.experimental.rating_agreement import agreement
 
 SAMPLE = json.loads((Path(__file__).parent / "flickr8k_expert_sample.json").read_text())
 
@@ -78,40 +78,6 @@ def test_differences_of_metrics():
     assert adjusted == pytest.approx(false_discovery_control(values))
 
 
-def voted(pairs=150, images=20):
-    """Scores, votes, images and categories of captions; two neighbours are a pair."""
-    generator = np.random.default_rng(3)
-    scores, votes = generator.integers(0, 4, 2 * pairs), generator.integers(0, 6, 2 * pairs)
-    group, kind = generator.integers(0, images, pairs), generator.integers(0, 2, pairs)
-    return scores, votes, np.repeat(group, 2).tolist(), np.repeat(np.where(kind, "HI", "HM"), 2).tolist()
-
-
-def plain_accuracy(scores, votes):
-    right = 0.0
-    for i in range(0, len(scores), 2):
-        if scores[i] == scores[i + 1] or votes[i] == votes[i + 1]:
-            right += 0.5
-        else:
-            right += (scores[i] > scores[i + 1]) == (votes[i] > votes[i + 1])
-    return right / (len(scores) // 2)
-
-
-def test_accuracy_and_its_interval_equal_plain_loops():
-    scores, votes, images, kinds = voted()
-    found = pairwise_accuracy(scores, votes, groups=images, categories=kinds, num_bootstrap=40, seed=2)
-    assert found["accuracy"] == pytest.approx(plain_accuracy(scores, votes))
-    for kind, part in found["categories"].items():
-        rows = [row for row, each in enumerate(kinds) if each == kind]
-        assert part["accuracy"] == pytest.approx(plain_accuracy(scores[rows], votes[rows]))
-    drawn = [plain_accuracy(scores[rows], votes[rows]) for rows in resampled(images, 2, 40)]
-    assert found["accuracy_ci"] == pytest.approx(np.percentile(drawn, [2.5, 97.5]))
-    assert (found["num_pairs"], found["num_images"]) == (150, 20)
-    assert pairwise_accuracy(-scores, votes)["accuracy"] == pytest.approx(1 - found["accuracy"])
-    both = pairwise_accuracy({"scores": scores, "constant": np.ones(300)}, votes, num_bootstrap=9)
-    assert both["metrics"]["constant"]["accuracy"] == 0.5
-    assert both["differences"][0]["difference"] == pytest.approx(found["accuracy"] - 0.5)
-
-
 def test_a_constant_metric_agrees_with_nobody():
     _, ratings, images = rated()
     for variant in ("b", "c"):
@@ -140,5 +106,3 @@ def test_bad_input(change, message):
     scores, ratings, images = rated()
     with pytest.raises(ValueError, match=message):
         agreement(**{"scores": scores, "ratings": ratings, "groups": images, **change})
-    with pytest.raises(ValueError, match="per pair"):
-        pairwise_accuracy([1.0, 2.0, 3.0], [1, 2, 3])

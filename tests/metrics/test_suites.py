@@ -22,7 +22,6 @@ from hf_captionrl.metrics.suites import (
     smile_suite,
     tradeoff_points,
 )
-from hf_captionrl.retrieval.ranking import ranks
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.tolerances import close, within
@@ -100,11 +99,6 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
     assert row["perplexity_ci"] == pytest.approx([low, high], rel=0.03)
     without = [math.exp(np.delete(nats, i).sum() / np.delete(tokens, i).sum()) for i in range(N)]
     assert row["per_sample"]["perplexity"] == pytest.approx(leave_one_out(value, without))
-    # A number alone is also accepted, and has no interval.
-    bare = smile_suite(CAPTIONS, perplexity=lambda captions: 7.0, details=True)
-    assert bare["perplexity"] == 7.0
-    assert "perplexity_ci" not in bare
-    assert "perplexity" not in bare["per_sample"]
 
 
 def test_parts_are_counted_by_a_plain_loop():
@@ -244,15 +238,6 @@ def test_images_that_share_a_caption():
     assert row.per_sample["repeated_captions"] == pytest.approx(found - found.mean() + 4 / 6)
 
 
-def test_words_of_the_captions_against_the_references():
-    def tagger(captions):
-        return [[(word, "ADJ" if word in ("red", "small") else "NOUN") for word in c.split()] for c in captions]
-
-    row = discritune_suite(["red dog", "red cat"], references=[["small dog", "a dog"], ["small cat"]], tagger=tagger)
-    assert row["adjectives"] == ["red"]
-    assert "a" not in row["nouns"]
-
-
 def test_sle_counts_sets_and_averages_cider_over_the_captions():
     groups = [sentences(5, 300 + i) for i in range(20)]
     row = sle_suite(groups, references=REFERENCES[:20], details=True)
@@ -274,20 +259,6 @@ def test_sle_counts_sets_and_averages_cider_over_the_captions():
     assert all(len(row["per_sample"][key]) == 2 for key in ("div_1", "cider_d", "mbleu_4_per_image"))
 
 
-@pytest.mark.parametrize("suite", [smile_suite, ndlb_suite])
-def test_known_ranks_are_used_instead_of_computed_ones(suite):
-    expected, found = suite(CAPTIONS, **SEEN), suite(CAPTIONS, **SEEN, image_ranks=ranks(TEXT, IMAGES))
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        assert np.array_equal(found[key], value), key
-    assert suite(CAPTIONS, **SEEN, image_ranks=[N] * N)["rd100_recall_at_1"] == 0 < expected["rd100_recall_at_1"]
-    if suite is smile_suite:
-        pool = {"pool_features": torch.cat([IMAGES, IMAGES]), "pool_ranks": [2] * N}
-        found = smile_suite(CAPTIONS, **SEEN, **pool)
-        assert (found["pool_recall_at_1"], found["pool_recall_at_5"]) == (0, 1)
-        assert found["rd100_recall_at_1"] == expected["rd100_recall_at_1"]
-
-
 def test_ndlb_columns():
     captions = ["a dog"] * 5 + ["a cat"] * 4 + CAPTIONS[9:]
     bags = {3: [[0, 1, 2], [3, 4, 5]], 5: [[0, 1, 2, 3, 4]], 7: []}
@@ -296,9 +267,9 @@ def test_ndlb_columns():
     assert row["bag_3_recall_at_1"] == pytest.approx(np.mean(hits))
     assert row["groups"]["bag_3_recall_at_1"].tolist() == [0, 0, 0, 1, 1, 1]
     assert row["bag_7_recall_at_1_reason"] == "no bags of 7 in the data"
-    assert row["clip_score"] == pytest.approx(float((100 * (TEXT * IMAGES).sum(1)).mean()), rel=1e-5)
+    assert row["ndlb_clip_score"] == pytest.approx(float((100 * (TEXT * IMAGES).sum(1)).mean()), rel=1e-5)
     opposite = ndlb_suite(captions, text_features=-IMAGES, image_features=IMAGES)
-    assert opposite["clip_score"] == pytest.approx(-100, rel=1e-5)  # not clamped
+    assert opposite["ndlb_clip_score"] == pytest.approx(-100, rel=1e-5)  # not clamped
     counts = {word: sum(c.split().count(word) for c in captions) for c in captions for word in c.split()}
     assert row["vocabulary_size"] == sum(count >= 5 for count in counts.values())
     assert ndlb_suite(captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" occurs four times
@@ -344,8 +315,7 @@ def test_truth_recall_counts_captions_that_fit_only_the_target():
     assert row.groups["bag_3_truth_recall_at_1"] == [0, 0, 0, 1, 1, 1]
     low, high = row.numbers["bag_3_truth_recall_at_1_ci"]
     assert low <= 0.5 <= high
-    row = SuiteRow(captions=["a"], bags={3: [[0]]})
-    row.set_truth_recalls(["bag_3_truth_recall_at_1"])
+    row = SuiteRow(captions=["a"], bags={3: [[0]]}).compute("bag_3_truth_recall_at_1")
     assert row.numbers["bag_3_truth_recall_at_1"] is None
     assert "facts" in row.numbers["bag_3_truth_recall_at_1_reason"]
 

@@ -24,35 +24,6 @@ from tests.numerics.drawn import few, seeds
 from tests.tolerances import close, within
 
 
-@few
-@given(seeds, st.integers(-1000, 1000), st.integers(-900, 900), st.booleans())
-def test_a_bootstrap_interval_scales_with_its_values(seed, power, weight_power, is_grouped):
-    drawn = np.random.default_rng(seed)
-    values, weights = drawn.integers(-9, 10, 40).astype(float), drawn.integers(1, 5, 40).astype(float)
-    options = {"num_resamples": 50, "groups": (np.arange(40) // 3).tolist() if is_grouped else None}
-    plain = bootstrap_interval(values, **options)
-    assert bootstrap_interval(np.ldexp(values, power), **options) == tuple(np.ldexp(plain, power))
-    ratio = bootstrap_interval(values, weights=weights, **options)
-    scaled = bootstrap_interval(np.ldexp(values, weight_power), weights=np.ldexp(weights, weight_power), **options)
-    assert scaled == ratio
-
-
-def test_sums_do_not_overflow_and_half_precision_is_accepted():
-    half = torch.tensor([0.0, 1.0, 1.0, 0.5], dtype=torch.bfloat16, requires_grad=True)
-    assert bootstrap_interval(half) == bootstrap_interval([0.0, 1.0, 1.0, 0.5])
-    low, high = bootstrap_interval([1.7e308] * 50)
-    assert (low, high) == (1.7e308, 1.7e308)
-    low, high = bootstrap_interval([1.7e308, -1.7e308] * 50)
-    assert -1.7e308 < low < 0 < high < 1.7e308
-    found = paired_test([1.5e308] * 20, [-1e307] * 20)
-    assert found["difference"] == pytest.approx(1.6e308)
-    assert found["p_value"] < 0.001
-    with pytest.raises(ValueError, match="too large for a float"):
-        paired_test([1.7e308] * 5, [-1.7e308] * 5)
-    with pytest.raises(ValueError, match="too large for a float"):
-        bootstrap_interval([1.0, 1.0], weights=[5e-324, 5e-324])
-
-
 def enumerated(differences):
     """The exact p-value over all signs, in fractions."""
     exact = [Fraction(d) for d in differences]
@@ -65,15 +36,11 @@ def enumerated(differences):
 
 
 @few
-@given(seeds, st.sampled_from([0, -100, -500, -1000, -1060, 500, 1000]))
-def test_a_paired_test_scales_with_its_scores(seed, power):
+@given(seeds)
+def test_a_paired_test_approximates_all_signs(seed):
     drawn = np.random.default_rng(seed)
     a, b = drawn.integers(0, 8, 10).astype(float), drawn.integers(0, 8, 10).astype(float)
-    plain = paired_test(a, b, num_resamples=2000)
-    found = paired_test(np.ldexp(a, power), np.ldexp(b, power), num_resamples=2000)
-    assert found["p_value"] == plain["p_value"]
-    assert found["difference"] == np.ldexp(plain["difference"], power)
-    assert found["p_value"] == within(enumerated(a - b), 0.05)
+    assert paired_test(a, b, num_resamples=2000)["p_value"] == within(enumerated(a - b), 0.05)
 
 
 def test_rounding_of_a_sum_does_not_count_as_a_difference():

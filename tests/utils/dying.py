@@ -6,7 +6,6 @@ from pathlib import Path
 
 from hf_captionrl.cli.caption import CaptionParts
 from hf_captionrl.cli.features import FeatureParts
-from hf_captionrl.evaluation.scored_captions import ScoreParts
 
 
 class DiesOnce:
@@ -33,8 +32,4 @@ class DyingFeatures(DiesOnce, FeatureParts):
 
 
 class DyingCaptions(DiesOnce, CaptionParts):
-    pass
-
-
-class DyingScores(DiesOnce, ScoreParts):
     pass

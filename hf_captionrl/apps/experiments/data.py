@@ -22,7 +22,7 @@ from hf_captionrl.data import SPLITS, check_captions, exchange_captions, frames_
 from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.evaluation.evaluator import MORE_REFERENCES
 from hf_captionrl.evaluation.options import EMBEDDED
-from hf_captionrl.evaluation.pages import PanelItem, write_panel
+from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.evaluation.plots import write_diversity_tradeoff
 from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
 from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
@@ -248,11 +248,11 @@ def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title
     items = []
     for index in range(min(sampler.arguments.panel_images, len(sampler.dataset))):
         row = sampler.dataset[index]
-        captions = {name: groups[index] for name, groups in samples.items()}
-        items.append(PanelItem(open_still(row), str(row["image_id"]), captions, list(row["captions"])))
+        captions = [GalleryCaption(name, samples=groups[index]) for name, groups in samples.items()]
+        items.append(GalleryItem(open_still(row), str(row["image_id"]), captions, list(row["captions"])))
     if items:
         note = f"{sampler.arguments.num_samples} random samples per captioner at temperature 1, not selected."
-        write_panel(folder / "panel.html", items, title, note=note)
+        write_gallery(folder / "panel.html", items, title, note=note)
     ids = [str(i) for i in sampler.dataset["image_id"]]
     by_id = {name: dict(zip(ids, groups, strict=True)) for name, groups in samples.items()}
     record = {"points": sampler.points, "captions": by_id, "seed": sampler.seed}

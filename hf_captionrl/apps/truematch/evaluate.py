@@ -19,13 +19,14 @@ from hf_captionrl.data.columns import parse_json
 from hf_captionrl.data.images import open_image
 from hf_captionrl.data.options import DatasetOptions, load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file, read_files, source_names
-from hf_captionrl.evaluation.evaluator import TABLES, Evaluator, ScoredCaptions, compare_with_first, human_captions
+from hf_captionrl.evaluation.evaluator import Evaluator, Source, compare_with_first, human_captions, source_row
 from hf_captionrl.evaluation.options import load_evaluators
 from hf_captionrl.evaluation.pages import render_html
-from hf_captionrl.evaluation.scored_captions import CaptionScoring, score_sources
+from hf_captionrl.metrics import columns as metric_columns
 from hf_captionrl.metrics import paired_test, self_retrieval
-from hf_captionrl.metrics.columns import Column, bag_column
-from hf_captionrl.metrics.suites import spoken
+from hf_captionrl.metrics.caption_checks import spoken
+from hf_captionrl.metrics.columns import SUITES, Column, bag_column
+from hf_captionrl.metrics.suites import bag_keys
 from hf_captionrl.metrics.table import (
     Section,
     check_rows,
@@ -39,7 +40,7 @@ from hf_captionrl.utils.io import atomic_write_text, escape_markdown, to_plain, 
 # --- `captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images ----------------------------
 
 # Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions.
-COLUMNS = ("rd100_recall_at_1", "cider_d", "clip_score", "hallucination", "fact_recall")
+COLUMNS = ("rd100_recall_at_1", "cider_d", "ndlb_clip_score", "hallucination", "fact_recall")
 RESULTS_FORMAT = "truematch-results-1"  # `format` in results.json
 
 
@@ -56,8 +57,7 @@ def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
 
 def table_columns(sizes: Iterable[int]) -> list[Column]:
     """Columns of the table for these bag sizes."""
-    known = {column.key: column for column in TABLES["ndlb"].columns}
-    return [*map(bag_column, sorted(sizes)), *(known[key] for key in COLUMNS)]
+    return [*map(bag_column, sorted(sizes)), *metric_columns.table_columns(*COLUMNS)]
 
 
 def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
@@ -129,15 +129,15 @@ def evaluate(arguments: EvaluateOptions) -> None:
         raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
     evaluator = Evaluator(dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = rows_of
-    scored = [ScoredCaptions(f.name, c, evaluator.references) for f, c in zip(files, aligned, strict=True)]
+    sources = [Source(f.name, c, evaluator.references) for f, c in zip(files, aligned, strict=True)]
     if arguments.references:
         human = human_captions(evaluator)
         if human is None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
-        scored.append(human)
-    score_sources(scored, CaptionScoring(held_out))
+        sources.append(human)
     columns = table_columns(rows_of)
-    rows = [TABLES["ndlb"].row(source, evaluator) for source in scored]
+    computed = [*dict.fromkeys((*SUITES["ndlb"], *bag_keys(rows_of)))]
+    rows = [source_row(source, evaluator, computed) for source in sources]
     signatures = rows[0]["signatures"]
     compare_with_first(rows, seed=arguments.seed)
     # Hit or miss per caption, with the id of its bag or image, so that a leaderboard can pair results.
