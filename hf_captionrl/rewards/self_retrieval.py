@@ -262,13 +262,10 @@ class SelfRetrieval(RetrievalOptions, Reward):
         """Rewards `(N,)` by one scorer."""
         scorer, features = self.scorers[member], self._features[member]
         scale = scorer.logit_scale if self.scale is None else self.scale
-        if context.candidate_images is None:
-            images = features[context.candidates.to(features.device)].float()  # (C, D)
-        else:
-            images = scorer.image_features(context.candidate_images).to(features.device, torch.float32)
+        images = features[context.candidates.to(features.device)].float()  # (C, D)
         positions = context.positions.to(features.device)  # (B,)
         # fp32: at scale 100, bf16 is 0.2 nats off.
-        text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)
+        text = scorer.text_features(context.captions).to(images.device, torch.float32)  # (N, D)
         similarity = text @ images.T  # (N, C)
         columns = positions.repeat_interleave(context.group_size)  # (N,) of the targets
         if log:
@@ -289,23 +286,6 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if self.distractor_scope != "batch":
             columns = torch.zeros_like(columns)
         return retrieval_rewards(similarity, columns, self.reward_kind, scale, weights)
-
-    @staticmethod
-    def _text_features(scorer: Any, captions: list[str]) -> Tensor:
-        """Features of the captions; NaN for those that the scorer cannot encode."""
-        try:
-            return scorer.text_features(captions)
-        except ValueError:
-            rows: list[Tensor | None] = []
-            for caption in captions:
-                try:
-                    rows.append(scorer.text_features([caption])[0])
-                except ValueError:
-                    rows.append(None)
-            known = next((row for row in rows if row is not None), None)
-            if known is None:
-                raise
-            return torch.stack([torch.full_like(known, math.nan) if row is None else row for row in rows])
 
     def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor:
         """Candidates `(B, K)` of each image, the target first, for the scopes 'bag' and 'hard'."""

@@ -358,42 +358,58 @@ def token_log_probs(
 # --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
 
 
-class RowColumns(Mapping[str, Sequence[Any]]):
-    """The columns of some rows of a data set for reward functions: lists, and lazy columns for images."""
+def row_columns(images: datasets.Dataset, rows: Sequence[int]) -> dict[str, Sequence[Any]]:
+    """The columns of some rows for reward functions: lists, but lazy columns for images."""
+    part = images.with_format(None).select(rows)
+    media = (datasets.Image, datasets.Audio, datasets.Video)
+    return {n: part[n] if isinstance(part.features[n], media) else part[n][:] for n in part.column_names}
 
-    def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
-        self._dataset = dataset.with_format(None)
-        self._rows = list(rows)
 
-    def __len__(self) -> int:
-        return len(self._dataset.column_names)
+class RewardedImages:
+    """What rewards see of the training data `images`, and of captions of some of its rows."""
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._dataset.column_names)
+    def __init__(self, images: Any, accelerator: Any) -> None:
+        self.images, self.accelerator = images, accelerator
+        if images is not None:
+            self.image_ids, self.references = id_column(images), caption_column(images)
 
-    def __getitem__(self, name: str) -> Sequence[Any]:
-        if name not in self._dataset.column_names:
-            raise KeyError(name)
-        column = self._dataset.select_columns(name)
-        if isinstance(self._dataset.features[name], (datasets.Image, datasets.Audio, datasets.Video)):
-            return column.select(self._rows)[name]
-        return column[self._rows][name]
+    def data(self, **settings: Any) -> RewardData:
+        """What rewards read before the first step."""
+        columns, device = self.images.column_names, self.accelerator.device
+        return RewardData(self.image_ids, self.references, device=device, columns=columns, **settings)
+
+    def context(self, rows: Tensor, completions: Completions, bag_size: int, **settings: Any) -> RewardContext:
+        """What rewards see of a rollout of rows `(B,)`, with the images of all processes as candidates."""
+        numbers = rows.tolist()
+        return RewardContext(
+            captions=completions.captions,
+            ids=completions.ids,
+            mask=completions.mask,
+            ended=completions.ended,
+            rows=rows,
+            image_ids=self.image_ids[numbers],
+            references=self.references[numbers],
+            candidates=self.accelerator.gather(rows),  # (C,), process after process
+            positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device),
+            bag_size=bag_size if bag_size > 1 else 0,
+            columns=row_columns(self.images, numbers),
+            **settings,
+        )
 
 
 Rollout = tuple[RewardContext, Tensor, Tensor]
 """What rewards of this process saw; of all processes the rewards `(N, R)`, unweighted, and the advantages `(N,)`."""
 
 
-class RolloutEngine:
+class RolloutEngine(RewardedImages):
     """Makes the rollouts of a policy on the training data `images` and owns their state.
 
     `normalizer` is the number of captions or tokens of the whole optimizer step, by which its loss is divided.
     """
 
     def __init__(self, rewards: WeightedRewards, args: Any, accelerator: Any, images: Any) -> None:
-        self.rewards, self.args, self.accelerator, self.images = rewards, args, accelerator, images
-        if images is not None:
-            self.image_ids, self.references = id_column(images), caption_column(images)
+        super().__init__(images, accelerator)
+        self.rewards, self.args = rewards, args
 
     def reset(self, policy: Captioner) -> None:
         """Start with a policy, which also is the reference of the KL penalty."""
@@ -476,26 +492,14 @@ class RolloutEngine:
     def reward_context(
         self, micro_batches: list[dict[str, Any]], completions: Completions, state: TrainerState, bag_size: int
     ) -> RewardContext:
-        """What rewards see of a rollout, with the images of all processes as candidates."""
+        """What rewards see of a rollout."""
         rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
-        listed = rows.tolist()
-        first = self.accelerator.process_index * len(rows)
-        return RewardContext(
-            captions=completions.captions,
-            ids=completions.ids,
-            mask=completions.mask,
-            ended=completions.ended,
-            rows=rows,
-            image_ids=self.image_ids[listed],
-            references=self.references[listed],
-            candidates=self.accelerator.gather(rows),  # (C,), process after process
-            positions=first + torch.arange(len(rows), device=rows.device),
-            bag_size=bag_size if bag_size > 1 else 0,
-            step=state.global_step // self.args.num_iterations,
-            columns=RowColumns(self.images, listed),
-            prompts=[self.policy.prompt or ""] * len(completions.captions),
-            trainer_state=state,
+        step, prompts = (
+            state.global_step // self.args.num_iterations,
+            [self.policy.prompt or ""] * len(completions.captions),
         )
+        arguments = {"prompts": prompts, "trainer_state": state}
+        return self.context(rows, completions, bag_size, step=step, arguments=arguments)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all processes, process after process, on the CPU."""
@@ -552,9 +556,7 @@ class RolloutEngine:
         """The rollout of the checkpoint, with images of the data loader; empty if the checkpoint has none."""
         if not self._resumed:
             logger.warning(
-                "The checkpoint lies between two iterations over one rollout, and does not hold the rollout of %d process(es). "
-                "New captions are generated, so this run differs from one that was not interrupted.",
-                self.accelerator.num_processes,
+                "The checkpoint lies between two iterations over a rollout of other processes; it is made anew."
             )
             return []
         image_inputs(self.policy, micro_batches)
@@ -585,7 +587,7 @@ class CaptionRLTrainer(CaptionTrainer):
     `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never exist.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
         reward_funcs: A [`Reward`], a function of a [`RewardContext`], a function with TRL's signature
             (`def reward(completions, **columns)`, see [`CompletionReward`]), a name (`"self_retrieval"`, `"cider"`, ...), or
             a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
@@ -600,8 +602,8 @@ class CaptionRLTrainer(CaptionTrainer):
             consist of bags of similar images, as `args.bag_schedule` says.
         guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action. It also checks
             the captions of every evaluation: one that breaks a limit selects no checkpoint.
-        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`,
-            `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the cross-entropy of the references.
+        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`, `compute_metrics`.
+            `eval_loss` is the cross-entropy of the references.
 
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
@@ -646,33 +648,31 @@ class CaptionRLTrainer(CaptionTrainer):
             **kwargs,
         )
         self.rollouts = RolloutEngine(self.rewards, args, self.accelerator, train_dataset)
-        self._start_policy()
+        refuse_shared_parameters(self.captioner.model, self.scorers)
+        self.rollouts.reset(self.captioner)
         self.batch_sampler: Any = None
         if train_dataset is not None:
             self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
-            self._neighbours = neighbours
-            self._curriculum = CurriculumCallback(None)
-            self._make_batch_sampler()
-            self.add_callback(self._curriculum)
+            self.batch_sampler = self._make_batch_sampler(neighbours)
+            self.add_callback(CurriculumCallback(self.batch_sampler))
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds)
 
-    def _make_batch_sampler(self) -> None:
+    def _make_batch_sampler(self, neighbours: Any) -> BagCurriculumSampler:
         args, images, processes = self.args, len(self.rollouts.images), self.accelerator.num_processes
         batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
         if images < batch_size:
             raise ValueError(
                 f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
-                f"gradient_accumulation_steps x processes), and there are {images}. Lower one of these; for one "
-                f"process use per_device_train_batch_size={images} and gradient_accumulation_steps=1."
+                f"gradient_accumulation_steps x processes), and there are {images}. Lower one of these."
             )
-        self.batch_sampler = self._curriculum.dataset = make_bag_sampler(
+        return make_bag_sampler(
             args,
             batch_size,
             images,
-            neighbours=self._neighbours,
+            neighbours=neighbours,
             random=args.bag_distractors == "random",
             recall_threshold=args.bag_recall_threshold,
             process_index=self.accelerator.process_index,
@@ -687,23 +687,15 @@ class CaptionRLTrainer(CaptionTrainer):
         members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
         return [s for s in (*members, self.reward_scorer, self.held_out_scorer) if s is not None]
 
-    def _start_policy(self) -> None:
-        refuse_shared_parameters(self.captioner.model, self.scorers)
-        self.rollouts.reset(self.captioner)
-
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
-        return RewardData(
-            image_ids=self.rollouts.image_ids,
-            references=self.rollouts.references,
+        return self.rollouts.data(
             image_features=lambda scorer: self.scorer_image_features(scorer, self.rollouts.images),
             encode=lambda captions: reference_ids(captioner, captions),
             eos_token_id=captioner.eos_token_id,
-            device=self.args.device,
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
             has_bags=min(self.batch_sampler.schedule.values()) > 1,
-            columns=self.rollouts.images.column_names,
             decode=captioner.decode,
         )
 
@@ -723,13 +715,7 @@ class CaptionRLTrainer(CaptionTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         # Batches of this process. accelerate does not shard them further, which would split bags.
-        if self.train_dataset is None:
-            raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         args = self.args
-        if self.hp_search_backend is not None:  # the trial has changed arguments
-            self._start_policy()
-            self._make_batch_sampler()
-            self._recalls.clear()
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
@@ -769,11 +755,6 @@ class CaptionRLTrainer(CaptionTrainer):
             if len(self._recalls) == len(sampler):
                 sampler.update(math.fsum(self._recalls) / len(self._recalls))
                 self._recalls.clear()
-
-    def call_model_init(self, trial: Any = None) -> Any:
-        model = super().call_model_init(trial)
-        self._start_policy()
-        return model
 
     # Loss
 
@@ -815,13 +796,8 @@ class CaptionRLTrainer(CaptionTrainer):
         if "loss" in logs and self.batch_sampler is not None:
             logs = {**logs, **self.monitor.drain()}
             if args.log_completions and self.accelerator.is_main_process:
-                self.monitor.show(
-                    self.rollouts.images,
-                    args.num_completions_to_print,
-                    step=self.state.global_step,
-                    report_to=args.report_to,
-                    tensorboard_writer=self.tensorboard_writer,
-                )
+                step, number = self.state.global_step, args.num_completions_to_print
+                self.monitor.show(self.rollouts.images, number, step=step, report_to=args.report_to)
         super().log(logs, start_time)
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:

@@ -242,11 +242,6 @@ def test_resume_is_exact(parts, tmp_path):
     assert different(bits(whole), bits(again)) == []
 
 
-def test_a_hyperparameter_search_is_refused(parts, tmp_path):
-    with pytest.raises(RuntimeError, match="model_init"):
-        make(parts, tmp_path).hyperparameter_search(backend="optuna")
-
-
 def test_evaluation_and_a_model_by_name(parts, tmp_path):
     model, _ = parts
     for part in parts:

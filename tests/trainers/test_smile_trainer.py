@@ -1,7 +1,5 @@
 """SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,7 @@ from hf_captionrl.captioners import HeadInputs
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
-from hf_captionrl.trainers.publishing import TRAINING_FILE
+from hf_captionrl.trainers.publishing import read_run
 from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import bits, different
@@ -219,4 +217,4 @@ def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, 
     resumed = trained(tmp_path / "b", str(tmp_path / "a" / f"checkpoint-{steps + 1}"))
     assert different(bits(through), bits(resumed)) == []
     through.save_model()
-    assert json.loads((tmp_path / "a" / TRAINING_FILE).read_text())["train_images"] == 4
+    assert read_run(tmp_path / "a")["training"]["train_images"] == 4
