@@ -406,10 +406,10 @@ class CompletionReward(Reward):
         if isinstance(values, Tensor):
             return values.double()
         try:
-            if isinstance(values, str | Mapping):
+            numbers = [math.nan if value is None else value for value in values]
+            if isinstance(values, str | Mapping) or any(isinstance(value, str) for value in numbers):
                 raise TypeError
-            numbers = [math.nan if value is None else float(value) for value in values]
-            return torch.tensor(numbers, dtype=torch.float64)
+            return torch.tensor([float(value) for value in numbers], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(
                 f"{self.name!r} returned {repr(values)[:200]}. Return a list with one number, or None, per caption."

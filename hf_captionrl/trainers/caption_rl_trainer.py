@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ from hf_captionrl.trainers.guard import (
     GuardCallback,
     GuardThresholds,
 )
-from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy, refuse_shared_parameters
+from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Fraction, NotNegative, Positive, Range, check_values, documented
@@ -98,11 +97,6 @@ class CaptionRLConfig(CaptionConfig):
         "Divide advantages by the standard deviation of the rewards: of the captions of an image ('group' or True), of "
         "all captions of a step ('batch'), or not ('none' or False). GRPO: 'group' with baseline='group_mean'.",
     )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = documented(
-        "sum_then_normalize",
-        "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or each "
-        "is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO).",
-    )
     loss_type: LossType = documented(
         "grpo",
         "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
@@ -120,13 +114,10 @@ class CaptionRLConfig(CaptionConfig):
         0.2, "The importance ratio is clipped to [1 - eps, 1 + eps]."
     )
     bag_schedule: dict[Any, int] | str | None = documented(
-        None, "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', 'adaptive', or a number."
+        None, "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', or a number."
     )
     bag_distractors: Literal["nearest", "random"] = documented(
         "nearest", "Images of a bag: the 'nearest' images, or 'random' ones in bags of the same sizes."
-    )
-    bag_recall_threshold: Annotated[float, Range(above=0, at_most=1)] = documented(
-        0.8, "bag_schedule='adaptive' continues with the next size when the training R@1 of an epoch reaches this."
     )
     guard: GuardAction = documented(
         "warn",
@@ -163,28 +154,17 @@ class CaptionRLConfig(CaptionConfig):
         """Refuse values that contradict each other; also for a copy with changed fields."""
         check_values(self)
         if not self.do_sample and self.num_generations > 1:
-            raise ValueError(
-                f"do_sample=False writes the same caption num_generations={self.num_generations} times. Use 1, or True."
-            )
+            raise ValueError(f"num_generations is {self.num_generations}. Use 1 with do_sample=False, or True.")
         if self.do_sample and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
-        self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule)  # type: ignore[assignment]
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
         if self.scale_rewards not in ("group", "batch", "none"):
             raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use 'group', 'batch', 'none', True or False.")
         if self.scale_rewards == "group" and self.num_generations < 2:
-            raise ValueError(
-                f"scale_rewards='group' needs num_generations of 2 or more, not {self.num_generations}. Raise it, or use 'batch'."
-            )
-        if self.multi_objective_aggregation == "normalize_then_sum" and (
-            self.scale_rewards != "none" or self.baseline != "group_mean"
-        ):
-            raise ValueError(
-                "multi_objective_aggregation='normalize_then_sum' centres and scales each reward itself, but scale_rewards is "
-                f"{self.scale_rewards!r} and baseline {self.baseline!r}. Use scale_rewards='none' and baseline='group_mean'."
-            )
+            raise ValueError(f"scale_rewards='group' needs num_generations of 2 or more, not {self.num_generations}.")
 
 
 # --- Images of a rollout, and its split into micro-batches -----------------------------------------------------------
@@ -217,9 +197,7 @@ class RolloutBatches:
         for rows in self.rollouts:
             size, rest = divmod(len(rows), self.pieces)
             if not size:
-                raise ValueError(
-                    f"A rollout of {len(rows)} images has too few for {self.pieces} micro-batches. Lower gradient_accumulation_steps."
-                )
+                raise ValueError(f"A rollout of {len(rows)} images is too small. Lower gradient_accumulation_steps.")
             ends = [0, *accumulate(size + (piece < rest) for piece in range(self.pieces))]
             for _ in range(self.repeats):
                 for start, end in pairwise(ends):
@@ -227,24 +205,14 @@ class RolloutBatches:
 
 
 def make_bag_sampler(
-    args: Any,
-    batch_size: int,
-    num_images: int,
-    *,
-    neighbours: Any | None,
-    random: bool = False,
-    recall_threshold: float | None = None,
-    **processes: int,
+    args: Any, batch_size: int, num_images: int, *, neighbours: Any | None, random: bool = False, **processes: int
 ) -> BagCurriculumSampler:
-    """The sampler for `args.bag_schedule`; an adaptive schedule needs `recall_threshold`."""
-    adaptive = recall_threshold is not None and args.bag_schedule == "adaptive"
-    schedule: Any = None if adaptive or args.bag_schedule in (None, "paper") else args.bag_schedule
+    """The sampler for `args.bag_schedule`."""
+    schedule: Any = None if args.bag_schedule in (None, "paper") else args.bag_schedule
     if args.bag_schedule is None and neighbours is None:
         schedule, random = 1, True
     if neighbours is None and not random:
-        raise ValueError(
-            f"bag_schedule is {args.bag_schedule!r}, which needs neighbours. Pass those of `captionrl bags` to the trainer."
-        )
+        raise ValueError(f"bag_schedule={args.bag_schedule!r} needs neighbours. Pass those of `captionrl bags`.")
     return BagCurriculumSampler(
         None if random else neighbours,
         batch_size,
@@ -252,7 +220,6 @@ def make_bag_sampler(
         args.seed if args.data_seed is None else args.data_seed,
         distractors="random" if random else "nearest",
         num_images=num_images,
-        adaptive=recall_threshold if adaptive else None,
         **processes,
     )
 
@@ -289,13 +256,13 @@ def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) 
     images = []
     frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
     for inputs in micro_batches:
-        mine = {name: inputs[name] for name in captioner.image_inputs if name in inputs}
-        if frozen and "pixel_values" in mine:
+        batch = {name: inputs[name] for name in captioner.image_inputs if name in inputs}
+        if frozen and "pixel_values" in batch:
             with torch.no_grad(), evaluating(captioner.vision_tower):
-                mine["image_features"] = captioner.image_features(**mine)
-            del mine["pixel_values"], inputs["pixel_values"]
-            inputs["image_features"] = mine["image_features"]
-        images.append(mine)
+                batch["image_features"] = captioner.image_features(**batch)
+            del batch["pixel_values"], inputs["pixel_values"]
+            inputs["image_features"] = batch["image_features"]
+        images.append(batch)
     return images
 
 
@@ -417,16 +384,9 @@ class RolloutEngine(RewardedImages):
         self.policy = policy
         self.reference = make_reference(policy) if args.beta else None
         names = sorted({reward.baseline or args.baseline for reward in self.rewards.rewards})
-        if args.multi_objective_aggregation == "normalize_then_sum" and names != ["group_mean"]:
-            raise ValueError(
-                f"'normalize_then_sum' needs rewards with the baseline 'group_mean', not {names}. Leave the others out."
-            )
         credited = [reward.name for reward in self.rewards.rewards if reward.gives_token_credit]
-        if credited and (args.scale_rewards, args.multi_objective_aggregation) != ("none", "sum_then_normalize"):
-            raise ValueError(
-                f"The reward(s) {credited} give credit to tokens in units of the reward, but scale_rewards is {args.scale_rewards!r} "
-                f"and multi_objective_aggregation {args.multi_objective_aggregation!r}. Use 'none' and 'sum_then_normalize'."
-            )
+        if credited and args.scale_rewards != "none":
+            raise ValueError(f"{credited} give credit to tokens, in units of the reward. Use scale_rewards='none'.")
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
         self.micro_batches: list[dict[str, Any]] = []  # kept between two iterations over a rollout
         self.normalizer: Tensor | float = 1.0
@@ -457,15 +417,9 @@ class RolloutEngine(RewardedImages):
         else:
             completions = self.generate(images)
         context = self.reward_context(micro_batches, completions, state, bag_size)
+        scale = args.scale_rewards
         advantages, rewards = compute_advantages(
-            self.rewards,
-            self.baselines,
-            args.baseline,
-            context,
-            greedy,
-            self.gather,
-            scale_rewards=args.scale_rewards,
-            multi_objective_aggregation=args.multi_objective_aggregation,
+            self.rewards, self.baselines, args.baseline, context, greedy, self.gather, scale_rewards=scale
         )
         first = self.accelerator.process_index * len(context.captions)
         mine = advantages[first : first + len(context.captions)]
@@ -638,7 +592,6 @@ class CaptionRLTrainer(CaptionTrainer):
         elif args.metric_for_best_model == REWARD_METRIC:
             args.metric_for_best_model = "recall_at_1"  # there is only one scorer
         self._step_inputs: list[dict[str, Any]] | None = None  # of an optimizer step whose rollout is not made yet
-        self._recalls: list[float] = []  # of the rollouts of this epoch, for an adaptive curriculum
         super().__init__(
             model,
             args,
@@ -648,7 +601,6 @@ class CaptionRLTrainer(CaptionTrainer):
             **kwargs,
         )
         self.rollouts = RolloutEngine(self.rewards, args, self.accelerator, train_dataset)
-        refuse_shared_parameters(self.captioner.model, self.scorers)
         self.rollouts.reset(self.captioner)
         self.batch_sampler: Any = None
         if train_dataset is not None:
@@ -674,7 +626,6 @@ class CaptionRLTrainer(CaptionTrainer):
             images,
             neighbours=neighbours,
             random=args.bag_distractors == "random",
-            recall_threshold=args.bag_recall_threshold,
             process_index=self.accelerator.process_index,
             num_processes=processes,
         )
@@ -744,17 +695,9 @@ class CaptionRLTrainer(CaptionTrainer):
             prepared = self._prepare_inputs(inputs)
             inputs.clear()
             inputs.update(prepared)
-        sampler = self.batch_sampler
-        rollout = self.rollouts.begin_step(micro_batches, self.state, sampler.bag_size)
-        if rollout is None:
-            return
-        means = self.monitor.record(*rollout)
-        if sampler.adaptive is not None and "recall_at_1" in means:
-            self._recalls.append(means["recall_at_1"])
-            # With the last rollout of the epoch, before anything is saved: a resumed run must know.
-            if len(self._recalls) == len(sampler):
-                sampler.update(math.fsum(self._recalls) / len(self._recalls))
-                self._recalls.clear()
+        rollout = self.rollouts.begin_step(micro_batches, self.state, self.batch_sampler.bag_size)
+        if rollout is not None:
+            self.monitor.record(*rollout)
 
     # Loss
 
@@ -812,7 +755,6 @@ class CaptionRLTrainer(CaptionTrainer):
         if self.args.should_save:
             state = {
                 **rollouts,
-                "recalls": self._recalls,
                 "batch_sampler": self.batch_sampler.state_dict(),
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
@@ -824,6 +766,5 @@ class CaptionRLTrainer(CaptionTrainer):
             state = json.loads(path.read_text(encoding="utf-8"))
             self.batch_sampler.load_state_dict(state["batch_sampler"])
             self.rollouts.load(folder, state)
-            self._recalls = list(state["recalls"])
             if self.guard is not None and state["guard"] is not None:
                 self.guard.load_state_dict(state["guard"])

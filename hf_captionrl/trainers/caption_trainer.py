@@ -38,7 +38,7 @@ from transformers import (
     TrainerState,
     set_seed,
 )
-from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
+from transformers.trainer_utils import denumpify_detensorize, speed_metrics
 
 import hf_captionrl.data as caption_data
 import hf_captionrl.metrics as caption_metrics  # each metric is imported at its first use
@@ -99,17 +99,13 @@ class EpochCallback(TrainerCallback):
 
 def loader_settings(args: CaptionConfig) -> dict[str, Any]:
     """Arguments of a `DataLoader` for workers and memory."""
-    settings: dict[str, Any] = {
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": args.dataloader_pin_memory,
-        # Older releases of transformers do not have this field, nor that of the context.
-        "in_order": getattr(args, "dataloader_in_order", True),
-    }
+    settings: dict[str, Any] = {"num_workers": args.dataloader_num_workers, "pin_memory": args.dataloader_pin_memory}
+    settings["in_order"] = getattr(args, "dataloader_in_order", True)  # not in all releases of transformers
     if args.dataloader_num_workers:
         settings |= {
+            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
             "persistent_workers": args.dataloader_persistent_workers,
             "prefetch_factor": args.dataloader_prefetch_factor or 2,
-            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
         }
     return settings
 
@@ -346,91 +342,53 @@ class CaptionTrainer(ExactResumeTrainer):
 
         Returns:
             `dict[str, float]`: `loss` (nats per token of one reference per image, the same one in each epoch), `length`
-            (mean words), `lexical_diversity` (thousands), `cider_d` (in [0, 10]), with a scorer `recall_at_1`, `recall_at_5` (whole pool) and, for
-            100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and `runtime`.
-            Without references there is neither `loss` nor `cider_d`; with `prediction_loss_only` there is nothing else.
+            (mean words), `lexical_diversity` (thousands), `cider_d` (in [0, 10]), with a scorer `recall_at_1`, `recall_at_5` (whole
+            pool) and, for 100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and
+            `runtime`. Without references there is neither `loss` nor `cider_d`.
         """
-        dataset = self._evaluated(eval_dataset)
-        if isinstance(dataset, Mapping):
-            found: dict[str, float] = {}
-            for name, rows in dataset.items():
-                found |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
-            return found
-        dataset = self._rows_of(dataset)
-        self._memory_tracker.start()
-        captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
-        self.log(metrics)
-        if captions is not None and self.args.log_completions and self.is_world_process_zero():
-            self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
-        handler = self.callback_handler
-        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
-        self._memory_tracker.stop_and_update_metrics(metrics)
-        return metrics
-
-    def _evaluated(self, eval_dataset: Any) -> Any:
-        """The data that an argument `eval_dataset` means."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
-            if dataset not in self.eval_dataset:
-                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {list(self.eval_dataset)}, or a data set.")
             dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
-        return dataset
+        if isinstance(dataset, Mapping):
+            metrics: dict[str, float] = {}
+            for name, rows in dataset.items():
+                metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        dataset = self._rows_of(dataset)
+        captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
+        self.log(metrics)
+        if self.args.log_completions and self.is_world_process_zero():
+            self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
+        return metrics
 
-    def predict(
-        self, test_dataset: datasets.Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-    ) -> PredictionOutput:
-        """Caption a data set and measure the captions as `evaluate` does, without logging.
-
-        Args:
-            test_dataset (`datasets.Dataset`): As `eval_dataset`, but of several splits `test`; references are optional.
-            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
-            metric_key_prefix (`str`): Prefix of every key.
-
-        Returns:
-            `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
-        """
-        test_dataset = self._rows_of(test_dataset, "test")
-        self._memory_tracker.start()
-        captions, _, metrics = self._measure(test_dataset, metric_key_prefix, generate=True)
-        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
-        self._memory_tracker.stop_and_update_metrics(metrics)
-        return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
-
-    def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:
+    def _rows_of(self, dataset: Any) -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        name = "rows" if isinstance(dataset, datasets.Dataset) else f"rows of {split}"
-        return self._kept(name, (dataset,), lambda: evaluation_rows(dataset, split))
+        return self._kept("rows", (dataset,), lambda: evaluation_rows(dataset))
 
-    def _measure(
-        self, dataset: datasets.Dataset, prefix: str, *, generate: bool = False
-    ) -> tuple[list[str] | None, Any, dict[str, float]]:
+    def _measure(self, dataset: datasets.Dataset, prefix: str) -> tuple[list[str], Any, dict[str, float]]:
         """Captions as generated, ranks of the images, and metrics with the prefix."""
         start = time.time()
         references = references_of(dataset)
         loss = None if references is None else self._reference_loss(dataset)
+        captions, ended = self._generate(dataset)
+        shown = spoken(captions)
+        described, ranks = self._describe(dataset, shown)
         metrics: dict[str, Any] = {} if loss is None else {"loss": loss}
-        captions = ranks = None
-        if generate or not self.args.prediction_loss_only:
-            captions, ended = self._generate(dataset)
-            shown = spoken(captions)
-            described, ranks = self._describe(dataset, shown)
-            rows = [row for row, texts in enumerate(references or []) if any(text.strip() for text in texts)]
-            if references is not None and rows:
-                found = caption_metrics.cider_d([shown[row] for row in rows], [references[row] for row in rows])
-                metrics["cider_d"] = float(found["cider_d"])
-            metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
-            if self.compute_metrics is not None and references is not None:
-                metrics |= self._computed(captions, references)
-        elif loss is None:
-            raise ValueError(
-                "prediction_loss_only is True, and the evaluation data have no column 'captions'. Use False."
-            )
-        named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
-        batch = self.args.eval_batch_size * self.args.world_size
-        steps = math.ceil(len(dataset) / batch)
-        return captions, ranks, named | speed_metrics(prefix, start, num_samples=len(dataset), num_steps=steps)
+        rows = [row for row, texts in enumerate(references or []) if any(text.strip() for text in texts)]
+        if references is not None and rows:
+            scores = caption_metrics.cider_d([shown[row] for row in rows], [references[row] for row in rows])
+            metrics["cider_d"] = float(scores["cider_d"])
+        metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
+        if self.compute_metrics is not None and references is not None:
+            prediction = EvalPrediction(predictions=captions, label_ids=references)  # type: ignore[arg-type]
+            metrics |= denumpify_detensorize(dict(self.compute_metrics(prediction)))
+        metrics = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
+        steps = math.ceil(len(dataset) / (self.args.eval_batch_size * self.args.world_size))
+        return captions, ranks, metrics | speed_metrics(prefix, start, num_samples=len(dataset), num_steps=steps)
 
     def _generate(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> GeneratedCaptions:
         """As `generate_captions`, with whether each caption ended before the length limit."""
@@ -545,11 +503,6 @@ class CaptionTrainer(ExactResumeTrainer):
                 random = caption_metrics.self_retrieval(text, images, num_distractors=99)
                 metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
         return metrics, ranks
-
-    def _computed(self, captions: list[str], references: list[list[str]]) -> dict[str, Any]:
-        """Metrics of the user's `compute_metrics`."""
-        prediction = EvalPrediction(predictions=captions, label_ids=references)  # type: ignore[arg-type]
-        return denumpify_detensorize(dict(self.compute_metrics(prediction)))
 
     # Saving
 

@@ -29,7 +29,7 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -249,30 +249,20 @@ def conclude_selection(trainer: Any) -> None:
         note_collapse(trainer, fault)
 
 
-# --- Check that weights are finite, in one pass over those that training can change ----------------------------------
-
-
 def first_non_finite(model: nn.Module) -> str | None:
-    """Name of the first weight of this process that training can change, and that is NaN or infinite; copies no weights."""
-    changeable = [(name, p, False) for name, p in model.named_parameters() if p.requires_grad]
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                changeable.append((name, buffer, True))  # type: ignore[arg-type]  # may be a mask with minus infinity
-    names: list[str] = []
-    bad: list[Tensor] = []
-    for name, weight, may_be_infinite in changeable:
+    """Name of the first trainable weight of this process that is NaN or infinite; copies no weights."""
+    for name, weight in model.named_parameters():
         # The part that this process holds: under DeepSpeed's stage 3 the parameter itself is empty; DTensor is FSDP2's.
         values: Any = getattr(weight, "ds_tensor", weight)
         values = (values.to_local() if hasattr(values, "to_local") else values).detach()
-        if values.numel() and values.is_floating_point() and values.device.type != "meta":
-            # The largest magnitude is NaN if any value is, and cannot overflow.
-            largest = torch.linalg.vector_norm(values, ord=float("inf"))
-            names.append(name.removeprefix("module."))
-            bad.append(largest.isnan() if may_be_infinite else ~largest.isfinite())
-    home = bad[0].device if bad else None
-    flags = torch.stack([flag.to(home) for flag in bad]).tolist() if bad else []  # one transfer
-    return next((name for name, flag in zip(names, flags, strict=True) if flag), None)
+        # The largest magnitude is NaN if any value is, and cannot overflow.
+        if (
+            weight.requires_grad
+            and values.numel()
+            and not torch.linalg.vector_norm(values, ord=float("inf")).isfinite()
+        ):
+            return name.removeprefix("module.")
+    return None
 
 
 # --- An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits -----------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -26,8 +26,8 @@ def refuse_data_parallel(args: Any, model: Any = None) -> None:
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     if args.n_gpu > 1 and not spread:
         raise ValueError(
-            f"One process sees {args.n_gpu} GPUs, and torch.nn.DataParallel is not supported. Use one process per GPU: "
-            f"`accelerate launch --num_processes {args.n_gpu} train.py`, or for a single GPU set CUDA_VISIBLE_DEVICES=0."
+            f"One process sees {args.n_gpu} GPUs. Use one process per GPU (`accelerate launch --num_processes {args.n_gpu} train.py`), "
+            "or CUDA_VISIBLE_DEVICES=0."
         )
 
 
@@ -121,16 +121,10 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
     if not low:
         return
     name, example = low[0]
-    remedy = (
-        "Add the adapter without it (for LoRA bias='none'), or load the base in fp32"
-        if hasattr(model, "peft_config")
-        else "Load the model with dtype='float32' (the trainers do where it is given by name and model_init_kwargs names no "
-        "dtype), or call model.float(); bf16=True still computes in 16 bits. To keep the base in 16 bits, train a LoRA: "
-        "peft_config=LoraConfig(...)"
-    )
     raise ValueError(
-        f"{len(low)} of {len(trainable)} trainable weights are {str(example.dtype)[6:]} ({name}, ...). At this precision nearly every "
-        f"update is rounded to zero, so almost nothing is learned. {remedy}."
+        f"{len(low)} of {len(trainable)} trainable weights are {str(example.dtype)[6:]} ({name}, ...), so that nearly every update is "
+        "rounded to zero. Load the model with dtype='float32' (bf16=True still computes in 16 bits), or train a LoRA with bias='none': "
+        "peft_config=LoraConfig(...)."
     )
 
 
@@ -150,9 +144,7 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
     if settings is None:
         return None
     if not isinstance(settings, dict):
-        raise ValueError(
-            f'model_init_kwargs is {settings!r}. Use a dict or JSON, for instance {{"dtype": "bfloat16"}}.'
-        )
+        raise ValueError(f'model_init_kwargs is {settings!r}. Use a dict or JSON, such as {{"dtype": "bfloat16"}}.')
     settings = dict(settings)
     if "torch_dtype" in settings:
         settings.setdefault("dtype", settings.pop("torch_dtype"))
@@ -183,9 +175,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         # fp32 by default, whatever the dtype of the checkpoint, as in TRL.
         settings = {"dtype": "float32", **(args.model_init_kwargs or {})}
     elif args.model_init_kwargs:
-        raise ValueError(
-            f"model_init_kwargs is {args.model_init_kwargs}, but the model is loaded already. Pass it by name."
-        )
+        raise ValueError("model_init_kwargs is set, but the model is loaded already. Pass it by name.")
     captioner = model
     if not isinstance(model, Captioner):
         captioner = load_captioner(model, processor=processor, prompt=args.prompt, **settings)
@@ -199,8 +189,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
         if lost and hasattr(captioner.model, "peft_config"):
             raise ValueError(
-                f"The adapter has weights in the vision tower ({lost[0]}, ...), which freeze_vision_tower freezes. Use "
-                "target_modules of the language model (language_lora(model), tune='language'), or freeze_vision_tower=False."
+                f"The adapter has weights in the vision tower ({lost[0]}, ...). Use freeze_vision_tower=False, or other target_modules."
             )
     require_fp32(captioner.model, args)
     return captioner
@@ -223,16 +212,3 @@ def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captio
     without = reference.model.disable_adapter() if reference is policy else nullcontext()
     with without, evaluating(reference.model):
         yield reference
-
-
-def refuse_shared_parameters(policy: nn.Module, scorers: Iterable[Any]) -> None:
-    """Refuse scorers that share parameters with the policy and would be trained with it."""
-    names = {p.data_ptr(): name for name, p in policy.named_parameters() if p.numel()}
-    for scorer in scorers:
-        model = getattr(scorer, "model", None)
-        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
-            if parameter.numel() and parameter.data_ptr() in names:
-                raise ValueError(
-                    f"The scorer's parameter {name} is the policy's {names[parameter.data_ptr()]}, so training would change "
-                    "the scorer. Load the scorer separately, with load_scorer(name)."
-                )

@@ -117,20 +117,19 @@ class CheckedPush(Trainer):
         """Write a card into `args.output_dir`, unless someone has written one."""
         from hf_captionrl.hub.cards import write_trained_card
 
-        name = facts.get("model_name") or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        folder = Path(self.args.output_dir)
 
         def write() -> None:
-            if not any(Path(self.args.output_dir).glob("*.safetensors")):
-                return  # TRL creates a card with every checkpoint, before there is a model
-            write_trained_card(
-                self.args.output_dir,
-                model_id=name,
-                base_model=facts.get("finetuned_from"),
-                license=facts.get("license"),
-                dataset=_first(facts.get("dataset")) or facts.get("dataset_name"),
-                dataset_id=_first(facts.get("dataset_tags")),
-                language=_first(facts.get("language")),
-            )
+            if any(folder.glob("*.safetensors")):  # TRL creates a card with every checkpoint, before there is a model
+                write_trained_card(
+                    folder,
+                    model_id=facts.get("model_name") or self.args.hub_model_id or folder.absolute().name,
+                    base_model=facts.get("finetuned_from"),
+                    license=facts.get("license"),
+                    dataset=_first(facts.get("dataset")) or facts.get("dataset_name"),
+                    dataset_id=_first(facts.get("dataset_tags")),
+                    language=_first(facts.get("language")),
+                )
 
         on_main_process(self.accelerator, write)
 

@@ -19,10 +19,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from hf_captionrl.captioners.captioner import Completions, completion_mask
 from hf_captionrl.captioners.pipeline import scorer_features
-from hf_captionrl.captioners.prompts import contrastive_prompt
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
-from hf_captionrl.data.columns import caption_column
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.base import completion_text, refuse_token_credit
@@ -31,7 +29,7 @@ from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeT
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.options import NotNegative, check_values, documented
+from hf_captionrl.utils.options import check_values, documented
 from hf_captionrl.utils.versions import warn_untested
 
 if TYPE_CHECKING:
@@ -51,11 +49,6 @@ class SelfRetrievalGRPOConfig(ExactResumeArguments, SelfRetrievalArguments, GRPO
 
     prompt: str = documented(
         "Briefly describe the content of the image.", "Text of the user's message beside the image."
-    )
-    contrastive_distractors: NotNegative = documented(
-        0,
-        "Add the first captions of this many neighbours to the prompt and ask what is different, as `captionrl album "
-        "--contrastive` does. 0: none.",
     )
     bag_schedule: Any = documented(
         None,
@@ -144,9 +137,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         scorers = [None] if scorer is None and reward_funcs is not None else scorer_list(scorer)
         args = self._resolve_args(model, args)
         if kwargs.get("eval_dataset") is not None:
-            raise ValueError(
-                "eval_dataset has no rewards here. Leave it out, and use `captionrl caption` and `captionrl evaluate`."
-            )
+            raise ValueError("eval_dataset has no rewards here. Leave it out, and use `captionrl evaluate`.")
         train_dataset = training_rows(
             train_dataset, args, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
@@ -159,8 +150,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         images = args.generation_batch_size // args.num_generations
         if len(train_dataset) < images:
             raise ValueError(
-                f"A rollout needs {images} different images (generation_batch_size / num_generations), and there are "
-                f"{len(train_dataset)}. Lower per_device_train_batch_size or raise num_generations."
+                f"A rollout needs {images} different images, and there are {len(train_dataset)}. Raise num_generations."
             )
         share = args.per_device_train_batch_size * args.steps_per_generation
         if share % args.num_generations:
@@ -180,7 +170,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],
             args=args,
-            train_dataset=_with_prompts(train_dataset, args, neighbours),
+            train_dataset=_with_prompts(train_dataset, args.prompt),
             **kwargs,
         )
         if not self._is_vlm:
@@ -293,24 +283,8 @@ def _with_rgb(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"image": to_rgb(row["image"])} for row in rows]
 
 
-def _with_prompts(
-    dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None
-) -> datasets.Dataset:
+def _with_prompts(dataset: datasets.Dataset, prompt: str) -> datasets.Dataset:
     """TRL's columns beside ours; images stay as they are stored."""
     dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
-    prompts = _prompts(dataset, args, neighbours)
-    dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}] for prompt in prompts])
+    dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}]] * len(dataset))
     return dataset.add_column(_ROW, list(range(len(dataset))))
-
-
-def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> list[str]:
-    """The user's message of each row: the prompt, with `contrastive_distractors` captions of the row's neighbours."""
-    if not args.contrastive_distractors:
-        return [args.prompt] * len(dataset)
-    if neighbours is None:
-        raise ValueError(
-            f"contrastive_distractors is {args.contrastive_distractors}, and there are no neighbours. Pass those of `captionrl bags`."
-        )
-    captions = [next(iter(texts), "") for texts in caption_column(dataset)]
-    nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()
-    return [contrastive_prompt(args.prompt, [captions[other] for other in others]) for others in nearest]

@@ -106,17 +106,3 @@ def test_bag_that_is_split_between_processes_is_refused(hand, rollouts):
     # The bags of other processes do not matter.
     candidates = {"candidates": torch.arange(8), "positions": torch.tensor([4, 5])}
     reward(context_of(rollouts, CAPTIONS[:4], "rg", bag_size=2, **candidates))
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"num_images": 1}, "num_images"),
-        ({"num_orders": 0}, "num_orders"),
-        ({"backend": None}, "backend"),
-        ({}, "'image'"),
-    ],
-)
-def test_bad_options_and_data_without_images(hand, rollouts, settings, named):
-    with pytest.raises(ValueError, match=named):
-        ListenerReward(**{"backend": hand.backend, **settings}).prepare(rollouts.data([["a"]], columns=["caption"]))

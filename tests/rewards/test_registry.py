@@ -109,21 +109,6 @@ def test_the_order_of_the_weighted_sum(tmp_path):
     assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"reward_kind": "logit"}, "reward_kind"),
-        ({"bank_size": 1}, "bank_size"),
-        ({"distance": "hamming"}, "distance"),
-        ({"cider_weight": -1}, "cider_weight"),
-        ({"retrieval_weight": 0.0, "length_weight": 1.0}, "retrieval_weight"),
-    ],
-)
-def test_values_that_are_refused(tmp_path, settings, named):
-    with pytest.raises(ValueError, match=named):
-        SelfRetrievalConfig(str(tmp_path), use_cpu=True, **settings)
-
-
 def fixed(values, name="fixed"):
     return OfContext(lambda context: values, name)
 
@@ -161,12 +146,6 @@ def test_a_weighted_sum_is_described_for_the_card():
         "0.5 times the log-probability that the scorer gives the image after reading the caption, plus CIDEr-D with the "
         "end token, plus 2 times the diversity of the captions of an image (the bleu34 distance), plus the reward 'brevity'"
     )
-
-
-def test_groups_and_empty_captions(rollouts):
-    context = rollouts.context(["a cat", "", " . ", "été", "7", "猫"], [4, 5])
-    assert context.group_size == 3
-    assert context.is_empty.tolist() == [False, True, True, False, False, False]
 
 
 def test_the_example_of_contributing_passes_its_own_tests(rollouts, monkeypatch):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
@@ -61,10 +61,11 @@ def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp
         save_strategy="epoch",
         eval_strategy="epoch",
     )
-    found = trainer.predict(Dataset.from_list(rows, features=scenes["validation"].features))
+    data = Dataset.from_list(rows, features=scenes["validation"].features)
+    found, captions = trainer.evaluate(data), trainer.generate_captions(data)
     kept = [index for index in range(len(rows)) if index != 1]
-    expected = cider_d([found.predictions[i] for i in kept], [rows[i]["captions"] for i in kept])
-    assert found.metrics["test_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
+    expected = cider_d([captions[i] for i in kept], [rows[i]["captions"] for i in kept])
+    assert found["eval_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
     trainer.train()
     assert trainer.state.best_metric == trainer.evaluate()["eval_cider_d"]
 
@@ -93,9 +94,6 @@ def test_images_without_captions_are_excluded_from_the_loss(tmp_path, scenes):
     odd = some.select(range(1, len(some), 2))
     assert metrics["eval_loss"] == pytest.approx(looped_loss(trainer.captioner, odd, 42, smile=False), rel=1e-5)
     assert "eval_loss" not in trainer.evaluate(scenes["validation"].remove_columns("captions"))
-    trainer.args.prediction_loss_only = True
-    with pytest.raises(ValueError, match="prediction_loss_only"):
-        trainer.evaluate(scenes["validation"].remove_columns("captions"))
 
 
 def test_several_evaluation_sets_have_names(tmp_path, scenes):
@@ -109,21 +107,6 @@ def test_several_evaluation_sets_have_names(tmp_path, scenes):
     assert metrics["eval_a_length"] == alone["eval_length"]
     assert trainer.evaluate("b")["eval_loss"] == pytest.approx(metrics["eval_b_loss"], rel=1e-6)
     assert "eval_c_loss" in trainer.evaluate({"c": a})
-
-
-def test_predict_gives_captions_references_and_metrics(tmp_path, scenes):
-    trainer = tiny_trainer(tmp_path, scenes, prediction_loss_only=True)
-    rows = scenes["validation"].select(range(5))
-    logged = len(trainer.state.log_history)
-    found = trainer.predict(rows)
-    assert found.predictions == trainer.generate_captions(rows)
-    assert found.label_ids == [list(captions) for captions in rows["captions"]]
-    assert {"test_loss", "test_length", "test_runtime"} <= found.metrics.keys()
-    assert len(trainer.state.log_history) == logged
-    bare = trainer.predict(rows.remove_columns("captions"), metric_key_prefix="bare")
-    assert bare.predictions == found.predictions
-    assert bare.label_ids is None
-    assert "bare_loss" not in bare.metrics
 
 
 def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
@@ -169,17 +152,13 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     trainer = tiny_trainer(tmp_path, scenes, cache_image_features=True, feature_cache_dir=str(tmp_path / "cache"))
     first = trainer.evaluate(raw)
     known = len(trainer._once)
-    predicted = trainer.predict(raw)
+    assert trainer.evaluate(raw)["eval_loss"] == first["eval_loss"]
     assert len(trainer._once) == known  # encoded once
-    assert predicted.metrics["test_loss"] == first["eval_loss"]
-    assert predicted.label_ids == [[text] for text in raw["text"]]
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
-    splits = DatasetDict({"validation": raw, "test": raw.select([0])})
-    assert len(trainer.predict(splits).predictions) == 1
     named, given = trainer.evaluate("scenes"), trainer.evaluate(load_scenes()["validation"])
     assert named["eval_loss"] == given["eval_loss"]
     with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
-        trainer.predict(raw.remove_columns("image"))
+        trainer.evaluate(raw.remove_columns("image"))
 
 
 def images(number):

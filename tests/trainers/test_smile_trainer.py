@@ -187,13 +187,6 @@ def test_adapters_with_the_same_seed_start_equal(tmp_path, scenes):
     assert largest_difference(a, c) > 0
 
 
-def test_code_preset_sets_only_missing_values(tmp_path):
-    config = SmileConfig(str(tmp_path), preset="code")
-    assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
-    config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)
-    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "position")
-
-
 def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, scenes):
     data = scenes["train"].select(range(4))
     everything = sorted(caption for group in data["captions"] for caption in group)
