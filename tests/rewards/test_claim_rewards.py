@@ -14,7 +14,6 @@ from PIL import Image
 
 from hf_captionrl.experimental.claim_rewards import (
     CheckedCaption,
-    CheckedClaim,
     ClaimReward,
     LanguageModelChecker,
     listed_claims,
@@ -81,20 +80,6 @@ def test_scores_of_scenes_equal_a_loop(rollouts, score, place):
     # Negative control: with the facts of the other scene, full captions are false.
     context.columns = {"facts": [APPLE.to_dict(), PIGS.to_dict()]}
     assert reward(rollouts.context(CAPTIONS, [0, 1], columns=context.columns))[1] < 0.5
-
-
-def test_undecided_claims_do_not_count_and_unread_captions_have_no_reward(rollouts):
-    found = [
-        CheckedCaption([CheckedClaim("a", True), CheckedClaim("b", None), CheckedClaim("c", False)]),
-        CheckedCaption([CheckedClaim("a", None)]),
-        CheckedCaption([]),
-        None,
-    ]
-    context = rollouts.context(list("abcd"), [0])
-    values = ClaimReward(lambda completions: found, score="precision")(context)
-    assert [None if math.isnan(v) else v for v in values.tolist()] == [0.5, None, 0.0, None]
-    assert np.mean(context.statistics["claims/undecided"]) == 0.5
-    assert context.statistics["claims/unread_captions"] == 1.0
 
 
 def test_functions_of_trl(rollouts):

@@ -18,7 +18,7 @@ from hf_captionrl.rewards import (
     repeated_share,
 )
 from tests.text.test_bleu import plain_bleu
-from tests.tolerances import assert_close, close, resolution
+from tests.tolerances import assert_close, close
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "diversity.json").read_text())
 SETS = VECTORS["caption_sets"]
@@ -153,33 +153,6 @@ def test_gradients_of_all_groups_of_samples(size, is_symmetric):
         torch.testing.assert_close(papers, true * (size - 1) * (size - 2) / size**2)
     else:
         assert (papers - true * (size - 1) * (size - 2) / size**2).abs().max() > 0.005
-
-
-def test_embedding_distance(rollouts):
-    """One minus the cosine, for vectors of any length."""
-    table = {caption: torch.randn(4, generator=torch.Generator().manual_seed(i)) for i, caption in enumerate(FLAT)}
-
-    def encoder(captions):
-        return torch.stack([table[caption] for caption in captions])
-
-    reward = ready(rollouts, "embedding", text_encoder=encoder)
-    found = reward(rollouts.context(FLAT, [0, 1, 2])).view(3, 5)
-    for b, captions in enumerate(SETS):
-        for j, caption in enumerate(captions):
-            total = sum(1 - float(torch.cosine_similarity(table[caption], table[c], dim=0)) for c in captions)
-            assert float(found[b, j]) == close(2 / 5 * total, magnitude=1.0, dtype="float32")
-    assert found[1].abs().max() < resolution(1)
-
-
-def test_any_callable_is_a_distance(rollouts):
-    def lengths(context):
-        words = torch.tensor([float(len(c.split())) for c in context.captions]).view(-1, context.group_size)
-        return (words[:, :, None] - words[:, None, :]).abs()
-
-    found = ready(rollouts, lengths)(rollouts.context(["a", "a b", "a b c d", "a", "a", "a"], [0, 1]))
-    assert found.tolist() == pytest.approx([2 / 3 * 4, 2 / 3 * 3, 2 / 3 * 5, 0, 0, 0])
-    with pytest.raises(ValueError, match=r"Return \(B, G, G\) = \(1, 2, 2\)"):
-        ready(rollouts, lambda context: torch.zeros(2, 2))(rollouts.context(["a", "b"], [0]))
 
 
 @pytest.mark.parametrize(

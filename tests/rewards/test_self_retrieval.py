@@ -284,17 +284,6 @@ def test_target_and_its_copies_are_not_distractors(rollouts):
     assert "recall_at_1" not in context.statistics  # one image has no rank
 
 
-def test_random_bank_is_the_same_for_every_scorer_and_process(rollouts):
-    one, two = (reward_with(rollouts, [world()[0], world(1)[0]], bank_size=4) for _ in range(2))
-    ids = [bank.image_ids for reward in (one, two) for bank in reward._banks]
-    assert len(set(ids[0])) == 4
-    assert ids == [ids[0]] * 4
-    scorer, captions = world()
-    weighted_ones = reward_with(rollouts, [scorer, world(1)[0]], bank_size=4, bank_weighting="importance")
-    contexts = [rollouts.context(captions, ROWS) for _ in range(2)]
-    assert weighted_ones(contexts[0]).equal(one(contexts[1]))  # which equal weights have already
-
-
 def function(scorer, **kwargs) -> BankRewardFunction:
     return BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **kwargs)
 
@@ -319,16 +308,10 @@ def test_function_for_trl_survives_pickling_and_threads(rollouts):
     assert found == close(expected, dtype="float32", magnitude=100)
 
 
-# Importance weights
-
-IMPORTANCE = {"bank_images": "nearest_and_random", "bank_weighting": "importance"}
-
-
-@pytest.mark.parametrize("weighting", ["equal", "importance"])
-def test_nearest_and_random_images_equal_a_plain_loop(rollouts, weighting):
+def test_nearest_and_random_images_equal_a_plain_loop(rollouts):
     """DiscriTune, Table 12: in the rollout, and one group alone in the function for TRL."""
     (scorer, captions), k, number = world(), 2, 5
-    settings = {"bank_images": "nearest_and_random", "bank_weighting": weighting, "bank_batch_size": 6}
+    settings = {"bank_images": "nearest_and_random", "bank_batch_size": 6}
     settings |= {"num_hard_distractors": k, "bank_size": number}
     reward = reward_with(rollouts, scorer, **settings)
     columns = [distractors_of(reward, row) for row in range(8)]
@@ -340,45 +323,13 @@ def test_nearest_and_random_images_equal_a_plain_loop(rollouts, weighting):
         near, drawn = nearest(scorer, row)[:k], columns[row][k:]
         assert columns[row][:k] == near
         assert len({row, *near, *drawn}) == 1 + number
-        if weighting == "equal":
-            return dict.fromkeys([*near, *drawn], 5 / number)
-        return dict.fromkeys(near, 5 / 7) | dict.fromkeys(drawn, 5 / 7 * (7 - k) / (number - k))
+        return dict.fromkeys([*near, *drawn], 5 / number)
 
     assert_weighted(rollouts, reward, scorer, captions, weights_of)
     function = BankRewardFunction(scorer, bank_of(scorer, list(range(8))), **settings)
     alone = [function(completions=captions[G * n : G * n + G], image_id=[IDS[r]] * G) for n, r in enumerate(ROWS)]
     whole = reward(rollouts.context(captions, ROWS)).tolist()
     assert list(itertools.chain(*alone)) == close(whole, dtype="float32", magnitude=100)
-
-
-def bank_with(scorer, row: int, distractors: list[int], counts=None) -> ImageBank:
-    """A bank whose distractors of one target are given; those of the others do not matter."""
-    columns = torch.tensor([[(other + 1) % 8] * len(distractors) for other in range(8)])
-    columns[row] = torch.tensor(distractors)
-    file = NeighbourFile(columns, torch.zeros(columns.shape), IDS, "table@1", "image")
-    return bank_of(scorer, list(range(8)), neighbours=file, counts=counts)
-
-
-@pytest.mark.parametrize(("weighting", "is_unbiased"), [("importance", True), ("equal", False)])
-def test_mean_denominator_over_all_banks_is_that_over_all_batches(weighting, is_unbiased):
-    """All banks of the 2 nearest of 7 images and 3 of the others, and all batches of 4 images, are enumerated."""
-    scorer, captions = world()
-    first, k, m = torch.tensor([0]), 2, 3
-    counts = [1.0] * k + [(7 - k) / m] * m if weighting == "importance" else None
-    for row, caption in ((ROWS[0], captions[0]), (ROWS[3], captions[3 * G])):
-        order, text = nearest(scorer, row), scorer.texts[caption][None]
-        shown = [scorer.images[[row, *others]] for others in itertools.combinations(order, 3)]
-        batches = [retrieval_rewards(text @ images.T, first, scale=5.0) for images in shown]
-        banks = []
-        for drawn in itertools.combinations(order[k:], m):
-            bank = bank_with(scorer, row, [*order[:k], *drawn], counts)
-            similarity, weights = bank.compare(text, scorer.images[row][None], [IDS[row]], 4)
-            banks.append(retrieval_rewards(similarity, first, scale=5.0, weights=weights))
-        expected, found = (float(torch.cat(rewards).neg().exp().mean()) for rewards in (batches, banks))
-        if is_unbiased:
-            assert found == close(expected, dtype="float32", ulps=64)
-        else:
-            assert abs((found - 1) / (expected - 1) - 1) > 0.1  # exp(-reward) is 1 without distractors
 
 
 # Bad input
@@ -391,7 +342,6 @@ def test_mean_denominator_over_all_banks_is_that_over_all_batches(weighting, is_
         ("distractor_scope", {"bank": "a bank"}),
         ("similarity_scale", {"similarity_scale": "big"}),
         ("reward_kind", {"distractor_scope": "bank", "reward_kind": "accuracy"}),
-        ("bank_images", {"distractor_scope": "bank", "bank_weighting": "importance", "bank_images": "nearest"}),
     ],
 )
 def test_arguments_that_are_refused(name, settings):
@@ -406,10 +356,12 @@ def test_arguments_that_are_refused(name, settings):
         ("2 banks", lambda s: [bank_of(s, [1, 2])] * 2, {}),
         ("one id per image", lambda s: ImageBank(s.images, ["a"] * 8, "table"), {}),
         ("'i7' and copies", lambda s: ImageBank(s.images[[7, 7]], ["i7", "copy"], "table"), {}),
-        ("counts", lambda s: bank_with(s, 0, [4, 1, 2], [1.0, 0.0, 1.0]), {}),
-        ("bank_weighting", lambda s: bank_of(s, [4, 1], counts=[1, 2]), {}),
         ("bank_size", lambda s: None, {"bank_size": 9}),
-        ("num_hard_distractors", lambda s: None, {**IMPORTANCE, "num_hard_distractors": 10, "bank_size": 5}),
+        (
+            "num_hard_distractors",
+            lambda s: None,
+            {"bank_images": "nearest_and_random", "num_hard_distractors": 10, "bank_size": 5},
+        ),
     ],
 )
 def test_banks_that_are_refused(rollouts, named, make, settings):

@@ -270,12 +270,6 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     assert losses(resumed) == losses(through)
 
 
-def test_rollout_is_stored_only_between_iterations(through):
-    folder = Path(through.args.output_dir)
-    stored = {step for step in range(1, 9) if list((folder / f"checkpoint-{step}").glob("caption_rl_rollout_*"))}
-    assert stored == {1, 2, 4, 5, 7, 8}
-
-
 def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, through, caplog):
     """Like checkpoints of earlier versions, or of another number of processes."""
     copy = Path(shutil.copytree(f"{through.args.output_dir}/checkpoint-2", tmp_path / "checkpoint-2"))
@@ -326,14 +320,6 @@ def test_published_generation_settings_do_not_change_the_rollout(family):
     assert drawn(lambda **settings: captioner.generate(**images, **settings)) != plain
 
 
-def test_generation_settings_are_restored_after_an_error():
-    captioner = tiny_captioner("git")
-    before = captioner.base_model.generation_config
-    with pytest.raises(ValueError, match="either pixel_values or image_features"):
-        write_completions(captioner, [{}])
-    assert captioner.base_model.generation_config is before
-
-
 def test_generation_batch_size_does_not_change_the_captions():
     captioner = tiny_captioner("vit-gpt2")
     images = captioner.encode_images(tiny_images(5))["pixel_values"]
@@ -377,9 +363,3 @@ def test_epoch_is_set_only_by_the_callback(tmp_path, scenes, make):
     without = make(tmp_path / "without", scenes)
     without.remove_callback(CurriculumCallback)
     assert bag_sizes(without) == [2, 2, 2, 2]
-
-
-def test_epoch_is_set_when_a_run_resumes_within_it(tmp_path, scenes):
-    saving = {"save_strategy": "steps", "save_steps": 3}
-    self_retrieval(tmp_path, scenes, **saving, max_steps=3).train()
-    assert bag_sizes(self_retrieval(tmp_path, scenes, **saving, max_steps=5), resume_from_checkpoint=True) == [4, 4]

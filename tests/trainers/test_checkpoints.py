@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import TrainerCallback, TrainingArguments
 
 from hf_captionrl import pipeline
@@ -25,7 +22,6 @@ from hf_captionrl.trainers.checkpoints import (
     ExactResumeArguments,
     ExactResumeTrainer,
     data_digest,
-    first_non_finite,
 )
 from hf_captionrl.trainers.publishing import RUN_FILE, read_run, write_run
 from tests.processes import run_in_processes
@@ -243,24 +239,6 @@ def test_what_no_run_resumes_from(tmp_path, settings, change, wanted, said):
         toy(tmp_path).train(resume_from_checkpoint=wanted)
 
 
-def test_older_checkpoints_are_removed_but_not_the_best(tmp_path):
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2}
-    best |= {"metric_for_best_model": "loss", "greater_is_better": True}
-    trainer = toy(tmp_path, max_steps=10, save_total_limit=1, **best)
-    trainer.train()
-    step = trainer.selection["step"]
-    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
-    assert names(tmp_path) == [f"checkpoint-{step}"]
-
-
-def test_a_moved_checkpoint_resumes(tmp_path, alone):
-    shutil.copytree(f"{alone.args.output_dir}/checkpoint-4", tmp_path / "copy")
-    resumed = toy(tmp_path / "resumed")
-    resumed.train(resume_from_checkpoint=str(tmp_path / "copy"))
-    assert not different(bits(resumed), bits(alone))
-    assert names(tmp_path / "resumed") == ["checkpoint-6"]
-
-
 def in_two_processes(folder):
     alone = toy(Path(folder) / "alone", max_steps=4)
     alone.train()
@@ -298,25 +276,12 @@ def test_weights_that_are_not_finite_are_not_saved_and_nothing_is_removed(tmp_pa
     assert names(tmp_path) == ["checkpoint-2"]
 
 
-def look_at_shards(folder):
-    model = torch.nn.Module()
-    values = torch.ones(4, 2)
-    values[3, 1] = math.nan  # in the shard of the second process
-    shards = distribute_tensor(values, init_device_mesh("cpu", (2,)), [Shard(0)])
-    model.register_parameter("weight", torch.nn.Parameter(shards))
-    assert (first_non_finite(model) is not None) == (torch.distributed.get_rank() == 1)
-
-
 def diverge_on_one(folder):
     trainer = diverging(Path(folder), rank=1, ddp_broadcast_buffers=False)
     try:
         trainer.train()
     except FloatingPointError as error:
         (Path(folder) / f"said-{trainer.args.process_index}").write_text(str(error))
-
-
-def test_each_process_checks_its_shard(tmp_path):
-    run_in_processes(2, look_at_shards, str(tmp_path), folder=tmp_path)
 
 
 def test_all_processes_stop_if_one_has_diverged(tmp_path):

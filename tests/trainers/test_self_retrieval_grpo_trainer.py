@@ -13,7 +13,6 @@ from trl.trainer.utils import RepeatSampler
 
 from hf_captionrl.data import BagCurriculumSampler, open_image
 from hf_captionrl.retrieval import nearest_neighbours
-from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
 from hf_captionrl.trainers.trl_grpo import BagRepeatSampler
 from tests.processes import run_in_processes
 from tests.tiny.chat import tiny_chat
@@ -169,30 +168,6 @@ REFUSED = [
 def test_contradictory_arguments_are_refused_before_training(tmp_path, name, settings):
     with pytest.raises(ValueError, match=name):
         make_trainer(str(tmp_path), **{"per_device_train_batch_size": 8, **settings})
-
-
-def test_data_without_a_column(tmp_path, trainer):
-    with pytest.raises(ValueError, match="image"):
-        SelfRetrievalGRPOTrainer(
-            trainer.model, trainer.scorers[0], trainer.args, trainer.caption_data.remove_columns("image")
-        )
-    with pytest.raises(ValueError, match="scorer"):
-        SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
-
-
-def test_evaluation_outside_a_run(tmp_path):
-    """Each caption is rewarded with the columns of its image, also with another number of captions per image."""
-    marks = []
-
-    def reward(completions, mark, **columns):
-        marks.append(mark)
-        return [float(value) for value in mark]
-
-    settings = {"per_device_train_batch_size": 8, "num_generations_eval": 1, "scorer": None}
-    trainer = make_trainer(str(tmp_path), **settings, trainer_arguments={"reward_funcs": reward})
-    found = trainer.evaluate(trainer.train_dataset.select([5, 2, 7]))
-    assert [sorted(mark) for mark in marks] == [[102, 105, 107]]
-    assert found["eval_reward"] == pytest.approx((105 + 102 + 107) / 3)
 
 
 def test_a_model_without_images_is_refused_before_training(tmp_path, parts):

@@ -5,11 +5,11 @@ import signal
 import time
 
 import pytest
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import TrainerCallback
 
 from hf_captionrl.trainers.checkpoints import StopOnSignal
 from tests.faults.jobs import trainer_of
-from tests.trainers.one_step import At, tiny_trainer
+from tests.trainers.one_step import At
 from tests.trainers.test_checkpoints import names
 
 
@@ -85,30 +85,3 @@ def test_late_signals_go_to_the_previous_handler(tmp_path):
     trainer = trainer_of("smile", tmp_path, callbacks=[Late()], save_on_signal=True, max_steps=1)
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-
-
-def test_early_stopping_and_the_order_of_events(tmp_path, scenes):
-    events = []
-    names = [
-        f"on_{name}" for name in ("train_begin", "epoch_begin", "step_begin", "step_end", "log", "evaluate", "save")
-    ]
-
-    def recorder(name):
-        return lambda self, args, state, control, **_: events.append((name, state.global_step))
-
-    callbacks = [type("Recorder", (TrainerCallback,), {name: recorder(name) for name in names})()]
-    settings = {f"{name}_strategy": "steps" for name in ("eval", "save", "logging")}
-    settings |= {f"{name}_steps": 1 for name in ("eval", "save", "logging")}
-    settings |= {"metric_for_best_model": "worse", "greater_is_better": False, "load_best_model_at_end": True}
-    arguments = {
-        "callbacks": [*callbacks, EarlyStoppingCallback(early_stopping_patience=2)],
-        "compute_metrics": lambda prediction: {"worse": len(events)},
-    }
-    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments=arguments, **{**settings, "max_steps": 9})
-    trainer.train()
-    # The first evaluation is the best, and two are worse.
-    assert (trainer.state.global_step, trainer.state.best_global_step) == (3, 1)
-    of_step = [[name[3:] for name, number in events if number == step] for step in (0, 1, 2)]
-    assert of_step[0] == ["train_begin", "epoch_begin", "step_begin"]
-    assert of_step[1] == ["step_end", "log", "log", "evaluate", "save", "step_begin"]
-    assert of_step[2] == ["step_end", "log", "log", "evaluate", "save", "epoch_begin", "step_begin"]

@@ -145,16 +145,6 @@ def test_rollouts_have_no_incomplete_last_batch(tmp_path, scenes):
     assert [len(batch) for batch in trainer.get_train_dataloader().batch_sampler] == [6, 6]
 
 
-def test_evaluation_at_the_start_and_by_plateau(tmp_path, scenes):
-    settings = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
-    trainer = trained(tmp_path, scenes, lr_scheduler_type="reduce_lr_on_plateau", **settings)
-    entries = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert [entry["step"] for entry in entries] == [0, 1, 2]
-    assert trainer.args.metric_for_best_model == "loss"
-    # The scheduler ignores gains below 1e-4.
-    assert trainer.lr_scheduler.best == pytest.approx(min(entry["eval_loss"] for entry in entries[1:]), rel=2e-4)
-
-
 def test_settings_of_a_push(tmp_path, scenes, monkeypatch):
     pushed = []
     monkeypatch.setattr("hf_captionrl.hub.push.push_folder", lambda *args, **settings: pushed.append((args, settings)))

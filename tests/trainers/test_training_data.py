@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from hf_captionrl.data import CaptionDataset, StreamedCaptions
 from hf_captionrl.data.columns import VIDEO_FRAMES
-from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.trainers import (
     CaptionRLConfig,
     CaptionRLTrainer,
@@ -56,12 +55,6 @@ def test_a_stream_trains_as_the_same_rows_in_memory(tmp_path, data):
     assert distance(whole, accumulated) < resolution(1.0, ulps=512)
 
 
-def test_workers_share_the_shards(data):
-    items = StreamedCaptions(data.to_iterable_dataset(num_shards=4))
-    loaded = list(torch.utils.data.DataLoader(items, batch_size=None, num_workers=2))
-    assert sorted(item["image_id"] for item in loaded) == sorted(data["image_id"])
-
-
 def one_of_two(output, data):
     given = {"captioner": tiny_captioner("blip", seed=1), "per_device_train_batch_size": 4}
     trainer = train(output.parent, data.to_iterable_dataset(num_shards=2), **given)
@@ -104,15 +97,6 @@ def test_columns_of_a_stream_are_found(data):
         StreamedCaptions(both)
     with pytest.raises(ValueError, match="no column 'image'"):
         StreamedCaptions(raw.remove_columns("image").to_iterable_dataset())
-
-
-def test_bad_rows_of_a_stream_are_named(data):
-    empty = embedded(3, captions_of=lambda n: [" "] if n == 1 else say(n)).to_iterable_dataset()
-    with pytest.raises(ValueError, match=r"train_dataset: row 1 \(image_id 'id-1'\) has no caption"):
-        list(StreamedCaptions(empty))
-    paths = datasets.Dataset.from_dict({"image": ["/etc/hostname"], "text": ["x"]}).to_iterable_dataset()
-    with pytest.raises(ValueError, match=r"row 0 .* holds text as its image.*image_root"):
-        list(StreamedCaptions(paths))
 
 
 def test_unsupported_uses_of_streams_and_videos_are_refused(tmp_path, data, scorer):
@@ -194,36 +178,3 @@ def test_a_run_with_a_warm_cache_opens_no_image(tmp_path, scenes, monkeypatch):
     assert warm[:3] == cold[:3]
     with pytest.raises(Exception, match="an image was opened"):
         outcome(trainer_of("smile", tmp_path / "plain", scenes))
-
-
-def test_cache_pixels_is_a_switch_or_a_form(tmp_path):
-    expected = {True: "uint8", "true": "uint8", False: None, "false": None, None: None, "jpeg": "jpeg"}
-    assert {value: SmileConfig(str(tmp_path), cache_pixels=value).cache_pixels for value in expected} == expected
-
-
-class OnAnotherDevice(torch.Tensor):
-    """Refuses every operation but the copy to the CPU."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is not torch.Tensor.cpu:
-            raise AssertionError(f"{func} of a tensor on another device")
-        with torch._C.DisableTorchFunctionSubclass():
-            return args[0].clone().as_subclass(torch.Tensor)
-
-
-def test_evaluations_compare_features_of_a_scorer_on_another_device(monkeypatch, scenes, held_out_scorer, tmp_path):
-    rows = scenes["validation"]
-    captions = [texts[0] for texts in rows["captions"]]
-    evaluator = Evaluator(rows, held_out_scorer, None, seed=0, cache_dir=str(tmp_path))
-    trainer = tiny_trainer(tmp_path / "out", scenes, trainer_arguments={"scorer": held_out_scorer})
-
-    def found():
-        metrics = trainer.evaluate()
-        times = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
-        return {k: v for k, v in metrics.items() if k not in times} | evaluator.row("x", captions)
-
-    expected, plain = found(), held_out_scorer.text_features
-    assert {"eval_recall_at_1", "pool_recall_at_1"} <= expected.keys()
-    monkeypatch.setattr(held_out_scorer, "text_features", lambda texts: plain(texts).as_subclass(OnAnotherDevice))
-    assert found() == expected
