@@ -29,9 +29,9 @@ def _one_mesh(config: Any) -> bool:
 
 def _plain_loader(config: Any) -> bool:
     """Whether accelerate's DataLoader settings are the defaults."""
-    given = config if isinstance(config, Mapping) else vars(config) if config is not None else {}
+    settings = config if isinstance(config, Mapping) else vars(config) if config is not None else {}
     defaults = {"split_batches": False, "dispatch_batches": None, "even_batches": True, "use_seedable_sampler": True}
-    return all(given.get(name, default) == default for name, default in defaults.items())
+    return all(settings.get(name, default) == default for name, default in defaults.items())
 
 
 REFUSED: Refused = {

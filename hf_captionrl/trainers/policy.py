@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -42,8 +41,6 @@ def autocast(args: Any) -> torch.autocast:
 # A weight w in bfloat16 has 8 significant bits, so an update below |w| / 512 is lost. Adam's first updates are as large as the
 # learning rate, 1e-5 or less here, and weights are around 1e-2.
 
-logger = logging.getLogger(__name__)
-
 
 def _is_low(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.element_size() < 4
@@ -70,23 +67,23 @@ def _inputs_in_fp32(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
 
-def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
-    """Turn the trainable 16-bit weights of PEFT's tuners and of `modules_to_save` into fp32; returns their names.
+def keep_adapters_in_fp32(model: nn.Module) -> None:
+    """Turn the trainable 16-bit weights of PEFT's tuners and of `modules_to_save` into fp32.
 
     The frozen base keeps its dtype; activations are cast between it and the modules of `modules_to_save`.
     """
     if not hasattr(model, "peft_config"):
-        return []
+        return
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
-    adapters: dict[int, str] = {}
-    for name, module in model.named_modules():
+    adapters: list[nn.Module] = []
+    for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper):
-            for key, copy in module.modules_to_save.items():
+            for copy in module.modules_to_save.values():
                 low = {p.dtype for p in copy.parameters() if p.requires_grad and _is_low(p)}
                 if low:
-                    adapters |= {id(p): f"{name}.modules_to_save.{key}.{n}" for n, p in copy.named_parameters()}
+                    adapters.append(copy)
                     copy.register_forward_pre_hook(_inputs_in_fp32, with_kwargs=True)
                     dtype = low.pop()
                     copy.register_forward_hook(lambda _, __, output, dtype=dtype: _cast(output, dtype))
@@ -94,19 +91,12 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
                         if _is_low(buffer):
                             buffer.data = buffer.data.float()
         elif isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
-            for names in module.adapter_layer_names:
-                part = getattr(module, names, None)
-                if isinstance(part, (nn.ModuleDict, nn.ParameterDict)):
-                    adapters |= {id(p): f"{name}.{names}.{n}" for n, p in part.named_parameters()}
-    changed = []
-    for parameter in model.parameters():
-        if id(parameter) in adapters and parameter.requires_grad and _is_low(parameter):
+            parts = (getattr(module, name, None) for name in module.adapter_layer_names)
+            adapters += [part for part in parts if isinstance(part, (nn.ModuleDict, nn.ParameterDict))]
+    for parameter in (p for part in adapters for p in part.parameters()):
+        if parameter.requires_grad and _is_low(parameter):
             # In place, so that an existing optimizer keeps its parameters.
             parameter.data = parameter.data.to(torch.float32)
-            changed.append(adapters[id(parameter)])
-    if changed:
-        logger.info("%d adapter weights were kept in fp32, among them %s.", len(changed), changed[0])
-    return changed
 
 
 def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:

@@ -24,8 +24,6 @@ SMALL = [
 OPTIONS = {
     "--lerning_rate 1": "'--lerning_rate'.* Use '--learning_rate'",
     "--config nowhere.yaml": r"nowhere\.yaml",
-    "--learning_rate nan": "learning_rate",
-    "--per_device_train_batch_size 0": "per_device_train_batch_size",
     "--max_train_images 0": "max_train_images",
     "--model_init_kwargs {bad": r"\{bad",
     "--load_best_model_at_end true --eval_strategy no --save_strategy epoch": "load_best_model_at_end",

@@ -62,10 +62,10 @@ def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp
         eval_strategy="epoch",
     )
     data = Dataset.from_list(rows, features=scenes["validation"].features)
-    found, captions = trainer.evaluate(data), trainer.generate_captions(data)
+    metrics, captions = trainer.evaluate(data), trainer.generate_captions(data)
     kept = [index for index in range(len(rows)) if index != 1]
     expected = cider_d([captions[i] for i in kept], [rows[i]["captions"] for i in kept])
-    assert found["eval_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
+    assert metrics["eval_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
     trainer.train()
     assert trainer.state.best_metric == trainer.evaluate()["eval_cider_d"]
 
