@@ -1,8 +1,6 @@
 """Precision, recall and F1 of claims against plain loops; a checker by a language model with answers set by hand; credit of tokens."""
 
 import json
-import math
-import pickle
 import signal
 import subprocess
 import sys
@@ -19,10 +17,10 @@ from hf_captionrl.experimental.claim_rewards import (
     listed_claims,
     verdict,
 )
-from hf_captionrl.rewards import LengthPenalty, resolve_rewards
+from hf_captionrl.rewards import LengthPenalty
 from hf_captionrl.scenes import Facts, check, full_caption
 from hf_captionrl.scenes.truth_checker import mark_caption
-from hf_captionrl.utils.prompts import BackendError, Failure, Truncated
+from hf_captionrl.utils.prompts import Truncated
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 APPLE = Facts("apple", 1, "large", "upright", "bottom", "gray")
@@ -80,18 +78,6 @@ def test_scores_of_scenes_equal_a_loop(rollouts, score, place):
     # Negative control: with the facts of the other scene, full captions are false.
     context.columns = {"facts": [APPLE.to_dict(), PIGS.to_dict()]}
     assert reward(rollouts.context(CAPTIONS, [0, 1], columns=context.columns))[1] < 0.5
-
-
-def test_functions_of_trl(rollouts):
-    reward = ClaimReward(score="precision")
-    function = pickle.loads(pickle.dumps(reward.as_function()))
-    logged = {}
-    chats = [[{"role": "assistant", "content": caption}] for caption in CAPTIONS]
-    values = function(chats, facts=FACTS, prompts=[""] * 6, trainer_state=None, log_metric=logged.__setitem__)
-    assert values == pytest.approx(reward(scene_context(rollouts)).tolist())
-    assert function.__name__ == "claim_precision"
-    assert logged["claims/undecided"] == 0.0
-    assert resolve_rewards([function, "claim_f1"]).names == ["claim_precision", "claim_f1"]
 
 
 REFUSED = [
@@ -231,29 +217,6 @@ def test_a_vision_model_checks_against_the_image(tmp_path):
     for given in ({"recall": True}, {"recall": False}):
         with pytest.raises(ValueError, match=r"captions|image"):
             LanguageModelChecker(backend, tmp_path / f"{len(given)}{given['recall']}.jsonl", **given)(["a"])
-
-
-def test_the_reward_of_a_language_model(rollouts, tmp_path):
-    reward = ClaimReward(LanguageModelChecker(Spoken(world), tmp_path / "a.jsonl"), score="f1")
-    context = rollouts.context(["a cat and a dog", "garbled"], [0], columns={"captions": [["a cat and a mat"]]})
-    values = reward(context)
-    assert float(values[0]) == pytest.approx(0.5)  # precision and recall are both 1 of 2
-    assert math.isnan(float(values[1]))
-    # References whose claims cannot be read leave recall unknown, and do not end the run.
-    unread = rollouts.context(["a cat", "a dog"], [0], columns={"captions": [["garbled"]]})
-    assert reward(unread).isnan().all()
-
-
-def test_failures_are_asked_again_and_stop_a_run(tmp_path):
-    fails = [True]
-    backend = Spoken(lambda prompt: Failure("backend_failed", "no route") if fails[0] else world(prompt))
-    checker = LanguageModelChecker(backend, tmp_path / "a.jsonl")
-    assert checker(["a cat"], [["a cat"]]) == [None]
-    fails[0] = False
-    assert checker(["a cat"], [["a cat"]])[0].precision == 1.0
-    fails[0] = True
-    with pytest.raises(BackendError, match="no route"):
-        checker([f"caption {n}" for n in range(30)], [["a"]] * 30)
 
 
 KILLED = """

@@ -15,7 +15,7 @@ from hf_captionrl.experimental.question_rewards import (
     read_questions,
 )
 from hf_captionrl.scenes.questions import Question
-from hf_captionrl.utils.prompts import AnswerScores, Failure
+from hf_captionrl.utils.prompts import Failure
 from tests.rewards.test_claim_rewards import APPLE, PIGS, Spoken
 from tests.scenes.test_questions import share
 
@@ -69,34 +69,6 @@ def test_written_answers_are_read_strictly_and_kept(tmp_path, rollouts):
     assert reward.name == "question_reader"
     other = rollouts.context(["one dog", "a pig"], [0, 7])
     assert [math.isnan(v) for v in reward(other).tolist()] == [False, True]  # an image without questions
-
-
-class Probable(Spoken, AnswerScores):
-    """The log-probability of each letter, set by hand; none after "a pig"."""
-
-    def score_answers(self, prompts, answers):
-        table = {"a cat": [-3.0, -2.0, -1.5, -0.5], "a dog": [-3.0, -0.1, -2.0, -4.0]}
-        for position, prompt in enumerate(prompts):
-            self.asked.append(prompt)
-            row = table.get(prompt.user.split(": ")[1].split("\n")[0])
-            failed = Failure("backend_rejected", "not offered")
-            yield position, [*row[: len(answers) - 1], -1.0] if row else failed
-
-
-def test_log_probabilities_choose_where_the_backend_has_them(tmp_path):
-    backend = Probable(lambda prompt: "B")
-    reader = LanguageModelReader(backend, tmp_path / "a.jsonl")
-    # Of three options and the letter for "does not tell", at -1: "a cat" is not told.
-    assert reader(["a cat", "a dog", "a pig"], [TWO[:1]] * 3) == [[None], [1], [None]]
-    assert reader.num_unreadable == 1
-    assert reader(["a dog"], [TWO]) == [[1, 1]]
-    reader.backend.close()
-    number = len(backend.asked)
-    with LanguageModelReader(backend, tmp_path / "a.jsonl").backend as kept:  # as after a kill
-        assert LanguageModelReader(kept, tmp_path / "b.jsonl")(["a dog", "a pig"], [TWO[:1]] * 2) == [[1], [None]]
-    assert len(backend.asked) == number
-    written = LanguageModelReader(backend, tmp_path / "a.jsonl", log_probs=False)
-    assert written(["a cat"], [TWO]) == [[1, 1]]
 
 
 # --- Questions about photographs ---

@@ -113,17 +113,6 @@ def fixed(values, name="fixed"):
     return OfContext(lambda context: values, name)
 
 
-def test_columns_are_in_order_and_unweighted(rollouts):
-    context = rollouts.context(["a", "b"], [0, 1])
-    rewards = WeightedRewards([fixed([1.0, 2.0]), fixed([3, 4], "other")], [0.5, 2])
-    values = rewards(context)
-    assert values.dtype == torch.float64
-    assert values.tolist() == [[1, 3], [2, 4]]
-    of_one = rewards(context, only=[1])
-    assert of_one[:, 0].isnan().all()
-    assert of_one[:, 1].tolist() == [3, 4]
-
-
 def test_non_finite_rewards_get_the_floor_and_are_counted(rollouts):
     context = rollouts.context(["a", "b", "c"], [0, 1, 2])
     floored = fixed([1.0, math.nan, -math.inf])

@@ -103,14 +103,6 @@ def test_every_scope_equals_a_plain_loop(rollouts, kind, scope, k):
     assert context.statistics["recall_at_1"] == list(hits)
 
 
-@pytest.mark.parametrize(("given", "scale"), [("code", 100.0), ("paper", 1.0), ("7.5", 7.5)])
-def test_similarity_scale(rollouts, given, scale):
-    scorer, captions = world()
-    found = ready(rollouts, scorer, similarity_scale=given)(rollouts.context(captions, ROWS))
-    expected = [plain(scorer, c, ROWS[n // G], ROWS, "log_prob", scale) for n, c in enumerate(captions)]
-    assert found.tolist() == close(expected, dtype="float32")
-
-
 @pytest.mark.parametrize("scope", ["batch", "bag", "hard"])
 def test_two_processes_reward_as_one(rollouts, scope):
     """Candidates of all processes; positions count those of the processes before."""
