@@ -126,7 +126,7 @@ class CardOptions(CommandOptions):
     """Write DIR/README.md from DIR/results.json (or that of the parent folder) and the facts in DIR/card.json.
 
     A recipe writes both files. Captions of `boost` have boosting.json, a benchmark has truematch.json instead. An option
-    below replaces one fact. A model that a trainer saved without a recipe has training.json; its card says if nothing was
+    below replaces one fact. A model that a trainer saved without a recipe has run.json; its card says if nothing was
     measured. A card that contains a placeholder, a local path or a token, or lacks a metric, is refused.
     """
 

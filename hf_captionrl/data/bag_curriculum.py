@@ -33,7 +33,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
     """Batch sampler whose batches hold `batch_size // bag_size` whole bags, each an image and the images nearest to it.
 
     Reference: No Detail Left Behind, sections B.2 and B.3, Table 10. Differs from it by: images whose neighbours are
-    all taken are also placed in bags; `adaptive`; other schedules.
+    all taken are also placed in bags; other schedules.
 
     The bags of an epoch depend only on `(seed, epoch)`, so processes share no state: a resumed run calls `set_epoch(e)`
     and skips the batches already seen. Within a batch, bags are contiguous and begin with their query; no image occurs
@@ -72,8 +72,6 @@ class BagCurriculumSampler(Sampler[list[int]]):
         num_images: N; required if `neighbours` is None, otherwise checked against its length.
         features (array or tensor of shape `(N, D)`, *optional*): For an exact search of the nearest free images of those
             left over.
-        adaptive: R@1 in [0, 1] at which [`update`] continues with the next size of the schedule, whose epochs are then
-            ignored. `None`: by epochs.
 
     Raises:
         ValueError: If a bag is larger than the batch, than its neighbours can fill or than the processes can share.
@@ -91,7 +89,6 @@ class BagCurriculumSampler(Sampler[list[int]]):
         distractors: Literal["nearest", "random"] = "nearest",
         num_images: int | None = None,
         features: Any = None,
-        adaptive: float | None = None,
     ) -> None:
         self._neighbours = None if neighbours is None else retrieval.check_neighbours(neighbours, num_images)
         if self._neighbours is not None:
@@ -104,18 +101,15 @@ class BagCurriculumSampler(Sampler[list[int]]):
             raise ValueError(f"process_index is {process_index}. Use one in [0, {num_processes}) (num_processes).")
         if seed < 0:
             raise ValueError(f"seed is {seed}. Use 0 or more.")
-        if adaptive is not None and not 0 <= adaptive <= 1:
-            raise ValueError(f"adaptive is {adaptive}, but R@1 is in [0, 1]. Use 0.5 for half of the captions.")
         if not 1 <= batch_size <= num_images:
             raise ValueError(f"batch_size is {batch_size}, but must be 1 to {num_images}, the number of images.")
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.process_index, self.num_processes = process_index, num_processes
-        self.distractors, self.adaptive = distractors, adaptive
+        self.distractors = distractors
         self.schedule = _check_schedule(PAPER_SCHEDULE if schedule is None else schedule)
         self.drop_last = True  # read by accelerate; every batch is full
         self._features = features
         self._epoch = 0
-        self._raised: list[int] = []  # epochs from which on `adaptive` uses the next size
         self._sizes = list(self.schedule.values())
         for size in self._sizes:
             if batch_size // size < num_processes:
@@ -132,9 +126,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
                 )
 
     def bag_size_at(self, epoch: int) -> int:
-        """K in an epoch from 0; with an adaptive schedule as far as it is known."""
-        if self.adaptive is not None:
-            return self._sizes[sum(start <= epoch for start in self._raised)]
+        """K in an epoch from 0."""
         return next((size for end, size in self.schedule.items() if epoch < end), self._sizes[-1])
 
     @property
@@ -158,33 +150,12 @@ class BagCurriculumSampler(Sampler[list[int]]):
             raise ValueError(f"epoch is {epoch}, but epochs are counted from 0. Use 0 or more.")
         self._epoch = int(epoch)
 
-    def update(self, recall_at_1: float) -> int:
-        """Report the R@1 of the current epoch to an adaptive schedule, which may raise the bag size of the next epoch.
-
-        Several calls in one epoch raise the size by one step at most. All processes must pass the same number.
-
-        Args:
-            recall_at_1: Share of the training captions that retrieve their target, in [0, 1].
-
-        Returns:
-            `int`: Bag size of the next epoch.
-        """
-        if self.adaptive is None:
-            raise ValueError("This schedule depends on the epoch. Pass adaptive=0.5 for one that depends on recall.")
-        if not 0 <= recall_at_1 <= 1:
-            raise ValueError(f"recall_at_1 is {recall_at_1}. Use a number in [0, 1].")
-        following = self._epoch + 1
-        known = not self._raised or self._raised[-1] < following
-        if recall_at_1 >= self.adaptive and known and len(self._raised) < len(self._sizes) - 1:
-            self._raised.append(following)
-        return self.bag_size_at(following)
-
     def state_dict(self) -> dict[str, Any]:
-        """State for an exact resume: the epoch, the epochs at which the size rose, and the settings."""
-        return {"epoch": self._epoch, "raised": list(self._raised), **self._settings()}
+        """State for an exact resume: the epoch and the settings."""
+        return {"epoch": self._epoch, **self._settings()}
 
     def _settings(self) -> dict[str, Any]:
-        names = ("seed", "num_images", "batch_size", "distractors", "adaptive")
+        names = ("seed", "num_images", "batch_size", "distractors")
         return {name: getattr(self, name) for name in names} | {"schedule": [*map(list, self.schedule.items())]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -194,7 +165,6 @@ class BagCurriculumSampler(Sampler[list[int]]):
                 raise ValueError(
                     f"The saved sampler has {name} {state.get(name)!r} and this one {value!r}. Use the saved value."
                 )
-        self._raised = [int(epoch) for epoch in state["raised"]]
         self.set_epoch(int(state["epoch"]))
 
     def _bags(self) -> np.ndarray:

@@ -207,8 +207,7 @@ class ClaimReward(Reward):
 
     Precision is the share of true claims among the decided ones, recall the share of the image's facts that true claims
     state. Reference: the rewards of claims of BalCapRL (Ye et al. 2026, arXiv:2605.07394). Differs from it by: exact truth on
-    scenes, no score of the language, and the rules of length, `min_claims` and `max_words`. To scale precision and recall
-    separately, pass both in `reward_funcs` with `multi_objective_aggregation="normalize_then_sum"`.
+    scenes, no score of the language, and the rules of length, `min_claims` and `max_words`.
 
     With `credit="claim"` a token has the advantage `A + v - P`, where `A` is that of its caption, `v` is 1 in a true claim and
     0 in a false one (the mean, if it belongs to several) and `P` the caption's precision. With `score="precision"` and the

@@ -255,7 +255,7 @@ class QuestionReward(Reward):
         asked = [several for several in of_images for _ in range(context.group_size)]
         shares = self._share(self._reader, context, asked)
         if self._prior is not None:
-            empty = replace(context, captions=[""] * len(context.captions), completions=None)
+            empty = replace(context, captions=[""] * len(context.captions), arguments={})
             guessed = self._share(self._prior, empty, asked)
             context.statistics[f"{self.name}/prior"] = guessed[~guessed.isnan()].tolist()
             shares = shares - guessed

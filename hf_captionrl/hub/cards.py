@@ -241,15 +241,14 @@ def write_unmeasured_card(
 ) -> Path:
     """Write the card of a model from the facts that its trainer saved and the table of its run, and a missing manifest."""
     from hf_captionrl.captioners.captioner import SETTINGS_FILE  # imports torch
-    from hf_captionrl.trainers.publishing import TRAINING_FILE  # imports transformers
+    from hf_captionrl.trainers.publishing import RUN_FILE, read_run  # imports transformers
 
     folder = Path(folder)
-    training, settings = (
-        read_object(folder / name) if (folder / name).is_file() else {} for name in (TRAINING_FILE, SETTINGS_FILE)
-    )
+    training = read_run(folder).get("training", {})
+    settings = read_object(folder / SETTINGS_FILE) if (folder / SETTINGS_FILE).is_file() else {}
     if not settings and not training:
         raise FileNotFoundError(
-            f"{folder} has no {SETTINGS_FILE} or {TRAINING_FILE}, so no trainer of hf_captionrl saved it. Use the folder of "
+            f"{folder} has no {SETTINGS_FILE} or {RUN_FILE}, so no trainer of hf_captionrl saved it. Use the folder of "
             "trainer.save_model() or captioner.save_pretrained()."
         )
     if model_id is None:

@@ -167,22 +167,15 @@ def compute_advantages(
     gather: Callable[[Tensor], Tensor],
     *,
     scale_rewards: str = "none",
-    multi_objective_aggregation: str = "sum_then_normalize",
 ) -> tuple[Tensor, Tensor]:
     """Advantages `(N,)` and rewards `(N, R)` of the whole rollout, float64 on the CPU; baselines are updated.
 
     Rewards that share a baseline are summed before the baseline is subtracted. `greedy` is the rollout of the greedy
-    captions, for baselines that need it. `gather` joins the rows of all processes. The last two arguments are those of TRL's
-    GRPO.
+    captions, for baselines that need it. `gather` joins the rows of all processes. `scale_rewards` is that of TRL's GRPO.
     """
     values = gather(rewards(context))  # (N, R)
     rewards.refuse_unscored(values)
     grouped = values.view(-1, context.group_size, values.size(1))  # (B, G, R)
-    if multi_objective_aggregation == "normalize_then_sum":
-        scaled = (grouped - grouped.nanmean(1, keepdim=True)) / (_nanstd(grouped, 1) + _EPSILON)
-        total = rewards.total(scaled.masked_fill(scaled.isnan() & ~grouped.isnan(), 0.0))  # (B, G)
-        advantages = (total - total.nanmean()) / (_nanstd(total, (0, 1)) + _EPSILON)
-        return advantages.nan_to_num(0.0).flatten(), values
     names = [reward.baseline or default for reward in rewards.rewards]
     columns_of = {name: [i for i, other in enumerate(names) if other == name] for name in names}
     compared = [i for i, name in enumerate(names) if baselines[name].needs_greedy]

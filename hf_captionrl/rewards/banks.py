@@ -33,10 +33,6 @@ class ImageBank:
             all images of the bank.
         num_random (`int`): Further distractors of each target, drawn anew at every step from the images that are not its
             neighbours (DiscriTune, Table 12).
-        counts (array of shape `(K,)`, *optional*): How many images of the pool from which batches are drawn each distractor
-            stands for, in the order of the neighbours (without them `(M,)`, in the order of the bank): the inverse of its
-            probability to be in the bank. 1 for an image that always is; `(P - k) / m` for each of m images drawn from the
-            other P - k. None: all distractors of a target stand for the same number.
 
     Example:
         >>> keys = [image_hash(image) for image in images]  # doctest: +SKIP
@@ -50,7 +46,6 @@ class ImageBank:
         image_ids: Sequence[Any],
         signature: str,
         neighbours: NeighbourFile | None = None,
-        counts: Any = None,
         num_random: int = 0,
     ) -> None:
         self.num_random = num_random
@@ -71,13 +66,6 @@ class ImageBank:
             columns = torch.from_numpy(self._columns.rows(neighbours.image_ids))
             self._nearest = columns[neighbours.indices]  # (targets, K); -1 where the bank lacks the neighbour
             self._rows = RowLookup(neighbours.image_ids)
-        self.counts: Tensor | None = None  # (K,)
-        if counts is not None:
-            self.counts = torch.as_tensor(counts, dtype=torch.float32, device=self.features.device)
-            number = len(self) if self._nearest is None else self._nearest.size(1) + num_random
-            if self.counts.shape != (number,) or not bool((self.counts.isfinite() & (self.counts > 0)).all()):
-                shape = tuple(self.counts.shape)
-                raise ValueError(f"counts has shape {shape}. Pass {number} positive numbers, one per image compared.")
 
     def __len__(self) -> int:
         return len(self.features)
@@ -86,7 +74,6 @@ class ImageBank:
         """Move the features to a device; returns this bank."""
         self.features = self.features.to(device)
         self._nearest = None if self._nearest is None else self._nearest.to(device)
-        self.counts = None if self.counts is None else self.counts.to(device)
         return self
 
     def check(self, signature: str, num_features: int, image_ids: Sequence[str]) -> None:
@@ -116,8 +103,8 @@ class ImageBank:
         """Cosines `(N, 1 + K)` of captions with their target, first, and its distractors, and weights that stand for a batch.
 
         Shapes: `text` `(N, D)`, `targets` `(B, D)`. `batch_size` is C, the images of a batch, the target included. The weights,
-        for [`retrieval_rewards`], are 1 for the target, 0 for itself and its copies in the bank, and for each distractor C - 1
-        times its share of all counts, which is `(C - 1) / number` where the bank has no counts.
+        for [`retrieval_rewards`], are 1 for the target, 0 for itself and its copies in the bank, and `(C - 1) / number` for each
+        of its distractors.
         """
         group_size = len(text) // len(targets)
         itself = torch.from_numpy(self._columns.rows(image_ids)).to(self.features.device)
@@ -142,8 +129,7 @@ class ImageBank:
         if not number.all():
             alone = image_ids[int((number == 0).nonzero()[0, 0])]
             raise ValueError(f"The bank holds only the image {alone!r} and copies of it. Use a larger bank.")
-        # The sum of the counts estimates the images of the pool that are not copies: k + (P - k) = P without copies.
-        counts = is_distractor.float() if self.counts is None else is_distractor * self.counts  # (B, K)
+        counts = is_distractor.float()  # (B, K)
         weights = (batch_size - 1) * counts / counts.sum(1, keepdim=True)  # (B, K)
         weights = weights.repeat_interleave(group_size, dim=0)  # (N, K)
         of_target = (text * targets.repeat_interleave(group_size, dim=0)).sum(1, keepdim=True)  # (N, 1)
@@ -167,7 +153,6 @@ def training_bank(
     bank_images: str,
     bank_size: int,
     num_hard: int,
-    bank_weighting: str = "equal",
 ) -> ImageBank:
     """A bank of `bank_size` training images: random ones for all targets, or for each its nearest, or `num_hard` nearest and others."""
     others = len(image_ids) - 1
@@ -177,20 +162,11 @@ def training_bank(
             f"bank_size is {bank_size}, and {len(image_ids)} training images allow {most}. Lower it, or pass a bank."
         )
     if bank_images == "random":
-        # Each image is drawn with the same probability, so that equal weights are importance weights.
         rows = np.random.default_rng(_SEED).choice(len(image_ids), bank_size, replace=False).tolist()
         return ImageBank(features[rows], [image_ids[row] for row in rows], signature)
     number = bank_size if bank_images == "nearest" else num_hard
-    drawn, rest = bank_size - number, others - number
+    drawn = bank_size - number
     if drawn < 0:
         raise ValueError(f"num_hard_distractors is {number}, but bank_size {bank_size}. Use at most bank_size.")
-    counts = None
-    if bank_weighting == "importance":
-        if rest and not drawn:
-            raise ValueError(
-                f"num_hard_distractors is {number}, all of bank_size, so {rest} images have no weight. Raise bank_size."
-            )
-        # The images that each distractor stands for: itself, or its share of those that are not among the nearest.
-        counts = [1.0] * number + [rest / max(drawn, 1)] * drawn
     neighbours = NeighbourFile(*nearest_neighbours(features, number), list(image_ids), signature, "image")
-    return ImageBank(features, image_ids, signature, neighbours, counts, drawn)
+    return ImageBank(features, image_ids, signature, neighbours, drawn)

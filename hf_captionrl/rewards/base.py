@@ -12,11 +12,9 @@ import importlib
 import inspect
 import logging
 import math
-import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -75,7 +73,6 @@ class RewardContext:
         references (`list[list[str]]`): Human captions of the B images.
         candidates (`torch.Tensor` of shape `(C,)`): Rows of all images of the rollout on all processes: targets and distractors.
         positions (`torch.Tensor` of shape `(B,)`): Positions of the targets among the candidates.
-        candidate_images (`Sequence`, *optional*): The C images themselves, if they are not of the training data.
         bag_size (`int`): Every `bag_size` consecutive candidates form a bag of similar images; 0 without bags.
         step (`int`): Optimizer step.
         statistics (`dict[str, float | list[float]]`): What rewards log: of a number, such as a count, the sum over processes; of a
@@ -83,11 +80,8 @@ class RewardContext:
         ranks (`torch.Tensor` of shape `(N,)`, *optional*): Rank of the target among all candidates for each caption, 1 is
             best; set by a reward that ranks.
         columns (`Mapping[str, Sequence]`): Columns of the data, B values each, one per image.
-        prompts (`list`, *optional*): N prompts; text, or messages in a trainer of chat models.
-        completions (`list`, *optional*): N completions as lists of messages; only in a trainer of chat models.
-        completion_ids (`list[list[int]]`, *optional*): Token ids of the completions, where they are known as lists.
-        trainer_state (`TrainerState`, *optional*): State of the trainer.
-        metrics (`dict[str, list[float]]`): Values passed to `log_metric`.
+        arguments (`Mapping[str, Any]`): TRL's arguments of functions: `prompts`, `completions` (messages, in a trainer of chat
+            models), `completion_ids` and `trainer_state`, where they are known.
         extra (`dict[str, list]`): Columns passed to `log_extra`.
     """
 
@@ -105,17 +99,12 @@ class RewardContext:
     statistics: dict[str, Any] = field(default_factory=dict)
     ranks: Tensor | None = None
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    prompts: list[Any] | None = None
-    completions: list[Any] | None = None
-    completion_ids: list[list[int]] | None = None
-    trainer_state: Any | None = None
-    metrics: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     extra: dict[str, list[Any]] = field(default_factory=dict)
-    candidate_images: Sequence[Any] | None = None
 
     def log_metric(self, name: str, value: float) -> None:
         """Log a number with the rewards: its mean over calls, processes and the steps between two logs."""
-        self.metrics[str(name)].append(float(value))
+        self.statistics.setdefault(str(name), []).append(float(value))
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Add a column, N values, to the table of completions."""
@@ -198,10 +187,7 @@ class WeightedRewards:
         if len(self.weights) != len(self.rewards) or not all(map(math.isfinite, self.weights)):
             raise ValueError(f"The reward weights are {self.weights}. Pass a finite number for each of {self.names}.")
         if len(set(self.names)) < len(self.names):
-            raise ValueError(
-                f"Two rewards have the same name: {self.names}. Set the attribute `name` of one of them; for a function use "
-                "CompletionReward(function, name=...)."
-            )
+            raise ValueError(f"Two rewards have the same name: {self.names}. Set the attribute `name` of one of them.")
 
     @property
     def names(self) -> list[str]:
@@ -224,23 +210,23 @@ class WeightedRewards:
     def token_credit(self, context: RewardContext) -> Tensor | None:
         """The weighted sum of the credits of tokens `(N, T)`; None if every token has the advantage of its caption."""
         pairs = zip(self.rewards, self.weights, strict=True)
-        found = [weight * reward.token_credit(context) for reward, weight in pairs if reward.gives_token_credit]
-        return torch.stack(found).sum(0) if found else None
+        credits = [weight * reward.token_credit(context) for reward, weight in pairs if reward.gives_token_credit]
+        return torch.stack(credits).sum(0) if credits else None
 
     def __call__(self, context: RewardContext, only: Sequence[int] | None = None) -> Tensor:
         """Rewards `(N, R)` of a rollout, unweighted: float64 on the CPU, NaN where there is none; `only` some, others are NaN."""
         columns, number = [], len(context.captions)
-        wanted = range(len(self.rewards)) if only is None else only
+        indices = range(len(self.rewards)) if only is None else only
         # Asynchronous functions run concurrently, after the other rewards.
-        later: dict[int, Any] = {i: self.rewards[i] for i in wanted if getattr(self.rewards[i], "is_async", False)}
-        found = {i: self.rewards[i](context) for i in wanted if i not in later}
+        later: dict[int, Any] = {i: self.rewards[i] for i in indices if getattr(self.rewards[i], "is_async", False)}
+        results = {i: self.rewards[i](context) for i in indices if i not in later}
         answers = _run_together([function.call(context) for function in later.values()])
-        found |= {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
+        results |= {i: later[i].read(answer) for i, answer in zip(later, answers, strict=True)}
         for index, reward in enumerate(self.rewards):
-            if index not in found:
+            if index not in results:
                 columns.append(torch.full((number,), math.nan, dtype=torch.float64))
                 continue
-            values = found[index].detach().double().cpu()
+            values = results[index].detach().double().cpu()
             if values.shape != (number,):
                 shape = tuple(values.shape)
                 raise ValueError(
@@ -256,15 +242,8 @@ class WeightedRewards:
         # With several tasks, a process may hold images of a task without a reward: only a whole rollout of them is refused.
         if only is None and unscored.any() and not unscored.all():
             first = int(unscored.nonzero()[0])
-            logger.warning(
-                "%d of %d captions got None, NaN or infinity from every reward (%s), so their advantage is 0; the first is %r of "
-                "the image %r.",
-                int(unscored.sum()),
-                len(unscored),
-                ", ".join(self.names),
-                context.captions[first],
-                context.image_ids[first // context.group_size],
-            )
+            text = "%d of %d captions got no number from any reward (%s), so their advantage is 0; the first is %r."
+            logger.warning(text, int(unscored.sum()), len(unscored), ", ".join(self.names), context.captions[first])
         return rewards
 
     def total(self, rewards: Tensor, columns: Sequence[int] | None = None) -> Tensor:
@@ -277,8 +256,7 @@ class WeightedRewards:
         """Refuse rewards `(N, R)` of a whole rollout without a number."""
         if rewards.isnan().all():
             raise ValueError(
-                f"No caption of this rollout got a number from the reward(s) {self.names}, but {len(rewards)} times None, NaN or "
-                "infinity. Return a number for at least one caption."
+                f"No caption of this rollout got a number from the reward(s) {self.names}. Return one for at least one."
             )
 
 
@@ -290,15 +268,9 @@ _NO_COLUMNS = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass."""
 
 
-_STARTING = threading.Lock()  # functools.cache may call a function twice at the same time
-
-
 @functools.cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """One loop for the whole run, to which a client may be bound. A forked process starts another: threads do not survive.
-
-    It runs in a thread, because the main thread of a notebook already runs a loop.
-    """
+def _loop() -> asyncio.AbstractEventLoop:
+    """One loop for the whole run, to which a client may be bound, in a thread: a notebook's main thread already runs a loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
     return loop
@@ -310,11 +282,7 @@ def _run_together(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
     async def together() -> list[Any]:
         return list(await asyncio.gather(*awaitables))
 
-    if not awaitables:
-        return []
-    with _STARTING:
-        loop = _loop(os.getpid())
-    return asyncio.run_coroutine_threadsafe(together(), loop).result()
+    return asyncio.run_coroutine_threadsafe(together(), _loop()).result() if awaitables else []
 
 
 class Repeated(Sequence[Any]):
@@ -395,39 +363,34 @@ class CompletionReward(Reward):
 
     def prepare(self, data: RewardData) -> None:
         columns = {name for name in data.columns if name not in _NO_COLUMNS}
-        if clash := sorted(columns & set(_ARGUMENTS)):
-            raise ValueError(
-                f"The data have the column(s) {clash}, which are names of arguments of reward functions. Rename them."
-            )
         missing = [name for name in self._required if name not in {*_ARGUMENTS, *columns}]
         if missing:
             raise ValueError(
                 f"The reward function {self.name!r} requires {missing}, and the data have no such column; they have "
-                f"{sorted(columns)}. Functions are called as TRL calls them, `def reward(completions, **columns)`: add the "
-                "column(s) to the data, give the parameters a default, or write a class derived from Reward."
+                f"{sorted(columns)}. Add the column(s), or give the parameters a default."
             )
 
     def call(self, context: RewardContext) -> Any:
         """What the function returns; of an `async` function an awaitable."""
-        ids, names, times = context.completion_ids, self._names, context.group_size
-        if ids is None:
-            ids = [row[mine].tolist() for row, mine in zip(context.ids, context.mask, strict=True)]
+        names, times = self._names, context.group_size
         arguments: dict[str, Any] = {}
         for name in context.columns:
             if name not in _NO_COLUMNS and (names is None or name in names):
                 column = context.columns[name]
                 is_list = isinstance(column, list)
                 arguments[name] = [v for v in column for _ in range(times)] if is_list else Repeated(column, times)
-        completions, wanted = context.completions, self._conversational
-        if completions is None or wanted is False:
-            completions = list(context.captions)
-            if wanted or (wanted is None and self._takes_messages):
-                completions = [[{"role": "assistant", "content": caption}] for caption in completions]
+        messages = context.arguments.get("completions")
+        completions = (
+            messages if messages is not None and self._conversational is not False else list(context.captions)
+        )
+        if messages is None and (self._takes_messages if self._conversational is None else self._conversational):
+            completions = [[{"role": "assistant", "content": caption}] for caption in completions]
         arguments |= {
-            "prompts": context.prompts if context.prompts is not None else [""] * len(context.captions),
+            "prompts": [""] * len(context.captions),
+            "completion_ids": [row[kept].tolist() for row, kept in zip(context.ids, context.mask, strict=True)],
+            "trainer_state": None,
+            **context.arguments,
             "completions": completions,
-            "completion_ids": ids,
-            "trainer_state": context.trainer_state,
             "log_extra": context.log_extra,
             "log_metric": context.log_metric,
         }
@@ -444,7 +407,7 @@ class CompletionReward(Reward):
             return values.double()
         try:
             numbers = [math.nan if value is None else value for value in values]
-            if isinstance(values, (str, bytes, Mapping)) or any(isinstance(value, (str, bytes)) for value in numbers):
+            if isinstance(values, str | Mapping) or any(isinstance(value, str) for value in numbers):
                 raise TypeError
             return torch.tensor([float(value) for value in numbers], dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
@@ -479,8 +442,7 @@ class RewardFunction:
     def __init__(self, reward: Reward) -> None:
         if not reward.reads_only_text:
             raise ValueError(
-                f"The reward {reward.name!r} reads more than captions and columns, and a function of TRL gets no more. Use it in "
-                "SelfRetrievalGRPOTrainer."
+                f"{reward.name!r} reads more than captions and columns. Use it in SelfRetrievalGRPOTrainer."
             )
         refuse_token_credit([reward])
         self.reward = reward
@@ -502,8 +464,7 @@ def refuse_token_credit(rewards: Sequence[Reward]) -> None:
     """Refuse rewards that give credit to tokens, for a loss that has one advantage per caption."""
     if given := [reward.name for reward in rewards if reward.gives_token_credit]:
         raise ValueError(
-            f"The reward(s) {given} have credit='claim', and TRL's loss has one advantage per caption. Use credit='caption', or "
-            "CaptionRLTrainer, SelfRetrievalTrainer or SLETrainer."
+            f"The reward(s) {given} have credit='claim', and TRL's loss has one advantage per caption. Use credit='caption'."
         )
 
 

@@ -102,12 +102,6 @@ class RetrievalOptions:
     bank_batch_size: Annotated[int, Range(at_least=2)] = documented(
         100, "C, the images of the batch that distractor_scope='bank' stands for: M distractors count as C - 1."
     )
-    bank_weighting: Literal["equal", "importance"] = documented(
-        "equal",
-        "Weights of the images of distractor_scope='bank': 'equal' (DiscriTune, Table 12), or 'importance': the "
-        "inverse of an image's probability to be in the bank, so that bank_images='nearest_and_random' stands for a "
-        "random batch, as 'random' always does.",
-    )
     scorer_ensemble: Literal["mean", "alternate"] = documented(
         "mean", "Several scorers: the 'mean' of their rewards, or 'alternate' from step to step."
     )
@@ -132,9 +126,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
 
     With `distractor_scope="bank"` the distractors are fixed images of a bank, so that the captions of a single image can be
     rewarded: `log_prob` is `log [e(target) / (e(target) + (C - 1) / M sum_m e(m))]` with `e = exp(scale * s)`, C images per
-    batch and M images of the bank. If the bank is random, the sum has the mean of that over the C - 1 distractors of a random
-    batch. If it contains the k nearest of P other images and m random ones, `bank_weighting="importance"` gives it this mean:
-    each nearest image has the weight `(C - 1) / P`, and each random one `(C - 1) / P * (P - k) / m`.
+    batch and M images of the bank. If the bank is random, the sum has the mean of that over the C - 1 distractors of a random batch.
 
     Args:
         scorer (`Scorer` or `str`, *optional*): The scorer or its name, or several of them; None for the trainer's.
@@ -170,30 +162,12 @@ class SelfRetrieval(RetrievalOptions, Reward):
                 raise ValueError(
                     f"similarity_scale is {self.similarity_scale!r}. Use 'code', 'paper' or a positive number."
                 )
-        if self.distractor_scope == "bank":
-            self._check_bank()
-        elif self.bank is not None:
+        if self.distractor_scope == "bank" and self.reward_kind == "accuracy":
             raise ValueError(
-                f"A bank is given, and distractor_scope is {self.distractor_scope!r}. Use distractor_scope='bank'."
+                "reward_kind='accuracy' has no sum over distractors, which a bank weights. Use 'log_prob'."
             )
-
-    def _check_bank(self) -> None:
-        """Refuse weights that the reward or its bank cannot have."""
-        is_weighted, banks = self.bank_weighting == "importance", self._given_banks
-        if self.reward_kind == "accuracy" or (self.reward_kind == "cosine" and is_weighted):
-            raise ValueError(
-                f"reward_kind={self.reward_kind!r} has no sum over distractors, which a bank weights. Use 'log_prob'."
-            )
-        if is_weighted and not banks and self.bank_images == "nearest":
-            raise ValueError(
-                "bank_images='nearest' cannot stand for a random batch. Use 'nearest_and_random', or equal weights."
-            )
-        if any(bank.counts is not None for bank in banks) and not is_weighted:
-            raise ValueError("The bank has counts, and bank_weighting is 'equal'. Use bank_weighting='importance'.")
-        if any(bank._nearest is not None and bank.counts is None for bank in banks) and is_weighted:
-            raise ValueError(
-                "bank_weighting='importance' needs the counts of a bank with neighbours. Use ImageBank(..., counts=...)."
-            )
+        if self.distractor_scope != "bank" and self.bank is not None:
+            raise ValueError("A bank is given. Use distractor_scope='bank'.")
 
     def describe(self) -> str:
         return {
@@ -213,8 +187,8 @@ class SelfRetrieval(RetrievalOptions, Reward):
         reads = min(scorer.max_text_tokens for scorer in self.scorers) - 2  # beside its start and end token
         if not self.allow_truncation_captions and (data.max_completion_length or 0) > reads:
             raise ValueError(
-                f"max_completion_length is {data.max_completion_length} and the scorer reads {reads} tokens, so the end of a "
-                f"caption would not be rewarded. Lower it to {reads}, or use allow_truncation_captions=True."
+                f"max_completion_length is {data.max_completion_length}, and the scorer reads {reads} tokens. Lower it to {reads}, or "
+                "use allow_truncation_captions=True."
             )
         self.prepare_images(data.image_ids, data.image_features, data.device)
 
@@ -227,16 +201,14 @@ class SelfRetrieval(RetrievalOptions, Reward):
                 scorer.to(device)  # each process has another device
         self._features = [image_features(scorer).to(device) for scorer in self.scorers]  # (num_images, D)
         if any(len(features) != len(image_ids) for features in self._features):
-            raise ValueError(
-                f"Features of {list(map(len, self._features))} images for {len(image_ids)} training images."
-            )
+            raise ValueError(f"Features of {list(map(len, self._features))} images for {len(image_ids)} images.")
         if self.distractor_scope != "bank":
             return
         banks = self._given_banks
         if self.bank is None:
             from hf_captionrl.rewards.banks import training_bank
 
-            settings = (self.bank_images, self.bank_size, self.num_hard_distractors, self.bank_weighting)
+            settings = (self.bank_images, self.bank_size, self.num_hard_distractors)
             pairs = zip(self.scorers, self._features, strict=True)
             banks = [training_bank(features, image_ids, scorer.signature, *settings) for scorer, features in pairs]
         if len(banks) != len(self.scorers):
@@ -262,13 +234,10 @@ class SelfRetrieval(RetrievalOptions, Reward):
         """Rewards `(N,)` by one scorer."""
         scorer, features = self.scorers[member], self._features[member]
         scale = scorer.logit_scale if self.scale is None else self.scale
-        if context.candidate_images is None:
-            images = features[context.candidates.to(features.device)].float()  # (C, D)
-        else:
-            images = scorer.image_features(context.candidate_images).to(features.device, torch.float32)
+        images = features[context.candidates.to(features.device)].float()  # (C, D)
         positions = context.positions.to(features.device)  # (B,)
         # fp32: at scale 100, bf16 is 0.2 nats off.
-        text = self._text_features(scorer, context.captions).to(images.device, torch.float32)  # (N, D)
+        text = scorer.text_features(context.captions).to(images.device, torch.float32)  # (N, D)
         similarity = text @ images.T  # (N, C)
         columns = positions.repeat_interleave(context.group_size)  # (N,) of the targets
         if log:
@@ -289,23 +258,6 @@ class SelfRetrieval(RetrievalOptions, Reward):
         if self.distractor_scope != "batch":
             columns = torch.zeros_like(columns)
         return retrieval_rewards(similarity, columns, self.reward_kind, scale, weights)
-
-    @staticmethod
-    def _text_features(scorer: Any, captions: list[str]) -> Tensor:
-        """Features of the captions; NaN for those that the scorer cannot encode."""
-        try:
-            return scorer.text_features(captions)
-        except ValueError:
-            rows: list[Tensor | None] = []
-            for caption in captions:
-                try:
-                    rows.append(scorer.text_features([caption])[0])
-                except ValueError:
-                    rows.append(None)
-            known = next((row for row in rows if row is not None), None)
-            if known is None:
-                raise
-            return torch.stack([torch.full_like(known, math.nan) if row is None else row for row in rows])
 
     def _compared(self, images: Tensor, positions: Tensor, bag_size: int) -> Tensor:
         """Candidates `(B, K)` of each image, the target first, for the scopes 'bag' and 'hard'."""
@@ -351,7 +303,7 @@ class BankRewardFunction:
         scorer ([`Scorer`] or `str`): The reward scorer or its name.
         targets ([`ImageBank`]): Features of the training images by the same scorer.
         bank ([`ImageBank`], *optional*): The distractors. None: images among `targets`, as `bank_images` and `bank_size` say.
-        kwargs: Other fields of [`SelfRetrieval`], such as `bank_batch_size` and `bank_weighting`.
+        kwargs: Other fields of [`SelfRetrieval`], such as `bank_batch_size`.
 
     Example:
         >>> targets = ImageBank(features, train["image_id"], scorer.signature)  # doctest: +SKIP

@@ -5,7 +5,6 @@ Legend: B images, G captions per image (SLE's s), N = B * G captions, R referenc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Literal
@@ -21,8 +20,6 @@ from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
 from hf_captionrl.utils.options import Positive, check_values, documented
 
 # --- Distances between the captions of one image, and the reward for them --------------------------------------------
-
-Distance = Callable[[RewardContext], Tensor]
 
 
 def bleu34_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
@@ -85,11 +82,10 @@ def edit_distance(ids: Tensor, mask: Tensor, group_size: int) -> Tensor:
 
 @dataclass
 class DiversityOptions:
-    """Options of [`PairwiseDiversity`], also of configurations. `distance` may be a callable, too."""
+    """Options of [`PairwiseDiversity`], also of configurations."""
 
-    distance: str = documented(
-        "bleu34",
-        "Distance between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4), 'edit' or 'embedding'.",
+    distance: Literal["bleu34", "edit"] = documented(
+        "bleu34", "Distance between captions: 'bleu34' (one minus the mean of BLEU-3 and BLEU-4) or 'edit'."
     )
     diversity: Literal["pairwise", "unbiased", "multi_reference"] = documented(
         "pairwise",
@@ -112,11 +108,8 @@ class PairwiseDiversity(DiversityOptions, Reward):
     the estimate with the mean over the pairs of the other captions as baseline, for any distance.
 
     Args:
-        distance: `"bleu34"`, `"edit"`, `"embedding"` (one minus the cosine of a text encoder), or a callable from a
-            [`RewardContext`] to distances `(B, G, G)`.
+        distance: `"bleu34"` or `"edit"`; for another, override `distances`.
         include_eos (`bool`): Count the end token as a word; the paper does not.
-        text_encoder (`Callable`, *optional*): From captions to vectors `(N, D)`, for `"embedding"`; by
-            default the text tower of the trainer's scorer.
     """
 
     name = "diversity"
@@ -124,12 +117,9 @@ class PairwiseDiversity(DiversityOptions, Reward):
     is_standalone = False
 
     include_eos: bool = False
-    text_encoder: Callable[[list[str]], Tensor] | None = None
 
     def __post_init__(self) -> None:
         check_values(self)
-        if not callable(self.distance) and self.distance not in ("bleu34", "edit", "embedding"):
-            raise ValueError(f"distance is {self.distance!r}. Use 'bleu34', 'edit', 'embedding' or a callable.")
         if self.diversity == "multi_reference" and self.distance != "bleu34":
             raise ValueError("diversity='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
         self.baseline = "group_floor" if self.diversity == "multi_reference" else "group_mean"
@@ -137,34 +127,15 @@ class PairwiseDiversity(DiversityOptions, Reward):
     def describe(self) -> str:
         if self.diversity == "multi_reference":
             return "the diversity of the captions of an image (BLEU against all others)"
-        distance = "a custom" if callable(self.distance) else f"the {self.distance}"
-        return f"the diversity of the captions of an image ({distance} distance)"
+        return f"the diversity of the captions of an image (the {self.distance} distance)"
 
     def prepare(self, data: RewardData) -> None:
         self._eos = data.eos_token_id
-        if self.distance == "embedding" and self.text_encoder is None:
-            if data.scorer is None:
-                raise ValueError(
-                    "distance='embedding' needs a text encoder. Pass text_encoder, or scorer to the trainer."
-                )
-            self.text_encoder = data.scorer.text_features
 
     def distances(self, context: RewardContext) -> Tensor:
         """Distances `(B, G, G)` between the captions of each image."""
-        group_size = context.group_size
-        if self.distance in ("bleu34", "edit"):
-            measure = bleu34_distance if self.distance == "bleu34" else edit_distance
-            return measure(context.ids, self._counted(context), group_size)
-        if self.distance == "embedding":
-            assert self.text_encoder is not None
-            features = torch.nn.functional.normalize(self.text_encoder(context.captions).double(), dim=1)  # (N, D)
-            features = features.view(-1, group_size, features.size(1))
-            return (1 - features @ features.transpose(1, 2)).clamp(min=0)
-        assert callable(self.distance)
-        distance, expected = self.distance(context), (len(context.rows), group_size, group_size)
-        if tuple(distance.shape) != expected:
-            raise ValueError(f"distance returned shape {tuple(distance.shape)}. Return (B, G, G) = {expected}.")
-        return distance
+        measure = bleu34_distance if self.distance == "bleu34" else edit_distance
+        return measure(context.ids, self._counted(context), context.group_size)
 
     def _counted(self, context: RewardContext) -> Tensor:
         """`(N, T)`: the tokens that count."""

@@ -29,55 +29,25 @@ def _one_mesh(config: Any) -> bool:
 
 def _plain_loader(config: Any) -> bool:
     """Whether accelerate's DataLoader settings are the defaults."""
-    given = config if isinstance(config, Mapping) else vars(config) if config is not None else {}
+    settings = config if isinstance(config, Mapping) else vars(config) if config is not None else {}
     defaults = {"split_batches": False, "dispatch_batches": None, "even_batches": True, "use_seedable_sampler": True}
-    return all(given.get(name, default) == default for name, default in defaults.items())
+    return all(settings.get(name, default) == default for name, default in defaults.items())
 
 
 REFUSED: Refused = {
-    "average_tokens_across_devices": (
-        _only(True),
-        "The loss is divided by the supervised tokens of the whole step, so that every split of a batch gives the same "
-        "gradient. Leave it True.",
-    ),
-    "label_smoothing_factor": (
-        _only(0),
-        "Full logits are never computed. Use SmileConfig's mle_label_smoothing, which smooths the maximum-likelihood term.",
-    ),
+    "average_tokens_across_devices": (_only(True), "The loss is divided by the supervised tokens of the whole step."),
+    "label_smoothing_factor": (_only(0), "Full logits are never computed. Use SmileConfig's mle_label_smoothing."),
     "bf16_full_eval": (_only(False), "It would round the trained weights for good. Use bf16=True."),
     "fp16_full_eval": (_only(False), "It would round the trained weights for good. Use fp16=True."),
-    "use_liger_kernel": (
-        _only(False),
-        "Head and loss are already fused, in the forward that it replaces. Leave it out.",
-    ),
-    "liger_kernel_config": (_only(None), "It belongs to use_liger_kernel, which is refused. Leave it out."),
-    "include_for_metrics": (
-        lambda names: set(names or []) <= {"inputs"},
-        "compute_metrics gets captions and references, and with 'inputs' the image ids. Use [] or ['inputs'].",
-    ),
-    "batch_eval_metrics": (_only(False), "Metrics of captions need all of them at once. Leave it False."),
-    "eval_do_concat_batches": (_only(True), "Predictions are one list, in the order of the images. Leave it True."),
-    "enable_jit_checkpoint": (
-        _only(False),
-        "Its checkpoints are not renamed when they are complete. Use save_on_signal=True, which also saves on SIGTERM.",
-    ),
-    "hub_strategy": (
-        _only("end", "every_save"),
-        "Checkpoints hold the optimizer as a pickle, which is never uploaded. Use 'end' or 'every_save'; both push the "
-        "finished model once.",
-    ),
-    "hub_always_push": (_only(False), "The finished model is pushed once. Leave it False."),
-    "parallelism_config": (
-        _one_mesh,
-        "Tensor, context and sequence parallelism split the output head or the captions. Use DDP, FSDP or DeepSpeed.",
-    ),
+    "use_liger_kernel": (_only(False), "Head and loss are already fused, in the forward that it replaces."),
+    "include_for_metrics": (lambda names: not names, "compute_metrics gets captions and references only."),
+    "prediction_loss_only": (_only(False), "Captions are what is evaluated. Leave it False."),
+    "include_num_input_tokens_seen": (_only(False, "no"), "It would count pixels. Leave it out."),
+    "enable_jit_checkpoint": (_only(False), "Its checkpoints are not renamed when complete. Use save_on_signal=True."),
+    "hub_strategy": (_only("end", "every_save"), "Checkpoints hold the optimizer as a pickle. Use 'end'."),
+    "parallelism_config": (_one_mesh, "It splits the output head or the captions. Use DDP, FSDP or DeepSpeed."),
     "remove_unused_columns": (_only(False), "It drops the images. Leave it False."),
-    "label_names": (_only(None, ["labels"]), "A batch's labels are called 'labels'. Leave it out."),
-    "train_sampling_strategy": (
-        _only("random", "sequential"),
-        "Lengths are not known: each epoch draws another caption of each image. Use 'random' or 'sequential'.",
-    ),
-    "length_column_name": (_only("length"), "It belongs to 'group_by_length', which is refused. Leave it out."),
+    "train_sampling_strategy": (_only("random", "sequential"), "Lengths are not known. Use 'random' or 'sequential'."),
 }
 """Refused by every captioning trainer."""
 
@@ -85,26 +55,12 @@ RL_REFUSED: Refused = {
     **REFUSED,
     "auto_find_batch_size": (
         _only(False),
-        "The images of a step are distractors of each other, so a smaller batch changes the reward. Lower "
-        "per_device_train_batch_size and raise gradient_accumulation_steps, which leaves the rollout unchanged.",
+        "A smaller batch has fewer distractors. Lower per_device_train_batch_size and raise gradient_accumulation_steps.",
     ),
-    "neftune_noise_alpha": (
-        _only(None),
-        "Captions are generated without noise, so the trained policy would differ from the sampling policy. Leave it out.",
-    ),
-    "ignore_data_skip": (
-        _only(False),
-        "Bags, baselines and the curriculum depend on the position in the epoch. Leave it False.",
-    ),
-    "accelerator_config": (
-        _plain_loader,
-        "The trainer samples the rollouts, because accelerate would split bags. Leave split_batches, dispatch_batches, "
-        "even_batches and use_seedable_sampler at their defaults.",
-    ),
-    "train_sampling_strategy": (
-        _only("random"),
-        "Batches are rollouts of random images or of bags (bag_schedule). Leave it 'random'.",
-    ),
+    "neftune_noise_alpha": (_only(None), "Captions are generated without noise. Leave it out."),
+    "ignore_data_skip": (_only(False), "Bags and baselines depend on the position in the epoch. Leave it False."),
+    "accelerator_config": (_plain_loader, "The trainer samples the rollouts, and accelerate would split bags."),
+    "train_sampling_strategy": (_only("random"), "Batches are rollouts of random images or of bags (bag_schedule)."),
 }
 """Refused by the reinforcement-learning trainers."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +47,7 @@ from hf_captionrl.trainers.guard import (
     GuardCallback,
     GuardThresholds,
 )
-from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy, refuse_shared_parameters
+from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Fraction, NotNegative, Positive, Range, check_values, documented
@@ -98,11 +97,6 @@ class CaptionRLConfig(CaptionConfig):
         "Divide advantages by the standard deviation of the rewards: of the captions of an image ('group' or True), of "
         "all captions of a step ('batch'), or not ('none' or False). GRPO: 'group' with baseline='group_mean'.",
     )
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = documented(
-        "sum_then_normalize",
-        "Several rewards: their weighted sum is compared with the baseline and scaled ('sum_then_normalize'), or each "
-        "is centred and scaled within its group, and the weighted sum within the step ('normalize_then_sum', GDPO).",
-    )
     loss_type: LossType = documented(
         "grpo",
         "Loss of a step from its tokens: 'grpo', the mean over the tokens of each caption; 'dapo', the sum divided by "
@@ -120,13 +114,10 @@ class CaptionRLConfig(CaptionConfig):
         0.2, "The importance ratio is clipped to [1 - eps, 1 + eps]."
     )
     bag_schedule: dict[Any, int] | str | None = documented(
-        None, "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', 'adaptive', or a number."
+        None, "Bag sizes, with neighbours given to the trainer: {last epoch: size}, 'paper', or a number."
     )
     bag_distractors: Literal["nearest", "random"] = documented(
         "nearest", "Images of a bag: the 'nearest' images, or 'random' ones in bags of the same sizes."
-    )
-    bag_recall_threshold: Annotated[float, Range(above=0, at_most=1)] = documented(
-        0.8, "bag_schedule='adaptive' continues with the next size when the training R@1 of an epoch reaches this."
     )
     guard: GuardAction = documented(
         "warn",
@@ -163,28 +154,17 @@ class CaptionRLConfig(CaptionConfig):
         """Refuse values that contradict each other; also for a copy with changed fields."""
         check_values(self)
         if not self.do_sample and self.num_generations > 1:
-            raise ValueError(
-                f"do_sample=False writes the same caption num_generations={self.num_generations} times. Use 1, or True."
-            )
+            raise ValueError(f"num_generations is {self.num_generations}. Use 1 with do_sample=False, or True.")
         if self.do_sample and not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}. Use a positive number, or do_sample=False.")
         self.baseline = self.baseline or "none"
         make_baseline(self.baseline, self.num_generations, do_sample=self.is_exploring)
-        self.bag_schedule = parse_bag_schedule(self.bag_schedule, ("paper", "adaptive"))  # type: ignore[assignment]
+        self.bag_schedule = parse_bag_schedule(self.bag_schedule)  # type: ignore[assignment]
         self.scale_rewards = {True: "group", False: "none"}.get(self.scale_rewards, self.scale_rewards)  # type: ignore[call-overload]
         if self.scale_rewards not in ("group", "batch", "none"):
             raise ValueError(f"scale_rewards is {self.scale_rewards!r}. Use 'group', 'batch', 'none', True or False.")
         if self.scale_rewards == "group" and self.num_generations < 2:
-            raise ValueError(
-                f"scale_rewards='group' needs num_generations of 2 or more, not {self.num_generations}. Raise it, or use 'batch'."
-            )
-        if self.multi_objective_aggregation == "normalize_then_sum" and (
-            self.scale_rewards != "none" or self.baseline != "group_mean"
-        ):
-            raise ValueError(
-                "multi_objective_aggregation='normalize_then_sum' centres and scales each reward itself, but scale_rewards is "
-                f"{self.scale_rewards!r} and baseline {self.baseline!r}. Use scale_rewards='none' and baseline='group_mean'."
-            )
+            raise ValueError(f"scale_rewards='group' needs num_generations of 2 or more, not {self.num_generations}.")
 
 
 # --- Images of a rollout, and its split into micro-batches -----------------------------------------------------------
@@ -217,9 +197,7 @@ class RolloutBatches:
         for rows in self.rollouts:
             size, rest = divmod(len(rows), self.pieces)
             if not size:
-                raise ValueError(
-                    f"A rollout of {len(rows)} images has too few for {self.pieces} micro-batches. Lower gradient_accumulation_steps."
-                )
+                raise ValueError(f"A rollout of {len(rows)} images is too small. Lower gradient_accumulation_steps.")
             ends = [0, *accumulate(size + (piece < rest) for piece in range(self.pieces))]
             for _ in range(self.repeats):
                 for start, end in pairwise(ends):
@@ -227,24 +205,14 @@ class RolloutBatches:
 
 
 def make_bag_sampler(
-    args: Any,
-    batch_size: int,
-    num_images: int,
-    *,
-    neighbours: Any | None,
-    random: bool = False,
-    recall_threshold: float | None = None,
-    **processes: int,
+    args: Any, batch_size: int, num_images: int, *, neighbours: Any | None, random: bool = False, **processes: int
 ) -> BagCurriculumSampler:
-    """The sampler for `args.bag_schedule`; an adaptive schedule needs `recall_threshold`."""
-    adaptive = recall_threshold is not None and args.bag_schedule == "adaptive"
-    schedule: Any = None if adaptive or args.bag_schedule in (None, "paper") else args.bag_schedule
+    """The sampler for `args.bag_schedule`."""
+    schedule: Any = None if args.bag_schedule in (None, "paper") else args.bag_schedule
     if args.bag_schedule is None and neighbours is None:
         schedule, random = 1, True
     if neighbours is None and not random:
-        raise ValueError(
-            f"bag_schedule is {args.bag_schedule!r}, which needs neighbours. Pass those of `captionrl bags` to the trainer."
-        )
+        raise ValueError(f"bag_schedule={args.bag_schedule!r} needs neighbours. Pass those of `captionrl bags`.")
     return BagCurriculumSampler(
         None if random else neighbours,
         batch_size,
@@ -252,7 +220,6 @@ def make_bag_sampler(
         args.seed if args.data_seed is None else args.data_seed,
         distractors="random" if random else "nearest",
         num_images=num_images,
-        adaptive=recall_threshold if adaptive else None,
         **processes,
     )
 
@@ -289,13 +256,13 @@ def image_inputs(captioner: Captioner, micro_batches: Sequence[dict[str, Any]]) 
     images = []
     frozen = not any(p.requires_grad for p in captioner.vision_tower.parameters())
     for inputs in micro_batches:
-        mine = {name: inputs[name] for name in captioner.image_inputs if name in inputs}
-        if frozen and "pixel_values" in mine:
+        batch = {name: inputs[name] for name in captioner.image_inputs if name in inputs}
+        if frozen and "pixel_values" in batch:
             with torch.no_grad(), evaluating(captioner.vision_tower):
-                mine["image_features"] = captioner.image_features(**mine)
-            del mine["pixel_values"], inputs["pixel_values"]
-            inputs["image_features"] = mine["image_features"]
-        images.append(mine)
+                batch["image_features"] = captioner.image_features(**batch)
+            del batch["pixel_values"], inputs["pixel_values"]
+            inputs["image_features"] = batch["image_features"]
+        images.append(batch)
     return images
 
 
@@ -358,42 +325,58 @@ def token_log_probs(
 # --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
 
 
-class RowColumns(Mapping[str, Sequence[Any]]):
-    """The columns of some rows of a data set for reward functions: lists, and lazy columns for images."""
+def row_columns(images: datasets.Dataset, rows: Sequence[int]) -> dict[str, Sequence[Any]]:
+    """The columns of some rows for reward functions: lists, but lazy columns for images."""
+    part = images.with_format(None).select(rows)
+    media = (datasets.Image, datasets.Audio, datasets.Video)
+    return {n: part[n] if isinstance(part.features[n], media) else part[n][:] for n in part.column_names}
 
-    def __init__(self, dataset: datasets.Dataset, rows: Sequence[int]) -> None:
-        self._dataset = dataset.with_format(None)
-        self._rows = list(rows)
 
-    def __len__(self) -> int:
-        return len(self._dataset.column_names)
+class RewardedImages:
+    """What rewards see of the training data `images`, and of captions of some of its rows."""
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._dataset.column_names)
+    def __init__(self, images: Any, accelerator: Any) -> None:
+        self.images, self.accelerator = images, accelerator
+        if images is not None:
+            self.image_ids, self.references = id_column(images), caption_column(images)
 
-    def __getitem__(self, name: str) -> Sequence[Any]:
-        if name not in self._dataset.column_names:
-            raise KeyError(name)
-        column = self._dataset.select_columns(name)
-        if isinstance(self._dataset.features[name], (datasets.Image, datasets.Audio, datasets.Video)):
-            return column.select(self._rows)[name]
-        return column[self._rows][name]
+    def data(self, **settings: Any) -> RewardData:
+        """What rewards read before the first step."""
+        columns, device = self.images.column_names, self.accelerator.device
+        return RewardData(self.image_ids, self.references, device=device, columns=columns, **settings)
+
+    def context(self, rows: Tensor, completions: Completions, bag_size: int, **settings: Any) -> RewardContext:
+        """What rewards see of a rollout of rows `(B,)`, with the images of all processes as candidates."""
+        numbers = rows.tolist()
+        return RewardContext(
+            captions=completions.captions,
+            ids=completions.ids,
+            mask=completions.mask,
+            ended=completions.ended,
+            rows=rows,
+            image_ids=self.image_ids[numbers],
+            references=self.references[numbers],
+            candidates=self.accelerator.gather(rows),  # (C,), process after process
+            positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device),
+            bag_size=bag_size if bag_size > 1 else 0,
+            columns=row_columns(self.images, numbers),
+            **settings,
+        )
 
 
 Rollout = tuple[RewardContext, Tensor, Tensor]
 """What rewards of this process saw; of all processes the rewards `(N, R)`, unweighted, and the advantages `(N,)`."""
 
 
-class RolloutEngine:
+class RolloutEngine(RewardedImages):
     """Makes the rollouts of a policy on the training data `images` and owns their state.
 
     `normalizer` is the number of captions or tokens of the whole optimizer step, by which its loss is divided.
     """
 
     def __init__(self, rewards: WeightedRewards, args: Any, accelerator: Any, images: Any) -> None:
-        self.rewards, self.args, self.accelerator, self.images = rewards, args, accelerator, images
-        if images is not None:
-            self.image_ids, self.references = id_column(images), caption_column(images)
+        super().__init__(images, accelerator)
+        self.rewards, self.args = rewards, args
 
     def reset(self, policy: Captioner) -> None:
         """Start with a policy, which also is the reference of the KL penalty."""
@@ -401,16 +384,9 @@ class RolloutEngine:
         self.policy = policy
         self.reference = make_reference(policy) if args.beta else None
         names = sorted({reward.baseline or args.baseline for reward in self.rewards.rewards})
-        if args.multi_objective_aggregation == "normalize_then_sum" and names != ["group_mean"]:
-            raise ValueError(
-                f"'normalize_then_sum' needs rewards with the baseline 'group_mean', not {names}. Leave the others out."
-            )
         credited = [reward.name for reward in self.rewards.rewards if reward.gives_token_credit]
-        if credited and (args.scale_rewards, args.multi_objective_aggregation) != ("none", "sum_then_normalize"):
-            raise ValueError(
-                f"The reward(s) {credited} give credit to tokens in units of the reward, but scale_rewards is {args.scale_rewards!r} "
-                f"and multi_objective_aggregation {args.multi_objective_aggregation!r}. Use 'none' and 'sum_then_normalize'."
-            )
+        if credited and args.scale_rewards != "none":
+            raise ValueError(f"{credited} give credit to tokens, in units of the reward. Use scale_rewards='none'.")
         self.baselines = {n: make_baseline(n, args.num_generations, do_sample=args.is_exploring) for n in names}
         self.micro_batches: list[dict[str, Any]] = []  # kept between two iterations over a rollout
         self.normalizer: Tensor | float = 1.0
@@ -441,15 +417,9 @@ class RolloutEngine:
         else:
             completions = self.generate(images)
         context = self.reward_context(micro_batches, completions, state, bag_size)
+        scale = args.scale_rewards
         advantages, rewards = compute_advantages(
-            self.rewards,
-            self.baselines,
-            args.baseline,
-            context,
-            greedy,
-            self.gather,
-            scale_rewards=args.scale_rewards,
-            multi_objective_aggregation=args.multi_objective_aggregation,
+            self.rewards, self.baselines, args.baseline, context, greedy, self.gather, scale_rewards=scale
         )
         first = self.accelerator.process_index * len(context.captions)
         mine = advantages[first : first + len(context.captions)]
@@ -476,26 +446,14 @@ class RolloutEngine:
     def reward_context(
         self, micro_batches: list[dict[str, Any]], completions: Completions, state: TrainerState, bag_size: int
     ) -> RewardContext:
-        """What rewards see of a rollout, with the images of all processes as candidates."""
+        """What rewards see of a rollout."""
         rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
-        listed = rows.tolist()
-        first = self.accelerator.process_index * len(rows)
-        return RewardContext(
-            captions=completions.captions,
-            ids=completions.ids,
-            mask=completions.mask,
-            ended=completions.ended,
-            rows=rows,
-            image_ids=[self.image_ids[row] for row in listed],
-            references=[self.references[row] for row in listed],
-            candidates=self.accelerator.gather(rows),  # (C,), process after process
-            positions=first + torch.arange(len(rows), device=rows.device),
-            bag_size=bag_size if bag_size > 1 else 0,
-            step=state.global_step // self.args.num_iterations,
-            columns=RowColumns(self.images, listed),
-            prompts=[self.policy.prompt or ""] * len(completions.captions),
-            trainer_state=state,
+        step, prompts = (
+            state.global_step // self.args.num_iterations,
+            [self.policy.prompt or ""] * len(completions.captions),
         )
+        arguments = {"prompts": prompts, "trainer_state": state}
+        return self.context(rows, completions, bag_size, step=step, arguments=arguments)
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows of all processes, process after process, on the CPU."""
@@ -552,9 +510,7 @@ class RolloutEngine:
         """The rollout of the checkpoint, with images of the data loader; empty if the checkpoint has none."""
         if not self._resumed:
             logger.warning(
-                "The checkpoint lies between two iterations over one rollout, and does not hold the rollout of %d process(es). "
-                "New captions are generated, so this run differs from one that was not interrupted.",
-                self.accelerator.num_processes,
+                "The checkpoint lies between two iterations over a rollout of other processes; it is made anew."
             )
             return []
         image_inputs(self.policy, micro_batches)
@@ -585,7 +541,7 @@ class CaptionRLTrainer(CaptionTrainer):
     `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never exist.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
         reward_funcs: A [`Reward`], a function of a [`RewardContext`], a function with TRL's signature
             (`def reward(completions, **columns)`, see [`CompletionReward`]), a name (`"self_retrieval"`, `"cider"`, ...), or
             a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
@@ -600,8 +556,8 @@ class CaptionRLTrainer(CaptionTrainer):
             consist of bags of similar images, as `args.bag_schedule` says.
         guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action. It also checks
             the captions of every evaluation: one that breaks a limit selects no checkpoint.
-        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`,
-            `data_collator`, `model_init`, `compute_metrics`. `eval_loss` is the cross-entropy of the references.
+        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`, `compute_metrics`.
+            `eval_loss` is the cross-entropy of the references.
 
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
@@ -636,7 +592,6 @@ class CaptionRLTrainer(CaptionTrainer):
         elif args.metric_for_best_model == REWARD_METRIC:
             args.metric_for_best_model = "recall_at_1"  # there is only one scorer
         self._step_inputs: list[dict[str, Any]] | None = None  # of an optimizer step whose rollout is not made yet
-        self._recalls: list[float] = []  # of the rollouts of this epoch, for an adaptive curriculum
         super().__init__(
             model,
             args,
@@ -646,35 +601,31 @@ class CaptionRLTrainer(CaptionTrainer):
             **kwargs,
         )
         self.rollouts = RolloutEngine(self.rewards, args, self.accelerator, train_dataset)
-        self._start_policy()
+        self.rollouts.reset(self.captioner)
         self.batch_sampler: Any = None
         if train_dataset is not None:
             self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
-            self._neighbours = neighbours
-            self._curriculum = CurriculumCallback(None)
-            self._make_batch_sampler()
-            self.add_callback(self._curriculum)
+            self.batch_sampler = self._make_batch_sampler(neighbours)
+            self.add_callback(CurriculumCallback(self.batch_sampler))
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds)
 
-    def _make_batch_sampler(self) -> None:
+    def _make_batch_sampler(self, neighbours: Any) -> BagCurriculumSampler:
         args, images, processes = self.args, len(self.rollouts.images), self.accelerator.num_processes
         batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
         if images < batch_size:
             raise ValueError(
                 f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
-                f"gradient_accumulation_steps x processes), and there are {images}. Lower one of these; for one "
-                f"process use per_device_train_batch_size={images} and gradient_accumulation_steps=1."
+                f"gradient_accumulation_steps x processes), and there are {images}. Lower one of these."
             )
-        self.batch_sampler = self._curriculum.dataset = make_bag_sampler(
+        return make_bag_sampler(
             args,
             batch_size,
             images,
-            neighbours=self._neighbours,
+            neighbours=neighbours,
             random=args.bag_distractors == "random",
-            recall_threshold=args.bag_recall_threshold,
             process_index=self.accelerator.process_index,
             num_processes=processes,
         )
@@ -687,23 +638,15 @@ class CaptionRLTrainer(CaptionTrainer):
         members = [s for reward in self.rewards.rewards for s in getattr(reward, "scorers", [])]
         return [s for s in (*members, self.reward_scorer, self.held_out_scorer) if s is not None]
 
-    def _start_policy(self) -> None:
-        refuse_shared_parameters(self.captioner.model, self.scorers)
-        self.rollouts.reset(self.captioner)
-
     def _reward_data(self) -> RewardData:
         captioner = self.captioner
-        return RewardData(
-            image_ids=self.rollouts.image_ids,
-            references=self.rollouts.references,
+        return self.rollouts.data(
             image_features=lambda scorer: self.scorer_image_features(scorer, self.rollouts.images),
             encode=lambda captions: reference_ids(captioner, captions),
             eos_token_id=captioner.eos_token_id,
-            device=self.args.device,
             scorer=self.reward_scorer,
             max_completion_length=self.args.max_completion_length,
             has_bags=min(self.batch_sampler.schedule.values()) > 1,
-            columns=self.rollouts.images.column_names,
             decode=captioner.decode,
         )
 
@@ -723,13 +666,7 @@ class CaptionRLTrainer(CaptionTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         # Batches of this process. accelerate does not shard them further, which would split bags.
-        if self.train_dataset is None:
-            raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         args = self.args
-        if self.hp_search_backend is not None:  # the trial has changed arguments
-            self._start_policy()
-            self._make_batch_sampler()
-            self._recalls.clear()
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
@@ -758,22 +695,9 @@ class CaptionRLTrainer(CaptionTrainer):
             prepared = self._prepare_inputs(inputs)
             inputs.clear()
             inputs.update(prepared)
-        sampler = self.batch_sampler
-        rollout = self.rollouts.begin_step(micro_batches, self.state, sampler.bag_size)
-        if rollout is None:
-            return
-        means = self.monitor.record(*rollout)
-        if sampler.adaptive is not None and "recall_at_1" in means:
-            self._recalls.append(means["recall_at_1"])
-            # With the last rollout of the epoch, before anything is saved: a resumed run must know.
-            if len(self._recalls) == len(sampler):
-                sampler.update(math.fsum(self._recalls) / len(self._recalls))
-                self._recalls.clear()
-
-    def call_model_init(self, trial: Any = None) -> Any:
-        model = super().call_model_init(trial)
-        self._start_policy()
-        return model
+        rollout = self.rollouts.begin_step(micro_batches, self.state, self.batch_sampler.bag_size)
+        if rollout is not None:
+            self.monitor.record(*rollout)
 
     # Loss
 
@@ -815,13 +739,8 @@ class CaptionRLTrainer(CaptionTrainer):
         if "loss" in logs and self.batch_sampler is not None:
             logs = {**logs, **self.monitor.drain()}
             if args.log_completions and self.accelerator.is_main_process:
-                self.monitor.show(
-                    self.rollouts.images,
-                    args.num_completions_to_print,
-                    step=self.state.global_step,
-                    report_to=args.report_to,
-                    tensorboard_writer=self.tensorboard_writer,
-                )
+                step, number = self.state.global_step, args.num_completions_to_print
+                self.monitor.show(self.rollouts.images, number, step=step, report_to=args.report_to)
         super().log(logs, start_time)
 
     def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
@@ -836,7 +755,6 @@ class CaptionRLTrainer(CaptionTrainer):
         if self.args.should_save:
             state = {
                 **rollouts,
-                "recalls": self._recalls,
                 "batch_sampler": self.batch_sampler.state_dict(),
                 "guard": None if self.guard is None else self.guard.state_dict(),
             }
@@ -848,6 +766,5 @@ class CaptionRLTrainer(CaptionTrainer):
             state = json.loads(path.read_text(encoding="utf-8"))
             self.batch_sampler.load_state_dict(state["batch_sampler"])
             self.rollouts.load(folder, state)
-            self._recalls = list(state["recalls"])
             if self.guard is not None and state["guard"] is not None:
                 self.guard.load_state_dict(state["guard"])

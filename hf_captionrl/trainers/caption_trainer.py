@@ -7,11 +7,9 @@ Private overrides of transformers and TRL, which may break with their next relea
 | `_save_checkpoint` | ExactResumeTrainer | a checkpoint is written elsewhere and renamed when complete |
 | `_init_training_state` | ExactResumeTrainer | restores states of ours; a run killed after its last step would take another one |
 | `_load_from_checkpoint` | ExactResumeTrainer | names the folder for the next line |
-| `_load_best_model` | ExactResumeTrainer | a broken file would end a finished training with an error, and lose its weights |
 | `_issue_warnings_after_load` | ExactResumeTrainer | LLaVA is saved under other names of weights; tied weights are saved once |
 | `_save` | ExactResumeTrainer, CaptionTrainer | no pickle with the Hub's token; processor and facts beside the model |
 | `_push_from_checkpoint` | ExactResumeTrainer | would upload the optimizer's pickle |
-| `_track_num_input_tokens` | CaptionTrainer | would count pixels |
 | `_prepare_inputs` | CaptionTrainer | the Trainer has just set a frozen vision tower to training mode |
 | `_get_num_items_in_batch` | CaptionTrainer | counts supervised tokens over processes; see `CaptionTrainer` |
 | `_determine_best_metric` | CaptionRLTrainer | a collapsed policy may have the highest recall |
@@ -25,14 +23,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import datasets
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
@@ -41,8 +38,7 @@ from transformers import (
     TrainerState,
     set_seed,
 )
-from transformers.integrations import TensorBoardCallback
-from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
+from transformers.trainer_utils import denumpify_detensorize, speed_metrics
 
 import hf_captionrl.data as caption_data
 import hf_captionrl.metrics as caption_metrics  # each metric is imported at its first use
@@ -71,7 +67,7 @@ from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
-from hf_captionrl.trainers.guard import UnchangedCallback, log_completions, print_completions
+from hf_captionrl.trainers.guard import show_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 
 if TYPE_CHECKING:
@@ -100,17 +96,13 @@ class EpochCallback(TrainerCallback):
 
 def loader_settings(args: CaptionConfig) -> dict[str, Any]:
     """Arguments of a `DataLoader` for workers and memory."""
-    settings: dict[str, Any] = {
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": args.dataloader_pin_memory,
-        # Older releases of transformers do not have this field, nor that of the context.
-        "in_order": getattr(args, "dataloader_in_order", True),
-    }
+    settings: dict[str, Any] = {"num_workers": args.dataloader_num_workers, "pin_memory": args.dataloader_pin_memory}
+    settings["in_order"] = getattr(args, "dataloader_in_order", True)  # not in all releases of transformers
     if args.dataloader_num_workers:
         settings |= {
+            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
             "persistent_workers": args.dataloader_persistent_workers,
             "prefetch_factor": args.dataloader_prefetch_factor or 2,
-            "multiprocessing_context": getattr(args, "dataloader_multiprocessing_context", None),
         }
     return settings
 
@@ -121,35 +113,6 @@ def references_of(dataset: Any) -> list[list[str]] | None:
         return None
     found = caption_column(dataset)
     return found if any(found) else None
-
-
-def check_best_metric(
-    args: CaptionConfig, sets: Mapping[str, Any], has_scorer: bool, has_selecting_scorer: bool
-) -> None:
-    """Refuse a metric for the best model that evaluation of these sets, by name, does not compute, before training."""
-    wanted = str(args.metric_for_best_model or "").removeprefix("eval_")
-    if args.has_default_metric and not has_scorer:
-        return  # the trainer chooses another
-    used = args.load_best_model_at_end or args.save_strategy == "best"
-    if not wanted or not (used or args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")):
-        return
-    known = []
-    for name, rows in sets.items():
-        own = ["loss"] if "captions" in (getattr(rows, "column_names", None) or ()) else []
-        if not args.prediction_loss_only:
-            own += ["length", "lexical_diversity", *(["cider_d"] if own else [])]
-            for prefix in (*([""] if has_scorer else []), *(["reward_"] if has_selecting_scorer else [])):
-                own += [f"{prefix}recall_at_1", f"{prefix}recall_at_5"]
-                own += [f"{prefix}rd100_recall_at_1"] if rows is not None and len(rows) >= 100 else []
-            own += ["degenerate", "clipped_ratio"] if getattr(args, "guard", "off") != "off" else []
-        own += ["runtime", "samples_per_second", "steps_per_second"]
-        known += [f"{name}_{metric}" if name else metric for metric in own]
-    if wanted not in known:
-        raise ValueError(
-            f"metric_for_best_model is {args.metric_for_best_model!r}, which evaluation does not compute. Use one of "
-            f"{', '.join(known)}, pass the scorer that recall needs, compute it in compute_metrics, or leave "
-            "metric_for_best_model out, as --scorer none alone does."
-        )
 
 
 class CaptionTrainer(ExactResumeTrainer):
@@ -163,8 +126,7 @@ class CaptionTrainer(ExactResumeTrainer):
     `modules_to_save` stay in fp32 over a 16-bit base; other trainable weights in 16 bits are refused.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. A model or a name is passed to
-            `load_captioner`. None only with `model_init`.
+        model (`Captioner`, `PreTrainedModel` or `str`): The policy. A model or a name is passed to `load_captioner`.
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts.
         eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): As `train_dataset`; of several splits, `validation`. With
@@ -175,13 +137,8 @@ class CaptionTrainer(ExactResumeTrainer):
             [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
-        data_collator (`Callable`, *optional*): From a list of [`CaptionItem`] to a batch, instead of a
-            [`CaptionCollator`]; the batch must have the keys of `Captioner.collate`.
-        model_init (`Callable`, *optional*): Instead of `model`: returns a value for `model`, a new one for each `train()`. It
-            may take the trial of a hyperparameter search.
         compute_metrics (`Callable`, *optional*): From an `EvalPrediction` to a dict of numbers. `predictions` are the
-            captions, one per image, `label_ids` lists of references; with `include_for_metrics=["inputs"]`, `inputs` are
-            the image ids.
+            captions, one per image, `label_ids` lists of references.
     """
 
     args: CaptionConfig
@@ -189,15 +146,13 @@ class CaptionTrainer(ExactResumeTrainer):
     method_name = "Captioning"
     selecting_scorer: Scorer | None = None
     """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
-    start_metrics: Mapping[str, float] = MappingProxyType({})
-    """Evaluation of the captioner before training, if it was measured: what the warning of invented details compares with."""
     whole_set_for: ClassVar[str | None] = None
     """Why no image may occur in several rows; None if it may."""
     _tap_checked = False
 
     def __init__(
         self,
-        model: Captioner | PreTrainedModel | str | None = None,
+        model: Captioner | PreTrainedModel | str,
         args: CaptionConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | None = None,
@@ -207,45 +162,24 @@ class CaptionTrainer(ExactResumeTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         *,
-        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
-        model_init: Callable[..., Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
-        preprocess_logits_for_metrics: None = None,
     ) -> None:
-        if preprocess_logits_for_metrics is not None:
-            raise ValueError(
-                "preprocess_logits_for_metrics gets no logits: captions are generated. Use compute_metrics."
-            )
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
-        if (model is None) == (model_init is None) or (model_init is not None and optimizers != (None, None)):
-            raise ValueError(
-                "Pass the policy as model, or as model_init a function that makes it, without optimizers."
-            )
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer seeds later
-        self._policy_settings = {"processor": processing_class, "peft_config": peft_config}
-        self.model_init = model_init
-        made = super().call_model_init() if model is None else model
-        self.captioner = make_policy(made, args, **self._policy_settings)
+        self.captioner = make_policy(model, args, processor=processing_class, peft_config=peft_config)
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        if compute_metrics is None and type(self).evaluate is CaptionTrainer.evaluate:
-            if args.has_default_metric and self.scorer is None:
-                self._select_without_scorer(args)
-            sets = eval_dataset if isinstance(eval_dataset, Mapping) else {"": eval_dataset}
-            check_best_metric(args, sets, self.scorer is not None, self.selecting_scorer is not None)
+        if compute_metrics is None and args.has_default_metric and self.scorer is None:
+            self._select_without_scorer(args)
         self._train_source = train_dataset
-        self.caption_collator: Any = data_collator or CaptionCollator(
-            self.captioner, max_length=args.max_caption_length
-        )
+        self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
         if train_dataset is not None:
             items = self._caption_dataset(train_dataset, args)
-            self._epochs = EpochCallback(items)
-            callbacks = [*(callbacks or []), self._epochs]
-        self._unchanged = UnchangedCallback()
+            callbacks = [*(callbacks or []), EpochCallback(items)]
         super().__init__(
             model=self.captioner.model,
             args=args,
@@ -255,10 +189,9 @@ class CaptionTrainer(ExactResumeTrainer):
             eval_dataset=eval_dataset,
             processing_class=processing_class or self.captioner.processor,
             compute_metrics=compute_metrics,
-            callbacks=[*(callbacks or []), self._unchanged],
+            callbacks=callbacks,
             optimizers=optimizers,
         )
-        self.model_init = model_init
         # Losses are divided by num_items_in_batch; without this, the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
 
@@ -281,18 +214,6 @@ class CaptionTrainer(ExactResumeTrainer):
         args = super()._resolve_args(model, args)
         refuse_unsupported(args)  # fields may have changed since it was created
         return args
-
-    def call_model_init(self, trial: Any = None) -> Any:
-        made = super().call_model_init(trial)
-        self.captioner = make_policy(made, self.args, **self._policy_settings)
-        self._tap_checked = False
-        if isinstance(self.caption_collator, CaptionCollator):
-            self.caption_collator.captioner = self.captioner
-        if (self.args.cache_image_features or self.args.cache_pixels) and self._train_source is not None:
-            for key in [key for key in self._once if key[0] in ("tower", "pixels")]:
-                del self._once[key]  # the new tower may differ
-            self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
-        return self.captioner.model
 
     # Data
 
@@ -345,16 +266,6 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._kept("hashes", (rows,), lambda: image_hashes(rows))
 
     # Loss
-
-    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
-        """Count text tokens; the Trainer would count pixels where the main input is an image."""
-        kind = self.args.include_num_input_tokens_seen
-        if kind == "no":
-            return
-        rows = (inputs["labels"] != IGNORE_INDEX).any(1)  # (B,): not those that only fill the last batch of an epoch
-        tokens = inputs["attention_mask"] if kind == "non_padding" else torch.ones_like(inputs["input_ids"])
-        mine = tokens[rows].sum().to(self.args.device, torch.int64)
-        self.state.num_input_tokens_seen += int(self.accelerator.gather(mine.reshape(1)).sum())
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         # With dropout, the output of a frozen tower would differ from the cached one.
@@ -422,132 +333,53 @@ class CaptionTrainer(ExactResumeTrainer):
 
         Returns:
             `dict[str, float]`: `loss` (nats per token of one reference per image, the same one in each epoch), `length`
-            (mean words), `lexical_diversity` (thousands), `cider_d` (in [0, 10]), with a scorer `recall_at_1`, `recall_at_5` (whole pool) and, for
-            100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and `runtime`.
-            Without references there is neither `loss` nor `cider_d`; with `prediction_loss_only` there is nothing else.
+            (mean words), `lexical_diversity` (thousands), `cider_d` (in [0, 10]), with a scorer `recall_at_1`, `recall_at_5` (whole
+            pool) and, for 100 or more images, `rd100_recall_at_1`, all fractions; then the metrics of `compute_metrics`, and
+            `runtime`. Without references there is neither `loss` nor `cider_d`.
         """
-        dataset = self._evaluated(eval_dataset)
-        if isinstance(dataset, Mapping):
-            found: dict[str, float] = {}
-            for name, rows in dataset.items():
-                found |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
-            return found
-        dataset = self._rows_of(dataset)
-        self._memory_tracker.start()
-        captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
-        self.log(metrics)
-        self._warn_of_runaway(dataset, metrics, metric_key_prefix)
-        if captions is not None:
-            self._unchanged.compare(metric_key_prefix, captions, self.args, self.state, is_training=self.is_in_train)
-        if captions is not None and self.args.log_completions and self.is_world_process_zero():
-            self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
-        handler = self.callback_handler
-        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
-        self._memory_tracker.stop_and_update_metrics(metrics)
-        return metrics
-
-    def _evaluated(self, eval_dataset: Any) -> Any:
-        """The data that an argument `eval_dataset` means."""
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
-            if dataset not in self.eval_dataset:
-                raise ValueError(f"eval_dataset is {dataset!r}. Use one of {list(self.eval_dataset)}, or a data set.")
             dataset = self.eval_dataset[dataset]
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
-        return dataset
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Batches of one data set, of which `evaluate` measures the loss: one reference per image, the same in each epoch."""
-        dataset = self._evaluated(eval_dataset)
         if isinstance(dataset, Mapping):
-            raise ValueError(f"There are several evaluation data. Pass as eval_dataset one of {list(dataset)}.")
-        # The Trainer's own method would keep the first data set's workers for all.
-        return self._reference_loader(self._rows_of(dataset))
+            metrics: dict[str, float] = {}
+            for name, rows in dataset.items():
+                metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
+            return metrics
+        dataset = self._rows_of(dataset)
+        captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
+        self.log(metrics)
+        if self.args.log_completions and self.is_world_process_zero():
+            self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
+        return metrics
 
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
-        """As `get_eval_dataloader`, of the split `test` of several."""
-        return self._reference_loader(self._rows_of(test_dataset, "test"))
-
-    def _reference_loader(self, dataset: datasets.Dataset) -> DataLoader:
-        items, rows = self._reference_items(dataset)
-        return super().get_test_dataloader(Subset(items, rows))
-
-    def _warn_of_runaway(self, dataset: datasets.Dataset, metrics: Mapping[str, float], prefix: str) -> None:
-        """Warn where captions outgrow the references while fewer find their image: detail that is not in the image."""
-        recall, length = (metrics.get(f"{prefix}_{name}") for name in ("recall_at_1", "length"))
-        seen = [entry for entry in (self.start_metrics, *self.state.log_history) if f"{prefix}_recall_at_1" in entry]
-        words = [len(text.split()) for texts in references_of(dataset) or [] for text in texts]
-        if recall is None or length is None or not seen or not words or not self.is_world_process_zero():
-            return
-        best, human = max(seen, key=lambda entry: entry[f"{prefix}_recall_at_1"]), sum(words) / len(words)
-        if length > 1.25 * human and recall < 0.8 * best[f"{prefix}_recall_at_1"]:
-            logger.warning(
-                "Captions have %.1f words, the references %.1f, and R@1 fell from %.3f at step %d to %.3f: the captions invent "
-                "details. Keep that checkpoint (metric_for_best_model='recall_at_1'), and use a lower learning_rate, a higher "
-                "mle_weight, or a stronger start.",
-                *(length, human, best[f"{prefix}_recall_at_1"], best.get("step", 0), recall),
-            )
-
-    def predict(
-        self, test_dataset: datasets.Dataset, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-    ) -> PredictionOutput:
-        """Caption a data set and measure the captions as `evaluate` does, without logging.
-
-        Args:
-            test_dataset (`datasets.Dataset`): As `eval_dataset`, but of several splits `test`; references are optional.
-            ignore_keys (`list[str]`, *optional*): Unused; part of the Trainer's signature.
-            metric_key_prefix (`str`): Prefix of every key.
-
-        Returns:
-            `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
-        """
-        test_dataset = self._rows_of(test_dataset, "test")
-        self._memory_tracker.start()
-        captions, _, metrics = self._measure(test_dataset, metric_key_prefix, generate=True)
-        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
-        self._memory_tracker.stop_and_update_metrics(metrics)
-        return PredictionOutput(predictions=captions, label_ids=references_of(test_dataset), metrics=metrics)  # type: ignore[arg-type]
-
-    @property
-    def tensorboard_writer(self) -> Any | None:
-        """The writer of transformers' `TensorBoardCallback`; None where nothing is reported to tensorboard."""
-        callbacks = self.callback_handler.callbacks
-        return next((c.tb_writer for c in callbacks if isinstance(c, TensorBoardCallback)), None)
-
-    def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:
+    def _rows_of(self, dataset: Any) -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        name = "rows" if isinstance(dataset, datasets.Dataset) else f"rows of {split}"
-        return self._kept(name, (dataset,), lambda: evaluation_rows(dataset, split))
+        return self._kept("rows", (dataset,), lambda: evaluation_rows(dataset))
 
-    def _measure(
-        self, dataset: datasets.Dataset, prefix: str, *, generate: bool = False
-    ) -> tuple[list[str] | None, Any, dict[str, float]]:
+    def _measure(self, dataset: datasets.Dataset, prefix: str) -> tuple[list[str], Any, dict[str, float]]:
         """Captions as generated, ranks of the images, and metrics with the prefix."""
         start = time.time()
         references = references_of(dataset)
         loss = None if references is None else self._reference_loss(dataset)
+        captions, ended = self._generate(dataset)
+        shown = spoken(captions)
+        described, ranks = self._describe(dataset, shown)
         metrics: dict[str, Any] = {} if loss is None else {"loss": loss}
-        captions = ranks = None
-        if generate or not self.args.prediction_loss_only:
-            captions, ended = self._generate(dataset)
-            shown = spoken(captions)
-            described, ranks = self._describe(dataset, shown)
-            rows = [row for row, texts in enumerate(references or []) if any(text.strip() for text in texts)]
-            if references is not None and rows:
-                found = caption_metrics.cider_d([shown[row] for row in rows], [references[row] for row in rows])
-                metrics["cider_d"] = float(found["cider_d"])
-            metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
-            if self.compute_metrics is not None and references is not None:
-                metrics |= self._computed(dataset, captions, references)
-        elif loss is None:
-            raise ValueError(
-                "prediction_loss_only is True, and the evaluation data have no column 'captions'. Use False."
-            )
-        named = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
-        batch = self.args.eval_batch_size * self.args.world_size
-        steps = math.ceil(len(dataset) / batch)
-        return captions, ranks, named | speed_metrics(prefix, start, num_samples=len(dataset), num_steps=steps)
+        rows = [row for row, texts in enumerate(references or []) if any(text.strip() for text in texts)]
+        if references is not None and rows:
+            scores = caption_metrics.cider_d([shown[row] for row in rows], [references[row] for row in rows])
+            metrics["cider_d"] = float(scores["cider_d"])
+        metrics |= described | ({} if self.guard is None else self.guard.check_captions(captions, ended))
+        if self.compute_metrics is not None and references is not None:
+            prediction = EvalPrediction(predictions=captions, label_ids=references)  # type: ignore[arg-type]
+            metrics |= denumpify_detensorize(dict(self.compute_metrics(prediction)))
+        metrics = {name if name.startswith(f"{prefix}_") else f"{prefix}_{name}": v for name, v in metrics.items()}
+        steps = math.ceil(len(dataset) / (self.args.eval_batch_size * self.args.world_size))
+        return captions, ranks, metrics | speed_metrics(prefix, start, num_samples=len(dataset), num_steps=steps)
 
     def _generate(self, dataset: datasets.Dataset, **generate_kwargs: Any) -> GeneratedCaptions:
         """As `generate_captions`, with whether each caption ended before the length limit."""
@@ -610,21 +442,18 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
         """Print the first captions of an evaluation and send them to the trackers."""
-        step = self.state.global_step
-        first = dataset.select(range(min(self.args.num_completions_to_print, len(dataset))))
-        shown, references = list(first), references_of(first) or [[]] * len(first)
-        rows = [
-            {
-                "image_id": row.get("image_id", index),
-                "caption": captions[index],
-                "reference": next(iter(references[index]), ""),
-                "rank": None if ranks is None else int(ranks[index]),
-            }
-            for index, row in enumerate(shown)
-        ]
-        print_completions(rows, step=step)
-        images, writer = [caption_data.open_still(row) for row in shown], self.tensorboard_writer
-        log_completions(rows, images, step=step, report_to=self.args.report_to, tensorboard_writer=writer, tag=tag)
+        number = min(self.args.num_completions_to_print, len(dataset))
+        rows = list(dataset.select(range(number)))
+        columns = {
+            "image_id": [row.get("image_id", index) for index, row in enumerate(rows)],
+            "caption": captions[:number],
+            "reference": [
+                next(iter(texts), "") for texts in references_of(dataset.select(range(number))) or [[]] * number
+            ],
+        }
+        columns |= {} if ranks is None else {"rank": list(map(int, ranks[:number]))}
+        images = list(map(caption_data.open_still, rows))
+        show_completions(columns, images, step=self.state.global_step, report_to=self.args.report_to, tag=tag)
 
     def _shard(self, number: int) -> list[int]:
         """Rows of this process: every world_size-th one.
@@ -665,17 +494,6 @@ class CaptionTrainer(ExactResumeTrainer):
                 random = caption_metrics.self_retrieval(text, images, num_distractors=99)
                 metrics[f"{prefix}rd100_recall_at_1"] = float(random["recall_at_1"])
         return metrics, ranks
-
-    def _computed(self, dataset: datasets.Dataset, captions: list[str], references: list[list[str]]) -> dict[str, Any]:
-        """Metrics of the user's `compute_metrics`."""
-        ids = None
-        if "inputs" in self.args.include_for_metrics:
-            ids = list(map(str, dataset["image_id"] if "image_id" in dataset.column_names else range(len(dataset))))
-        prediction = EvalPrediction(predictions=captions, label_ids=references, inputs=ids)  # type: ignore[arg-type]
-        found = self.compute_metrics(prediction)
-        if not isinstance(found, Mapping):
-            raise TypeError(f"compute_metrics returned a {type(found).__name__}. Return a dict of names and numbers.")
-        return denumpify_detensorize(dict(found))
 
     # Saving
 

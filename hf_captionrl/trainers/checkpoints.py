@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -28,7 +29,7 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from PIL import Image
-from torch import Tensor, nn
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -40,16 +41,15 @@ from hf_captionrl.data.features import source_key, training_images, write_traini
 from hf_captionrl.data.options import ids_digest
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.policy import default_output_dir
-from hf_captionrl.trainers.publishing import CheckedPush, base_model, on_main_process, public_name
-from hf_captionrl.utils.io import FolderLock, json_digest, plain_config, to_plain, write_json
+from hf_captionrl.trainers.publishing import CheckedPush, base_model, on_main_process, public_name, read_run, write_run
+from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
 from hf_captionrl.utils.model_files import (
     check_checkpoint,
     check_index,
     check_kwargs,
-    check_safetensors,
     convert_command,
 )
-from hf_captionrl.utils.options import Range, documented
+from hf_captionrl.utils.options import documented
 
 if TYPE_CHECKING:
     from hf_captionrl.trainers.guard import GuardCallback
@@ -58,8 +58,6 @@ logger = logging.getLogger(__name__)
 
 # --- Which checkpoint a run resumes from -----------------------------------------------------------------------------
 
-CONFIGURATION_FILE = "run_configuration.json"
-"""In every checkpoint: what must be equal in the run that resumes from it."""
 PARTIAL = ".partial"
 """Folder in the output folder where a checkpoint is written."""
 
@@ -75,27 +73,18 @@ _FREE = set(
     "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
     "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard max_truncated_by_scorer save_on_signal".split()
 )
-
-
 _PROBES = 64
 
 
 def data_digest(data: Any) -> str | None:
-    """Digest of the ids of training data and of some of their rows, with the bytes of the images; None for streams and the like."""
+    """Digest of the ids of training data and of some of their rows, with the bytes of the images; None for streams."""
+    if not isinstance(data, datasets.Dataset | list | tuple):  # to read it might draw random numbers
+        return None
+    ids = None
     if isinstance(data, datasets.Dataset):
         data = undecoded(data.with_format(None)) if "image" in data.column_names else data.with_format(None)
         ids = ids_digest(data) if "image_id" in data.column_names else None
-    elif isinstance(data, list | tuple):
-        ids = None
-    else:  # to read it might draw random numbers
-        return None
-    rows: list[Any] = []
-    for row in range(0, len(data), max(1, len(data) // _PROBES)):
-        try:
-            rows.append(_comparable(data[row]))
-        except Exception as error:  # of a decoder; if training needs the column, it says more
-            rows.append(type(error).__name__)
-    return json_digest([ids, rows])
+    return json_digest([ids, [_comparable(data[row]) for row in range(0, len(data), max(1, len(data) // _PROBES))]])
 
 
 def _comparable(value: Any) -> Any:
@@ -111,27 +100,24 @@ def _comparable(value: Any) -> Any:
 
 
 def run_configuration(trainer: Any) -> dict[str, Any]:
-    """Trainer, model, data, an optimizer that was passed, and the arguments that decide what a run computes."""
+    """Trainer, model, data and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
-    # After a training, the optimizer is in a wrapper of accelerate.
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer) if trainer.has_own_optimizer else None
     ours = [cls for cls in type(args).__mro__ if cls.__module__.startswith("hf_captionrl.")]
     declared = {name for cls in ours for name in inspect.get_annotations(cls)}
     declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
     names = sorted({*declared, *_INHERITED}.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
-    return {
+    # With another number of rows per step, a resumed epoch would read rows twice or never.
+    rows = args.per_device_train_batch_size * max(1, args.n_gpu) * args.gradient_accumulation_steps * args.world_size
+    configuration = {
         "trainer": type(trainer).__name__,
         "model": public_name(getattr(base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
-        # With another number, a resumed epoch would read rows twice or never.
-        "rows per step": args.per_device_train_batch_size
-        * max(1, args.n_gpu)
-        * args.gradient_accumulation_steps
-        * args.world_size,
+        "rows per step": rows,
         "training_data": trainer.training_data,
-        "optimizer": optimizer and [type(optimizer).__name__, plain_config(optimizer.defaults)],
-        **json.loads(json.dumps(to_plain({name: getattr(args, name) for name in names}))),
+        **to_plain({name: getattr(args, name) for name in names}),
     }
+    loaded: dict[str, Any] = json.loads(json.dumps(configuration))  # as in the file: tuples are lists
+    return loaded
 
 
 def set_aside(folder: Path, resumed: str | None) -> None:
@@ -148,8 +134,7 @@ def set_aside(folder: Path, resumed: str | None) -> None:
         place.mkdir()
         for path in others:
             path.rename(place / path.name)
-        text = "%d checkpoints of an earlier start are moved to %s. Remove them if you do not need them; resume_from_checkpoint=True "
-        logger.warning(text + "continues the last run in a folder.", len(others), place)
+        logger.warning("%d checkpoints of an earlier start are moved to %s.", len(others), place)
 
 
 def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
@@ -157,37 +142,27 @@ def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
     return os.path.isdir(folder) and get_last_checkpoint(os.fspath(folder)) is not None
 
 
-def checkpoint_to_resume(trainer: Any, wanted: str | bool, trial: Any = None) -> str:
-    """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it.
-
-    A checkpoint that a search passes for a trial is its own: it has no random states, and may be of other settings.
-    """
+def checkpoint_to_resume(trainer: Any, checkpoint: str | bool) -> str:
+    """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it."""
     folder = trainer.args.output_dir
-    found = (get_last_checkpoint(folder) if has_checkpoint(folder) else None) if wanted is True else str(wanted)
-    if found is None or not os.path.isdir(found):
-        raise ValueError(f"There is no checkpoint {found or f'in {folder!r}'}. Start without resume_from_checkpoint.")
-    for path in sorted(Path(found).rglob("*")):
-        if _PICKLED_WEIGHTS.fullmatch(path.name):
-            raise ValueError(f"{str(path)!r} is a pickle; weights are safetensors. Use {convert_command(found)}.")
-        if path.name.endswith(".safetensors.index.json"):
-            check_index(path)
-    if trial is not None:
-        return found
-    if not any(Path(found).glob("rng_state*.pth")):
-        raise ValueError(
-            f"{found!r} holds the model only (save_only_model=True). Use it as the model of a new run, or another checkpoint."
-        )
-    path = Path(found) / CONFIGURATION_FILE
-    if path.exists():  # checkpoints of a plain Trainer have none
-        # As in the file: tuples are lists.
-        saved, mine = json.loads(path.read_text(encoding="utf-8")), json.loads(json.dumps(run_configuration(trainer)))
-        for name in sorted(saved):  # earlier versions recorded fewer names
-            if saved.get(name) != mine.get(name):
-                raise ValueError(
-                    f"{found!r} is of another run: its {name} is {saved.get(name)!r}, and here it is {mine.get(name)!r}. "
-                    "Use the same configuration, another checkpoint, another output_dir, or in a recipe --overwrite_output_dir."
-                )
-    return found
+    path = get_last_checkpoint(folder) if checkpoint is True and os.path.isdir(folder) else checkpoint
+    if not isinstance(path, str) or not os.path.isdir(path):
+        raise ValueError(f"There is no checkpoint {path!r} in {folder!r}. Start without resume_from_checkpoint.")
+    for file in sorted(Path(path).rglob("*")):
+        if _PICKLED_WEIGHTS.fullmatch(file.name):
+            raise ValueError(f"{str(file)!r} is a pickle; weights are safetensors. Use {convert_command(path)}.")
+        if file.name.endswith(".safetensors.index.json"):
+            check_index(file)
+    if not any(Path(path).glob("rng_state*.pth")):
+        raise ValueError(f"{path!r} holds the model only (save_only_model=True). Use it as the model of a new run.")
+    saved, configuration = read_run(path).get("configuration", {}), run_configuration(trainer)
+    for name in sorted(saved):  # checkpoints of a plain Trainer have none
+        if saved[name] != configuration.get(name):
+            raise ValueError(
+                f"{path!r} is of another run: its {name} is {saved[name]!r}, and here it is {configuration.get(name)!r}. "
+                "Use the same configuration, another output_dir, or in a recipe --overwrite_output_dir."
+            )
+    return path
 
 
 def _flush(*paths: Path) -> None:
@@ -201,14 +176,11 @@ def _flush(*paths: Path) -> None:
                 os.close(descriptor)
 
 
-# --- The selected checkpoint, its metric and ties: printed at the end of training and stored with the model ----------
-
-SELECTION_FILE = "selected_checkpoint.json"
-"""File in the folder of the saved model."""
+# --- The selected checkpoint, its metric and ties: a section of run.json ---------------------------------------------
 
 
 def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[str, Any]:
-    """The checkpoint with the best metric; `kept_instead` says which other weights the model has, and why."""
+    """The checkpoint with the best metric; `kept_instead` says which other weights the model has."""
     args, state, guard = trainer.args, trainer.state, trainer.guard
     metric = args.metric_for_best_model
     metric = metric if metric is None or str(metric).startswith("eval_") else f"eval_{metric}"
@@ -216,7 +188,7 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
     without = {0, *(entry["step"] for entry in ([] if guard is None else guard.refused))}
     values = {e["step"]: e[metric] for e in state.log_history if metric in e and e.get("step", 0) not in without}
     step = state.best_global_step
-    found = {
+    selection = {
         "step": step,
         "metric": metric,
         "value": None if state.best_metric is None else float(state.best_metric),
@@ -225,47 +197,24 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
         "ties": sorted(other for other, value in values.items() if value == state.best_metric and other != step),
         "tie_rule": "earliest",
     }
-    found |= {} if kept_instead is None else {"kept_instead": kept_instead}
-    starts = [getattr(trainer, "start_metrics", {}), *(entry for entry in state.log_history if entry.get("step") == 0)]
-    of_start = [float(entry[metric]) for entry in starts if metric in entry]
-    found |= {"start": of_start[0]} if of_start else {}
+    selection |= {} if kept_instead is None else {"kept_instead": kept_instead}
     if guard is not None:
-        found["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
-    return found
+        selection["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
+    return selection
 
 
-def _sentence(selection: dict[str, Any]) -> str:
-    """One line for the terminal."""
-    instead = selection.get("kept_instead")
+def selection_line(selection: Mapping[str, Any]) -> str:
+    """One line about a selection, for terminals and cards."""
     if selection["step"] is None:
-        return f"No checkpoint was selected: {instead}."
-    best = "highest" if selection["greater_is_better"] else "lowest"
-    value = "?" if selection["value"] is None else f"{selection['value']:.6g}"
-    ties = selection["ties"]
-    tied = f"{len(ties)} tied (steps {', '.join(map(str, ties))}): the earliest is taken" if ties else "no ties"
-    number = selection["evaluations"]
-    text = (
-        f"checkpoint-{selection['step']}: {selection['metric']} = {value}, the {best} of {number} evaluations; {tied}."
-    )
-    reached, start = selection["value"], selection.get("start")
-    if start not in (None, reached) and reached is not None and (start > reached) == selection["greater_is_better"]:
-        text += f" The start is better ({start:.6g})."
-    return f"Selected {text}" if instead is None else f"Best was {text} It was not loaded: {instead}."
-
-
-def selection_lines(selection: dict[str, Any]) -> list[str]:
-    """The sentence, and one for each time the guard tripped or refused an evaluation."""
-    lines = [_sentence(selection)]
-    guard = selection.get("guard") or {"trips": [], "refused": []}
-    for trip in guard["trips"]:
-        outcome = "Training continued." if trip["action"] == "warn" else "Training stopped."
-        if trip["rolled_back_to"] is not None:
-            outcome = f"The weights were rolled back to {trip['rolled_back_to']}."
-        lines.append(f"Step {trip['step']}: the guard tripped. {trip['reason']} {outcome}")
-    lines += [f"Step {e['step']}: the guard refused the evaluation. {e['reason']}" for e in guard["refused"]]
-    if selection.get("collapsed"):
-        lines.append(f"This model is not delivered. {selection['collapsed']}")
-    return lines
+        line = "No checkpoint was selected"
+    else:
+        value, number = selection["value"], selection["evaluations"]
+        line = f"Selected checkpoint-{selection['step']}: {selection['metric']} = {value:.6g}, the best of {number} evaluations"
+    line += f"; {selection['kept_instead']}" if "kept_instead" in selection else ""
+    for event, name in (("trips", "tripped"), ("refused", "refused the evaluation")):
+        if steps := [entry["step"] for entry in selection.get("guard", {}).get(event, [])]:
+            line += f"; the guard {name} at step {', '.join(map(str, steps))}"
+    return f"{line}. Not delivered: {selection['collapsed']}" if "collapsed" in selection else f"{line}."
 
 
 def note_collapse(trainer: Any, reason: str) -> None:
@@ -280,53 +229,40 @@ def note_collapse(trainer: Any, reason: str) -> None:
 def conclude_selection(trainer: Any) -> None:
     """After training, report the selected checkpoint, and whether the captions of the model have collapsed."""
     args, state, guard = trainer.args, trainer.state, trainer.guard
-    here = f"the weights of step {state.global_step} are kept"
     wants_best = args.load_best_model_at_end or args.save_strategy == "best"
     has_best = wants_best and state.best_model_checkpoint is not None
-    why = None  # the model does not have the weights of the best checkpoint
-    if has_best:
-        if args.load_best_model_at_end and trainer.fault_of_best is not None:
-            why = f"it is broken, and {here}"
-        elif not args.load_best_model_at_end and state.best_global_step != state.global_step:
-            why = f"load_best_model_at_end is False, and {here}"
-    elif guard is not None and (guard.trips or guard.refused):
-        why = "load_best_model_at_end is False"
-        if args.load_best_model_at_end:
-            why = f"the guard refused {len(guard.refused)} evaluations and accepted none"
+    kept = None  # the model does not have the weights of the best checkpoint
+    if has_best and not args.load_best_model_at_end and state.best_global_step != state.global_step:
+        kept = f"the weights of step {state.global_step} are kept"
+    elif not has_best and guard is not None and (guard.trips or guard.refused):
         back = next((trip["rolled_back_to"] for trip in guard.trips if trip["rolled_back_to"]), None)
-        why += f", and {here if back is None else f'the guard rolled back to {back}'}"
-    if has_best or why is not None:
-        trainer.selection = describe_selection(trainer, why)
+        kept = f"the weights of {f'step {state.global_step}' if back is None else back} are kept"
+    if has_best or kept is not None:
+        trainer.selection = describe_selection(trainer, kept)
         if state.is_world_process_zero:
-            print(_sentence(trainer.selection))
-    if guard is not None and (why is not None or not has_best) and (fault := guard.fault_of_kept_weights(args, state)):
+            print(selection_line(trainer.selection))
+    if (
+        guard is not None
+        and (kept is not None or not has_best)
+        and (fault := guard.fault_of_kept_weights(args, state))
+    ):
         note_collapse(trainer, fault)
 
 
-# --- Check that weights are finite, in one pass over those that training can change ----------------------------------
-
-
 def first_non_finite(model: nn.Module) -> str | None:
-    """Name of the first weight of this process that training can change, and that is NaN or infinite; copies no weights."""
-    changeable = [(name, p, False) for name, p in model.named_parameters() if p.requires_grad]
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(prefix=prefix, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
-                changeable.append((name, buffer, True))  # type: ignore[arg-type]  # may be a mask with minus infinity
-    names: list[str] = []
-    bad: list[Tensor] = []
-    for name, weight, may_be_infinite in changeable:
+    """Name of the first trainable weight of this process that is NaN or infinite; copies no weights."""
+    for name, weight in model.named_parameters():
         # The part that this process holds: under DeepSpeed's stage 3 the parameter itself is empty; DTensor is FSDP2's.
         values: Any = getattr(weight, "ds_tensor", weight)
         values = (values.to_local() if hasattr(values, "to_local") else values).detach()
-        if values.numel() and values.is_floating_point() and values.device.type != "meta":
-            # The largest magnitude is NaN if any value is, and cannot overflow.
-            largest = torch.linalg.vector_norm(values, ord=float("inf"))
-            names.append(name.removeprefix("module."))
-            bad.append(largest.isnan() if may_be_infinite else ~largest.isfinite())
-    home = bad[0].device if bad else None
-    flags = torch.stack([flag.to(home) for flag in bad]).tolist() if bad else []  # one transfer
-    return next((name for name, flag in zip(names, flags, strict=True) if flag), None)
+        # The largest magnitude is NaN if any value is, and cannot overflow.
+        if (
+            weight.requires_grad
+            and values.numel()
+            and not torch.linalg.vector_norm(values, ord=float("inf")).isfinite()
+        ):
+            return name.removeprefix("module.")
+    return None
 
 
 # --- An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits -----------------
@@ -336,8 +272,8 @@ class StopOnSignal(TrainerCallback):
     """Handles SIGTERM and SIGINT during training; a context manager.
 
     The stop waits for an evaluation of the step and for the other steps of the same rollout, so that a resumed run is
-    bit-exact. The exit code is the shell's for the signal, 128 + its number, so that `train && caption` stops. A second signal
-    ends the process immediately. With several processes the signal may reach only one; all of them stop after the same step.
+    bit-exact. The exit code is 128 + the signal's number. A second signal ends the process immediately. With several processes
+    the signal may reach only one; all of them stop after the same step.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -354,37 +290,28 @@ class StopOnSignal(TrainerCallback):
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         self.trainer.remove_callback(self)
-        self._restore()
+        for number, before in self._before.items():
+            signal.signal(number, before)
         if self.received is not None and kind is None:
             signal.raise_signal(self.received)  # it came after the last step: leave it to the previous handler
 
-    def _restore(self) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before = {}
-
     def _note(self, number: int, frame: Any) -> None:
         if self.received is not None:
-            self._restore()
+            signal.signal(number, self._before[number])
             signal.raise_signal(number)
-            return
         self.received = number
         text = "finishing the step and saving a checkpoint. A second signal stops immediately."
         os.write(2, f"\n{signal.Signals(number).name}: {text}\n".encode())  # print may be what was interrupted
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save after a signal that came before or during the evaluation."""
-        number = self.received or 0
-        accelerator = self.trainer.accelerator
+        number, accelerator = self.received or 0, self.trainer.accelerator
         if accelerator.num_processes > 1:  # every process asks at the same points
             number = int(accelerator.gather(torch.tensor([number], device=accelerator.device)).max())
-        if not number or state.global_step == 0:
-            return
-        if state.global_step % (getattr(args, "num_iterations", None) or 1):
+        if not number or state.global_step % (getattr(args, "num_iterations", None) or 1) or not state.global_step:
             return  # TRL's checkpoints do not store a rollout in use
-        if control.should_training_stop and state.global_step < state.max_steps:
-            return  # another callback stops training and decides what is saved
-        control.should_save, self._saves = True, number
+        if not control.should_training_stop or state.global_step >= state.max_steps:
+            control.should_save, self._saves = True, number  # else another callback stops, and decides what is saved
 
     on_evaluate = on_epoch_end
 
@@ -396,29 +323,12 @@ class StopOnSignal(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Exit after the checkpoint is saved."""
-        if not self._saves:
-            return
-        if state.is_world_process_zero:
-            step = state.global_step
-            text = f"Stopped after step {step}; checkpoint-{step} is saved. A recipe's command resumes from it; in a program, use"
-            print(text, "resume_from_checkpoint=True.", file=sys.stderr)
-        raise SystemExit(128 + self._saves)
+        if self._saves:
+            print(f"Stopped after step {state.global_step}; its checkpoint is saved.", file=sys.stderr)
+            raise SystemExit(128 + self._saves)
 
 
 # --- The base class of every trainer ---------------------------------------------------------------------------------
-
-
-# Numbers that transformers does not check, or only during the run.
-_RANGES: dict[str, Range] = {
-    **dict.fromkeys(["per_device_train_batch_size", "per_device_eval_batch_size"], Range(at_least=1)),
-    **dict.fromkeys(
-        ["learning_rate", "projection_learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"],
-        Range(at_least=0),
-    ),
-    **dict.fromkeys(["adam_beta1", "adam_beta2"], Range(at_least=0, below=1)),
-    "gradient_accumulation_steps": Range(at_least=1),
-    "neftune_noise_alpha": Range(at_least=0),
-}
 
 
 @dataclass
@@ -432,10 +342,6 @@ class ExactResumeArguments:
     )
 
     def __post_init__(self) -> None:
-        for name, numbers in _RANGES.items():
-            value = getattr(self, name, None)
-            if isinstance(value, (int, float)) and value not in numbers:
-                raise ValueError(f"{name} is {value}, but must be {numbers}.")
         is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
         takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
         if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:
@@ -450,10 +356,6 @@ class ExactResumeArguments:
             self.dataloader_pin_memory = False  # PyTorch would warn of it at every data loader
         if getattr(self, "hub_private_repo", None) is None:
             self.hub_private_repo = True  # TRL's GRPO logs completions to a repository too
-        if self.save_on_signal and getattr(self, "save_only_model", False):
-            logger.warning(
-                "save_only_model=True: no run can resume from it. Use save_only_model=False for a checkpoint on a signal."
-            )
 
     def to_dict(self) -> dict[str, Any]:
         """The arguments. transformers hides the values of names that end in `_token`; of those, only the Hub's are secrets."""
@@ -491,11 +393,9 @@ class ExactResumeTrainer(CheckedPush):
     selection: dict[str, Any] | None = None
     collapsed: str | None = None
     guard: GuardCallback | None = None
-    fault_of_best: str | None = None  # why the best checkpoint could not be loaded
     config_class: ClassVar[type[Any]]
     method_name: ClassVar[str]
     """Names the output folder of a run without a configuration."""
-    has_own_optimizer: bool | None = None  # whether the caller passed an optimizer
     training_data: str | None = None
     """[`data_digest`] at the start of the training."""
     _loading: str | None = None
@@ -528,39 +428,27 @@ class ExactResumeTrainer(CheckedPush):
                 given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
 
         `resume_from_checkpoint` is a checkpoint, or True for the newest one in `args.output_dir`. Checkpoints of other runs in that
-        folder are moved into a folder `earlier-N`. A trial of a hyperparameter search has a folder of its own.
+        folder are moved into a folder `earlier-N`.
         """
-        folder = Path(self._get_output_dir(trial))
-        if self.has_own_optimizer is None:  # the Trainer keeps the optimizer that it makes
-            self.has_own_optimizer = self.optimizer is not None  # type: ignore[has-type]
+        folder = Path(self.args.output_dir)
         with contextlib.ExitStack() as stack:
 
             def begin() -> str | None:
                 stack.enter_context(FolderLock(folder))
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
-                found = checkpoint_to_resume(self, resume_from_checkpoint, trial) if resume_from_checkpoint else None
-                start = Path(getattr(base_model(self), "name_or_path", None) or ".").resolve()
-                if found is None and start.parent == folder.resolve() and start.name.startswith("checkpoint-"):
-                    raise ValueError(
-                        f"The model is {start.name} in output_dir {self.args.output_dir!r}, which a new run would move away. Use another "
-                        "output_dir, or resume_from_checkpoint."
-                    )
                 self.training_image_hashes()  # may take minutes: not while a checkpoint is written
-                self._resumed, self._has_saved = found, False
-                return found
+                return checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
 
-            checkpoint = on_main_process(self.accelerator, begin)
+            self._resumed, self._has_saved = on_main_process(self.accelerator, begin), False
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
-            self.selection = self.collapsed = self.fault_of_best = None
-            output = super().train(checkpoint, trial, *args, **kwargs)
+            self.selection = self.collapsed = None
+            output = super().train(self._resumed, *args, **kwargs)
             conclude_selection(self)
             self.refuse_diverged()
             return output
@@ -582,11 +470,9 @@ class ExactResumeTrainer(CheckedPush):
             name = next((found for found in gather_object([name]) if found is not None), None)
         if name is None:
             return
-        good = get_last_checkpoint(self.args.output_dir) if has_checkpoint(self.args.output_dir) else None
-        again = "Start again" if good is None else f"Start a new run from the last checkpoint, {good!r},"
         raise FloatingPointError(
-            f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, "
-            f"and no checkpoint is removed. {again} with a lower learning_rate or max_grad_norm."
+            f"Training has diverged: {name} is NaN or infinite after step {self.state.global_step}. {what} is not saved, and no "
+            "checkpoint is removed. Start a new run from the last checkpoint with a lower learning_rate or max_grad_norm."
         )
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
@@ -624,8 +510,6 @@ class ExactResumeTrainer(CheckedPush):
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-        if self.selection is not None:
-            write_json(folder / SELECTION_FILE, self.selection)
         if hashes := self.training_image_hashes():
             # Also those of the model that this training started from
             start = training_images(getattr(base_model(self), "name_or_path", ""))
@@ -639,12 +523,11 @@ class ExactResumeTrainer(CheckedPush):
         """Do nothing; `push_to_hub` publishes the finished model."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        run, output_dir = Path(self._get_output_dir(trial=trial)), self.args.output_dir
-        folder = run / f"checkpoint-{self.state.global_step}"
+        run = Path(self.args.output_dir)
+        folder, written = run / f"checkpoint-{self.state.global_step}", run / PARTIAL
+        partial = written / folder.name
         self.refuse_diverged(model, folder.name)
-        written = run / PARTIAL
         self.args.output_dir = str(written)
-        partial = Path(self._get_output_dir(trial=trial)) / folder.name
         try:
             super()._save_checkpoint(model, trial)
             if not self.args.save_only_model:
@@ -653,13 +536,13 @@ class ExactResumeTrainer(CheckedPush):
             shutil.rmtree(written, ignore_errors=True)  # the disk may be full
             raise
         finally:
-            self.args.output_dir = output_dir
+            self.args.output_dir = str(run)
         if Path(self.state.best_model_checkpoint or "") == partial:
             self.state.best_model_checkpoint = str(folder)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             self.state.save_to_json(str(partial / TRAINER_STATE_NAME))
-            write_json(partial / CONFIGURATION_FILE, run_configuration(self))
+            write_run(partial, configuration=run_configuration(self))
             _flush(*partial.rglob("*"), partial)
             if not self._has_saved:  # not before: a start that fails early must leave the earlier run as it is
                 run.mkdir(parents=True, exist_ok=True)
@@ -681,24 +564,6 @@ class ExactResumeTrainer(CheckedPush):
         self._loading = resume_from_checkpoint
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._loading = None
-
-    def _load_best_model(self) -> None:
-        best = Path(self.state.best_model_checkpoint)
-
-        def check() -> str | None:
-            try:
-                for path in sorted(best.rglob("*.safetensors")):
-                    check_safetensors(str(path))
-            except (OSError, ValueError) as error:
-                return str(error)
-            return None
-
-        self.fault_of_best = on_main_process(self.accelerator, check)
-        if self.fault_of_best is None:
-            super()._load_best_model()
-        elif self.accelerator.is_main_process:
-            text = "The best checkpoint, %s, is broken: %s The last weights are kept instead."
-            logger.warning(text, best, self.fault_of_best)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         inner = self.accelerator.unwrap_model(self.model)

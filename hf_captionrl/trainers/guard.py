@@ -9,20 +9,15 @@ import copy
 import importlib
 import logging
 import math
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import torch
 from accelerate.utils import gather_object
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -34,18 +29,18 @@ from hf_captionrl.utils.options import Fraction, Positive, Range, check_values
 logger = logging.getLogger(__name__)
 
 
-def over_processes(mine: Mapping[str, Any]) -> dict[str, float]:
+def over_processes(values: Mapping[str, Any]) -> dict[str, float]:
     """Of numbers the sum over processes, of lists the mean of all values, of pairs (sum, number) the quotient of their sums.
 
     Names may differ between processes.
     """
     pairs = {
-        name: value
-        if isinstance(value, tuple)
-        else (math.fsum(value), len(value))
+        name: (math.fsum(value), len(value))
         if isinstance(value, list)
+        else value
+        if isinstance(value, tuple)
         else (value, 0)
-        for name, value in mine.items()
+        for name, value in values.items()
     }
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for process in gather_object([pairs]):
@@ -56,174 +51,47 @@ def over_processes(mine: Mapping[str, Any]) -> dict[str, float]:
 
 
 # --- A policy's captions with their images and rewards, on the terminal and in trackers ------------------------------
-# Captions come from a model that may exploit anything, so they are always shown as text and never as markup.
-
-CompletionRow = Mapping[str, Any]
-"""`image_id` and `caption`; maybe `reference`, `extra` and `rewards` by name, `advantage` and `rank`."""
 
 
-def _columns(rows: Sequence[CompletionRow], text: Callable[[Any], str]) -> dict[str, list[Any]]:
-    """The columns of the table; `text` escapes strings."""
-
-    def numbers(values: Sequence[Any]) -> list[float | None]:
-        return [None if value is None else float(value) for value in values]
-
-    columns: dict[str, list[Any]] = {
-        "image_id": [text(row["image_id"]) for row in rows],
-        "caption": [text(row["caption"]) for row in rows],
-        "reference": [text(row.get("reference") or "") for row in rows],
-    }
-    extras, rewards = ([row.get(name) or {} for row in rows] for name in ("extra", "rewards"))
-    for name in dict.fromkeys(name for one in extras for name in one):
-        columns[f"extra/{name}"] = [text(one.get(name, "")) for one in extras]
-    for name in dict.fromkeys(name for one in rewards for name in one):
-        columns[f"rewards/{name}"] = numbers([one.get(name) for one in rewards])
-    columns["advantage"] = numbers([row.get("advantage") for row in rows])
-    ranks = [None if row.get("rank") is None else int(row["rank"]) for row in rows]
-    return columns if set(ranks) <= {None} else {**columns, "rank": ranks}
+def _printable(value: Any) -> str:
+    """One line of text without control characters, which could control the terminal."""
+    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(value).split()))
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def show_completions(
+    columns: Mapping[str, Sequence[Any]], images: Sequence[Any], *, step: int, report_to: Sequence[str], tag: str
+) -> None:
+    """Print captions as a table, and send them with their images, one per row, to trackio and wandb.
 
-
-def print_completions(rows: Sequence[CompletionRow], *, step: int, console: Console | None = None) -> None:
-    """Print captions and their rewards as a table."""
-    console = console or Console()
-
-    def cell(value: Any) -> Text:
-        # One line, with escaped control characters, which could control the terminal.
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(_shown(value).split()))
-        text = text.encode(console.encoding, errors="backslashreplace").decode(console.encoding)
-        return Text(text, overflow="fold")  # not str: [brackets] in a caption are not markup
-
-    columns = _columns(rows, str)
-    table = Table(box=box.SIMPLE_HEAD, title=Text(f"Captions of step {step}"), pad_edge=False)
-    for name in columns:
-        is_number = name.startswith("rewards/") or name in ("advantage", "rank")
-        heading = "image" if name == "image_id" else name.removeprefix("extra/").removeprefix("rewards/")
-        table.add_column(cell(heading), justify="right" if is_number else "left")
-    for values in zip(*columns.values(), strict=True):
-        table.add_row(*map(cell, values))
-    console.print(table)
-
-
-@lru_cache(maxsize=64)
-def _warn_once(tracker: str, why: str) -> None:
-    logger.warning("Captions are not logged to %s: %s", tracker, why)
-
-
-def _escaped(value: Any) -> str:
-    return escape_markdown(str(value))
-
-
-def log_completions(
-    rows: Sequence[CompletionRow],
-    images: Sequence[Any],
-    *,
-    step: int,
-    report_to: str | Sequence[str] | None,
-    tensorboard_writer: Any | None = None,
-    tag: str = "completions",
-) -> list[str]:
-    """Send captions with images (one per row, None if unknown) and rewards to those of the trackers below that are wanted.
-
-    A requested tracker that is not installed or has no run is skipped with one warning per process: a failed log must not end
-    the training.
+    Columns are `image_id` and `caption`; maybe `reference`, `rank`, `advantage`, `rewards/NAME` and `extra/NAME`. Captions come
+    from a model that may exploit anything, so they are shown as text and never as markup.
     """
-    wanted = {report_to} if isinstance(report_to, str) else set(report_to or ())
-    written = []
-    for name in ("tensorboard", "trackio", "wandb"):
-        if not rows or not wanted & {name, "all"}:
-            continue
-        if name == "tensorboard":
-            if tensorboard_writer is None:
-                _warn_once(name, "there is no writer. Install tensorboard, and log from the main process.")
-                continue
-            columns = _columns(rows, _escaped)
-            lines = ["| " + " | ".join(map(escape_markdown, columns)) + " |", "|" + " --- |" * len(columns)]
-            lines += ["| " + " | ".join(map(_shown, values)) + " |" for values in zip(*columns.values(), strict=True)]
-            tensorboard_writer.add_text(tag, "\n".join(lines), step)
-            for index, image in enumerate(images):
-                if image is not None:
-                    pixels = np.asarray(image.convert("RGB"))
-                    tensorboard_writer.add_image(f"{tag}/{index}", pixels, step, dataformats="HWC")
-        else:
-            try:
-                module = importlib.import_module(name)
-            except ImportError:
-                _warn_once(name, f"it is not installed. Install {name}, or take it out of report_to.")
-                continue
-            if (module.run if name == "wandb" else module.context_vars.current_run.get()) is None:
-                _warn_once(
-                    name, f"no run is active. Call {name}.init() before training, or log from the main process."
-                )
-                continue
-            import pandas as pd
+    from trl.trainer.utils import print_prompt_completions_sample
 
-            # trackio has wandb's interface; it shows text as Markdown, wandb as plain text.
-            columns = {"step": [step] * len(rows), **_columns(rows, _escaped if name == "trackio" else str)}
-            if any(image is not None for image in images):
-                columns["image"] = [None if image is None else module.Image(image.convert("RGB")) for image in images]
-            # Without step=: the Trainer's callbacks let the tracker count steps, and wandb drops logs for earlier steps.
-            module.log({tag: module.Table(dataframe=pd.DataFrame(columns)), "train/global_step": step})
-        written.append(name)
-    return written
+    numbers = {name for name in columns if name.startswith("rewards/")} | {"advantage"}
+    texts = {name: list(map(_printable, values)) for name, values in columns.items() if name not in numbers}
+    print_prompt_completions_sample(
+        texts.pop("image_id"),
+        texts.pop("caption"),
+        {name.removeprefix("rewards/"): list(columns[name]) for name in columns if name.startswith("rewards/")},
+        columns.get("advantage"),
+        step,
+        extra={name.removeprefix("extra/"): values for name, values in texts.items()},
+    )
+    for name in {"trackio", "wandb"}.intersection(report_to):
+        module = importlib.import_module(name)
+        if (module.run if name == "wandb" else module.context_vars.current_run.get()) is None:
+            continue  # an evaluation before training
+        import pandas as pd
 
-
-# --- A training that changes nothing ---------------------------------------------------------------------------------
-
-
-class UnchangedCallback(TrainerCallback):
-    """Warns once of a training after which captions or weights are those of its start, because of a low learning rate."""
-
-    def __init__(self) -> None:
-        self._first: dict[
-            str, tuple[int, Sequence[str]]
-        ] = {}  # step and captions of the first evaluation, by its name
-        self._is_decided = False  # captions have changed, or the warning was given
-
-    def compare(
-        self, name: str, captions: Sequence[str], args: Any, state: TrainerState, *, is_training: bool
-    ) -> None:
-        """Compare the captions of an evaluation with those of the first one; warn in the second half of the training."""
-        step, first = self._first.setdefault(name, (state.global_step, captions))
-        self._is_decided |= captions != first
-        if is_training and step < state.global_step and 2 * state.global_step >= state.max_steps:
-            self._warn(
-                f"The captions of the {len(captions)} evaluated images are still those of step {step}", args, state
-            )
-
-    def _warn(self, fact: str, args: Any, state: TrainerState) -> None:
-        if not self._is_decided and state.is_world_process_zero:
-            logger.warning(
-                "%s at step %d of %d, with learning_rate=%g. Use a higher learning_rate, such as %g, or train longer.",
-                *(fact, state.global_step, state.max_steps, args.learning_rate, max(1e-5, 10 * args.learning_rate)),
-            )
-        self._is_decided = True
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self._begin, self._weights = state.global_step, _some_weights(model)
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if not self._is_decided and state.global_step > self._begin:
-            change = (_some_weights(model) - self._weights).norm() / self._weights.norm()
-            if change < 1e-6:  # of fp32's precision; a step at 1e-7 changes weights of 0.02 by 5e-6 of their size
-                self._warn(f"The weights have changed by {change:.1g} of their size", args, state)
-        self._first, self._is_decided = {}, False  # for another training
-
-
-def _some_weights(model: Any) -> Tensor:
-    """Up to 128 values of each weight that training can change, of the part that this process holds."""
-    values = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            part: Any = getattr(parameter, "ds_tensor", parameter)
-            part = (part.to_local() if hasattr(part, "to_local") else part).detach().flatten()
-            values.append(part[:: max(1, len(part) // 64)].float().cpu())
-    return torch.cat(values)
+        frame = pd.DataFrame({"step": [step] * len(images), **columns})
+        if name == "trackio":  # which shows text as Markdown
+            frame = frame.map(lambda value: escape_markdown(value) if isinstance(value, str) else value)
+        frame["image"] = [module.Image(image.convert("RGB")) for image in images]
+        # Without step=: the Trainer's callbacks let the tracker count steps, and wandb drops logs for earlier steps.
+        module.log({tag: module.Table(dataframe=frame), "train/global_step": step})
 
 
 # --- Statistics of the captions of one training step -----------------------------------------------------------------
@@ -307,21 +175,21 @@ class GuardThresholds:
 
 
 _REMEDY = "Use a lower learning_rate, smaller bags, cider_weight, or beta."
-_COLLAPSED = ("The captions have collapsed.", _REMEDY)
-_HACKED = ("The reward seems to be hacked.", _REMEDY)
-_TOO_LONG = (
-    "The captions are longer than the reward scorer reads.",
-    "Use a lower max_completion_length, length_weight, a scorer that reads longer texts, or a higher max_truncated_by_scorer.",
-)
-
-# For each limit, the statistic that it bounds, a name for messages, and what it means when the limit is broken.
-_RULES: dict[str, tuple[str, str, tuple[str, str]]] = {
-    "max_degenerate": ("degenerate", "the share of degenerate captions", _COLLAPSED),
-    "max_length_growth": ("length_p90", "the 90th percentile of the length in words", _COLLAPSED),
-    "min_distinct": ("distinct_2", "the share of different word pairs in a caption", _COLLAPSED),
-    "max_clipped_ratio": ("clipped_ratio", "the share of truncated captions", _COLLAPSED),
-    "max_truncated_by_scorer": ("truncated_by_scorer", "the share of captions that the scorer truncates", _TOO_LONG),
-    "max_gap_growth": ("reward_minus_held_out", "reward minus held-out scorer", _HACKED),
+_FAULTS = {
+    "truncated_by_scorer": (
+        "The captions are longer than the reward scorer reads",
+        "Use a lower max_completion_length, length_weight, another scorer, or a higher max_truncated_by_scorer.",
+    ),
+    "reward_minus_held_out": ("The reward seems to be hacked", _REMEDY),
+}
+# For each limit, the statistic that it bounds.
+_RULES = {
+    "max_degenerate": "degenerate",
+    "max_length_growth": "length_p90",
+    "min_distinct": "distinct_2",
+    "max_clipped_ratio": "clipped_ratio",
+    "max_truncated_by_scorer": "truncated_by_scorer",
+    "max_gap_growth": "reward_minus_held_out",
 }
 
 
@@ -355,8 +223,6 @@ class GuardCallback(TrainerCallback):
             self._reference_length = float(lengths.kthvalue(max(math.ceil(0.9 * len(lengths)), 1)).values)
         self.load_state_dict({})
 
-    # Statistics and limits
-
     def observe(
         self,
         captions: Sequence[str],
@@ -386,7 +252,7 @@ class GuardCallback(TrainerCallback):
     def _reason(self, where: str, steps: Sequence[Mapping[str, float]], examples: Mapping[str, str]) -> str | None:
         """The first rule that the mean over the steps breaks, with value, limit, example and remedy."""
         starts = {name: _mean(values) for name, values in self._start.items()}
-        for rule, (name, what, (fault, remedy)) in _RULES.items():
+        for rule, name in _RULES.items():
             limit = threshold = getattr(self.thresholds, rule)
             value = _mean([step[name] for step in steps if name in step])
             if threshold is not None and rule == "max_length_growth":
@@ -397,15 +263,13 @@ class GuardCallback(TrainerCallback):
                 limit = None if start is None else start + threshold
             if limit is None or value is None or (value >= limit if rule == "min_distinct" else value <= limit):
                 continue
-            side = "below" if rule == "min_distinct" else "above"
-            sentence = f"{where} {what} was {value:.3g}, {side} the limit of {limit:.3g} ({rule}={threshold:g})"
-            return (
-                f"{fault} {sentence}" + (f"; for example {examples[name]!r}. " if name in examples else ". ") + remedy
-            )
+            example = f", for example {examples[name]!r}" if name in examples else ""
+            fault, remedy = _FAULTS.get(name, ("The captions have collapsed", _REMEDY))
+            return f"{fault}: {name} is {value:.3g} in {where} (limit {limit:.3g}, {rule}={threshold:g}){example}. {remedy}"
         return None
 
     def _reason_over(self, steps: Sequence[Mapping[str, float]]) -> str | None:
-        return self._reason(f"On average over the last {len(steps)} steps", steps, self._examples)
+        return self._reason(f"the last {len(steps)} steps", steps, self._examples)
 
     @property
     def reason(self) -> str | None:
@@ -419,8 +283,6 @@ class GuardCallback(TrainerCallback):
         The mean over the whole window reacts a few steps late.
         """
         return self.reason or self._reason_over(list(self._window)[-math.ceil(self.thresholds.window / 4) :])
-
-    # Training
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Forget an earlier training: another train() of the same trainer may save again.
@@ -445,57 +307,49 @@ class GuardCallback(TrainerCallback):
         # A run that was stopped and resumes stops again.
         if reason is None or (tripped and self.action == "warn"):
             return
-        message = f"Step {state.global_step}: the guard tripped. {reason}"
         if self.action == "rollback":
-            message += self._roll_back(args, control)
-        if self.action != "warn":
-            message += " Training stops."
-            control.should_training_stop = True
+            self._roll_back(args, control)
+        control.should_training_stop |= self.action != "warn"
         name = None if self.rolled_back_to is None else Path(self.rolled_back_to).name
         self.trips.append({"step": state.global_step, "reason": reason, "action": self.action, "rolled_back_to": name})
         if state.is_world_process_zero:
-            logger.warning(message)
+            outcome = f"guard={self.action!r}" + ("" if name is None else f", the weights are those of {name}")
+            logger.warning("Step %d: the guard tripped (%s). %s", state.global_step, outcome, reason)
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Prevent what "epoch" strategies would cause at the stop after a rollback.
         if self.rolled_back_to is not None:
             control.should_save = control.should_evaluate = False
 
-    def _roll_back(self, args: TrainingArguments, control: TrainerControl) -> str:
-        """Load the newest good checkpoint that still exists; returns a sentence for the log."""
+    def _roll_back(self, args: TrainingArguments, control: TrainerControl) -> None:
+        """Load the newest good checkpoint that still exists."""
         folders = [Path(args.output_dir) / f"checkpoint-{step}" for step in reversed(self._good)]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None or self.load is None:
-            return (
-                " No checkpoint was saved while the captions were good (or save_total_limit removed it), so the policy is "
-                "unchanged. Lower save_steps next time."
-            )
+            return
         self.load(str(folder))
         self.rolled_back_to = str(folder)
         # A checkpoint of this step would combine the old weights with the optimizer of the hacked policy, and its
         # evaluation would be that of another step.
         control.should_save = control.should_evaluate = False
-        return f" The policy was rolled back to {folder.name}, the newest good checkpoint."
-
-    # Evaluations
 
     def check_captions(self, captions: Sequence[str], ended: Any | None = None) -> dict[str, float]:
         """Check the captions of one evaluated data set, as they were generated; returns `degenerate` and `clipped_ratio`."""
         if not captions:
             return {}
         ended = None if ended is None else torch.as_tensor(ended)
-        found, reason = self._described(captions, ended)
+        statistics, reason = self._described(captions, ended)
         self._against += [] if reason is None else [reason]
-        return {name: found[name] for name in ("degenerate", "clipped_ratio") if name in found}
+        return {name: statistics[name] for name in ("degenerate", "clipped_ratio") if name in statistics}
 
     def reason_against(self, captions: Sequence[str], ended: Tensor | None = None) -> str | None:
         """The limit that captions of an evaluation break, with value and example; None if they break none."""
         return self._described(captions, ended)[1] if captions else None
 
     def _described(self, captions: Sequence[str], ended: Tensor | None) -> tuple[dict[str, float], str | None]:
-        found, examples = describe_completions(captions, ended)
+        statistics, examples = describe_completions(captions, ended)
         texts = {name: captions[index] for name, index in examples.items()}
-        return found, self._reason(f"In {len(captions)} evaluated captions", [found], texts)
+        return statistics, self._reason(f"{len(captions)} evaluated captions", [statistics], texts)
 
     def accepts(self, state: TrainerState) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""
@@ -505,8 +359,7 @@ class GuardCallback(TrainerCallback):
             return True
         self.refused.append({"step": state.global_step, "reason": reason})
         if state.is_world_process_zero:
-            text = "Step %d: this evaluation is refused and selects no checkpoint. %s"
-            logger.warning(text, state.global_step, reason)
+            logger.warning("Step %d: the guard refuses this evaluation. %s", state.global_step, reason)
         return False
 
     def refusal(self, step: int) -> str | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -26,8 +25,8 @@ def refuse_data_parallel(args: Any, model: Any = None) -> None:
     spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
     if args.n_gpu > 1 and not spread:
         raise ValueError(
-            f"One process sees {args.n_gpu} GPUs, and torch.nn.DataParallel is not supported. Use one process per GPU: "
-            f"`accelerate launch --num_processes {args.n_gpu} train.py`, or for a single GPU set CUDA_VISIBLE_DEVICES=0."
+            f"One process sees {args.n_gpu} GPUs. Use one process per GPU (`accelerate launch --num_processes {args.n_gpu} train.py`), "
+            "or CUDA_VISIBLE_DEVICES=0."
         )
 
 
@@ -41,8 +40,6 @@ def autocast(args: Any) -> torch.autocast:
 # --- Trainable weights are fp32: with a usual learning rate, 16-bit weights round most updates to zero ---------------
 # A weight w in bfloat16 has 8 significant bits, so an update below |w| / 512 is lost. Adam's first updates are as large as the
 # learning rate, 1e-5 or less here, and weights are around 1e-2.
-
-logger = logging.getLogger(__name__)
 
 
 def _is_low(parameter: Tensor) -> bool:
@@ -70,23 +67,23 @@ def _inputs_in_fp32(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
 
-def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
-    """Turn the trainable 16-bit weights of PEFT's tuners and of `modules_to_save` into fp32; returns their names.
+def keep_adapters_in_fp32(model: nn.Module) -> None:
+    """Turn the trainable 16-bit weights of PEFT's tuners and of `modules_to_save` into fp32.
 
     The frozen base keeps its dtype; activations are cast between it and the modules of `modules_to_save`.
     """
     if not hasattr(model, "peft_config"):
-        return []
+        return
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 
-    adapters: dict[int, str] = {}
-    for name, module in model.named_modules():
+    adapters: list[nn.Module] = []
+    for module in model.modules():
         if isinstance(module, ModulesToSaveWrapper):
-            for key, copy in module.modules_to_save.items():
+            for copy in module.modules_to_save.values():
                 low = {p.dtype for p in copy.parameters() if p.requires_grad and _is_low(p)}
                 if low:
-                    adapters |= {id(p): f"{name}.modules_to_save.{key}.{n}" for n, p in copy.named_parameters()}
+                    adapters.append(copy)
                     copy.register_forward_pre_hook(_inputs_in_fp32, with_kwargs=True)
                     dtype = low.pop()
                     copy.register_forward_hook(lambda _, __, output, dtype=dtype: _cast(output, dtype))
@@ -94,19 +91,12 @@ def keep_adapters_in_fp32(model: nn.Module) -> list[str]:
                         if _is_low(buffer):
                             buffer.data = buffer.data.float()
         elif isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
-            for names in module.adapter_layer_names:
-                part = getattr(module, names, None)
-                if isinstance(part, (nn.ModuleDict, nn.ParameterDict)):
-                    adapters |= {id(p): f"{name}.{names}.{n}" for n, p in part.named_parameters()}
-    changed = []
-    for parameter in model.parameters():
-        if id(parameter) in adapters and parameter.requires_grad and _is_low(parameter):
+            parts = (getattr(module, name, None) for name in module.adapter_layer_names)
+            adapters += [part for part in parts if isinstance(part, (nn.ModuleDict, nn.ParameterDict))]
+    for parameter in (p for part in adapters for p in part.parameters()):
+        if parameter.requires_grad and _is_low(parameter):
             # In place, so that an existing optimizer keeps its parameters.
             parameter.data = parameter.data.to(torch.float32)
-            changed.append(adapters[id(parameter)])
-    if changed:
-        logger.info("%d adapter weights were kept in fp32, among them %s.", len(changed), changed[0])
-    return changed
 
 
 def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
@@ -121,16 +111,10 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
     if not low:
         return
     name, example = low[0]
-    remedy = (
-        "Add the adapter without it (for LoRA bias='none'), or load the base in fp32"
-        if hasattr(model, "peft_config")
-        else "Load the model with dtype='float32' (the trainers do where it is given by name and model_init_kwargs names no "
-        "dtype), or call model.float(); bf16=True still computes in 16 bits. To keep the base in 16 bits, train a LoRA: "
-        "peft_config=LoraConfig(...)"
-    )
     raise ValueError(
-        f"{len(low)} of {len(trainable)} trainable weights are {str(example.dtype)[6:]} ({name}, ...). At this precision nearly every "
-        f"update is rounded to zero, so almost nothing is learned. {remedy}."
+        f"{len(low)} of {len(trainable)} trainable weights are {str(example.dtype)[6:]} ({name}, ...), so that nearly every update is "
+        "rounded to zero. Load the model with dtype='float32' (bf16=True still computes in 16 bits), or train a LoRA with bias='none': "
+        "peft_config=LoraConfig(...)."
     )
 
 
@@ -150,9 +134,7 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
     if settings is None:
         return None
     if not isinstance(settings, dict):
-        raise ValueError(
-            f'model_init_kwargs is {settings!r}. Use a dict or JSON, for instance {{"dtype": "bfloat16"}}.'
-        )
+        raise ValueError(f'model_init_kwargs is {settings!r}. Use a dict or JSON, such as {{"dtype": "bfloat16"}}.')
     settings = dict(settings)
     if "torch_dtype" in settings:
         settings.setdefault("dtype", settings.pop("torch_dtype"))
@@ -183,9 +165,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         # fp32 by default, whatever the dtype of the checkpoint, as in TRL.
         settings = {"dtype": "float32", **(args.model_init_kwargs or {})}
     elif args.model_init_kwargs:
-        raise ValueError(
-            f"model_init_kwargs is {args.model_init_kwargs}, but the model is loaded already. Pass it by name."
-        )
+        raise ValueError("model_init_kwargs is set, but the model is loaded already. Pass it by name.")
     captioner = model
     if not isinstance(model, Captioner):
         captioner = load_captioner(model, processor=processor, prompt=args.prompt, **settings)
@@ -199,8 +179,7 @@ def make_policy(model: Any, args: Any, *, processor: Any = None, peft_config: An
         lost = sorted(adapted - {n for n, p in captioner.model.named_parameters() if p.requires_grad})
         if lost and hasattr(captioner.model, "peft_config"):
             raise ValueError(
-                f"The adapter has weights in the vision tower ({lost[0]}, ...), which freeze_vision_tower freezes. Use "
-                "target_modules of the language model (language_lora(model), tune='language'), or freeze_vision_tower=False."
+                f"The adapter has weights in the vision tower ({lost[0]}, ...). Use freeze_vision_tower=False, or other target_modules."
             )
     require_fp32(captioner.model, args)
     return captioner
@@ -223,16 +202,3 @@ def reference_policy(reference: Captioner, policy: Captioner) -> Iterator[Captio
     without = reference.model.disable_adapter() if reference is policy else nullcontext()
     with without, evaluating(reference.model):
         yield reference
-
-
-def refuse_shared_parameters(policy: nn.Module, scorers: Iterable[Any]) -> None:
-    """Refuse scorers that share parameters with the policy and would be trained with it."""
-    names = {p.data_ptr(): name for name, p in policy.named_parameters() if p.numel()}
-    for scorer in scorers:
-        model = getattr(scorer, "model", None)
-        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
-            if parameter.numel() and parameter.data_ptr() in names:
-                raise ValueError(
-                    f"The scorer's parameter {name} is the policy's {names[parameter.data_ptr()]}, so training would change "
-                    "the scorer. Load the scorer separately, with load_scorer(name)."
-                )

@@ -1,7 +1,8 @@
-"""Facts about a training, stored beside the model, and pushes of a trainer's model, checked like every push."""
+"""The record of a run, stored beside the model, and pushes of a trainer's model, checked like every push."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,23 +16,36 @@ from hf_captionrl.utils.io import write_json
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TRAINING_FILE = "training.json"
-"""Base model, objective, rewards, data and seeds, without local paths."""
+RUN_FILE = "run.json"
+"""The record of a run, in sections, without local paths: `training` (base model, objective, rewards, data and seeds),
+`selection` (the selected checkpoint) and, in checkpoints, `configuration` (what must be equal in a run that resumes)."""
+
+
+def read_run(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """The sections of the record in a folder; empty if there is none."""
+    path = Path(folder) / RUN_FILE
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
+
+
+def write_run(folder: str | os.PathLike[str], **sections: Any) -> None:
+    """Add sections to the record in a folder."""
+    write_json(Path(folder) / RUN_FILE, read_run(folder) | sections)
 
 
 def on_main_process(accelerator: Any, function: Callable[[], Any]) -> Any:
     """Result or error of a function that only the main process calls, on every process."""
-    found: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
-            found[0] = function()
+            outcome[0] = function()
         except (OSError, ValueError, RuntimeError) as error:
-            found[1] = error
+            outcome[1] = error
     if accelerator.num_processes > 1:
-        broadcast_object_list(found)
-    if found[1] is not None:
-        raise found[1]
-    return found[0]
+        broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
 
 
 def public_name(name: Any) -> str | None:
@@ -41,16 +55,16 @@ def public_name(name: Any) -> str | None:
 
 
 def base_model(trainer: Any) -> Any:
-    """The model without adapter and wrappers; None before a trial of a search, which removes the model of the last one."""
-    if trainer.model is None:
-        return None
+    """The model without adapter and wrappers."""
     inner = trainer.accelerator.unwrap_model(trainer.model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
+def training_facts(trainer: Any) -> dict[str, Any]:
+    """The section `training` of the record of a run."""
     captioner, args, data = getattr(trainer, "captioner", None), trainer.args, trainer.train_dataset
     rewards, mle_weight = getattr(trainer, "rewards", None), getattr(args, "mle_weight", None)
+    number = len(data) if hasattr(data, "__len__") else None  # None for a stream
     facts: dict[str, Any] = {
         "trainer": type(trainer).__name__,
         "base_model": public_name(getattr(base_model(trainer), "name_or_path", None)),
@@ -60,18 +74,15 @@ def _write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
         "seeds": {"seed": args.seed, "data_seed": args.data_seed},
     }
     if captioner is None:
-        facts["train_rows"] = len(data) if hasattr(data, "__len__") else None
+        facts["train_rows"] = number
     else:
         facts |= {"family": captioner.family, "prompt": captioner.prompt}
-        # None for a stream
-        facts["train_images"] = getattr(data, "num_images", len(data) if hasattr(data, "__len__") else None)
-        facts["generation"] = {
-            "num_beams": args.generation_num_beams,
-            "max_new_tokens": args.generation_max_new_tokens,
-        }
+        facts["train_images"] = getattr(data, "num_images", number)
+        beams, longest = args.generation_num_beams, args.generation_max_new_tokens
+        facts["generation"] = {"num_beams": beams, "max_new_tokens": longest}
     if rewards is not None:
-        known = {"SelfRetrieval": "self_retrieval", "PairwiseDiversity": "sle"}
-        kinds = [known[type(r).__name__] for r in rewards.rewards if type(r).__name__ in known]
+        names = {"self_retrieval": "self_retrieval", "diversity": "sle"}
+        kinds = [names[reward.name] for reward in rewards.rewards if reward.name in names]
         facts |= {"objective": kinds[0]} if kinds else {}
         facts |= {"reward": rewards.describe(), "num_generations": args.num_generations}
         facts |= {"baseline": args.baseline} if captioner is not None else {}
@@ -79,7 +90,7 @@ def _write_training_facts(trainer: Any, folder: str | os.PathLike[str]) -> None:
     elif mle_weight is not None:
         facts |= {"objective": "mle" if mle_weight == 1.0 else "smile", "mle_weight": mle_weight}
         facts |= {name: getattr(args, name) for name in ("first_token", "subset_scope") if hasattr(args, name)}
-    write_json(Path(folder) / TRAINING_FILE, facts)
+    return facts
 
 
 def _first(value: Any) -> Any:
@@ -91,7 +102,9 @@ class CheckedPush(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
-        _write_training_facts(self, output_dir or self.args.output_dir)
+        selection = getattr(self, "selection", None)
+        record = {"training": training_facts(self)} | ({} if selection is None else {"selection": selection})
+        write_json(Path(output_dir or self.args.output_dir) / RUN_FILE, record)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Check the name of the repository; the push creates it, after its other checks."""
@@ -104,20 +117,19 @@ class CheckedPush(Trainer):
         """Write a card into `args.output_dir`, unless someone has written one."""
         from hf_captionrl.hub.cards import write_trained_card
 
-        name = facts.get("model_name") or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        folder = Path(self.args.output_dir)
 
         def write() -> None:
-            if not any(Path(self.args.output_dir).glob("*.safetensors")):
-                return  # TRL creates a card with every checkpoint, before there is a model
-            write_trained_card(
-                self.args.output_dir,
-                model_id=name,
-                base_model=facts.get("finetuned_from"),
-                license=facts.get("license"),
-                dataset=_first(facts.get("dataset")) or facts.get("dataset_name"),
-                dataset_id=_first(facts.get("dataset_tags")),
-                language=_first(facts.get("language")),
-            )
+            if any(folder.glob("*.safetensors")):  # TRL creates a card with every checkpoint, before there is a model
+                write_trained_card(
+                    folder,
+                    model_id=facts.get("model_name") or self.args.hub_model_id or folder.absolute().name,
+                    base_model=facts.get("finetuned_from"),
+                    license=facts.get("license"),
+                    dataset=_first(facts.get("dataset")) or facts.get("dataset_name"),
+                    dataset_id=_first(facts.get("dataset_tags")),
+                    language=_first(facts.get("language")),
+                )
 
         on_main_process(self.accelerator, write)
 

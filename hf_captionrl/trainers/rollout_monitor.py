@@ -17,8 +17,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 import hf_captionrl.data as caption_data
-from hf_captionrl.rewards import CompletionReward, RewardContext, SelfRetrieval, WeightedRewards
-from hf_captionrl.trainers.guard import GuardCallback, log_completions, over_processes, print_completions
+from hf_captionrl.rewards import RewardContext, SelfRetrieval, WeightedRewards
+from hf_captionrl.trainers.guard import GuardCallback, over_processes, show_completions
 
 
 class RolloutMonitor:
@@ -69,13 +69,6 @@ class RolloutMonitor:
         if context.bag_size:
             step["bag_size"] = float(context.bag_size)
         self._last = (context, rewards, advantages)
-        if any(isinstance(reward, CompletionReward) for reward in self.rewards.rewards):
-            logged = over_processes(context.metrics)
-            if clash := sorted(logged.keys() & step):
-                raise ValueError(
-                    f"log_metric({clash[0]!r}, ...): the trainer logs a number of this name. Use another name."
-                )
-            step |= logged
         if self.guard is not None:
             step |= self.guard.observe(
                 captions,
@@ -102,21 +95,16 @@ class RolloutMonitor:
         if self._last is None:
             return
         context, rewards, advantages = self._last
-        images = [n // context.group_size for n in range(min(number, len(context.captions)))]
-        rows = [
-            {
-                "image_id": context.image_ids[image],
-                "caption": context.captions[n],
-                "reference": next(iter(context.references[image]), ""),
-                "rewards": dict(zip(self.rewards.names, rewards[n].tolist(), strict=True)),
-                "advantage": float(advantages[n]),
-                "rank": None if context.ranks is None else int(context.ranks[n]),
-                "extra": {name: values[n] for name, values in context.extra.items()},
-            }
-            for n, image in enumerate(images)
-        ]
-        print_completions(rows, step=log["step"])
-        if log["report_to"]:
-            log_completions(
-                rows, [caption_data.open_still(dataset[int(context.rows[image])]) for image in images], **log
-            )
+        shown = slice(min(number, len(context.captions)))
+        images = [n // context.group_size for n in range(shown.stop)]
+        columns = {
+            "image_id": [context.image_ids[image] for image in images],
+            "caption": context.captions[shown],
+            "reference": [next(iter(context.references[image]), "") for image in images],
+            **{f"extra/{name}": values[shown] for name, values in context.extra.items()},
+            **{f"rewards/{name}": rewards[shown, r].tolist() for r, name in enumerate(self.rewards.names)},
+            "advantage": advantages[shown].tolist(),
+        }
+        columns |= {} if context.ranks is None else {"rank": context.ranks[shown].tolist()}
+        pictures = [caption_data.open_still(dataset[int(context.rows[image])]) for image in images]
+        show_completions(columns, pictures, tag="completions", **log)

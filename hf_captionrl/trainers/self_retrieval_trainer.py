@@ -124,10 +124,6 @@ class SelfRetrievalConfig(SelfRetrievalArguments, CaptionRLConfig):
 
     def check(self) -> None:
         self.check_rewards()
-        if not self.retrieval_weight and self.bag_schedule == "adaptive":
-            raise ValueError(
-                "bag_schedule='adaptive' follows the share of images found. Use a retrieval_weight above 0."
-            )
         super().check()
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import datasets
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.losses.policy_gradient import LossType
-from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardContext, RewardLike
+from hf_captionrl.rewards import CiderReward, PairwiseDiversity, Reward, RewardLike
 from hf_captionrl.rewards.base import make_reward
 from hf_captionrl.rewards.text_rewards import CiderOptions, DiversityOptions
 from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig, CaptionRLTrainer
@@ -56,9 +55,9 @@ class SLEConfig(DiversityOptions, CiderOptions, CaptionRLConfig):
     per_device_train_batch_size: int = documented(20, "Images per device and step; s captions are sampled for each.")
     generation_num_beams: int = documented(5, "Number of beams in evaluation.")
 
-    def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
-        """CIDEr-D and diversity with a weight above 0; `given` replaces fields of [`PairwiseDiversity`]."""
-        diversity = make_reward(PairwiseDiversity, self, **given)
+    def make_rewards(self) -> list[tuple[Reward, float]]:
+        """CIDEr-D and diversity with a weight above 0."""
+        diversity = make_reward(PairwiseDiversity, self)
         rewards = [(make_reward(CiderReward, self), self.alpha), (diversity, 1.0 - self.alpha)]
         return [(reward, weight) for reward, weight in rewards if weight]
 
@@ -94,8 +93,6 @@ class SLETrainer(CaptionRLTrainer):
     The arguments are those of [`CaptionRLTrainer`], with a [`SLEConfig`], and:
 
     Args:
-        distance (`Callable`, *optional*): Instead of `args.distance`, as for [`PairwiseDiversity`].
-        text_encoder (`Callable`, *optional*): As for [`PairwiseDiversity`].
         reward_funcs (*optional*): Instead of the configured rewards.
 
     Example:
@@ -114,14 +111,12 @@ class SLETrainer(CaptionRLTrainer):
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | None = None,
         *,
-        distance: Callable[[RewardContext], Tensor] | None = None,
-        text_encoder: Callable[[list[str]], Tensor] | None = None,
         reward_funcs: RewardLike | Sequence[RewardLike | tuple[RewardLike, float]] | None = None,
         **kwargs: Any,
     ) -> None:
         args = self._resolve_args(model, args)
         if reward_funcs is None:
-            reward_funcs = args.make_rewards(distance=distance or args.distance, text_encoder=text_encoder)
+            reward_funcs = args.make_rewards()
         super().__init__(model, reward_funcs, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **kwargs)
 
     # Cross-entropy first

@@ -16,12 +16,6 @@ from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
 from hf_captionrl.utils.options import Fraction, Positive, Share, check_values, documented
 
-# Where the paper and the released code disagree (Yue et al. 2023; github.com/yuezih/SMILE).
-_PRESETS: dict[str, dict[str, float | str]] = {
-    "paper": {"mle_label_smoothing": 0.0, "random_draw": "sequence"},
-    "code": {"mle_label_smoothing": 0.1, "random_draw": "position"},
-}
-
 
 @dataclass
 class SmileConfig(CaptionConfig):
@@ -47,14 +41,9 @@ class SmileConfig(CaptionConfig):
         "Rows of an epoch: 'one' caption per image, drawn anew in each epoch, or 'all', a row per caption as in the "
         "authors' code: 5 times as many steps on COCO.",
     )
-    preset: Literal["paper", "code"] = documented(
-        "paper", "'paper' or 'code': which one to follow where they disagree. See _PRESETS in the source."
-    )
-    mle_label_smoothing: Share | None = documented(
-        None, "Label smoothing of the MLE branch. None: the preset's, 0.0 or 0.1."
-    )
-    random_draw: Literal["sequence", "position"] | None = documented(
-        None, "Random words per 'sequence' or per 'position'. None: the preset's."
+    mle_label_smoothing: Share = documented(0.0, "Label smoothing of the MLE branch; the authors' code has 0.1.")
+    random_draw: Literal["sequence", "position"] = documented(
+        "sequence", "Random words per 'sequence' (paper) or per 'position' (the authors' code)."
     )
 
     per_device_train_batch_size: int = documented(32, "Captions per device and step.")
@@ -65,9 +54,6 @@ class SmileConfig(CaptionConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
-        for name, value in _PRESETS[self.preset].items():
-            if getattr(self, name) is None:
-                setattr(self, name, value)
         super().__post_init__()
 
     @property

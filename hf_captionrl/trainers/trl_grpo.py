@@ -17,22 +17,19 @@ from torch import Tensor
 from torch.utils.data import Sampler
 from trl import GRPOConfig, GRPOTrainer
 
-from hf_captionrl.captioners.captioner import completion_mask
+from hf_captionrl.captioners.captioner import Completions, completion_mask
 from hf_captionrl.captioners.pipeline import scorer_features
-from hf_captionrl.captioners.prompts import contrastive_prompt
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
-from hf_captionrl.data.columns import caption_column, id_column
 from hf_captionrl.data.features import image_hashes
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.base import completion_text, refuse_token_credit
-from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, make_bag_sampler
+from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, RewardedImages, make_bag_sampler
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
-from hf_captionrl.trainers.guard import UnchangedCallback
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.options import NotNegative, check_values, documented
+from hf_captionrl.utils.options import check_values, documented
 from hf_captionrl.utils.versions import warn_untested
 
 if TYPE_CHECKING:
@@ -52,11 +49,6 @@ class SelfRetrievalGRPOConfig(ExactResumeArguments, SelfRetrievalArguments, GRPO
 
     prompt: str = documented(
         "Briefly describe the content of the image.", "Text of the user's message beside the image."
-    )
-    contrastive_distractors: NotNegative = documented(
-        0,
-        "Add the first captions of this many neighbours to the prompt and ask what is different, as `captionrl album "
-        "--contrastive` does. 0: none.",
     )
     bag_schedule: Any = documented(
         None,
@@ -120,8 +112,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         neighbours (array of shape `(N, k)`, *optional*): Most similar training rows of each row, best first, of
             `captionrl bags`; rollouts then consist of bags.
         reward_funcs (*optional*): Instead of the configured rewards; as for [`CaptionRLTrainer`].
-        kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ... TRL has no `model_init`, so
-            there is no hyperparameter search.
+        kwargs: For TRL's trainer: `processing_class`, `peft_config`, `callbacks`, `optimizers`, ...
 
     Example:
         >>> args = SelfRetrievalGRPOConfig("out", per_device_train_batch_size=100, num_generations=5)  # doctest: +SKIP
@@ -145,16 +136,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     ) -> None:
         scorers = [None] if scorer is None and reward_funcs is not None else scorer_list(scorer)
         args = self._resolve_args(model, args)
-        if train_dataset is None:
-            raise ValueError("Training needs a train_dataset. Pass one to the trainer.")
         if kwargs.get("eval_dataset") is not None:
-            raise ValueError(
-                "eval_dataset has no rewards here. Leave it out, and use `captionrl caption` and `captionrl evaluate`."
-            )
-        if args.reward_weights is not None and reward_funcs is None:
-            raise ValueError(
-                f"reward_weights is {args.reward_weights}, without reward_funcs. Set retrieval_weight, cider_weight, ..."
-            )
+            raise ValueError("eval_dataset has no rewards here. Leave it out, and use `captionrl evaluate`.")
         train_dataset = training_rows(
             train_dataset, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
@@ -163,27 +146,22 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             args.reward_weights,
         )
         refuse_token_credit(self.rewards.rewards)
-        self.caption_data = train_dataset
-        self.scorers = scorers
+        self.caption_data, self.scorers = train_dataset, scorers
         images = args.generation_batch_size // args.num_generations
         if len(train_dataset) < images:
             raise ValueError(
-                f"A rollout needs {images} different images (generation_batch_size / num_generations), and there are "
-                f"{len(train_dataset)}. Lower per_device_train_batch_size or raise num_generations."
+                f"A rollout needs {images} different images, and there are {len(train_dataset)}. Raise num_generations."
             )
         share = args.per_device_train_batch_size * args.steps_per_generation
         if share % args.num_generations:
             raise ValueError(
-                f"num_generations ({args.num_generations}) must divide the captions per process and rollout "
-                f"(per_device_train_batch_size x steps_per_generation = {share}), so that one process has all captions of an "
-                "image. Change one of them."
+                f"num_generations ({args.num_generations}) must divide per_device_train_batch_size x steps_per_generation = {share}."
             )
         self.bags = make_bag_sampler(args, images, len(train_dataset), neighbours=neighbours)
         uneven = [size for size in self.bags.schedule.values() if images % size]
         if uneven and args.distractor_scope == "bag":
             raise ValueError(
-                f"Bags of {uneven} do not fill rollouts of {images} images, and distractor_scope='bag' cannot use images "
-                "outside a bag. Use distractor_scope='batch', or another schedule or number of images."
+                f"Bags of {uneven} do not fill rollouts of {images} images, as distractor_scope='bag' needs. Use 'batch'."
             )
         refuse_data_parallel(args, model)
         # With beta above 0, TRL loads the reference model by its name, wherever the policy comes from.
@@ -192,7 +170,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             model,
             reward_funcs=[_named(reward.name) for reward in self.rewards.rewards],
             args=args,
-            train_dataset=_with_prompts(train_dataset, args, neighbours),
+            train_dataset=_with_prompts(train_dataset, args.prompt),
             **kwargs,
         )
         if not self._is_vlm:
@@ -210,30 +188,25 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
         self.add_callback(CurriculumCallback(self.bags))
-        self.add_callback(UnchangedCallback())
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
+            self.rewarded = RewardedImages(train_dataset, self.accelerator)
             self.rewards.prepare(self._reward_data())
 
     def _reward_data(self) -> RewardData:
         data, args = self.caption_data, self.args
-        self._image_ids, self._references = id_column(data), caption_column(data)
 
         def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
             end = self._tokenizer.eos_token_id
             rows = [[*self._tokenizer(c.strip(), add_special_tokens=False).input_ids, end] for c in captions]
             return self._padded(rows, end)
 
-        return RewardData(
-            image_ids=self._image_ids,
-            references=self._references,
+        return self.rewarded.data(
             image_features=lambda scorer: scorer_features(scorer, data, cache_dir=args.feature_cache_dir),
             encode=encode,
             eos_token_id=self._tokenizer.eos_token_id,
-            device=args.device,
             scorer=self.scorers[0],
             max_completion_length=args.max_completion_length,
             has_bags=min(self.bags.schedule.values()) > 1,
-            columns=[name for name in data.column_names if name != "prompt"],
         )
 
     @staticmethod
@@ -251,21 +224,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     # Overrides of TRL
 
     def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
-        if dataset is not None and len(dataset) != self.bags.num_images:
-            raise ValueError(
-                f"Bags were made of {self.bags.num_images} images, and the training data hold {len(dataset)}. Pass all "
-                "training data to the trainer's constructor."
-            )
         return self._sampler
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if _ROW not in inputs[0]:
-            raise ValueError(
-                "Rewards are prepared for the rows of trainer.train_dataset only. Pass that data or a part of it, or use "
-                "`captionrl caption` and `captionrl evaluate`."
-            )
-        result: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        return result
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
@@ -273,12 +232,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         """Rewards `(N * P, R)` of the whole rollout; each process rewards its captions among all images."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
         mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
-        if mine.isinf().any():
-            names = [self.rewards.names[column] for column in mine.isinf().any(0).nonzero().flatten()]
-            raise ValueError(
-                f"The reward(s) {names} are beyond 3.4e38, TRL's largest number (fp32). Use smaller rewards."
-            )
-        for name, value in {**context.metrics, **context.statistics}.items():
+        for name, value in context.statistics.items():
             # TRL logs the mean over processes, also of what is a sum.
             for number in value if isinstance(value, list) else [value * self.accelerator.num_processes]:
                 self._log_metric(name, float(number))
@@ -291,34 +245,22 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     def reward_context(
         self, inputs: list[dict[str, Any]], completions: list[Any], ids_list: list[list[int]], prompts: Any = None
     ) -> RewardContext:
-        """What rewards see of N rows of the data, the captions of one image adjacent, with their completions.
-
-        The candidates are the images of all processes.
-        """
+        """What rewards see of N rows of the data, the captions of one image adjacent, with their completions."""
         G = self.num_generations if self.model.training else self.num_generations_eval
         device = self.accelerator.device
         rows = torch.tensor([row[_ROW] for row in inputs[::G]], device=device)  # (B,)
         ids, mask = self._padded(ids_list, self._tokenizer.pad_token_id)
         until_end, ended = completion_mask(ids, end_ids=self.eos_token_ids, pad_id=self._tokenizer.pad_token_id)
-        listed = rows.tolist()
-        return RewardContext(
-            captions=[completion_text(completion).strip() for completion in completions],
-            ids=ids.to(device),
-            mask=(mask & until_end).to(device),
-            ended=ended.to(device),
-            rows=rows,
-            image_ids=[self._image_ids[row] for row in listed],
-            references=[self._references[row] for row in listed],
-            candidates=gather(rows),
-            positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=device),
-            bag_size=self.bags.bag_size if self.bags.bag_size > 1 else 0,
-            step=self._rollout_number(),
-            columns={name: [row[name] for row in inputs[::G]] for name in inputs[0] if name not in ("prompt", _ROW)},
-            prompts=prompts,
-            completions=completions,
-            completion_ids=ids_list,
-            trainer_state=self.state,
-        )
+        captions = [completion_text(completion).strip() for completion in completions]
+        written = Completions(ids.to(device), captions, ended.to(device), (mask & until_end).to(device))
+        arguments = {
+            "prompts": prompts,
+            "completions": completions,
+            "completion_ids": ids_list,
+            "trainer_state": self.state,
+        }
+        step = self._rollout_number()
+        return self.rewarded.context(rows, written, self.bags.bag_size, step=step, arguments=arguments)
 
     def _rollout_number(self) -> int:
         """Number of rollouts before this one, also in a resumed run."""
@@ -341,24 +283,8 @@ def _with_rgb(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"image": to_rgb(row["image"])} for row in rows]
 
 
-def _with_prompts(
-    dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None
-) -> datasets.Dataset:
+def _with_prompts(dataset: datasets.Dataset, prompt: str) -> datasets.Dataset:
     """TRL's columns beside ours; images stay as they are stored."""
     dataset = dataset.remove_columns([c for c in ("prompt", _ROW) if c in dataset.column_names])
-    prompts = _prompts(dataset, args, neighbours)
-    dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}] for prompt in prompts])
+    dataset = dataset.add_column("prompt", [[{"role": "user", "content": prompt}]] * len(dataset))
     return dataset.add_column(_ROW, list(range(len(dataset))))
-
-
-def _prompts(dataset: datasets.Dataset, args: SelfRetrievalGRPOConfig, neighbours: Any | None) -> list[str]:
-    """The user's message of each row: the prompt, with `contrastive_distractors` captions of the row's neighbours."""
-    if not args.contrastive_distractors:
-        return [args.prompt] * len(dataset)
-    if neighbours is None:
-        raise ValueError(
-            f"contrastive_distractors is {args.contrastive_distractors}, and there are no neighbours. Pass those of `captionrl bags`."
-        )
-    captions = [next(iter(texts), "") for texts in caption_column(dataset)]
-    nearest = np.asarray(neighbours)[:, : args.contrastive_distractors].tolist()
-    return [contrastive_prompt(args.prompt, [captions[other] for other in others]) for others in nearest]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 
 from hf_captionrl.captioners.head_tap import head_projection, is_tappable, replaced_forward
@@ -57,18 +57,11 @@ class SmileSFTConfig(ExactResumeArguments, SFTConfig):
         if self.mle_weight == 1.0:
             return
         if self.packing_strategy == "wrapped" and (self.packing or self.eval_packing):
-            raise ValueError(
-                "packing_strategy='wrapped' drops the boundaries of documents, which SMILE needs. Use 'bfd'."
-            )
+            raise ValueError("packing_strategy='wrapped' drops the boundaries of documents. Use 'bfd'.")
         if self.eval_packing and not (self.packing or self.padding_free):
-            raise ValueError(
-                "eval_packing=True needs packing=True: trl drops the boundaries of documents. Set packing too, or neither."
-            )
+            raise ValueError("eval_packing=True needs packing=True: trl drops the boundaries of documents.")
         if self.loss_type != "nll" or self.label_smoothing_factor > 0:
-            raise ValueError(
-                f"loss_type is {self.loss_type!r} and label_smoothing_factor {self.label_smoothing_factor}, which is not "
-                "SMILE. Use 'nll' and 0, or mle_weight=1."
-            )
+            raise ValueError("SMILE needs loss_type='nll' and label_smoothing_factor=0. Use them, or mle_weight=1.")
 
 
 # --- Segments of a packed batch that share one vocabulary subset: documents, sentences or windows --------------------
@@ -244,14 +237,10 @@ def add_smile_head(
             return trl_forward(*args, fused_lm_head=True, **kwargs)
         labels, num_items = kwargs.pop("labels", None), kwargs.pop("num_items_in_batch", None)
         if labels is None or kwargs.pop("shift_labels", None) is not None:
-            raise ValueError(
-                "SMILE needs whole documents with labels. Use no context or sequence parallelism, or mle_weight=1."
-            )
+            raise ValueError("SMILE needs whole documents with labels. Use no context or sequence parallelism.")
         position_ids = kwargs.get("position_ids")
         if packed and position_ids is None:
-            raise ValueError(
-                "A padding-free batch came without position_ids (prompt learning drops them). Use LoRA, or no packing."
-            )
+            raise ValueError("A padding-free batch came without position_ids. Use LoRA, or no packing.")
         hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state[:, :-1]
         documents = document_ids(labels, position_ids)[:, 1:]
         labels = labels[:, 1:]
@@ -320,9 +309,8 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
 
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
-        args ([`SmileSFTConfig`] or `TrainingArguments`, *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
-        kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ... TRL has no
-            `model_init`, so there is no hyperparameter search.
+        args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
+        kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
 
     Example:
         >>> trainer = SmileSFTTrainer(model, SmileSFTConfig("out"), train_dataset=rows)  # doctest: +SKIP
@@ -334,14 +322,8 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     config_class = SmileSFTConfig
     method_name = "SMILE"
 
-    def __init__(
-        self, model: PreTrainedModel | Any, args: SmileSFTConfig | TrainingArguments | None = None, **kwargs: Any
-    ) -> None:
-        if isinstance(args, TrainingArguments) and not isinstance(args, SFTConfig):  # as TRL does
-            args = self.config_class(**{**args.to_dict(), "hub_token": args.hub_token})
+    def __init__(self, model: PreTrainedModel | Any, args: SmileSFTConfig | None = None, **kwargs: Any) -> None:
         args = self._resolve_args(model, args)
-        if kwargs.get("compute_loss_func") is not None and args.mle_weight < 1.0:
-            raise ValueError("compute_loss_func replaces SMILE. Leave it out, or set mle_weight=1.")
         refuse_data_parallel(args, model)
         self._load_safely(args, by_name=isinstance(model, str), model=model)
         with plain_head_for_checks(model):

@@ -157,39 +157,6 @@ def test_random_distractors(neighbours):
     assert batches(same, 0) == first
 
 
-def test_adaptive_sizes_rise_with_recall(neighbours):
-    sampler = BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5)
-    sizes, said = [], []
-    for epoch, recall in enumerate([0.1, 0.49, 0.5, 0.2, 0.9, 1.0, 1.0]):
-        sampler.set_epoch(epoch)
-        sizes.append(sampler.bag_size)
-        before = batches(sampler)
-        said.append(sampler.update(recall))
-        sampler.update(recall)  # only one rise per epoch
-        assert batches(sampler) == before  # the running epoch keeps its size
-        assert len(before) == len(sampler)
-    assert sizes == [2, 2, 2, 5, 5, 20, 20]
-    assert said == [2, 2, 5, 5, 20, 20, 20]
-    assert [sampler.bag_size_at(epoch) for epoch in range(7)] == sizes
-
-
-def test_adaptive_state_is_restored(neighbours):
-    def build(**more):
-        return BagCurriculumSampler(neighbours, 100, {1: 2, 2: 5, 3: 20}, adaptive=0.5, **more)
-
-    sampler = build()
-    sampler.set_epoch(4)
-    sampler.update(0.8)
-    sampler.set_epoch(5)
-    resumed = build()
-    assert resumed.bag_size_at(5) == 2  # without the state
-    resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
-    assert (resumed.epoch, resumed.bag_size) == (5, 5)
-    assert batches(resumed) == batches(sampler)
-    with pytest.raises(ValueError, match="The saved sampler has seed 0 and this one 1"):
-        build(seed=1).load_state_dict(sampler.state_dict())
-
-
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
@@ -208,7 +175,6 @@ FULL = np.array([[i for i in range(300) if i != row] for row in range(300)])
         ({"num_images": COUNT - 1}, "the data set has 730"),
         ({"process_index": 2, "num_processes": 2}, "process_index"),
         ({"seed": -1}, "seed"),
-        ({"adaptive": 50}, "adaptive"),
         ({"distractors": "hard"}, "distractors"),
         ({"neighbours": None}, "distractors"),
         ({"neighbours": None, "distractors": "random"}, "num_images"),
@@ -222,11 +188,5 @@ def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
 
 
 def test_bad_input_later(neighbours):
-    sampler, adaptive = (BagCurriculumSampler(neighbours, 100, adaptive=value) for value in (None, 0.5))
-    for call, message in (
-        (lambda: sampler.update(0.5), "adaptive"),
-        (lambda: sampler.set_epoch(-1), "epoch"),
-        (lambda: adaptive.update(float("nan")), "recall_at_1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    with pytest.raises(ValueError, match="epoch"):
+        BagCurriculumSampler(neighbours, 100).set_epoch(-1)

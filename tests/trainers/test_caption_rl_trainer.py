@@ -201,23 +201,6 @@ def test_several_rewards_with_weights_and_names(tmp_path, scenes, scorer):
     assert math.isfinite(entry["loss"])
 
 
-def test_the_adaptive_curriculum_rises_with_recall(tmp_path, scenes):
-    arguments = {**SAMPLED, "bags": True, "bag_schedule": "adaptive", "max_steps": 6, "bag_recall_threshold": 1e-9}
-    with pytest.raises(ValueError, match="bag of 10 is larger"):
-        build(tmp_path, scenes["train"], **arguments)
-    # 44 images, so that the paper's bags of up to 20 fit into one batch.
-    images = scenes["train"].select([i % 16 for i in range(44)]).remove_columns("image_id")
-    images = images.add_column("image_id", [str(i) for i in range(44)])
-    arguments |= {"per_device_train_batch_size": 22, "max_completion_length": 4, **LOGGED}
-    sizes = {}
-    for threshold in (1e-9, 1.0):
-        trainer = build(tmp_path, images, **{**arguments, "bag_recall_threshold": threshold}, num_neighbours=19)
-        trainer.train()
-        sizes[threshold] = [entry["bag_size"] for entry in trainer.state.log_history if "bag_size" in entry]
-    assert sizes[1e-9] == [2, 2, 3, 3, 5, 5]  # two rollouts per epoch, one size up per epoch
-    assert sizes[1.0] == [2] * 6
-
-
 def test_the_held_out_scorer_is_compared_at_every_step(tmp_path, scenes, held_out_scorer):
     settings = {**SAMPLED, **LOGGED, "guard": "warn", "max_steps": 3}
     trainer = build(tmp_path, scenes["train"], held_out_scorer=held_out_scorer, **settings)
@@ -258,14 +241,6 @@ def test_data_and_rewards_that_are_refused_before_training(tmp_path, scenes, sco
             CaptionRLTrainer(captioner(), reward, CaptionRLConfig(str(tmp_path), **{**GREEDY, **SAMPLED}), data)
 
 
-def test_a_scorer_inside_the_policy_is_refused(tmp_path, scenes, scorer):
-    model, twin = captioner(), copy.copy(scorer)
-    twin.model = copy.deepcopy(scorer.model)
-    twin.model.visual_projection.weight = next(iter(model.model.parameters()))
-    with pytest.raises(ValueError, match=r"visual_projection\.weight"):
-        build(tmp_path, scenes["train"], policy=model, scorer=twin)
-
-
 STEPS = {**SAMPLED, **LOGGED, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 2}
 STEPS |= {"num_iterations": 3, "max_completion_length": 5, "baseline": "leave_one_out", "beta": 0.1}
 STEPS |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": 8}
@@ -295,12 +270,6 @@ def test_resumed_run_ends_with_the_same_bits(tmp_path, scenes, through, step):
     assert losses(resumed) == losses(through)
 
 
-def test_rollout_is_stored_only_between_iterations(through):
-    folder = Path(through.args.output_dir)
-    stored = {step for step in range(1, 9) if list((folder / f"checkpoint-{step}").glob("caption_rl_rollout_*"))}
-    assert stored == {1, 2, 4, 5, 7, 8}
-
-
 def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, through, caplog):
     """Like checkpoints of earlier versions, or of another number of processes."""
     copy = Path(shutil.copytree(f"{through.args.output_dir}/checkpoint-2", tmp_path / "checkpoint-2"))
@@ -308,7 +277,7 @@ def test_checkpoint_without_its_rollout_generates_a_new_one(tmp_path, scenes, th
     state.write_text(json.dumps({**json.loads(state.read_text()), "rollout": 2}))
     resumed = build(tmp_path, scenes["train"], **{**SAVED, "save_steps": 100})
     resumed.train(resume_from_checkpoint=str(copy))
-    assert "New captions are generated" in caplog.text
+    assert "made anew" in caplog.text
     assert resumed.state.global_step == 8
     assert different(bits(resumed), bits(through))
 
@@ -349,14 +318,6 @@ def test_published_generation_settings_do_not_change_the_rollout(family):
     assert drawn(rollout) == plain
     assert writer.generation_config.repetition_penalty == 50.0  # kept in the saved model
     assert drawn(lambda **settings: captioner.generate(**images, **settings)) != plain
-
-
-def test_generation_settings_are_restored_after_an_error():
-    captioner = tiny_captioner("git")
-    before = captioner.base_model.generation_config
-    with pytest.raises(ValueError, match="either pixel_values or image_features"):
-        write_completions(captioner, [{}])
-    assert captioner.base_model.generation_config is before
 
 
 def test_generation_batch_size_does_not_change_the_captions():
@@ -402,9 +363,3 @@ def test_epoch_is_set_only_by_the_callback(tmp_path, scenes, make):
     without = make(tmp_path / "without", scenes)
     without.remove_callback(CurriculumCallback)
     assert bag_sizes(without) == [2, 2, 2, 2]
-
-
-def test_epoch_is_set_when_a_run_resumes_within_it(tmp_path, scenes):
-    saving = {"save_strategy": "steps", "save_steps": 3}
-    self_retrieval(tmp_path, scenes, **saving, max_steps=3).train()
-    assert bag_sizes(self_retrieval(tmp_path, scenes, **saving, max_steps=5), resume_from_checkpoint=True) == [4, 4]

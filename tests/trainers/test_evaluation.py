@@ -1,15 +1,13 @@
-"""Evaluation as users of transformers know it: eval_loss, several data sets, predict, compute_metrics, model_init."""
+"""Evaluation as users of transformers know it: eval_loss, several data sets, predict, compute_metrics."""
 
 import json
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset, DatasetDict
-from peft import LoraConfig
+from datasets import Dataset
 
 from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
@@ -18,11 +16,8 @@ from hf_captionrl.metrics import cider_d
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
-    CaptionRLTrainer,
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
-    SLEConfig,
-    SLETrainer,
     SmileConfig,
     SmileTrainer,
 )
@@ -30,7 +25,7 @@ from hf_captionrl.trainers.policy import default_output_dir
 from tests.captioners.test_distributed import shard
 from tests.processes import run_in_processes
 from tests.tiny import tiny_blip, tiny_captioner
-from tests.trainers.one_step import SMALL, tiny_trainer, weights
+from tests.trainers.one_step import SMALL, tiny_trainer
 
 
 def looped_loss(captioner, dataset, seed, *, smile):
@@ -55,44 +50,6 @@ def looped_loss(captioner, dataset, seed, *, smile):
     return total / number
 
 
-def test_batches_of_the_evaluation_data_have_the_loss_of_evaluate(tmp_path, scenes):
-    """Also of a second data set with workers that stay, of a split `test`, and where an image has no reference."""
-    rows = scenes["validation"]
-    odd = rows.remove_columns("captions").add_column("captions", [[], *rows["captions"][1:]])
-    data = {"first": rows, "other": odd}
-    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
-    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"eval_dataset": data}, **workers)
-    splits = DatasetDict({"validation": odd, "test": rows})
-    loaders = [trainer.get_eval_dataloader(name) for name in ("first", "other", "first")]
-    losses = []
-    for batches in (*loaders, trainer.get_test_dataloader(splits)):
-        with torch.no_grad():
-            sums = [(trainer.loss_sum(dict(batch)), (batch["labels"] != -100).sum()) for batch in batches]
-        assert len(sums) == len(batches) > 1
-        loss, tokens = map(sum, zip(*sums, strict=True))
-        losses.append(float(loss / tokens))
-    first, other = (looped_loss(trainer.captioner, each, 42, smile=True) for each in (rows, odd.select(range(1, 12))))
-    assert losses == pytest.approx([first, other, first, first], rel=1e-5)
-    assert abs(first - other) > 1e-3
-    for name in (None, "none"):
-        with pytest.raises(ValueError, match="eval_dataset"):
-            trainer.get_eval_dataloader(name)
-
-
-@pytest.mark.parametrize(("words", "best", "warns"), [(40, 0.9, True), (2, 0.9, False), (40, 0.0, False)])
-def test_a_run_that_invents_details_is_noticed(tmp_path, scenes, scorer, monkeypatch, caplog, words, best, warns):
-    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"scorer": scorer})
-    captions = [" ".join(["pig"] * words)] * len(scenes["validation"])
-    monkeypatch.setattr(trainer, "_generate", lambda dataset: (captions, [True] * len(captions)))
-    trainer.state.log_history = [{"step": 50, "eval_recall_at_1": best}, {"step": 100, "loss": 1.0}]
-    trainer.evaluate()
-    assert ("at step 50" in caplog.text and "mle_weight" in caplog.text) == warns
-    # The start, measured before training, counts as step 0.
-    trainer.state.log_history, trainer.start_metrics = [], {"eval_recall_at_1": best}
-    trainer.evaluate()
-    assert ("at step 0" in caplog.text) == warns
-
-
 def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp_path, scenes):
     rows = scenes["validation"].to_list()
     rows[1]["captions"] = []
@@ -104,10 +61,11 @@ def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp
         save_strategy="epoch",
         eval_strategy="epoch",
     )
-    found = trainer.predict(Dataset.from_list(rows, features=scenes["validation"].features))
+    data = Dataset.from_list(rows, features=scenes["validation"].features)
+    metrics, captions = trainer.evaluate(data), trainer.generate_captions(data)
     kept = [index for index in range(len(rows)) if index != 1]
-    expected = cider_d([found.predictions[i] for i in kept], [rows[i]["captions"] for i in kept])
-    assert found.metrics["test_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
+    expected = cider_d([captions[i] for i in kept], [rows[i]["captions"] for i in kept])
+    assert metrics["eval_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
     trainer.train()
     assert trainer.state.best_metric == trainer.evaluate()["eval_cider_d"]
 
@@ -129,13 +87,6 @@ def test_eval_loss_of_rl_is_the_cross_entropy_of_the_references(tmp_path, scenes
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_random_words_of_evaluation_are_fixed(tmp_path, scenes):
-    trainer = tiny_trainer(tmp_path, scenes, subset="random", prediction_loss_only=True)
-    first = trainer.evaluate()["eval_loss"]
-    trainer.state.epoch = 2.0
-    assert trainer.evaluate()["eval_loss"] == first
-
-
 def test_images_without_captions_are_excluded_from_the_loss(tmp_path, scenes):
     some = scenes["validation"].map(lambda row, i: {"captions": row["captions"] if i % 2 else []}, with_indices=True)
     trainer = tiny_trainer(tmp_path, scenes, mle_weight=1.0)
@@ -143,26 +94,6 @@ def test_images_without_captions_are_excluded_from_the_loss(tmp_path, scenes):
     odd = some.select(range(1, len(some), 2))
     assert metrics["eval_loss"] == pytest.approx(looped_loss(trainer.captioner, odd, 42, smile=False), rel=1e-5)
     assert "eval_loss" not in trainer.evaluate(scenes["validation"].remove_columns("captions"))
-    trainer.args.prediction_loss_only = True
-    with pytest.raises(ValueError, match="prediction_loss_only"):
-        trainer.evaluate(scenes["validation"].remove_columns("captions"))
-
-
-@pytest.mark.parametrize(
-    ("metric", "named", "known"),
-    [("bleu", False, "loss, length"), ("loss", True, "a_loss, a_length"), ("recall_at_1", False, "scorer")],
-)
-def test_unknown_metric_for_the_best_model_is_refused(tmp_path, scenes, metric, named, known):
-    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    settings["metric_for_best_model"] = metric
-    data = {"a": scenes["validation"]} if named else scenes["validation"]
-    with pytest.raises(ValueError, match=f"metric_for_best_model.*{known}"):
-        tiny_trainer(tmp_path, scenes, trainer_arguments={"eval_dataset": data}, **settings)
-    # Names from compute_metrics are not known in advance.
-    settings["metric_for_best_model"] = "bleu"
-    tiny_trainer(
-        tmp_path, scenes, trainer_arguments={"eval_dataset": data, "compute_metrics": lambda p: {}}, **settings
-    )
 
 
 def test_several_evaluation_sets_have_names(tmp_path, scenes):
@@ -178,21 +109,6 @@ def test_several_evaluation_sets_have_names(tmp_path, scenes):
     assert "eval_c_loss" in trainer.evaluate({"c": a})
 
 
-def test_predict_gives_captions_references_and_metrics(tmp_path, scenes):
-    trainer = tiny_trainer(tmp_path, scenes, prediction_loss_only=True)
-    rows = scenes["validation"].select(range(5))
-    logged = len(trainer.state.log_history)
-    found = trainer.predict(rows)
-    assert found.predictions == trainer.generate_captions(rows)
-    assert found.label_ids == [list(captions) for captions in rows["captions"]]
-    assert {"test_loss", "test_length", "test_runtime"} <= found.metrics.keys()
-    assert len(trainer.state.log_history) == logged
-    bare = trainer.predict(rows.remove_columns("captions"), metric_key_prefix="bare")
-    assert bare.predictions == found.predictions
-    assert bare.label_ids is None
-    assert "bare_loss" not in bare.metrics
-
-
 def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
     seen = []
 
@@ -203,151 +119,14 @@ def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
             "eval_named": torch.tensor(2.0),
         }
 
-    trainer = tiny_trainer(
-        tmp_path, scenes, trainer_arguments={"compute_metrics": measure}, include_for_metrics=["inputs"]
-    )
+    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments={"compute_metrics": measure})
     metrics = trainer.evaluate()
     rows = scenes["validation"]
     assert seen[0].predictions == trainer.generate_captions(rows)
     assert seen[0].label_ids == [list(captions) for captions in rows["captions"]]
-    assert seen[0].inputs == [str(i) for i in rows["image_id"]]
     assert metrics["eval_words"] == sum(len(c.split()) for c in seen[0].predictions)
     assert metrics["eval_named"] == 2.0
     assert {type(metrics["eval_words"]), type(metrics["eval_named"])} == {float}
-
-
-def test_data_collator_is_used_in_training_and_evaluation(tmp_path, scenes, scorer):
-    captioner, calls = tiny_captioner("blip"), []
-
-    def collate(items):
-        calls.append([item["index"] for item in items])
-        return captioner.collate([item["image"] for item in items], ["a red cat"] * len(items))
-
-    trainer = tiny_trainer(
-        tmp_path, scenes, trainer_arguments={"model": captioner, "data_collator": collate}, mle_weight=1.0
-    )
-    trainer.train()
-    assert {len(call) for call in calls} == {8}
-    calls.clear()
-    rows = scenes["validation"].remove_columns("captions").add_column("captions", [["a red cat"]] * 12)
-    expected = looped_loss(captioner, rows, 0, smile=False)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
-    assert sorted(index for call in calls for index in call) == list(range(12))
-
-    config = SelfRetrievalConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4)
-    calls.clear()
-    SelfRetrievalTrainer(captioner, scorer, config, scenes["train"], data_collator=collate).train()
-    assert {len(call) for call in calls} == {8}
-
-
-SEARCHED = {0.5: 8, 0.1: 4}  # learning rates, and the batch of each
-
-
-def searching(kind, folder, scenes, scorer, **settings):
-    """A trainer that makes its tiny captioner itself, and so can be searched."""
-    rows = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
-    rows["model_init"] = lambda: tiny_captioner("blip")
-    settings = {**SMALL, "save_strategy": "steps", "save_steps": 1, **settings}
-    if kind == "smile":
-        return SmileTrainer(None, SmileConfig(str(folder), **settings), **rows)
-    settings |= {"max_completion_length": 4, "guard": "off", "do_sample": True, "num_generations": 3}
-    if kind == "sle":
-        return SLETrainer(None, SLEConfig(str(folder), **settings), **rows)
-    if kind == "self-retrieval":
-        return SelfRetrievalTrainer(None, scorer, SelfRetrievalConfig(str(folder), **settings), **rows)
-    return CaptionRLTrainer(None, "cider", CaptionRLConfig(str(folder), **settings), **rows)
-
-
-@pytest.mark.parametrize("kind", ["smile", "sle", "self-retrieval", "caption-rl"])
-def test_each_trial_of_a_search_is_the_training_with_its_settings(tmp_path, scenes, scorer, kind):
-    trainer = searching(kind, tmp_path, scenes, scorer)
-    trials, losses = [], []
-
-    def space(trial):
-        rate = trial.suggest_categorical("learning_rate", list(SEARCHED))
-        trials.append({"learning_rate": rate, "per_device_train_batch_size": SEARCHED[rate]})
-        return trials[-1]
-
-    def objective(metrics):
-        losses.append(metrics["eval_loss"])
-        return losses[-1]
-
-    both = optuna.samplers.GridSampler({"learning_rate": list(SEARCHED)})
-    best = trainer.hyperparameter_search(space, objective, n_trials=2, backend="optuna", sampler=both)
-    assert losses[0] != losses[1]
-    rate = trials[losses.index(min(losses))]["learning_rate"]
-    assert (best.objective, best.hyperparameters) == (min(losses), {"learning_rate": rate})
-    for number, (settings, loss) in enumerate(zip(trials, losses, strict=True)):
-        saved = json.loads((tmp_path / f"run-{number}" / "checkpoint-1" / "run_configuration.json").read_text())
-        assert saved["learning_rate"] == settings["learning_rate"]
-        alone = searching(kind, tmp_path / f"alone-{number}", scenes, scorer, **settings)
-        alone.train()
-        assert alone.evaluate()["eval_loss"] == loss
-
-
-def test_a_trial_resumes_from_the_checkpoint_that_ray_passes(tmp_path, scenes, scorer):
-    """Ray removes the model, and saves a trial without random states; it may continue with another learning rate."""
-    trainer = searching("smile", tmp_path, scenes, scorer)
-    trainer.train()
-    trainer._tune_save_checkpoint(str(tmp_path / "ray"))
-    trainer.model, trainer.args.max_steps, trainer.args.learning_rate = None, 2, 0.01
-    resumed = trainer.train(resume_from_checkpoint=str(tmp_path / "ray" / "checkpoint-1"), trial={})
-    assert resumed.global_step == 2
-    with pytest.raises(ValueError, match="save_only_model"):  # the control: it is no checkpoint of a run
-        trainer.train(resume_from_checkpoint=str(tmp_path / "ray" / "checkpoint-1"))
-
-
-def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
-    seeds = iter([0, 0, 1])
-    trainer = tiny_trainer(
-        tmp_path,
-        scenes,
-        trainer_arguments={
-            "model_init": lambda: tiny_captioner("blip", seed=next(seeds)),
-            "peft_config": LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query"),
-        },
-        cache_image_features=True,
-        feature_cache_dir=str(tmp_path / "cache"),
-    )
-    trainer.train()
-    first, features = weights(trainer), trainer.train_dataset[0]["image_features"]
-    trainer.train()
-    other = trainer.train_dataset[0]["image_features"]
-    assert any("lora" in name for name in first)
-    assert not torch.equal(features, other)  # of the new model's tower
-    pixels = trainer.captioner.encode_images([scenes["train"][0]["image"]])
-    torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
-
-
-def test_model_init_resets_reinforcement_learning(tmp_path, scenes, scorer):
-    seeds = iter([0, 1])
-    config = CaptionRLConfig(str(tmp_path), **SMALL, guard="off", max_completion_length=4, beta=0.1)
-    trainer = CaptionRLTrainer(
-        None,
-        "self_retrieval",
-        config,
-        scenes["train"],
-        scorer=scorer,
-        model_init=lambda: tiny_captioner("git", seed=next(seeds)),
-    )
-    first, reference = trainer.captioner, trainer.rollouts.reference
-    trainer.train()
-    assert trainer.captioner is not first
-    assert trainer.rollouts.reference is not reference
-    fresh = dict(tiny_captioner("git", seed=1).model.named_parameters())
-    for name, value in trainer.rollouts.reference.model.named_parameters():
-        assert torch.equal(value, fresh[name])
-
-
-def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
-    optimizer, new = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), lambda: tiny_captioner("blip")
-    for given in (
-        {"model": new(), "model_init": new},
-        {"model_init": None},
-        {"model_init": new, "optimizers": (optimizer, None)},
-    ):
-        with pytest.raises(ValueError, match="model_init"):
-            tiny_trainer(tmp_path, scenes, trainer_arguments=given)
 
 
 def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, scorer, monkeypatch):
@@ -373,17 +152,13 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     trainer = tiny_trainer(tmp_path, scenes, cache_image_features=True, feature_cache_dir=str(tmp_path / "cache"))
     first = trainer.evaluate(raw)
     known = len(trainer._once)
-    predicted = trainer.predict(raw)
+    assert trainer.evaluate(raw)["eval_loss"] == first["eval_loss"]
     assert len(trainer._once) == known  # encoded once
-    assert predicted.metrics["test_loss"] == first["eval_loss"]
-    assert predicted.label_ids == [[text] for text in raw["text"]]
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
-    splits = DatasetDict({"validation": raw, "test": raw.select([0])})
-    assert len(trainer.predict(splits).predictions) == 1
     named, given = trainer.evaluate("scenes"), trainer.evaluate(load_scenes()["validation"])
     assert named["eval_loss"] == given["eval_loss"]
-    with pytest.raises(ValueError, match="no column 'image'"):
-        trainer.predict(raw.remove_columns("image"))
+    with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
+        trainer.evaluate(raw.remove_columns("image"))
 
 
 def images(number):

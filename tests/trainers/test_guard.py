@@ -16,9 +16,9 @@ from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.text.degenerate_captions import degenerate
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer
 from hf_captionrl.trainers.caption_rl_trainer import STATE_FILE
-from hf_captionrl.trainers.checkpoints import SELECTION_FILE, selection_lines
 from hf_captionrl.trainers.guard import GuardCallback, GuardThresholds, describe_completions
-from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, ORDINARY, longest_repeat
+from hf_captionrl.trainers.publishing import read_run
+from tests.text.test_degenerate_captions import GOOD, HACKED, LOOP, longest_repeat
 from tests.trainers.one_step import SAMPLED, captioner
 from tests.trainers.rl_step import build
 
@@ -47,20 +47,6 @@ def test_statistics_equal_plain_loops(words):
     assert describe_completions(captions, torch.tensor(ended))[0] == pytest.approx(expected)
 
 
-def test_statistics_of_empty_captions():
-    found = describe_completions(["", "."])[0]
-    assert found["empty"] == found["distinct_2"] == 1
-    assert found["longest_repeat_max"] == found["length_p90"] == 0
-    assert found["degenerate"] == 0.5  # the full stop
-    assert "clipped_ratio" not in found
-
-
-def test_bad_input_is_refused():
-    for name, value in (("window", 0), ("max_degenerate", 1.5), ("max_length_growth", float("nan"))):
-        with pytest.raises(ValueError, match=name):
-            GuardThresholds(**{name: value})
-
-
 def test_a_guard_trips_when_the_window_is_full():
     guard = GuardCallback(GuardThresholds(window=3))
     for _ in range(2):
@@ -68,8 +54,7 @@ def test_a_guard_trips_when_the_window_is_full():
         assert guard.reason is None
     assert logged["guard/degenerate"] == 0.5
     guard.observe([GOOD, HACKED])
-    for part in ("degenerate", "0.5", "0.1", "max_degenerate", HACKED, "3 steps"):
-        assert part in guard.reason
+    assert all(part in guard.reason for part in ("degenerate is 0.5", "max_degenerate=0.1", HACKED, "3 steps"))
     for _ in range(3):
         guard.observe([GOOD])
     assert guard.reason is None
@@ -111,7 +96,6 @@ def test_captions_that_the_scorer_truncates_have_their_own_message(tmp_path, sce
     assert "max_truncated_by_scorer=0.1" in trainer.collapsed
     assert "max_completion_length" in trainer.collapsed
     assert "collapsed" not in caplog.text
-    assert "hacked" not in caplog.text
     trainer = build(tmp_path / "b", scenes["train"], **settings, max_truncated_by_scorer=0.6)
     assert trainer.guard.thresholds.max_truncated_by_scorer == 0.6
 
@@ -123,26 +107,6 @@ def test_lengths_are_compared_with_the_references():
         guard = GuardCallback(limits, reference_captions=references)
         guard.observe(long)
         assert (guard.reason is not None) is trips
-
-
-def test_non_finite_rewards_are_counted_and_excluded():
-    guard = GuardCallback(GuardThresholds(window=1))
-    logged = guard.observe(["a", "b", "c"], reward=0.75, held_out_scorer=0.5)
-    assert logged["guard/reward_minus_held_out"] == pytest.approx(0.25)
-    assert logged["guard/nonfinite_reward"] == 0
-    logged = guard.observe(["a"], reward=float("nan"), held_out_scorer=0.5)
-    assert "guard/reward_minus_held_out" not in logged
-    assert logged["guard/nonfinite_reward"] == 1
-    assert guard.reason is None
-    json.dumps(guard.state_dict(), allow_nan=False)
-
-
-def test_gap_limit_works_with_a_late_and_rare_held_out_scorer():
-    guard = GuardCallback(GuardThresholds(window=2))
-    for step in range(12):
-        scored = {"reward": 1.0, "held_out_scorer": 0.9 if step < 6 else 0.1} if step % 2 else {}
-        guard.observe(["a cat"], **scored)
-        assert (guard.reason is None) is (step < 7)
 
 
 def test_guard_resumes_exactly():
@@ -167,17 +131,6 @@ def test_guard_resumes_exactly():
     assert len({reason is None for _, reason, _ in whole}) == 2  # the test sees both
 
 
-def test_a_checkpoint_of_a_late_collapse_is_not_healthy():
-    guard = GuardCallback(GuardThresholds(window=8, max_degenerate=0.5))
-    for _ in range(6):
-        guard.observe([GOOD])
-    assert guard.doubt is None
-    for _ in range(2):
-        guard.observe([HACKED])
-    assert guard.reason is None
-    assert guard.doubt is not None
-
-
 def events(step, folder="."):
     state = SimpleNamespace(global_step=step, is_world_process_zero=True)
     return SimpleNamespace(output_dir=str(folder)), state, TrainerControl(should_save=True)
@@ -197,7 +150,6 @@ def test_rollback_loads_the_newest_good_checkpoint_that_was_not_removed(tmp_path
     assert loaded == ([] if kept is None else [str(tmp_path / "checkpoint-4")])
     assert guard.rolled_back_to == (loaded[0] if loaded else None)
     assert control.should_save == (kept is None)
-    assert ("No checkpoint was saved while the captions were good" in caplog.text) == (kept is None)
     assert HACKED in caplog.text
     # A new training starts anew.
     guard.on_train_begin(*events(0))
@@ -215,15 +167,6 @@ def test_a_resumed_run_knows_that_its_checkpoint_is_good():
     after.observe([HACKED] * 2)
     after.on_save(*events(4))
     assert after.state_dict()["good"] == [3]
-
-
-def test_captions_of_an_evaluation_are_judged_alone():
-    guard = GuardCallback(reference_captions=ORDINARY)
-    good = ["a cat on a bed", "two dogs", ""]
-    assert guard.reason_against(good) is guard.reason_against([]) is None
-    assert "truncated captions was 0.333" in guard.reason_against(good, torch.tensor([True, False, True]))
-    long = " ".join(f"word{number}" for number in range(60))
-    assert f"for example {long!r}" in guard.reason_against([long, "a cat"] * 2)
 
 
 # Runs of the captioner with a given R@1 after each step
@@ -278,22 +221,15 @@ def test_an_accepted_checkpoint_is_selected_although_a_collapsed_one_has_a_highe
     assert selection["guard"]["trips"] == []
     refused, other = selection["guard"]["refused"]
     assert (refused["step"], other["step"]) == (2, 4)
-    assert "In 12 evaluated captions the share of degenerate captions was 1, above" in refused["reason"]
+    assert "degenerate is 1 in 12 evaluated captions" in refused["reason"]
     assert LOOPED in refused["reason"]
-    assert "Selected checkpoint-3: eval_recall_at_1 = 0.4, the highest of 2 evaluations" in capsys.readouterr().out
-    assert "Step 2: the guard refused the evaluation." in selection_lines(selection)[1]
+    line = "Selected checkpoint-3: eval_recall_at_1 = 0.4, the best of 2 evaluations; the guard refused the evaluation at step 2, 4."
+    assert line in capsys.readouterr().out
     evaluations = {e["step"]: e for e in trainer.state.log_history if "eval_degenerate" in e}
     assert {step: e["eval_degenerate"] for step, e in evaluations.items()} == {1: 0.0, 2: 1.0, 3: 0.0, 4: 1.0}
     assert all(0 <= e["eval_clipped_ratio"] <= 1 for e in evaluations.values())
     trainer.save_model()
-    assert json.loads((tmp_path / SELECTION_FILE).read_text())["guard"]["refused"] == [refused, other]
-
-
-def test_without_a_guard_the_highest_recall_is_selected(tmp_path, scenes):
-    trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[2], guard="off")
-    assert trainer.selection["step"] == 2
-    assert "guard" not in trainer.selection
-    assert trainer.collapsed is None
+    assert read_run(tmp_path)["selection"]["guard"]["refused"] == [refused, other]
 
 
 def test_no_checkpoint_is_selected_while_the_samples_are_hacked(tmp_path, scenes):
@@ -309,9 +245,9 @@ def test_if_every_evaluation_is_refused_the_trainer_says_that_the_model_has_coll
     trainer = evaluated(tmp_path, scenes, [0.2, 0.9], hacked=[1, 2])
     assert has_weights_of(trainer, tmp_path / "checkpoint-2")
     assert trainer.selection["step"] is None
-    assert "the guard refused 2 evaluations and accepted none" in trainer.selection["kept_instead"]
+    assert trainer.selection["kept_instead"] == "the weights of step 2 are kept"
     assert trainer.collapsed == trainer.selection["collapsed"]
-    assert "degenerate captions was 1" in trainer.collapsed
+    assert "degenerate is 1" in trainer.collapsed
     assert "Do not use this model." in caplog.text
     # The next training of this trainer is judged anew.
     trainer._generate = lambda data, **_: GeneratedCaptions(["a cat"] * len(data), [True] * len(data))
@@ -331,20 +267,6 @@ def test_after_a_rollback_the_best_accepted_checkpoint_is_loaded(tmp_path, scene
     # At step 3 the policy is that of step 2 again: there is nothing to evaluate or save.
     assert [e["step"] for e in trainer.state.log_history if "eval_recall_at_1" in e] == [1, 2]
     assert not (tmp_path / "checkpoint-3").exists()
-    assert "rolled back to checkpoint-2" in selection_lines(trainer.selection)[1]
-
-
-def test_after_a_rollback_within_an_epoch_its_end_saves_nothing(tmp_path, scenes):
-    """After a stop the Trainer ends the epoch, and saves if it saves every epoch (2 steps here)."""
-    epochs = {"eval_strategy": "epoch", "save_strategy": "epoch", "guard": "rollback", "learning_rate": 0.0, "seed": 1}
-    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1, 0.1], samples_hacked=[3, 4], **epochs)
-    assert trainer.guard.rolled_back_to == str(tmp_path / "checkpoint-2")
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
-
-
-def test_a_refused_checkpoint_is_not_rolled_back_to(tmp_path, scenes):
-    trainer = evaluated(tmp_path, scenes, [0.9, 0.5, 0.1], hacked=[2], samples_hacked=[3], guard="rollback")
-    assert trainer.selection["guard"]["trips"][0]["rolled_back_to"] == "checkpoint-1"
 
 
 def test_a_stopped_run_without_selection_says_that_its_weights_have_collapsed(tmp_path, scenes):
@@ -353,11 +275,10 @@ def test_a_stopped_run_without_selection_says_that_its_weights_have_collapsed(tm
     assert trainer.state.global_step == 3
     assert trainer.collapsed is not None
     assert "the weights of step 3 are kept" in trainer.selection["kept_instead"]
-    assert "Training stopped." in selection_lines(trainer.selection)[1]
     rolled = evaluated(tmp_path / "b", scenes, [0.2, 0.3, 0.9], **settings, guard="rollback")
     assert rolled.collapsed is None
     assert has_weights_of(rolled, tmp_path / "b" / "checkpoint-2")
-    assert "the guard rolled back to checkpoint-2" in rolled.selection["kept_instead"]
+    assert rolled.selection["kept_instead"] == "the weights of checkpoint-2 are kept"
 
 
 def test_a_resumed_run_knows_its_refused_evaluations_and_trips(tmp_path, scenes):
@@ -378,28 +299,6 @@ def test_a_stopped_run_that_is_resumed_stops_again(tmp_path, scenes):
     assert resumed.state.global_step == 3
     assert [trip["step"] for trip in resumed.guard.trips] == [2, 3]
     assert resumed.selection["step"] == 1
-
-
-def test_a_policy_that_a_reward_makes_repeat_itself_is_not_delivered(tmp_path, scenes, scorer):
-    def repeated_words(completions):
-        return [float(len(text.split()) - len(set(text.split()))) for text in completions]
-
-    settings = {"num_generations": 4, "baseline": "leave_one_out", "max_completion_length": 12, "guard": "warn"}
-    settings |= {"learning_rate": 1e-3, "max_steps": 10, "per_device_train_batch_size": 16}
-    settings |= {"freeze_vision_tower": True, "cache_image_features": True, "load_best_model_at_end": True}
-    settings |= {"generation_num_beams": 2, "generation_max_new_tokens": 30, "use_cpu": True, "report_to": "none"}
-    settings |= {"feature_cache_dir": str(tmp_path / "cache"), "disable_tqdm": True, **EVERY_STEP}
-    config, rewards = CaptionRLConfig(str(tmp_path / "out"), **settings), [repeated_words]
-    trainer = CaptionRLTrainer(captioner(), rewards, config, scenes["train"], scenes["validation"], scorer=scorer)
-    trainer.train()
-    collapsed = [e["step"] for e in trainer.state.log_history if e.get("eval_degenerate", 0) > 0.5]
-    assert collapsed[-1] == 10  # without the guard, this would be the last policy
-    refused = [entry["step"] for entry in trainer.selection["guard"]["refused"]]
-    assert set(collapsed) <= set(refused)
-    assert trainer.selection["step"] not in refused
-    assert trainer.collapsed is None
-    written = trainer._generate(scenes["validation"])
-    assert trainer.guard.reason_against(written.captions, torch.tensor(written.ended)) is None
 
 
 def test_the_reward_scorer_selects_and_not_the_held_out_one(tmp_path, scenes, scorer, held_out_scorer):
@@ -424,6 +323,3 @@ def test_a_single_scorer_selects_by_its_recall_and_a_metric_that_is_named_stays(
     config = CaptionRLConfig(str(tmp_path), use_cpu=True, **BEST)
     without = CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])
     assert not without.args.load_best_model_at_end  # there is nothing to select by
-    config = CaptionRLConfig(str(tmp_path), use_cpu=True, **BEST, metric_for_best_model="recall_at_1")
-    with pytest.raises(ValueError, match=r"recall_at_1.*scorer"):
-        CaptionRLTrainer(captioner(), "cider", config, scenes["train"], scenes["validation"])

@@ -1,7 +1,6 @@
 """Reward functions with TRL's signature in every RL trainer, with bags and on two processes."""
 
 import json
-import math
 import pickle
 from pathlib import Path
 
@@ -9,9 +8,7 @@ import pytest
 import torch
 
 from hf_captionrl.captioners.pipeline import scorer_features
-from hf_captionrl.experimental.listener import ListenerReward
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.retrieval.feature_cache import image_hash
 from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
@@ -21,7 +18,6 @@ from hf_captionrl.trainers import (
     SelfRetrievalTrainer,
 )
 from hf_captionrl.utils.model_files import model_path
-from hf_captionrl.utils.prompts import AnswerScores
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_captioner
@@ -71,7 +67,8 @@ def self_retrieval(folder, data, reward, **settings):
     return SelfRetrievalTrainer(captioner(), scorer, args, data, neighbours=ranked, reward_funcs=rewards)
 
 
-def test_columns_reach_the_function_with_their_captions(tmp_path, capsys):
+def test_columns_reach_the_function_with_their_captions(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
     data, reward = marked(), Recorder()
     trainer = self_retrieval(tmp_path, data, reward, max_steps=2, log_completions=True, num_completions_to_print=2)
     written = spy_on(trainer.rollouts, "reward_context")
@@ -107,8 +104,6 @@ def test_missing_columns_and_rewards_are_named_before_training(tmp_path):
         CaptionRLTrainer(tiny_captioner("blip"), args=CaptionRLConfig(str(tmp_path)), train_dataset=marked())
     with pytest.raises(ValueError, match=r"'reward' requires \['solution'\]"):
         caption_rl(tmp_path, marked(), CompletionReward(lambda completions, solution: [0.0], name="reward"))
-    with pytest.raises(ValueError, match=r"column\(s\) \['log_metric'\]"):
-        caption_rl(tmp_path, marked().rename_column("mark", "log_metric"), CompletionReward(lambda **k: [0.0], "r"))
 
 
 def test_grpo_passes_the_arguments_of_trl(tmp_path):
@@ -197,64 +192,10 @@ def test_columns_stay_with_their_captions_on_two_processes(two, name):
         assert entry["rewards/marks/mean"] == pytest.approx(sum(every) / len(every))
 
 
-def test_own_rewards_need_no_scorer(tmp_path):
-    def brevity(completions, **columns):
-        return [-float(len(str(completion))) for completion in completions]
-
-    config = SelfRetrievalConfig(str(tmp_path), **PLAIN_SGD | SHORT | LOGGED, do_sample=True)
-    given = {"args": config, "train_dataset": marked()}
-    trainer = SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=[brevity], **given)
-    grpo = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [brevity]}, max_steps=1)
-    for one in (trainer, grpo):
-        one.train()
-        assert any(entry.get("rewards/brevity/mean", 0) < 0 for entry in one.state.log_history)
-    for rewards in (None, ["self_retrieval", brevity]):
-        with pytest.raises(ValueError, match="scorer"):
-            SelfRetrievalTrainer(tiny_captioner("blip"), reward_funcs=rewards, **given)
-
-
-class Listener(AnswerScores):
-    """Cannot tell images apart, and records which it sees."""
-
-    model, revision, is_multimodal = "listener", "1", True
-
-    def __init__(self):
-        self.shown = []
-
-    def score_answers(self, prompts, answers):
-        for position, prompt in enumerate(prompts):
-            self.shown.append(set(map(image_hash, prompt.images)))
-            yield position, [-1.0] * len(answers)
-
-
-@pytest.mark.parametrize("kind", ["captions", "bags", "grpo"])
-def test_listener_sees_the_images_of_the_batch(kind, tmp_path):
-    data, backend = marked(), Listener()
-    reward = ListenerReward(backend, num_images=3)
-    if kind == "grpo":
-        trainer = make_trainer(str(tmp_path), scorer=None, trainer_arguments={"reward_funcs": [reward]}, max_steps=1)
-        data = trainer.train_dataset
-    else:
-        trainer = (caption_rl if kind == "captions" else self_retrieval)(tmp_path, data, reward, max_steps=1)
-    trainer.train()
-    K = 2 if kind == "bags" else 3
-    assert {len(images) for images in backend.shown} == {K}
-    assert set().union(*backend.shown) <= {image_hash(image) for image in data["image"]}
-    assert len(set(map(frozenset, backend.shown))) > 1  # every image has its own neighbours
-    (entry,) = [row for row in trainer.state.log_history if "rewards/listener/mean" in row]
-    asked, silent = (
-        len(backend.shown),
-        entry["rewards/listener/undefined"],
-    )  # captions without a word get twice as little
-    assert asked + silent == 8
-    assert entry["rewards/listener/mean"] == close(-math.log(K) * (asked + 2 * silent) / 8, dtype="float32")
-    assert entry["listener/accuracy"] == 0  # ties
-
-
 # A bank of distractors: one image per rollout, in this package's trainers and in TRL's
 
 BANK = {"distractor_scope": "bank", "bank_size": 5, "bank_batch_size": 8}
-IMPORTANCE = {"bank_images": "nearest_and_random", "num_hard_distractors": 2, "bank_weighting": "importance"}
+MIXED = {"bank_images": "nearest_and_random", "num_hard_distractors": 2}
 
 
 def bank_function(scorer, data, folder, **weights) -> BankRewardFunction:
@@ -267,15 +208,14 @@ def test_captioner_trains_with_one_image_per_rollout(tmp_path, scorer):
     data = marked()
     settings = {"per_device_train_batch_size": 1, "num_generations": 2, "do_sample": True, "max_grad_norm": 1.0}
     settings |= {"logging_strategy": "steps", "logging_steps": 1}
-    trainer = train(tmp_path / "bank", data, **settings, **BANK, **IMPORTANCE)
+    trainer = train(tmp_path / "bank", data, **settings, **BANK, **MIXED)
     (logged,) = [entry for entry in trainer.state.log_history if "rewards/self_retrieval/mean" in entry]
     assert logged["rewards/self_retrieval/mean"] < 0
     assert logged["grad_norm"] > 0
     assert "recall_at_1" not in logged
     bank = trainer.rewards.rewards[0]._banks[0]
-    expected = bank_function(scorer, data, tmp_path / "cache", **IMPORTANCE).reward._banks[0]
+    expected = bank_function(scorer, data, tmp_path / "cache", **MIXED).reward._banks[0]
     assert_close(bank.features, expected.features)
-    assert bank.counts.tolist() == expected.counts.tolist() == close([1, 1, 5 / 3, 5 / 3, 5 / 3], dtype="float32")
     with pytest.raises(ValueError, match="distractor_scope='bank'"):
         train(tmp_path / "batch", data, **settings)
 

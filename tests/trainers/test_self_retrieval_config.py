@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_captionrl.rewards import CiderReward, SelfRetrieval
+from hf_captionrl.rewards import SelfRetrieval
 from hf_captionrl.trainers import SelfRetrievalConfig
 
 
@@ -39,15 +39,6 @@ def test_defaults_that_depend_on_other_arguments(tmp_path, arguments, do_sample,
     assert (config.do_sample, config.baseline) == (do_sample, baseline)
 
 
-def test_weights_choose_the_rewards(tmp_path):
-    def of(**weights):
-        return rewards(SelfRetrievalConfig(str(tmp_path), **weights))
-
-    assert of(cider_weight=0.5) == [(SelfRetrieval, 1.0), (CiderReward, 0.5)]
-    assert of(retrieval_weight=0.25, cider_weight=1) == [(SelfRetrieval, 0.25), (CiderReward, 1)]
-    assert of(retrieval_weight=0, cider_weight=1) == [(CiderReward, 1)]
-
-
 def test_rewards_get_the_arguments_of_the_configuration(tmp_path):
     config = SelfRetrievalConfig(
         str(tmp_path),
@@ -59,11 +50,3 @@ def test_rewards_get_the_arguments_of_the_configuration(tmp_path):
     ((reward, _),) = config.make_rewards(scorer=[NamedScorer(), NamedScorer()])
     assert (reward.reward_kind, reward.distractor_scope, reward.num_hard_distractors) == ("cosine", "hard", 5)
     assert (reward.scorer_ensemble, len(reward.scorers)) == ("alternate", 2)
-
-
-def test_a_changed_copy_is_checked_again(tmp_path):
-    config = SelfRetrievalConfig(str(tmp_path), cider_weight=0.5)
-    config.check()
-    config.retrieval_weight, config.cider_weight = 0.0, 0.0
-    with pytest.raises(ValueError, match="retrieval_weight"):
-        config.check()

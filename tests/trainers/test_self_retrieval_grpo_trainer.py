@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from trl.trainer.utils import RepeatSampler
 
 from hf_captionrl.data import BagCurriculumSampler, open_image
 from hf_captionrl.retrieval import nearest_neighbours
-from hf_captionrl.trainers import SelfRetrievalGRPOTrainer
 from hf_captionrl.trainers.trl_grpo import BagRepeatSampler
 from tests.processes import run_in_processes
 from tests.tiny.chat import tiny_chat
@@ -161,7 +159,6 @@ REFUSED = [
     ("bag_schedule", {"bag_schedule": "adaptive"}),  # TRL's trainer does not measure R@1 per epoch
     ("remove_unused_columns", {"remove_unused_columns": True}),
     ("retrieval_weight", {"retrieval_weight": 0.0}),
-    ("reward_weights", {"reward_weights": [0.5]}),
     ("eval_dataset", {"trainer_arguments": {"eval_dataset": [1]}}),
     (r"Bags of \[3\]", {"bag_schedule": 3, "distractor_scope": "bag", "trainer_arguments": RANKED}),
 ]
@@ -173,62 +170,10 @@ def test_contradictory_arguments_are_refused_before_training(tmp_path, name, set
         make_trainer(str(tmp_path), **{"per_device_train_batch_size": 8, **settings})
 
 
-def test_data_without_a_column(tmp_path, trainer):
-    with pytest.raises(ValueError, match="image"):
-        SelfRetrievalGRPOTrainer(
-            trainer.model, trainer.scorers[0], trainer.args, trainer.caption_data.remove_columns("image")
-        )
-    with pytest.raises(ValueError, match="scorer"):
-        SelfRetrievalGRPOTrainer(trainer.model, [], trainer.args, trainer.caption_data)
-
-
-def test_evaluation_outside_a_run(tmp_path):
-    """Each caption is rewarded with the columns of its image, also with another number of captions per image."""
-    marks = []
-
-    def reward(completions, mark, **columns):
-        marks.append(mark)
-        return [float(value) for value in mark]
-
-    settings = {"per_device_train_batch_size": 8, "num_generations_eval": 1, "scorer": None}
-    trainer = make_trainer(str(tmp_path), **settings, trainer_arguments={"reward_funcs": reward})
-    found = trainer.evaluate(trainer.train_dataset.select([5, 2, 7]))
-    assert [sorted(mark) for mark in marks] == [[102, 105, 107]]
-    assert found["eval_reward"] == pytest.approx((105 + 102 + 107) / 3)
-    with pytest.raises(ValueError, match="train_dataset"):
-        trainer.evaluate(trainer.caption_data)
-
-
-def test_steps_outside_a_run(tmp_path):
-    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=8)
-    batch = next(iter(trainer.get_train_dataloader()))
-    for mode in (True, False):
-        trainer.model.train(mode)
-        loss, logits, labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=True)
-        assert (loss.isfinite().item(), logits, labels) == (True, None, None)
-        assert trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch)).requires_grad
-    with pytest.raises(ValueError, match="outputs"):
-        trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch), return_outputs=True)
-
-
 def test_a_model_without_images_is_refused_before_training(tmp_path, parts):
     model, tokenizer = copy.deepcopy(parts)  # TRL changes a model that it is given
     with pytest.raises(ValueError, match="images"):
         make_trainer(str(tmp_path), model=model, trainer_arguments={"processing_class": tokenizer})
-
-
-def test_rewards_beyond_fp32_are_refused():
-    class Huge:
-        names = ("small", "huge")
-
-        def __call__(self, context):
-            return torch.tensor([[1.0, 1e39]], dtype=torch.float64)
-
-    trainer = SimpleNamespace(
-        rewards=Huge(), reward_context=lambda *args: None, accelerator=SimpleNamespace(device="cpu")
-    )
-    with pytest.raises(ValueError, match=r"\['huge'\]"):
-        SelfRetrievalGRPOTrainer._calculate_rewards(trainer, [], [], [], [])
 
 
 def test_ids_beyond_the_tokenizer_are_not_sampled(tmp_path):

@@ -14,7 +14,6 @@ from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards import CiderReward, RewardContext, RewardData, WeightedRewards, make_baseline
-from hf_captionrl.rewards import edit_distance as token_edit_distance
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers import SLEConfig
 from tests.rewards.conftest import OfContext
@@ -292,17 +291,3 @@ def test_alpha_one_is_self_critical_training(tmp_path, scenes):
 def test_alpha_zero_rewards_only_diversity(tmp_path, scenes):
     trainer = build(tmp_path, scenes["train"].map(lambda row: {"captions": []}), alpha=0.0)
     assert trainer.rewards.names == ["diversity"]
-
-
-def test_a_distance_may_be_any_callable_and_an_embedding_needs_a_text_encoder(tmp_path, scenes):
-    def distance(context):
-        mask = context.mask.bool() & (context.ids != captioner().eos_token_id)
-        return token_edit_distance(context.ids, mask, context.group_size)
-
-    given = train(tmp_path, scenes["train"], trainer_arguments={"distance": distance})
-    assert largest_difference(weights(given), weights(train(tmp_path, scenes["train"], distance="edit"))) == 0.0
-    with pytest.raises(ValueError, match="text encoder"):
-        build(tmp_path, scenes["train"], distance="embedding")
-    letters = lambda texts: torch.tensor([[1.0, *(float(c.count(a)) for a in "aeiou")] for c in texts])  # noqa: E731
-    embedded = train(tmp_path, scenes["train"], distance="embedding", trainer_arguments={"text_encoder": letters})
-    assert largest_difference(weights(embedded), weights(given)) > 1e-5

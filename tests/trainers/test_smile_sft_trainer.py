@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 
 import datasets
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
 from torch import Tensor
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from hf_captionrl.losses import IGNORE_INDEX
@@ -21,7 +18,6 @@ from hf_captionrl.trainers.trl_smile_sft import (
     find_segments,
     logit_factors,
     sentence_ends,
-    similar_lengths,
 )
 from tests.tolerances import assert_close
 from tests.trainers.conftest import ROWS
@@ -242,11 +238,6 @@ def test_resume_is_exact(parts, tmp_path):
     assert different(bits(whole), bits(again)) == []
 
 
-def test_a_hyperparameter_search_is_refused(parts, tmp_path):
-    with pytest.raises(RuntimeError, match="model_init"):
-        make(parts, tmp_path).hyperparameter_search(backend="optuna")
-
-
 def test_evaluation_and_a_model_by_name(parts, tmp_path):
     model, _ = parts
     for part in parts:
@@ -284,15 +275,6 @@ def test_sentence_ends(parts):
     assert not ends[-3:].any()  # rows of the head beyond the tokenizer
 
 
-def test_groups_hold_each_segment_once():
-    lengths = torch.tensor([2000, 3, 700, 1, 5, 300, 1999, 90])
-    groups = [lengths[g].tolist() for g in similar_lengths(lengths)]
-    assert sorted(n for group in groups for n in group) == sorted(lengths.tolist())
-    assert all(max(group) < 4 * min(group) for group in groups)
-    assert len(groups) > 1
-    assert len(list(similar_lengths(torch.tensor([7, 1])))) == 1
-
-
 def test_wrong_types_are_refused(parts, tmp_path):
     with pytest.raises(TypeError, match="SmileSFTConfig"):
         make(parts, tmp_path, config=SFTConfig)
@@ -300,28 +282,6 @@ def test_wrong_types_are_refused(parts, tmp_path):
     trainer = make(parts, tmp_path, peft=prompt_tuning, packing=True, max_length=64)
     with pytest.raises(ValueError, match="position_ids"):
         trainer.compute_loss(trainer.model, batch_of(trainer))
-
-
-def test_training_arguments_are_converted(parts, tmp_path):
-    model, tokenizer = parts
-    args = TrainingArguments(str(tmp_path), learning_rate=3e-4, hub_token="secret", use_cpu=True, report_to=[])
-    rows = datasets.Dataset.from_list(ROWS)
-    trainer = SmileSFTTrainer(copy.deepcopy(model), args, train_dataset=rows, processing_class=tokenizer)
-    assert type(trainer.args) is SmileSFTConfig
-    assert (trainer.args.learning_rate, trainer.args.hub_token, trainer.args.mle_weight) == (3e-4, "secret", 0.0)
-
-
-def test_router_losses_are_refused_before_training(parts, tmp_path):
-    _, tokenizer = parts
-    settings = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "num_hidden_layers": 1}
-    settings |= {"num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=len(tokenizer), **settings))
-    with pytest.raises(ValueError, match="router_aux_loss_coef"):
-        make((model, tokenizer), tmp_path)
-    for settings in ({"router_aux_loss_coef": 0.0}, {"mle_weight": 1.0}):
-        trainer = make((model, tokenizer), tmp_path, **settings)
-        trainer.train()
-        assert ("aux_loss" in trainer.state.log_history[0]) == ("mle_weight" in settings)
 
 
 def test_logit_factors_are_those_of_trl(parts, tmp_path):
@@ -334,10 +294,3 @@ def test_logit_factors_are_those_of_trl(parts, tmp_path):
         ours = make((scaled, tokenizer), tmp_path, mle_weight=1 - 1e-9)
         theirs = make((scaled, tokenizer), tmp_path, cls=SFTTrainer, config=SFTConfig)
         assert loss_eval(ours) == pytest.approx(loss_eval(theirs), rel=1e-5)
-
-
-@pytest.mark.slow
-def test_package_does_not_import_trl():
-    code = "import sys, hf_captionrl, hf_captionrl.trainers as t; assert 'SmileSFTTrainer' in t.__all__; print('trl' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"

@@ -1,7 +1,5 @@
 """SmileTrainer: plain loops, splits of the batch, several processes, and exact resume."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,7 @@ from hf_captionrl.captioners import HeadInputs
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
-from hf_captionrl.trainers.publishing import TRAINING_FILE
+from hf_captionrl.trainers.publishing import read_run
 from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import bits, different
@@ -139,28 +137,6 @@ def test_two_steps_move_the_parameters(tmp_path, scenes, settings):
     assert any("vision_model" in name for name in moved) == ("freeze_vision_tower" in settings)
 
 
-def test_the_best_epoch_is_kept(tmp_path, scenes, scorer):
-    settings = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 16}
-    settings |= {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
-    settings |= {"learning_rate": 3.0, "generation_max_new_tokens": 12}  # the rate ruins the captioner
-    config = SmileConfig(str(tmp_path), **{**PLAIN_SGD, **settings})
-    trainer = SmileTrainer(captioner(), config, scenes["train"], scenes["validation"], scorer=scorer)
-    trainer.train()
-    history = [e["eval_recall_at_1"] for e in trainer.state.log_history if "eval_recall_at_1" in e]
-    assert trainer.state.best_metric == max(history)
-    assert trainer.evaluate()["eval_recall_at_1"] == pytest.approx(max(history), rel=1e-6)
-
-
-def test_batches_without_labels_and_evaluation_without_data_are_refused(tmp_path, scenes):
-    trainer = SmileTrainer(captioner(), SmileConfig(str(tmp_path), use_cpu=True), train_dataset=scenes["train"])
-    batch = trainer.data_collator([trainer.train_dataset[0]])
-    batch["labels"].fill_(-100)
-    with pytest.raises(ValueError, match="max_caption_length"):
-        trainer.compute_loss(trainer.model, batch)
-    with pytest.raises(ValueError, match="evaluation data"):
-        trainer.evaluate()
-
-
 def test_objective_falls_back_to_full_logits():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 5, 8, generator=generator)
@@ -175,25 +151,6 @@ def test_objective_falls_back_to_full_logits():
         SmileObjective()(HeadInputs(labels=labels, logits=hidden @ weight.T))["loss"],
         smile_loss(hidden @ weight.T, labels, reduction="sum"),
     )
-
-
-def test_adapters_with_the_same_seed_start_equal(tmp_path, scenes):
-    def drawn(seed):
-        config = SmileConfig(str(tmp_path), use_cpu=True, seed=seed)
-        adapter = {"tune": "language", "r": 4, "alpha": 8}
-        trainer = SmileTrainer(captioner(), config, train_dataset=scenes["train"], peft_config=adapter)
-        return {n: p.detach().clone() for n, p in trainer.model.named_parameters() if "lora_A" in n}
-
-    a, b, c = drawn(1), drawn(1), drawn(2)
-    assert largest_difference(a, b) == 0
-    assert largest_difference(a, c) > 0
-
-
-def test_code_preset_sets_only_missing_values(tmp_path):
-    config = SmileConfig(str(tmp_path), preset="code")
-    assert (config.mle_label_smoothing, config.random_draw) == (0.1, "position")
-    config = SmileConfig(str(tmp_path), preset="code", mle_label_smoothing=0.0)
-    assert (config.mle_label_smoothing, config.random_draw) == (0.0, "position")
 
 
 def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, scenes):
@@ -219,4 +176,4 @@ def test_an_epoch_with_all_captions_has_each_once_and_resumes_exactly(tmp_path, 
     resumed = trained(tmp_path / "b", str(tmp_path / "a" / f"checkpoint-{steps + 1}"))
     assert different(bits(through), bits(resumed)) == []
     through.save_model()
-    assert json.loads((tmp_path / "a" / TRAINING_FILE).read_text())["train_images"] == 4
+    assert read_run(tmp_path / "a")["training"]["train_images"] == 4

@@ -1,25 +1,21 @@
 """Captions with images, references, rewards and ranks, read back from the files of the trackers; offline."""
 
-import contextvars
-import io
+import functools
 import json
 import socket
 import sqlite3
 import sys
 import types
-from unittest import mock
 
 import numpy as np
 import pytest
 from huggingface_hub.utils import close_session
 from PIL import Image
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hf_captionrl.data import open_image
 from hf_captionrl.trainers import SmileConfig, SmileTrainer
-from hf_captionrl.trainers import guard as completion_log
-from hf_captionrl.trainers.guard import log_completions, print_completions
+from hf_captionrl.trainers.guard import show_completions
 
 from .one_step import captioner
 from .rl_step import build
@@ -112,19 +108,11 @@ def test_trackers_store_what_was_logged(tmp_path, scenes, offline, capsys):
             assert np.array_equal(np.asarray(stored.convert("RGB")), np.asarray(expected))
         assert float((context.ranks == 1).float().mean()) == pytest.approx(history[step - 1]["recall_at_1"])
 
-    # tensorboard: the same from its event file.
+    # tensorboard: numbers from its event file.
     (folder,) = {str(path.parent) for path in (tmp_path / "run").rglob("events.out.tfevents.*")}
-    events = EventAccumulator(folder, size_guidance={"tensors": 0, "images": 0, "scalars": 0})
+    events = EventAccumulator(folder, size_guidance={"scalars": 0})
     events.Reload()
     assert [e.value for e in events.Scalars("train/reward")] == pytest.approx([e["reward"] for e in history])
-    texts = events.Tensors("completions/text_summary")
-    assert [text.step for text in texts] == [1, 2]
-    for text, (context, _) in zip(texts, seen, strict=True):
-        markdown = text.tensor_proto.string_val[0].decode()
-        assert "rank |" in markdown.splitlines()[0]
-        assert all(caption in markdown.replace("\\", "") for caption in context.captions[:SHOWN])
-    assert [len(events.Images(f"completions/{n}")) for n in range(SHOWN)] == [2] * SHOWN
-
     assert TOKEN not in "".join(capsys.readouterr())
 
 
@@ -154,16 +142,6 @@ def test_mle_and_smile_log_evaluation_captions(tmp_path, scenes, held_out_scorer
     assert found["eval/recall_at_1"] == pytest.approx(entry["eval_recall_at_1"])
 
 
-def test_tensorboard_writes_into_the_output_folder_also_before_training(
-    tmp_path, scenes, scorer, offline, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    trainer = smile(tmp_path / "out", scenes, scorer, report_to="tensorboard")
-    trainer.evaluate()  # as the recipes do, for the first row of their table
-    assert list((tmp_path / "out/run/runs").rglob("events.out.*"))
-    assert not (tmp_path / "runs").exists()
-
-
 def test_nothing_is_shown_by_default(tmp_path, scenes, scorer, offline, capsys):
     trainer = smile(tmp_path, scenes, scorer, log_completions=False, eval_strategy="steps", eval_steps=1)
     trainer.train()
@@ -172,107 +150,41 @@ def test_nothing_is_shown_by_default(tmp_path, scenes, scorer, offline, capsys):
     assert "Captions of step" not in capsys.readouterr().out
 
 
-def test_connections_are_recorded(offline):
-    with pytest.raises(OSError, match="tests"):
-        socket.create_connection(("192.0.2.1", 80), timeout=1)
-    assert offline
-    offline.clear()
-
-
 HOSTILE = "[bold red]a cat[/] \x1b[2J <script>x</script> | `pipe`\nnew [/nothing]"
-ROWS = [
-    {"image_id": 7, "caption": "a cat", "reference": "one cat", "rewards": {"cider": 1.25}, "advantage": -0.5},
-    {"image_id": "8", "caption": HOSTILE, "rewards": {"cider": float("nan"), "shape": 0.0}},
-]
-IMAGES = [Image.new("RGB", (4, 3), "red"), Image.new("L", (4, 3), 255)]
 
 
-@pytest.fixture(autouse=True)
-def _forget_warnings():
-    completion_log._warn_once.cache_clear()
+COLUMNS = {
+    "image_id": [7, "8"],
+    "caption": ["a cat", HOSTILE],
+    "reference": ["one cat", ""],
+    "extra/judge": [2, HOSTILE],
+    "rewards/cider": [1.25, float("nan")],
+    "advantage": [-0.5, 0.0],
+}
 
 
-def test_captions_are_printed_as_text():
-    out = io.StringIO()
-    rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
-    print_completions(rows, step=12, console=Console(file=out, width=250, force_terminal=True, color_system=None))
-    text = " ".join(out.getvalue().split())
-    assert "[bold red]a cat[/] \\x1b[2J <script>x</script> | `pipe` new [/nothing]" in text
+@pytest.mark.parametrize("active", [True, False])
+def test_hostile_captions_are_shown_as_text(monkeypatch, capsys, active):
+    monkeypatch.setenv("COLUMNS", "250")
+    logged = {}
+    for name in ("wandb", "trackio"):
+        module = types.ModuleType(name)
+        module.Table = lambda dataframe: dataframe
+        module.Image = lambda image: image.size
+        module.log = functools.partial(logged.__setitem__, name)
+        module.run = object() if active else None
+        module.context_vars = types.SimpleNamespace(current_run=types.SimpleNamespace(get=lambda run=module.run: run))
+        monkeypatch.setitem(sys.modules, name, module)
+    images = [Image.new("RGB", (4, 3)), Image.new("L", (4, 3))]
+    show_completions(COLUMNS, images, step=12, report_to=["wandb", "trackio", "tensorboard"], tag="completions")
+    text = " ".join(capsys.readouterr().out.split())
     assert "\x1b[2J" not in text
-    for part in ("12", "one cat", "cider", "1.250", "-0.500", "nan", "0.000", "words", "judge"):
+    for part in ("[bold red]a cat[/] \\x1b[2J", "12", "one cat", "1.25", "-0.50", "judge"):
         assert part in text
-
-
-def test_ascii_terminal_gets_replacements():
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    print_completions([{"image_id": 1, "caption": "café"}], step=1, console=Console(file=out, width=100))
-    out.flush()
-    assert b"caf\\xe9" in out.buffer.getvalue()
-
-
-def fake_tracker(monkeypatch, name, *, active=True):
-    """A module with the few names of wandb or trackio that are used."""
-    module = types.ModuleType(name)
-    module.logged = []
-    module.Table = lambda dataframe: types.SimpleNamespace(dataframe=dataframe)
-    module.Image = lambda image: ("image", image.mode, image.size)
-    module.log = module.logged.append
-    run = object() if active else None
-    module.run = run
-    module.context_vars = types.SimpleNamespace(current_run=contextvars.ContextVar("current_run", default=run))
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
-
-
-def test_trackers_get_a_table_with_images(monkeypatch):
-    wandb, trackio = fake_tracker(monkeypatch, "wandb"), fake_tracker(monkeypatch, "trackio")
-    rows = [{**ROWS[0], "extra": {"words": 2, "judge": HOSTILE}}, ROWS[1]]
-    for images in ([], [None, None], [None, IMAGES[0]], IMAGES):
-        assert log_completions(rows, images, step=3, report_to=["wandb", "trackio"]) == ["trackio", "wandb"]
-    frames = [logged["completions"].dataframe for logged in wandb.logged]
-    assert ["image" in frame for frame in frames] == [False, False, True, True]
-    assert list(frames[2]["image"]) == [None, ("image", "RGB", (4, 3))]
-    assert list(frames[3]["image"]) == [("image", "RGB", (4, 3))] * 2
-    assert [logged["train/global_step"] for logged in wandb.logged] == list(frames[0]["step"]) * 2 == [3] * 4
-    assert list(frames[0]["image_id"]) == ["7", "8"]
-    assert list(frames[0]["extra/words"]) == ["2", ""]
-    assert frames[0]["rewards/cider"][0] == 1.25
-    assert np.isnan(frames[0]["rewards/shape"][0])
-    assert frames[0]["rewards/shape"][1] == 0
-    assert frames[0]["caption"][1] == HOSTILE
-    markdown = trackio.logged[0]["completions"].dataframe  # trackio shows text as Markdown
-    assert "\\<script\\>" in markdown["caption"][1]
-    assert "<script>" not in markdown["extra/judge"][0]
-
-
-def test_only_trackers_in_report_to_are_written(monkeypatch):
-    wandb, trackio, writer = fake_tracker(monkeypatch, "wandb"), fake_tracker(monkeypatch, "trackio"), mock.Mock()
-    for report_to in (None, [], "none", ["mlflow"]):
-        assert log_completions(ROWS, IMAGES, step=1, report_to=report_to, tensorboard_writer=writer) == []
-    assert log_completions([], [], step=1, report_to="all", tensorboard_writer=writer) == []
-    assert not wandb.logged + trackio.logged + writer.mock_calls
-    found = log_completions(ROWS, IMAGES, step=1, report_to=["all"], tensorboard_writer=writer)
-    assert found == ["tensorboard", "trackio", "wandb"]
-
-
-@pytest.mark.parametrize(
-    ("name", "installed", "why"),
-    [
-        ("wandb", False, "not installed"),
-        ("tensorboard", False, "no writer"),
-        ("wandb", True, "no run"),
-        ("trackio", True, "no run"),
-    ],
-)
-def test_a_tracker_that_is_missing_or_has_no_run_is_skipped_with_one_warning(
-    monkeypatch, caplog, name, installed, why
-):
-    module = fake_tracker(monkeypatch, name, active=False)
-    if not installed:
-        monkeypatch.setitem(sys.modules, name, None)  # cannot be imported
-    for _ in range(3):
-        assert log_completions(ROWS, IMAGES, step=1, report_to=[name]) == []
-    assert not module.logged
-    assert len(caplog.records) == 1
-    assert name in caplog.text
-    assert why in caplog.text
+    assert set(logged) == ({"wandb", "trackio"} if active else set())  # an evaluation before training has no run
+    if active:
+        wandb, trackio = (logged[name]["completions"] for name in ("wandb", "trackio"))
+        assert (list(wandb["caption"]), list(wandb["image"])) == (COLUMNS["caption"], [(4, 3)] * 2)
+        assert logged["wandb"]["train/global_step"] == wandb["step"][0] == 12
+        assert "\\<script\\>" in trackio["caption"][1]  # trackio shows text as Markdown
+        assert "<script>" not in trackio["extra/judge"][1]

@@ -5,7 +5,6 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data.columns import VIDEO_FRAMES
-from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.trainers import (
     CaptionRLConfig,
     CaptionRLTrainer,
@@ -85,31 +84,3 @@ def test_a_run_with_a_warm_cache_opens_no_image(tmp_path, scenes, monkeypatch):
     assert warm[:3] == cold[:3]
     with pytest.raises(Exception, match="an image was opened"):
         outcome(trainer_of("smile", tmp_path / "plain", scenes))
-
-
-class OnAnotherDevice(torch.Tensor):
-    """Refuses every operation but the copy to the CPU."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func is not torch.Tensor.cpu:
-            raise AssertionError(f"{func} of a tensor on another device")
-        with torch._C.DisableTorchFunctionSubclass():
-            return args[0].clone().as_subclass(torch.Tensor)
-
-
-def test_evaluations_compare_features_of_a_scorer_on_another_device(monkeypatch, scenes, held_out_scorer, tmp_path):
-    rows = scenes["validation"]
-    captions = [texts[0] for texts in rows["captions"]]
-    evaluator = Evaluator(rows, held_out_scorer, None, seed=0, cache_dir=str(tmp_path))
-    trainer = tiny_trainer(tmp_path / "out", scenes, trainer_arguments={"scorer": held_out_scorer})
-
-    def found():
-        metrics = trainer.evaluate()
-        times = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}
-        return {k: v for k, v in metrics.items() if k not in times} | evaluator.row("x", captions)
-
-    expected, plain = found(), held_out_scorer.text_features
-    assert {"eval_recall_at_1", "pool_recall_at_1"} <= expected.keys()
-    monkeypatch.setattr(held_out_scorer, "text_features", lambda texts: plain(texts).as_subclass(OnAnotherDevice))
-    assert found() == expected

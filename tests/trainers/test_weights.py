@@ -21,8 +21,7 @@ from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, t
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import resolution, within
 from tests.trainers.grpo_worker import make_trainer as make_grpo
-from tests.trainers.one_step import SAMPLED, tiny_trainer
-from tests.trainers.rl_step import build
+from tests.trainers.one_step import tiny_trainer
 from tests.trainers.test_smile_sft_trainer import make as make_sft
 
 QUERIES = r"text_decoder\.bert\..*\.query"
@@ -181,28 +180,6 @@ def test_the_self_check_of_a_run_allows_the_rounding_of_its_precision(
     assert ("SELF-CHECK" in caplog.text) == (not bf16 or error > 0.05)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_captions_of_rollouts_and_evaluations_are_generated_in_the_precision_of_the_run(
-    bf16, tmp_path, scenes, scorer, monkeypatch
-):
-    seen, generate = [], Captioner.generate
-
-    def spy(self, **arguments):
-        seen.append(torch.is_autocast_enabled("cpu"))
-        return generate(self, **arguments)
-
-    monkeypatch.setattr(Captioner, "generate", spy)
-    # use_cpu follows where there is no accelerator.
-    settings = {**SAMPLED, "num_generations": 2, "generation_max_new_tokens": 4, "bf16": bf16, "use_cpu": False}
-    given = {"policy": tiny_captioner("blip"), "scorer": scorer, "eval_dataset": scenes["validation"]}
-    trainer = build(tmp_path, scenes["train"], **given, **settings)
-    trainer.train()
-    rollouts = len(seen)
-    trainer.evaluate()
-    assert len(seen) > rollouts > 0
-    assert set(seen) == {bf16}
-
-
 @pytest.mark.parametrize("form", [dict, json.dumps])
 def test_model_init_kwargs_reach_from_pretrained(form, tmp_path, scenes, monkeypatch):
     seen = {}
@@ -217,12 +194,6 @@ def test_model_init_kwargs_reach_from_pretrained(form, tmp_path, scenes, monkeyp
     config = SmileConfig(str(tmp_path), use_cpu=True, model_init_kwargs=form(given))
     SmileTrainer("owner/name", config, scenes["train"])
     assert seen == {"model": "owner/name", "processor": None, "prompt": None, "dtype": "float32", **given}
-
-
-def test_a_configuration_with_model_init_kwargs_can_be_written_as_json(tmp_path):
-    config = SmileConfig(str(tmp_path), model_init_kwargs={"torch_dtype": torch.bfloat16})
-    assert config.model_init_kwargs == {"dtype": "bfloat16"}
-    assert json.loads(config.to_json_string())["model_init_kwargs"] == {"dtype": "bfloat16"}
 
 
 # Adapters: peft_config as in TRL, and the presets for the papers' adapters
@@ -269,14 +240,6 @@ def test_lora_trains_the_target_modules(task_type, tmp_path, scenes):
     trainer.captioner.processor.save_pretrained(tmp_path / "base")
     again = load_captioner(str(tmp_path), base_model=str(tmp_path / "base"))
     assert again.generate(**images, max_new_tokens=6).captions == written
-
-
-def test_without_targets_the_language_model_is_adapted(tmp_path, scenes):
-    trainer = adapting(tmp_path, scenes, LoraConfig(r=2))  # PEFT knows no targets for BLIP
-    language = {
-        n for n, _ in tiny_blip()[0].named_modules() if re.fullmatch(language_lora(tiny_captioner()).target_modules, n)
-    }
-    assert adapted(trainer.model) == language
 
 
 def blip(dtype=torch.float32, adapter=None):
@@ -326,8 +289,3 @@ def test_presets_equal_the_loras_of_the_captioner(family, tune, tmp_path):
     by_dict.add_lora(tune, r=4, alpha=8, dropout=0.1)
     captioner.add_adapter(config)
     assert adapted(by_dict.model) == adapted(captioner.model) != set()
-
-
-def test_presets_of_an_unknown_model_name_the_remedy(parts):
-    with pytest.raises(ValueError, match=r"'llama'.*peft\.LoraConfig"):
-        language_lora(parts[0])

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from hf_captionrl.trainers.checkpoints import hide_renamed_argument, note_collapse, selection_lines
+from hf_captionrl.trainers.checkpoints import hide_renamed_argument, note_collapse, selection_line
 
 # --- Console output of a training: one heading per run, one short line per log, no irrelevant warnings ---------------
 
@@ -136,7 +136,7 @@ def checkpoint_lines(selected: Mapping[str, Mapping[str, Any]], name: str) -> li
     """Which weights a run ends with, when the guard tripped, and which evaluations it refused."""
     if name not in selected:
         return ["The weights of the last step; no checkpoint was selected."]
-    return selection_lines(dict(selected[name]))
+    return [selection_line(selected[name])]
 
 
 def print_checkpoints(selected: Mapping[str, Mapping[str, Any]], trained: list[str], main: str) -> None:

@@ -61,7 +61,6 @@ from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.caption_trainer import check_best_metric
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
@@ -339,10 +338,6 @@ def check_models(arguments: tuple[Any, ...]) -> None:
                 if option in SCORERS:
                     error.args = (f"{error} Use --scorer none to train without a scorer.",)
                 raise
-    models = _of(EvaluationArguments, arguments)
-    scorers = [getattr(models, option) not in (None, "none") for option in SCORERS]
-    rows = datasets.Dataset.from_dict({"captions": [""] * 100})  # what is wrong for these is wrong for all data
-    check_best_metric(_of(CaptionConfig, arguments), {"": rows}, any(scorers), all(scorers))
 
 
 def prepare(
@@ -391,7 +386,6 @@ def train_runs(
         if run.is_trained:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
-            trainer.start_metrics = before[run.starts_from]
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
             train_or_resume(trainer, resume)

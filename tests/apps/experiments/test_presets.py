@@ -28,7 +28,7 @@ FIELDS = dict(
     loss_type:loss_type repetition:repetition_weight truncation:truncation_weight xe_epochs:rl_start_epoch
     xe_rate:xe_learning_rate mle_epochs:mle_epochs mle_rate:mle_learning_rate lora_targets:lora_target_modules
     controls:compare_mle_weights references:caption_column frequencies:cider_frequencies bank:bank_images features:bag_features
-    bank_size:bank_size bank_batch:bank_batch_size bank_weighting:bank_weighting hard:num_hard_distractors
+    bank_size:bank_size bank_batch:bank_batch_size hard:num_hard_distractors
     curves:learning_curves selected:load_best_model_at_end table_split:table_split
     """.split()
 )

@@ -77,8 +77,6 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     assert found.selected == {"XE": {"step": 3}, "alone": {"step": 7}, "SLL": {"step": 2}}
     # Runs from the same captioner begin at the same point, which is looked at once.
     assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
-    starts = {name: trainer.start_metrics["eval_length"] for name, trainer in trainers.items()}
-    assert starts == {"XE": 2, "alone": 2, "SLE": 5, "SLL": 5}
 
 
 def test_the_control_of_smile_is_plain_maximum_likelihood_and_the_list_says_so(tmp_path):

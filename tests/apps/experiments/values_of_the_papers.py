@@ -26,7 +26,7 @@ DISCRITUNE |= {"do_sample": False, "baseline": "running_mean", "reward": "log_pr
 DISCRITUNE |= {"bags": None, "longest": 30, "beams": 5, "train_longest": 30, "cider": 0.0}
 DISCRITUNE |= {"scope": "batch", "scale": "model", "paper": "discritune", "measures": P1 | NLG, **SCORERS, **CODE}
 # Table 12 ranks among the k nearest and 99 - k random images of each target.
-HARD = {"scope": "bank", "bank": "nearest_and_random", "bank_size": 99, "bank_batch": 100, "bank_weighting": "equal"}
+HARD = {"scope": "bank", "bank": "nearest_and_random", "bank_size": 99, "bank_batch": 100}
 # Flickr30K for 10 epochs; the tables show its validation images.
 ABLATION = DISCRITUNE | {"data": FLICKR, "epochs": 10, "table_split": "validation"}
 EVALUATION = {"recipe": "self_retrieval_clipcap", "start": "outputs/clipcap-coco", "data": COCO, "epochs": 0}
