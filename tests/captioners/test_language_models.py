@@ -1,11 +1,10 @@
-"""Backends: an endpoint that is slow, overloaded or broken, a captioner, models of transformers, vLLM."""
+"""Backends: an endpoint that is slow, overloaded or broken, a captioner, models of transformers."""
 
 import base64
 import io
 import json
 import math
 import shutil
-import sys
 import time
 import types
 
@@ -27,7 +26,6 @@ from hf_captionrl.captioners.language_models import (
     TransformersTextBackend,
     TransformersVisionBackend,
     Truncated,
-    VLLMBackend,
     chat_text,
 )
 from hf_captionrl.data import open_image
@@ -348,36 +346,6 @@ def test_prompts_of_models_without_a_system_role_and_without_a_template():
     processor = types.SimpleNamespace(chat_template="x", tokenizer=types.SimpleNamespace(bos_token="<s>"))
     assert start_token_settings(processor, "<s>USER: a") == {"add_special_tokens": False}
     assert start_token_settings(processor, "USER: a") == {}
-
-
-def test_vllm_gets_chats_and_images(monkeypatch, tmp_path):
-    seen = {}
-
-    class Engine:
-        def __init__(self, **options):
-            seen["engine"] = options
-
-        def chat(self, chats, settings, use_tqdm):
-            seen["chats"] = chats
-            made = types.SimpleNamespace
-            ends = ["stop", "stop", "length"]
-            return [made(outputs=[made(text=f"answer {i}", finish_reason=ends[i])]) for i in range(len(chats))]
-
-    fake = types.ModuleType("vllm")
-    fake.LLM, fake.SamplingParams = Engine, lambda **options: options
-    monkeypatch.setitem(sys.modules, "vllm", fake)
-    backend = VLLMBackend("m", revision="abc", is_multimodal=True)
-    assert dict(backend.complete(looking()[:3])) == {0: "answer 0", 1: "answer 1", 2: Truncated("answer 2")}
-    assert seen["engine"]["revision"] == "abc"
-    assert seen["engine"]["load_format"] == "safetensors"  # never a pickle
-    assert backend.revision.startswith("abc")
-    assert seen["chats"][0][-1]["content"][0]["image_url"]["url"].startswith("data:image/png;base64,")
-    # The files of a folder are hashed, because its weights can change.
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    before = VLLMBackend(str(tmp_path)).revision
-    assert before == VLLMBackend(str(tmp_path)).revision
-    (tmp_path / "model.safetensors").write_bytes(b"2")
-    assert VLLMBackend(str(tmp_path)).revision != before
 
 
 # --- Log-probabilities of answers --------------------------------------------------------------------------------------
