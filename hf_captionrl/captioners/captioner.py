@@ -292,7 +292,6 @@ class Captioner:
     vision_lora: ClassVar[str] = ""
     lead: str = ""  # separator between a caption and the text before it, if the prompt does not define it
     forced_token_ids: tuple[int, ...] = ()  # always follow the start token, neither generated nor supervised
-    native_frames: int = 0  # frames of the videos in `image_features`; 0 for images
     frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
     own_loop: bool = True  # whether captions are decoded by the package's loop where it applies
@@ -550,26 +549,13 @@ class Captioner:
         return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        """Raise if the model does not support a frame pooling of videos, see `data.pool_frames`.
-
-        After `"native"`, the model's own video inputs, features without side inputs are those of videos (`native_frames`).
-        """
-        name = type(self.base_model).__name__
-        if pooling == "native":
-            raise ValueError(f"frame_pooling is 'native', but {name} has no video inputs. Use frame_pooling='mean'.")
+        """Raise if the model does not support a frame pooling of videos, see `data.pool_frames`."""
         if pooling != "mean" and not self.can_join_frames:
+            name = type(self.base_model).__name__
             raise ValueError(
                 f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
                 "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
             )
-
-    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
-        """Prepare videos of F frames each for a model with video inputs; as `encode_images`, one row per video."""
-        raise ValueError(f"{type(self.base_model).__name__} has no video inputs. Use frame_pooling='mean'.")
-
-    def video_signature(self) -> str:
-        """Hash of how the model's processor prepares videos; empty if the model has no video inputs."""
-        return ""
 
     def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
         """Output of the vision tower `(B, M, D)` for the output of `encode_images`, which batches and `generate` accept instead."""

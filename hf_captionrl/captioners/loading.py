@@ -131,7 +131,7 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if (family := registered(str(kind))) is not None:
         return family.for_config(config)
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # imports this module, through its base class
+        from hf_captionrl.captioners.chat import AnyChatCaptioner  # imports this module
 
         return AnyChatCaptioner.for_config(config)
     hint = "Load a vision-to-text model."

@@ -109,27 +109,17 @@ def vision_tower_features(
     if num_frames:
         pooling = frame_pooling or captioner.frame_pooling
         captioner.check_frame_pooling(pooling, num_frames)
-        if pooling == "native":
-            what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
-        elif pooling != "mean":
+        if pooling != "mean":
             what = f"vision_tower_{num_frames}_frames"  # of another shape
-    elif frame_pooling == "native":
-        raise ValueError("frame_pooling is 'native', but the data are images. Load videos with num_frames.")
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
-    return cached_features(
-        cache, dataset, lambda images: _tower_output(captioner, images, num_frames, pooling), pooling=pooling
-    )
+    return cached_features(cache, dataset, lambda images: _tower_output(captioner, images), pooling=pooling)
 
 
-def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: int, pooling: str) -> Tensor:
-    """Features of images, `(N, M, D)`; with `"native"`, features of the videos of these frames, one row per video."""
-    if pooling == "native":
-        starts = range(0, len(images), num_frames)
-        inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
-    else:
-        inputs = captioner.encode_images(images)
+def _tower_output(captioner: Captioner, images: list[Image.Image]) -> Tensor:
+    """Features of images, `(N, M, D)`."""
+    inputs = captioner.encode_images(images)
     with torch.no_grad():
         if inputs.keys() == {"pixel_values"}:
             pixels = inputs["pixel_values"].to(captioner.device)
@@ -156,11 +146,8 @@ class VideoFeatures(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """`(M, D)`, with `"concat"` or `"ordered"` `(F * M, D)`: an array, fp32."""
-        F = self.num_frames
-        features = _tower_output(
-            self.captioner, caption_data.sample_frames(self.videos[index], F), F, self.pooling
-        ).float()
-        return (features if self.pooling == "native" else pool_frames(features, F, self.pooling))[0].numpy()
+        frames = caption_data.sample_frames(self.videos[index], self.num_frames)
+        return pool_frames(_tower_output(self.captioner, frames).float(), self.num_frames, self.pooling)[0].numpy()
 
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
@@ -220,8 +207,8 @@ class CaptionPipeline:
             must not cause network requests.
         num_frames (`int`, *optional*): Number of frames per video. None: as in training, or 8 if the captioner was
             trained on images. A data set of videos stores its number of frames.
-        frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
-            uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
+        frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`. None: as in
+            training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
         return_dicts (`bool`): Return `[{"generated_text": caption}]` for each input, as `pipeline("image-to-text")` of
             transformers 4 did.
