@@ -504,24 +504,6 @@ def _ids_of(*sources: Any) -> set[int]:
     return {i for value in known for i in (value if isinstance(value, (list, tuple)) else [value]) if i is not None}
 
 
-def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
-    """The tokens after the prompt; all tokens if the row does not begin with the prompt.
-
-    Chat models repeat the prompt exactly, BLIP repeats it with another first token and without the last token, and
-    InstructBLIP returns only the answer. The comparison therefore ignores special tokens.
-    """
-    if row[: len(asked)] == asked:
-        return row[len(asked) :]
-    words = [token for token in asked if token not in special]
-    at = matched = 0
-    while at < len(row) and matched < len(words) and (row[at] in special or row[at] == words[matched]):
-        matched += row[at] not in special
-        at += 1
-    rest = row[at:] if matched == len(words) else row
-    start = next((i for i, token in enumerate(rest) if token not in special), len(rest))
-    return rest[start:]
-
-
 class TransformersBackend(LocalBackend):
     """Base class: loads a model of transformers (a folder, a name on the Hub, or a shipped model), generates, extracts the answers."""
 
@@ -620,7 +602,7 @@ class TransformersBackend(LocalBackend):
             found = self._model.generate(**inputs, **decoding(prompts[0].attempt, max_new_tokens)).tolist()
         answers: list[Answer] = []
         for row, asked in zip(found, inputs["input_ids"].tolist(), strict=True):
-            written = _continuation(row, asked, self._special)
+            written = row[len(asked) :] if row[: len(asked)] == asked else row  # InstructBLIP returns only the answer
             words = [token for token in written if token not in self._special]
             text = str(self._tokenizer.decode(words, skip_special_tokens=True))
             ended = len(words) < len(written) or len(written) < max_new_tokens

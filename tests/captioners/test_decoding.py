@@ -263,7 +263,7 @@ def multinomial_of(uniforms: Tensor) -> Callable[[Tensor, int], Tensor]:
     return multinomial
 
 
-WITHOUT_STATIC_CACHE = {"blip", "git", "kosmos2", "paligemma"}
+WITHOUT_STATIC_CACHE = {"blip", "git", "paligemma"}
 
 
 @pytest.mark.parametrize("family", MODELS)
