@@ -29,7 +29,6 @@ from hf_captionrl.captioners.captioner import Captioner, Tune, blank_image, star
 from hf_captionrl.captioners.decoding import DecodingLoop
 from hf_captionrl.captioners.head_tap import (
     HeadInputs,
-    bypass_vision_tower,
     evaluating,
     floating_dtype,
     join_prefix,
@@ -92,10 +91,8 @@ class ChatCaptioner(Captioner):
         known = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
         # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
         if token is None or expected not in (known, getattr(self.tokenizer, "image_token_id", None)):
-            raise ValueError(
-                f"The image token of the {own} is {token} with the id {known}, but {type(self.base_model).__name__} needs "
-                f"the id {expected}. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
-            )
+            ids = f"{token} with the id {known}, but {type(self.base_model).__name__} needs the id {expected}"
+            raise ValueError(f"The image token of the {own} is {ids}. Pass the processor of the model.")
         if str(token) not in self._turns()[0]:
             raise ValueError(f"The chat template of the {own} has no image token ({token}). Set its chat_template.")
 
@@ -223,10 +220,10 @@ class ChatCaptioner(Captioner):
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         fixed = self._fixed_or_none()
         if fixed is None:
+            reason = "splits images into tiles or keeps their size, so that features alone do not determine its inputs"
             raise ValueError(
-                f"{type(self.base_model).__name__} splits images into tiles or keeps their size, so that features alone do not determine "
-                "its inputs. Leave out cache_image_features, cache_pixels and image_decoder, or pass a processor with one size "
-                "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
+                f"{type(self.base_model).__name__} {reason}. Leave out cache_image_features, cache_pixels and image_decoder, "
+                "or pass a processor with one size (do_image_splitting=False, crop_to_patches=False, min_pixels=max_pixels)."
             )
         return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}
 
@@ -273,10 +270,8 @@ class ChatCaptioner(Captioner):
     def padded_features(model: Any, flat: Tensor, counts: list[int]) -> Tensor:
         """`(sum of M, D)` -> `(B, M, D)` for images with `counts` tokens."""
         if len(flat) != sum(counts):
-            raise ValueError(
-                f"{type(model).__name__} returned {len(flat)} features for {sum(counts)} image tokens, so processor and "
-                "model do not match. Load both from one checkpoint."
-            )
+            size = f"{len(flat)} features for {sum(counts)} image tokens"
+            raise ValueError(f"{type(model).__name__} returned {size}. Load processor and model from one checkpoint.")
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts)), batch_first=True)
 
     @classmethod
@@ -318,7 +313,6 @@ class PaliGemmaCaptioner(ChatCaptioner):
     family = "paligemma"
     model_types = ("paligemma",)
     default_prompt = "caption en"
-    supports_static_cache = False
 
     def check_fit(self) -> None:
         super().check_fit()
@@ -371,13 +365,10 @@ class AnyChatCaptioner(ChatCaptioner):
     model_types: ClassVar[tuple[str, ...]] = ()
     per_image = _ANY_PER_IMAGE
     side_inputs: ClassVar[tuple[str, ...]] = (*ChatCaptioner.side_inputs, "image_shapes", *_ANY_PER_IMAGE)
-    supports_static_cache = False
     language_models: ClassVar[tuple[str, ...]] = ("language_model", "text_model")
 
     @classmethod
     def for_config(cls, config: Any) -> type[Captioner]:
-        if config.model_type == "mllama":
-            return MllamaCaptioner
         model_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
         if "mm_encoder_outputs" not in inspect.signature(model_class.forward).parameters:
             reason = "its forward takes no mm_encoder_outputs, with which an image is read once for all its captions"
@@ -413,8 +404,6 @@ class AnyChatCaptioner(ChatCaptioner):
         return {name: p for name, p in self.base_model.model.named_parameters() if id(p) not in known}
 
     def lora_targets(self, tune: Tune = "language") -> str:
-        if tune not in ("language", "vision", "both"):
-            return super().lora_targets(tune)  # raises
         parts = [self._language_model()][: tune != "vision"] + [self.vision_tower][: tune != "language"]
         names = {id(module): name for name, module in self.base_model.named_modules()}
         patterns = []
@@ -548,35 +537,6 @@ class AnyChatCaptioner(ChatCaptioner):
                     raise
             self.own_loop = False
         raise ValueError("greedy captions are not the tokens with the largest logits, so that decoding is wrong")
-
-
-class MllamaCaptioner(AnyChatCaptioner):
-    """Llama 3.2 Vision, whose text reads the image through cross-attention; the features are those of the vision tower."""
-
-    @classmethod
-    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        names, tower = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), cls.find_vision_tower(model)
-        rows = [tower(**{n: own[n] for n in names}).last_hidden_state for own in cls.own_inputs(model, inputs)]
-        return torch.stack([row.flatten(0, -2) for row in rows])  # (B, tiles * tokens, D)
-
-    @classmethod
-    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        native = super().native_inputs(model, inputs)
-        if "prefix_ids" in native:
-            mask = repeat_rows(inputs["cross_attention_mask"].flatten(0, 1), len(native["input_ids"]))
-            # It ends with the start token of the text; later tokens see the same tiles.
-            later = native["input_ids"].size(1) - mask.size(1)
-            native["cross_attention_mask"] = torch.cat([mask, mask[:, -1:].repeat_interleave(later, 1)], 1)
-        return native
-
-    @classmethod
-    @contextmanager
-    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        inputs.pop("prefix_ids")
-        with bypass_vision_tower(cls.find_vision_tower(model), features) as placeholder:
-            # The ids are required, but only the tower reads them.
-            inputs |= {"pixel_values": placeholder, "aspect_ratio_ids": placeholder.flatten(1).long()}
-            yield
 
 
 def _said(error: Exception) -> str:

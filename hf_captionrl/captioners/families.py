@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import AddedToken
 
 from hf_captionrl.captioners.captioner import Captioner, blank_image
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
@@ -84,8 +83,6 @@ class BlipCaptioner(Captioner):
     image_in_cross_attention = True
     can_join_frames = True
     vision_path = "vision_model"
-    supports_static_cache = False
-    refuses_words = True  # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
     checkpoint_prompts: ClassVar[dict[str, str]] = {"Salesforce/blip-image-captioning": "a picture of "}
@@ -156,19 +153,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
     def for_config(cls, config: Any) -> type[Captioner]:
         return Blip2Captioner if config.use_decoder_only_language_model else Blip2EncoderDecoderCaptioner
 
-    @classmethod
-    def complete_processor(cls, model: Any, processor: Any) -> None:
-        # A checkpoint that was saved before transformers 4.47 has no image token.
-        tokenizer, config = processor.tokenizer, model.config
-        if config.image_token_id is not None:
-            return
-        if "<image>" not in tokenizer.get_vocab():
-            tokenizer.add_tokens([AddedToken("<image>", normalized=False, special=True)], special_tokens=True)
-        config.image_token_index = tokenizer.convert_tokens_to_ids("<image>")
-        processor.num_query_tokens = config.num_query_tokens
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
-
     def check_fit(self) -> None:
         # InstructBLIP's Q-Former reads the prompt.
         self.processor_parts = ("qformer_tokenizer",) if self.base_model.config.model_type == "instructblip" else ()
@@ -176,11 +160,8 @@ class Blip2Captioner(FixedPrefixCaptioner):
         name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
         known = self.tokenizer.get_vocab().get("<image>")
         if known is None or known != image_token_id:
-            raise ValueError(
-                f"The token <image> has the id {known} in the tokenizer and {image_token_id} in the configuration of this "
-                f"{name}: they do not match. Pass the processor of the model. For checkpoints from before transformers "
-                "4.47, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
-            )
+            ids = f"has the id {known} in the tokenizer and {image_token_id} in the configuration"
+            raise ValueError(f"The token <image> {ids} of this {name}. Pass the processor of the model.")
 
     @property
     def writer(self) -> Any:
@@ -192,9 +173,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
         start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
         first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
         return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
-
-    def check_tokens(self, end: int | None) -> None:
-        super().check_tokens(None)  # OPT ends captions with an ordinary token, the newline
 
     def prefix_token_ids(self) -> list[int]:
         config = self.base_model.config
@@ -380,8 +358,7 @@ class Florence2Captioner(FixedPrefixCaptioner):
         side = math.isqrt(features.size(1))
         if side * side != features.size(1):
             raise ValueError(
-                f"image_features with {features.size(1)} rows are not a square feature map. Compute them with "
-                "captioner.image_features, and use an image processor with square outputs."
+                f"image_features with {features.size(1)} rows are not square. Use captioner.image_features."
             )
         with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):
             yield
@@ -394,8 +371,6 @@ class GitCaptioner(Captioner):
     family = "git"
     model_types = ("git",)
     vision_path = "git.image_encoder"
-    supports_static_cache = False
-    refuses_words = True
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"

@@ -287,7 +287,7 @@ def test_cached_pixels_equal_the_processors_or_are_refused(tmp_path, name):
     if name not in REFUSED:
         check(captioner, tmp_path)
         return
-    with pytest.raises(ValueError, match=rf"{REFUSED[name]}.* Leave out .*cache_pixels and image_decoder"):
+    with pytest.raises(ValueError, match=REFUSED[name]):
         cached_pixels(data(), captioner.prepared_pixels, directory=tmp_path)
 
 
@@ -344,7 +344,7 @@ def test_processors_that_do_more_are_refused(change, message):
             return {"pixel_values": change(super().__call__(images, **settings)["pixel_values"], settings)}
 
     processor.image_processor.__class__ = Changed
-    with pytest.raises(ValueError, match=f"{message}.* Leave out cache_pixels"):
+    with pytest.raises(ValueError, match=message):
         load_captioner(model, processor=processor).prepare_pixels(some_images())
 
 

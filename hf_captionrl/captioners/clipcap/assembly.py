@@ -72,8 +72,7 @@ def assemble(
     for name in ("bos_token", "eos_token"):
         if getattr(tokenizer, name) is None:
             raise ValueError(
-                f"The tokenizer of {language_model!r} has no {name}, so captions have no start or end. Set {name} in its "
-                "tokenizer_config.json."
+                f"The tokenizer of {language_model!r} has no {name}. Set it in its tokenizer_config.json."
             )
     processor = ClipCapProcessor(load_image_processor(vision_model), tokenizer)
     text_config = pretrained.config
