@@ -215,7 +215,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     resume = should_resume(config)
     judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
-    if judge is not None and judge_args.judge != "file" and any(not q.reference for q in questions):
+    if judge is not None and any(not q.reference for q in questions):
         raise ValueError(
             "A judge compares with reference answers, but some questions have none. Set --reference_answers."
         )

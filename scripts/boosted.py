@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
 from hf_captionrl import load_scorer
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
-from hf_captionrl.apps.boosting.boost import boost_shard
+from hf_captionrl.apps.boosting.boost import boost_rows
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import faithfulness
@@ -45,7 +45,7 @@ def main() -> None:
     by_id = dict(zip(scenes["image_id"][:], facts, strict=True))
     describer = SceneDescriber(by_id, error_rate=args.error_rate, seed=args.seed)
     with tempfile.TemporaryDirectory() as folder:
-        boosted = boost_shard(scenes, folder, text=SceneWriter(), vision=describer)
+        boosted = list(boost_rows(scenes, folder, text=SceneWriter(), vision=describer))
     held_out, reward = (load_scorer(model_path(name)) for name in ("scenes:siglip-held-out", REWARD))
     evaluator = Evaluator(scenes, held_out, None, seed=args.seed, reward_scorer=reward)
     row, drawn = evaluator.reference_row()

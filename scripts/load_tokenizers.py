@@ -32,8 +32,7 @@ TOKENIZERS = {
     "llava-hf/llava-onevision-qwen2-7b-ov-hf",
     "RobertaTokenizer": "FacebookAI/roberta-large-mnli",
     "SiglipTokenizer": "google/siglip-base-patch16-224",
-    "T5Tokenizer": "Salesforce/blip2-flan-t5-xl Salesforce/instructblip-flan-t5-xl google/pix2struct-textcaps-base",
-    "XLMRobertaTokenizer": "microsoft/kosmos-2-patch14-224",
+    "T5Tokenizer": "Salesforce/blip2-flan-t5-xl Salesforce/instructblip-flan-t5-xl",
     # Without a tokenizer, or refused because of the code in the checkpoint.
     "": "OpenGVLab/InternVL3_5-2B allenai/Molmo-7B-D-0924 google/efficientnet-b0 microsoft/Florence-2-base openbmb/MiniCPM-V-2_6 "
     "vikhyatk/moondream2",

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
         EncoderDecoderCaptioner,
         Florence2Captioner,
         GitCaptioner,
-        Kosmos2Captioner,
-        Pix2StructCaptioner,
     )
     from hf_captionrl.captioners.head_tap import (
         HeadInputs,

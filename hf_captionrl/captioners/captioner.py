@@ -44,7 +44,7 @@ from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.io import check_unicode, write_json
-from hf_captionrl.utils.model_files import find_file, read_object, shown
+from hf_captionrl.utils.model_files import find_file, read_object
 from hf_captionrl.utils.versions import is_word_piece, warn_untested
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def completion_mask(ids: Tensor, *, end_ids: Sequence[int], pad_id: int) -> tupl
 
 # --- An image processor in two parts: images to 8-bit pixels, and pixels to inputs of the vision tower ---------------
 
+_REFUSAL = "The image processor cannot be split. Leave out cache_pixels, because "
 _ONLY_RESIZED: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
 _ONLY_SCALED: dict[str, Any] = {
     **dict.fromkeys(("do_resize", "do_center_crop", "do_pad", "do_convert_rgb"), False),
@@ -99,14 +100,12 @@ class PreparedPixels:
         self.processor = processor
         noise, sizes = np.random.default_rng(0), ((64, 64), (400, 100), (90, 200), (30, 20))
         probes = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
-        if "pixel_values" not in (found := self.processor(images=probes[:1], return_tensors="pt")):
-            raise self._refusal(f"returns {', '.join(found)}: patches, normalised by the mean of their image")
         whole = encode(probes)
         self.row_shape = whole.shape[1:]
         rows = [self.prepare(torch.from_numpy(np.array(image)).permute(2, 0, 1)) for image in probes]
         self.shape = tuple(rows[0].shape)  # (3, H, W)
         if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
-            raise self._refusal("returns tiles or keeps the size of an image")
+            raise ValueError(_REFUSAL + "it returns tiles or keeps the size of an image")
         # Mean and standard deviation of 8-bit values, as torchvision's processors compute them.
         self._fused: list[Tensor] | None = None
         if processor.do_rescale and processor.do_normalize:
@@ -116,13 +115,7 @@ class PreparedPixels:
             if not torch.equal(self.normalise(rows), whole):
                 self._fused = None  # processors of Pillow and NumPy round differently
         if self._fused is None and not torch.equal(self.normalise(rows), whole):
-            raise self._refusal("changes pixels after normalising them")
-
-    def _refusal(self, reason: str) -> ValueError:
-        return ValueError(
-            f"The {type(self.processor).__name__} cannot be split into pixels and their normalisation: it {reason}. Leave out "
-            "cache_pixels."
-        )
+            raise ValueError(_REFUSAL + "it changes pixels after normalising them")
 
     @property
     def signature(self) -> str:
@@ -135,7 +128,7 @@ class PreparedPixels:
         found = self.processor(images=[image], **_ONLY_RESIZED, return_tensors="pt")["pixel_values"]
         pixels = found.to(torch.uint8).flatten(0, -4).squeeze(0)
         if found.dtype != torch.uint8 and not (pixels == found).all():  # processors that pad return whole floats
-            raise self._refusal("does more with pixels than resize and crop them")
+            raise ValueError(_REFUSAL + "it does more with pixels than resize and crop them")
         return pixels
 
     def normalise(self, pixels: Sequence[Tensor]) -> Tensor:
@@ -188,18 +181,12 @@ def _with_gathered_weights(model: Any, function: Callable[[], Result]) -> Result
 
 SETTINGS_FILE = "captioner.json"
 """File of the settings that belong to neither model nor processor."""
-_SETTINGS: dict[str, type] = {"family": str, "prompt": str, "frame_pooling": str, "num_frames": int}
 
 
 def read_settings(name: str, revision: str | None) -> dict[str, Any]:
     """Read the settings that a captioner was saved with."""
     file = find_file(name, SETTINGS_FILE, revision)
-    settings = {} if file is None else read_object(file)
-    for key, kind in _SETTINGS.items():
-        if type(settings.get(key, kind())) is not kind:
-            said = f"{shown(str(file))} has the {key} {settings[key]!r}, not a {kind.__name__}."
-            raise ValueError(f"{said} Use an intact copy of the checkpoint.")
-    return settings
+    return {} if file is None else read_object(file)
 
 
 @dataclass
@@ -285,14 +272,11 @@ class Captioner:
     processor_parts: tuple[str, ...] = ()  # that it needs besides `image_processor` and `tokenizer`
     side_inputs: ClassVar[tuple[str, ...]] = ()  # names of the inputs besides the pixels with one row per image
     can_join_frames: ClassVar[bool] = False  # whether it accepts the concatenated image tokens of several frames
-    supports_static_cache: ClassVar[bool] = True  # whether transformers decodes with `cache_implementation="static"`
-    refuses_words: ClassVar[bool] = False  # whether a word as start or end token is an error, not only a warning
     # Regular expressions for the full names of the modules of language model and vision tower that get LoRA.
     language_lora: ClassVar[str] = ""
     vision_lora: ClassVar[str] = ""
     lead: str = ""  # separator between a caption and the text before it, if the prompt does not define it
     forced_token_ids: tuple[int, ...] = ()  # always follow the start token, neither generated nor supervised
-    native_frames: int = 0  # frames of the videos in `image_features`; 0 for images
     frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
     own_loop: bool = True  # whether captions are decoded by the package's loop where it applies
@@ -320,10 +304,6 @@ class Captioner:
     def for_config(cls, config: Any) -> type[Captioner]:
         """The class for the configuration of a checkpoint, for model types that need several classes."""
         return cls
-
-    @classmethod
-    def complete_processor(cls, model: Any, processor: Any) -> None:
-        """Convert model and processor of an older release to the current form."""
 
     def check_loaded(self) -> None:
         """Raise if the loaded model does not compute what this interface needs: only for types that no test covers."""
@@ -403,10 +383,8 @@ class Captioner:
         if head is None:
             raise ValueError(f"{name} has no output head. Load the checkpoint with its language-modelling head.")
         if len(self.tokenizer) > head.out_features:
-            raise ValueError(
-                f"The tokenizer has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}. "
-                "Pass the processor of the model, or call model.resize_token_embeddings."
-            )
+            sizes = f"has {len(self.tokenizer)} tokens, but the model's output head has {head.out_features}"
+            raise ValueError(f"The tokenizer {sizes}. Pass the processor of {name}.")
 
     def special_token_ids(self) -> tuple[int, int, int]:
         """Ids of the start, end and padding tokens."""
@@ -414,27 +392,13 @@ class Captioner:
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
     def check_tokens(self, end: int | None) -> None:
-        """Raise if the tokenizer lacks the end token; warn, or raise if `refuses_words`, if start or end token is a word.
-
-        No check can detect a tokenizer that differs only in its vocabulary.
-        """
-        tokenizer, name = self.tokenizer, type(self.base_model).__name__
+        """Raise if the tokenizer lacks the end token. No check can detect one that differs only in its vocabulary."""
+        tokenizer = self.tokenizer
         special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
         if end is not None and end >= len(tokenizer) and end not in special:
             raise ValueError(
-                f"The end token of {name} has the id {end}, but the tokenizer has only {len(tokenizer)} tokens. Pass the "
-                "processor of the model."
+                f"The tokenizer lacks the end token (id {end}) of the model. Pass the processor of the model."
             )
-        for what, token in (("start", self.start_token_id), ("end", end)):
-            if token is None or token >= len(tokenizer) or token in special:
-                continue
-            word = tokenizer.convert_ids_to_tokens(token)
-            if re.fullmatch(r"\[.+\]|<.+>", str(word)):  # a special token that the tokenizer does not list as one
-                continue
-            said = f"The {what} token of {name} (id {token}) is the word {word!r} in the tokenizer."
-            if self.refuses_words:
-                raise ValueError(f"{said} Pass the processor of the model, or correct the id in model.config.")
-            logger.warning("%s Check that this is the processor of the model.", said)
 
     def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
         """The three special tokens, of lists the first one; raises if one is missing."""
@@ -442,10 +406,7 @@ class Captioner:
         ids = [value[0] if isinstance(value, (list, tuple)) and value else value for value in named.values()]
         missing = [name for name, value in zip(named, ids, strict=True) if not isinstance(value, int)]
         if missing:
-            raise ValueError(
-                f"Neither the model's configuration nor its tokenizer defines the {' and '.join(missing)} token. Set "
-                "bos_token_id (decoder_start_token_id), eos_token_id and pad_token_id in model.config."
-            )
+            raise ValueError(f"The model has no {' and '.join(missing)} token. Set their ids in model.config.")
         return ids[0], ids[1], ids[2]
 
     @property
@@ -550,26 +511,11 @@ class Captioner:
         return self.fixed_side_inputs(len(inputs["image_features" if "image_features" in inputs else "pixel_values"]))
 
     def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        """Raise if the model does not support a frame pooling of videos, see `data.pool_frames`.
-
-        After `"native"`, the model's own video inputs, features without side inputs are those of videos (`native_frames`).
-        """
-        name = type(self.base_model).__name__
-        if pooling == "native":
-            raise ValueError(f"frame_pooling is 'native', but {name} has no video inputs. Use frame_pooling='mean'.")
+        """Raise if the model does not support a frame pooling of videos, see `data.pool_frames`."""
         if pooling != "mean" and not self.can_join_frames:
-            raise ValueError(
-                f"frame_pooling is {pooling!r}, but {name} accepts the image tokens of one frame, not of {num_frames}. "
-                "Use frame_pooling='mean', or a captioner with cross-attention (BLIP, VisionEncoderDecoder)."
-            )
-
-    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
-        """Prepare videos of F frames each for a model with video inputs; as `encode_images`, one row per video."""
-        raise ValueError(f"{type(self.base_model).__name__} has no video inputs. Use frame_pooling='mean'.")
-
-    def video_signature(self) -> str:
-        """Hash of how the model's processor prepares videos; empty if the model has no video inputs."""
-        return ""
+            name = type(self.base_model).__name__
+            reason = f"{name} accepts the image tokens of one frame, not of {num_frames}"
+            raise ValueError(f"frame_pooling is {pooling!r}, but {reason}. Use frame_pooling='mean'.")
 
     def image_features(self, pixel_values: Tensor, **side_inputs: Tensor) -> Tensor:
         """Output of the vision tower `(B, M, D)` for the output of `encode_images`, which batches and `generate` accept instead."""
@@ -609,17 +555,13 @@ class Captioner:
         if not captions:
             raise ValueError("There are no captions to encode. Pass at least one per image.")
         for row, caption in enumerate(captions):
-            if not isinstance(caption, str):
-                raise TypeError(f"Caption {row} is {caption!r}, not a string. Check the data with check_captions.")
             if not caption.strip():
                 raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
             check_unicode(caption, f"Caption {row}")
         before, max_length = self.prompt_ids(), min(max_length, self.max_text_tokens)
         if len(before) >= max_length:
-            raise ValueError(
-                f"The prompt {self.text_prompt!r} takes {len(before)} tokens with the start token, which leaves no tokens for "
-                f"the caption within max_length ({max_length}). Raise max_length or shorten the prompt."
-            )
+            size = f"takes {len(before)} tokens with the start token of max_length ({max_length})"
+            raise ValueError(f"The prompt {self.text_prompt!r} {size}. Raise max_length or shorten the prompt.")
         prompt, prompt_ids = self.text_prompt.rstrip(" "), self._own_prompt_ids()
         text = prompt + (" " if prompt and not prompt[-1].isspace() else self.lead)
         ids = self.tokenizer([text + caption.strip() for caption in captions], add_special_tokens=False).input_ids
@@ -671,8 +613,6 @@ class Captioner:
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features to use instead of images.
             max_length (`int`): Longest row in tokens, including start token, prompt and end token.
         """
-        if (images is None) == (image_features is None):
-            raise ValueError("A batch needs images once. Pass either images or image_features.")
         batch = self.encode_captions(captions, max_length=max_length)
         if images is not None:
             return batch | self.encode_inputs(images)
@@ -782,17 +722,11 @@ class Captioner:
                 `greedy_first`; those of one image are consecutive.
 
         Raises:
-            ValueError: If both or neither of `pixel_values` and `image_features` are given, the family does not support the
-                cache, or other settings exclude `compile_decoding`.
+            ValueError: If both or neither of `pixel_values` and `image_features` are given, or other settings exclude
+                `compile_decoding`.
         """
         if (pixel_values is None) == (image_features is None):
             raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
-        cache = self._known(kwargs, "cache_implementation")
-        if isinstance(cache, str) and "static" in cache and not self.supports_static_cache:
-            raise ValueError(
-                f"cache_implementation is {cache!r}, but {type(self.base_model).__name__} cannot decode with a static cache. "
-                "Use 'dynamic'; compile_decoding=True compiles the decoding step with it."
-            )
         with evaluating(self.model), torch.no_grad():
             images = {name: kwargs.pop(name) for name in self.side_inputs if name in kwargs}
             images |= {"image_features": image_features} if pixel_values is None else {"pixel_values": pixel_values}
@@ -842,10 +776,7 @@ class Captioner:
                 )
                 return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
         if compiled:
-            raise ValueError(
-                "compile_decoding is True, but these settings need the decoding loop of transformers, which it does not compile. "
-                "Use greedy or sampled captions (num_beams=1) with the default cache on unsharded models, or leave it out."
-            )
+            raise ValueError("compile_decoding needs greedy or sampled captions (num_beams=1) with the default cache.")
         if not greedy_first:
             return write(settings)
         sampling = ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -869,8 +800,6 @@ class Captioner:
 
         For ClipCap, the modules of the code of "No Detail Left Behind"; elsewhere attention and the output of the MLP.
         """
-        if tune not in ("language", "vision", "both"):
-            raise ValueError(f"tune is {tune!r}. Use 'language', 'vision' or 'both'.")
         patterns = [self.language_lora][: tune != "vision"] + [self.vision_lora][: tune != "language"]
         for pattern in patterns:
             if not any(re.fullmatch(pattern, name) for name, _ in self.base_model.named_modules()):
@@ -911,8 +840,6 @@ class Captioner:
         """
         from peft import LoraConfig
 
-        if init not in ("peft", "paper"):
-            raise ValueError(f"init is {init!r}. Use 'peft' or 'paper'.")
         if modules_to_save is None:
             present = {name for name, _ in self.base_model.named_modules()}
             modules_to_save = [name for name in self.connector_paths if name in present]
@@ -945,14 +872,10 @@ class Captioner:
 
         if hasattr(self.model, "peft_config"):
             raise ValueError(
-                "The model already has an adapter, and peft_config would add another one. Omit peft_config to train the "
-                "existing adapter, or merge it first (model.merge_and_unload())."
+                "The model already has an adapter. Omit peft_config, or call model.merge_and_unload() first."
             )
         if config.is_prompt_learning:
-            raise ValueError(
-                f"peft_config is a {type(config).__name__}, a learned prompt, which captioners do not support. Use "
-                "peft.LoraConfig or another adapter of weights."
-            )
+            raise ValueError(f"peft_config is a {type(config).__name__}, a learned prompt. Use peft.LoraConfig.")
         config = copy.deepcopy(config)  # PEFT modifies it, and several models may share a configuration
         config.task_type = None
         known = self.base_model.config.model_type in KNOWN_TARGETS or config.peft_type != "LORA"

@@ -1,54 +1,55 @@
-"""Chat models with image and video inputs: LLaVA, Qwen-VL, SmolVLM, InternVL, Gemma 3, PaliGemma.
+"""Chat models: LLaVA, Qwen-VL, SmolVLM, InternVL, Gemma 3, PaliGemma, and any other type that passes a check on two images.
 
-Some models have a video token and `get_video_features` (LLaVA-OneVision, Qwen-VL); others read the frames of a video as
-images (InternVL, SmolVLM). The processor decides which one applies; batches are the same for both.
-
-Legend: B images or videos, F frames per video, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of
-the image with most), D features, L layers with additional features (DeepStack).
+Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens (of the image with most), D features,
+L layers with additional features (DeepStack), V vocabulary.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import json
+import logging
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 import transformers
 from packaging import version
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from hf_captionrl.captioners.captioner import Captioner, blank_image, start_token_settings
-from hf_captionrl.captioners.head_tap import join_prefix, left_padded, repeat_rows, stack_rows
+from hf_captionrl.captioners.captioner import Captioner, Tune, blank_image, start_token_settings
+from hf_captionrl.captioners.decoding import DecodingLoop
+from hf_captionrl.captioners.head_tap import (
+    HeadInputs,
+    evaluating,
+    floating_dtype,
+    join_prefix,
+    left_padded,
+    repeat_rows,
+    stack_rows,
+)
 from hf_captionrl.captioners.loading import register
+from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.utils.images import to_rgb
 
-# Inputs from which Qwen-VL computes the positions of image and video tokens.
-_POSITION_INPUTS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-# Outputs of processors besides pixels and text that the models need as inputs.
-_PER_IMAGE = (*_POSITION_INPUTS, "image_sizes", "pixel_attention_mask")
+logger = logging.getLogger(__name__)
+
+# Outputs of processors besides pixels and text that the models need; Qwen-VL computes positions from the first.
+_PER_IMAGE = ("image_grid_thw", "image_sizes", "pixel_attention_mask")
 _TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")  # names that processors use for token types
 # Model types for which `lists_features` is true.
 _LISTED = frozenset({"llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 # Widths and heights of test images. A processor whose outputs are equal for all of them has one output size.
 _PROBE_SIZES = ((64, 64), (400, 100), (90, 200), (30, 20), (900, 1200))
 _PROBE = "PROBE"  # a caption, to see where the chat template puts it
-_FRAMES_PER_SECOND = 1.0  # of every video, so that the text before the caption is the same for all
-
-
-def _pixel_kind(model: Any, prefix_ids: Tensor) -> tuple[str, int]:
-    """Whether `prefix_ids` `(B, P)` contain video or image tokens, and the id of that token."""
-    token = getattr(model.config, "video_token_id", None)
-    if token not in (None, model.config.image_token_id) and bool((prefix_ids == token).any()):
-        return "video", int(token)
-    return "image", int(model.config.image_token_id)
 
 
 def flat_features(output: Any) -> Tensor:
@@ -81,7 +82,7 @@ class ChatCaptioner(Captioner):
 
     # Caches, with the prompt they were computed for: the rendered chat, and the side inputs of any image.
     _rendered: tuple[str, tuple[str, str]] | None = None
-    _fixed: tuple[tuple[str, int], dict[str, Tensor] | None] | None = None
+    _fixed: tuple[str, dict[str, Tensor] | None] | None = None
 
     def check_fit(self) -> None:
         super().check_fit()
@@ -90,10 +91,8 @@ class ChatCaptioner(Captioner):
         known = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
         # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
         if token is None or expected not in (known, getattr(self.tokenizer, "image_token_id", None)):
-            raise ValueError(
-                f"The image token of the {own} is {token} with the id {known}, but {type(self.base_model).__name__} needs "
-                f"the id {expected}. Pass the processor of the model, for instance from AutoProcessor.from_pretrained."
-            )
+            ids = f"{token} with the id {known}, but {type(self.base_model).__name__} needs the id {expected}"
+            raise ValueError(f"The image token of the {own} is {ids}. Pass the processor of the model.")
         if str(token) not in self._turns()[0]:
             raise ValueError(f"The chat template of the {own} has no image token ({token}). Set its chat_template.")
 
@@ -165,18 +164,17 @@ class ChatCaptioner(Captioner):
             self._rendered = (self.prompt, self._render())
         return self._rendered[1]
 
-    def _render(self, kind: str = "image") -> tuple[str, str]:
+    def _render(self) -> tuple[str, str]:
         if getattr(self.processor, "chat_template", None) is None:
             turn = self.plain_turn()
-            turn = turn.replace(self.processor.image_token, self.processor.video_token) if kind == "video" else turn
             return turn, turn + _PROBE
-        content = [{"type": kind}, {"type": "text", "text": self.prompt}]
-        asked = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
-        answered = [*asked, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
+        content = [{"type": "image"}, {"type": "text", "text": self.prompt}]
+        before = [{"role": "user", "content": content[: 2 if self.prompt else 1]}]
+        answered = [*before, {"role": "assistant", "content": [{"type": "text", "text": _PROBE}]}]
         # Templates of reasoning models then close the reasoning; for others, transformers warns of the setting.
         thinks = {"enable_thinking": False} if "enable_thinking" in str(self.processor.chat_template) else {}
         render = functools.partial(self.processor.apply_chat_template, tokenize=False, **thinks)
-        return render(asked, add_generation_prompt=True), render(answered, add_generation_prompt=False)
+        return render(before, add_generation_prompt=True), render(answered, add_generation_prompt=False)
 
     def plain_turn(self) -> str:
         """The text before the caption if there is no chat template: image token and prompt on separate lines."""
@@ -187,16 +185,12 @@ class ChatCaptioner(Captioner):
 
     def _prefix_of(self, image: Image.Image) -> dict[str, Any]:
         """The processor's output for an image and the chat before the caption: lists of ids and types, tensors."""
-        return self._read(text=[self._turns()[0]], images=[to_rgb(image)])
-
-    def _read(self, **inputs: Any) -> dict[str, Any]:
-        settings = start_token_settings(self.processor, self._turns()[0])
-        found = self.processor(**inputs, return_tensors="pt", **settings)
-        if "pixel_values_videos" in found:
-            found["pixel_values"] = found.pop("pixel_values_videos")
-        ids = found["input_ids"][0].tolist()
-        types = next((found[name][0].tolist() for name in _TOKEN_TYPES if name in found), [0] * len(ids))
-        tensors = {name: torch.as_tensor(found[name]) for name in ("pixel_values", *self.per_image) if name in found}
+        text = self._turns()[0]
+        settings = {"return_tensors": "pt", **start_token_settings(self.processor, text)}
+        read = self.processor(text=[text], images=[to_rgb(image)], **settings)
+        ids = read["input_ids"][0].tolist()
+        types = next((read[name][0].tolist() for name in _TOKEN_TYPES if name in read), [0] * len(ids))
+        tensors = {name: torch.as_tensor(read[name]) for name in ("pixel_values", *self.per_image) if name in read}
         return {"input_ids": ids, "types": types, **tensors}
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
@@ -216,77 +210,22 @@ class ChatCaptioner(Captioner):
         return batch
 
     def _fixed_or_none(self) -> dict[str, Tensor] | None:
-        """The side inputs of any image, or any video with `native_frames`, as one row; None if they differ."""
-        key = (self.prompt, self.native_frames)
-        if self._fixed is None or self._fixed[0] != key:
-            rows = []
-            for image in (Image.new("RGB", size) for size in _PROBE_SIZES):
-                frames = [image] * self.native_frames
-                read = self._prefix_of_video(frames) if frames else self._prefix_of(image)
-                rows.append(self._side_inputs([read]))
-                if frames:
-                    rows[-1].pop("pixel_attention_mask", None)  # features replace it
+        """The side inputs of any image, as one row; None if they differ."""
+        if self._fixed is None or self._fixed[0] != self.prompt:
+            rows = [self._side_inputs([self._prefix_of(Image.new("RGB", size))]) for size in _PROBE_SIZES]
             same = all(torch.equal(rows[0][name], row[name]) for row in rows[1:] for name in rows[0])
-            self._fixed = (key, rows[0] if same else None)
+            self._fixed = (self.prompt, rows[0] if same else None)
         return self._fixed[1]
 
     def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
         fixed = self._fixed_or_none()
         if fixed is None:
+            reason = "splits images into tiles or keeps their size, so that features alone do not determine its inputs"
             raise ValueError(
-                f"{type(self.base_model).__name__} splits images into tiles or keeps their size, so that features alone do not determine "
-                "its inputs. Leave out cache_image_features and cache_pixels, or pass a processor with one size "
-                "(do_image_splitting=False, crop_to_patches=False, or min_pixels equal to max_pixels with square images)."
+                f"{type(self.base_model).__name__} {reason}. Leave out cache_image_features and cache_pixels, "
+                "or pass a processor with one size (do_image_splitting=False, crop_to_patches=False, min_pixels=max_pixels)."
             )
         return {name: value.repeat_interleave(number, dim=0) for name, value in fixed.items()}
-
-    # Videos, `frame_pooling="native"`
-
-    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        self.native_frames = 0
-        if pooling != "native":
-            super().check_frame_pooling(pooling, num_frames)
-            return
-        if getattr(self.processor, "video_processor", None) is None:
-            reason = f"the {type(self.processor).__name__} has no video_processor"
-        elif (last := self._prefix_of_video([blank_image()] * num_frames)["input_ids"][-1]) != self.start_token_id:
-            reason = (
-                f"its chat ends with token {last} after a video and with token {self.start_token_id} after an image"
-            )
-        else:
-            self.native_frames = num_frames
-            if self._fixed_or_none() is not None:
-                return
-            self.native_frames = 0
-            reason = f"its processor returns different numbers of tokens for videos of {num_frames} frames"
-        raise ValueError(
-            f"frame_pooling is 'native', but {type(self.base_model).__name__} does not support it: {reason}. Change the processor "
-            "(one size for all videos, a template with one ending), or use frame_pooling='mean'."
-        )
-
-    def encode_videos(self, videos: Sequence[Sequence[Image.Image]]) -> dict[str, Tensor]:
-        return self._stacked([self._prefix_of_video(frames) for frames in videos])
-
-    def video_signature(self) -> str:
-        settings = {key: str(value) for key, value in self.processor.video_processor.to_dict().items()}
-        return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
-
-    def _prefix_of_video(self, frames: Sequence[Image.Image]) -> dict[str, Any]:
-        """The processor's output for a video and the chat before the caption, like `_prefix_of` for an image."""
-        times = {
-            "total_num_frames": len(frames),
-            "fps": _FRAMES_PER_SECOND,
-            "duration": len(frames) / _FRAMES_PER_SECOND,
-            "frames_indices": list(range(len(frames))),
-        }
-        token = getattr(self.processor, "video_token", None)
-        turn = "" if token is None else self._render("video")[0]
-        if token is None or turn.count(token) != 1:
-            raise ValueError(
-                f"frame_pooling is 'native', but the chat template of {type(self.base_model).__name__} does not render "
-                f"one video token: {turn!r}. Use a template with content of type 'video', or frame_pooling='mean'."
-            )
-        return self._read(text=[turn], videos=[[*map(to_rgb, frames)]], video_metadata=[times], do_sample_frames=False)
 
     # Forward
 
@@ -305,9 +244,8 @@ class ChatCaptioner(Captioner):
         for name in [name for name in _TOKEN_TYPES if name in accepted][:1]:
             types = repeat_rows(inputs["prefix_types"], rows)
             native[name] = torch.cat([types, cls.text_types(inputs["input_ids"])], 1)
-        for name in _POSITION_INPUTS:
-            if name in inputs:
-                native[name] = repeat_rows(inputs[name], rows).flatten(0, 1)
+        if "image_grid_thw" in inputs:
+            native["image_grid_thw"] = repeat_rows(inputs["image_grid_thw"], rows).flatten(0, 1)
         native["prefix_ids"] = repeat_rows(inputs["prefix_ids"], rows)
         return native
 
@@ -321,23 +259,19 @@ class ChatCaptioner(Captioner):
         tower = cls.find_vision_tower(model)
         device, dtype = next((p.device, p.dtype) for p in tower.parameters())
         rows = inputs["image_rows"].tolist()
-        kind, token = _pixel_kind(model, inputs["prefix_ids"])
-        get_features = getattr(model.model, f"get_{kind}_features")
-        accepted = inspect.signature(get_features).parameters
+        accepted = inspect.signature(model.model.get_image_features).parameters
         pixels = torch.cat([value[:number] for value, number in zip(inputs["pixel_values"], rows, strict=True)])
         named = {n: inputs[n].flatten(0, 1).to(device) for n in _PER_IMAGE if n in inputs and n in accepted}
-        output = get_features(pixels.to(device, dtype), **named, return_dict=True)
-        counts = (inputs["prefix_ids"] == token).sum(1).tolist()
-        return cls.padded_features(model, flat_features(output), counts, kind)
+        output = model.model.get_image_features(pixels.to(device, dtype), **named, return_dict=True)
+        counts = (inputs["prefix_ids"] == model.config.image_token_id).sum(1).tolist()
+        return cls.padded_features(model, flat_features(output), counts)
 
     @staticmethod
-    def padded_features(model: Any, flat: Tensor, counts: list[int], kind: str = "image") -> Tensor:
+    def padded_features(model: Any, flat: Tensor, counts: list[int]) -> Tensor:
         """`(sum of M, D)` -> `(B, M, D)` for images with `counts` tokens."""
         if len(flat) != sum(counts):
-            raise ValueError(
-                f"{type(model).__name__} returned {len(flat)} features for {sum(counts)} {kind} tokens, so processor and "
-                "model do not match. Load both from one checkpoint."
-            )
+            size = f"{len(flat)} features for {sum(counts)} image tokens"
+            raise ValueError(f"{type(model).__name__} returned {size}. Load processor and model from one checkpoint.")
         return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts)), batch_first=True)
 
     @classmethod
@@ -348,10 +282,8 @@ class ChatCaptioner(Captioner):
     @classmethod
     @contextmanager
     def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        # Padded features `(N, M, (1 + L) D)` in the form that `get_image_features` or `get_video_features` returns.
-        prefix_ids = inputs.pop("prefix_ids")
-        kind, token = _pixel_kind(model, prefix_ids)
-        counts = (prefix_ids == token).sum(1).tolist()
+        # Padded features `(N, M, (1 + L) D)` in the form that `get_image_features` returns.
+        counts = (inputs.pop("prefix_ids") == model.config.image_token_id).sum(1).tolist()
         layers: list[Any] = [
             [row[:count] for row, count in zip(layer, counts, strict=True)]
             for layer in features.split(model.get_input_embeddings().weight.shape[1], dim=-1)
@@ -359,20 +291,18 @@ class ChatCaptioner(Captioner):
         if not cls.lists_features(model):
             # Images may differ in their number of tiles, but all tiles have the same number of tokens.
             layers[0] = torch.cat(layers[0]).unflatten(0, (-1, math.gcd(*counts)))
-        elif kind == "video" and model.config.model_type == "llava_onevision":
-            layers[0] = torch.stack(layers[0])
         output: Any = BaseModelOutputWithPooling(pooler_output=layers[0])
         if len(layers) > 1:
             output.deepstack_features = layers[1:]
-        inputs["mm_encoder_outputs"] = {kind: output}
+        inputs["mm_encoder_outputs"] = {"image": output}
         yield
 
     def generate_ids(
         self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
     ) -> Tensor:
         # A generated image token would require another image.
-        tokens = {self.base_model.config.image_token_id, _pixel_kind(self.base_model, side_inputs["prefix_ids"])[1]}
-        kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), *sorted(tokens)]
+        tokens = [*(kwargs.get("suppress_tokens") or []), self.base_model.config.image_token_id]
+        kwargs["suppress_tokens"] = tokens
         return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 
 
@@ -383,7 +313,6 @@ class PaliGemmaCaptioner(ChatCaptioner):
     family = "paligemma"
     model_types = ("paligemma",)
     default_prompt = "caption en"
-    supports_static_cache = False
 
     def check_fit(self) -> None:
         super().check_fit()
@@ -405,3 +334,210 @@ class PaliGemmaCaptioner(ChatCaptioner):
         types = torch.ones_like(input_ids)
         types[:, 0] = 0
         return types
+
+
+# --- Types without a family of their own: loaded if a check on two images passes --------------------------------------
+# A processor knows which inputs its model needs. Each image is therefore encoded alone, with the processor's output for it as it
+# is, so that no layout of tiles, patches or positions has to be known here. Slower than the batches of tested families.
+
+# Inputs of an image besides its pixels, by their names in the model types of transformers.
+_ANY_PER_IMAGE = tuple(
+    """aspect_ratio_ids aspect_ratio_mask cross_attention_mask high_res_pixel_values image_grid_hw image_grid_thw image_grids
+    image_merge_sizes image_position_ids image_sizes image_token_pooling num_local_patches patches_grid pixel_attention_mask
+    pixel_mask pixel_values_local spatial_shapes target_sizes tile_fine_mask""".split()
+)
+_CAPTIONS = ("a red cat on a tree", "two dogs")
+_IMAGE_SIZES = ((64, 48), (200, 80))  # width and height: of different numbers of tiles or patches
+_CHECKED_TOKENS = 8  # of a generated caption
+_INSTEAD = "Use a model of a tested family: HuggingFaceTB/SmolVLM2-2.2B-Instruct, Qwen/Qwen3-VL-4B-Instruct, OpenGVLab/InternVL3_5-2B-HF"
+
+
+def _refuse(name: str, kind: str, reason: str) -> NoReturn:
+    raise ValueError(f"{name} (model type {kind!r}) is not a captioner of a supported family: {reason}. {_INSTEAD}.")
+
+
+class AnyChatCaptioner(ChatCaptioner):
+    """A chat model of any type of `AutoModelForImageTextToText`, if `check_loaded` finds that it computes the same as alone.
+
+    LoRA adapts every linear layer of language model or vision tower. Videos are read frame by frame.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
+    per_image = _ANY_PER_IMAGE
+    side_inputs: ClassVar[tuple[str, ...]] = (*ChatCaptioner.side_inputs, "image_shapes", *_ANY_PER_IMAGE)
+    language_models: ClassVar[tuple[str, ...]] = ("language_model", "text_model")
+
+    @classmethod
+    def for_config(cls, config: Any) -> type[Captioner]:
+        model_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+        if "mm_encoder_outputs" not in inspect.signature(model_class.forward).parameters:
+            reason = "its forward takes no mm_encoder_outputs, with which an image is read once for all its captions"
+            _refuse(model_class.__name__, config.model_type, reason)
+        return cls
+
+    def check_fit(self) -> None:
+        model, head = self.base_model, self.output_head(self.base_model)
+        kind, what = model.config.model_type, type(self.processor).__name__
+        inner = getattr(model, "model", None)
+        reason = ""
+        if getattr(self.processor, "chat_template", None) is None:
+            reason = f"the {what} has no chat_template"
+        elif not any(hasattr(inner, name) for name in self.towers) or self._language_model() is None:
+            reason = f"none of its parts is called {' or '.join((*self.towers, *self.language_models))}"
+        elif not isinstance(head, nn.Linear):
+            reason = f"its output head is a {type(head).__name__}, not a linear layer"
+        elif self.tokenizer.vocab_size > head.out_features:
+            reason = f"the tokenizer has {self.tokenizer.vocab_size} tokens, the output head {head.out_features}"
+        if reason:
+            _refuse(type(model).__name__, kind, reason)
+
+    # Parts of the model
+
+    def _language_model(self) -> Any:
+        inner = self.base_model.model
+        return next((getattr(inner, name) for name in self.language_models if hasattr(inner, name)), None)
+
+    def _beside_the_tower(self) -> dict[str, Tensor]:
+        """All weights outside of tower, language model and head: connectors, and parts for other inputs, such as sound."""
+        parts = (self.vision_tower, self._language_model())
+        known = {id(p) for part in parts for p in part.parameters()}
+        return {name: p for name, p in self.base_model.model.named_parameters() if id(p) not in known}
+
+    def lora_targets(self, tune: Tune = "language") -> str:
+        parts = [self._language_model()][: tune != "vision"] + [self.vision_tower][: tune != "language"]
+        names = {id(module): name for name, module in self.base_model.named_modules()}
+        patterns = []
+        for part in parts:
+            leaves: tuple[set[str], set[str]] = (set(), set())  # of other modules, of linear layers
+            for name, module in part.named_modules():
+                leaves[isinstance(module, nn.Linear)].add(name.rpartition(".")[2])
+            prefix = re.escape(names[id(part)])
+            patterns.append(rf"{prefix}\.(?:.+\.)?(?:{'|'.join(sorted(leaves[1] - leaves[0]))})")
+        return "|".join(f"(?:{pattern})" for pattern in patterns)
+
+    @classmethod
+    def lists_features(cls, model: Any) -> bool:
+        return model.lists_features
+
+    # Images
+
+    def _side_inputs(self, rows: Any) -> dict[str, Tensor]:
+        batch = super()._side_inputs(rows)
+        names = [name for name in ("pixel_values", *_ANY_PER_IMAGE) if name in rows[0]]
+        # (B, inputs, dimensions), 0 beyond the dimensions of an input: the sizes before the rows were padded
+        shapes = [[F.pad(torch.tensor(row[n].shape), (0, 6 - row[n].dim())) for n in names] for row in rows]
+        batch["image_shapes"] = torch.stack([torch.stack(row) for row in shapes])
+        return batch
+
+    @classmethod
+    def own_inputs(cls, model: Any, inputs: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
+        """For each image, the processor's output for it: pixels in the dtype of the vision tower."""
+        tower = cls.find_vision_tower(model)
+        device, dtype = next(tower.parameters()).device, floating_dtype(tower, torch.float32)
+        names = [name for name in ("pixel_values", *_ANY_PER_IMAGE) if name in inputs]
+        for row, shapes in enumerate(inputs["image_shapes"].tolist()):
+            found = {}
+            for name, shape in zip(names, shapes, strict=True):
+                value = inputs[name][row].to(device)
+                value = value[tuple(slice(size) for size in shape[: value.dim()])]
+                found[name] = value.to(dtype) if value.is_floating_point() else value
+            yield found
+
+    @classmethod
+    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
+        accepted = inspect.signature(model.model.get_image_features).parameters
+        parts = []
+        for own in cls.own_inputs(model, inputs):
+            named = {name: value for name, value in own.items() if name in accepted}
+            output = model.model.get_image_features(**named, return_dict=True)
+            model.lists_features = not isinstance(output.pooler_output, Tensor)
+            parts.append(flat_features(output))
+        counts = (inputs["prefix_ids"] == model.config.image_token_id).sum(1).tolist()
+        if [len(part) for part in parts] != counts:
+            raise ValueError(f"it returned {[len(part) for part in parts]} features for {counts} image tokens")
+        return cls.padded_features(model, torch.cat(parts), counts)
+
+    # The check
+
+    def check_loaded(self) -> None:
+        """Compare tap, labels, log-probabilities and greedy captions with the model alone; raise, or log one line."""
+        model = self.base_model
+        noise = np.random.default_rng(0)
+        images = [Image.fromarray(noise.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in _IMAGE_SIZES]
+        # Relative; padded rows round differently.
+        tolerance = 1e-4 if floating_dtype(model, torch.float32).itemsize >= 4 else 0.05
+        try:
+            with evaluating(self.model), torch.no_grad():
+                batch = {name: value.to(self.device) for name, value in self.collate(images, _CAPTIONS).items()}
+                self.self_check(batch)
+                found, labels = cast(Tensor, self.log_probs(batch)), self.align_labels(batch["labels"])
+                for row, image in enumerate(images):
+                    supervised = labels[row] != IGNORE_INDEX
+                    expected = self._log_probs_alone(image, labels[row][supervised])
+                    difference = float((found[row][supervised].float() - expected).abs().mean())
+                    if not difference <= tolerance * (1 + float(expected.abs().mean())):
+                        raise ValueError(f"log-probabilities differ from those of the model alone by {difference:.4g}")
+                loop = self._check_decoding(images, tolerance)
+        except Exception as error:  # of the code of any model
+            _refuse(type(model).__name__, model.config.model_type, f"the check on two images failed: {_said(error)}")
+        logger.warning(
+            "Model type %r has no tested family. Checked on two images against the model alone: labels, log-probabilities (%s), "
+            "greedy captions (%s). Each image is encoded alone.",
+            model.config.model_type,
+            "full logits" if self.use_full_logits else "head tap",
+            loop,
+        )
+
+    def _log_probs_alone(self, image: Image.Image, labels: Tensor) -> Tensor:
+        """Log-probabilities `(T,)` of caption and end token from the processor's output for the whole chat."""
+        caption, before = self.tokenizer.decode(labels[:-1]).strip(), self._turns()[0]
+        settings = start_token_settings(self.processor, before)
+        text = [before + self.lead + caption]
+        inputs = self.processor(text=text, images=[image], return_tensors="pt", **settings)
+        first = len(self._prefix_of(image)["input_ids"])
+        if inputs["input_ids"][0, first:].tolist() != labels[:-1].tolist():
+            raise ValueError("the labels of a caption differ from the processor's ids of the whole chat")
+        dtype = floating_dtype(self.vision_tower, torch.float32)
+        found = {name: torch.as_tensor(value).to(self.device) for name, value in inputs.items()}
+        found = {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
+        log_probs = self.model(**found).logits[0, first - 1 :].float().log_softmax(-1)  # (T, V)
+        return log_probs.gather(-1, labels[:, None]).squeeze(-1)
+
+    def _check_decoding(self, images: list[Image.Image], tolerance: float) -> str:
+        """Choose the loop whose greedy captions have the largest logits of a forward of the whole caption; returns its name."""
+        banned = [*self.end_token_ids, self.base_model.config.image_token_id]
+        banned = [token for token in banned if token < self.vocab_size]  # Molmo 2 has no outputs for tokens of images
+        banned += range(self.num_tokens or self.vocab_size, self.vocab_size)
+        settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0}
+        settings |= {"max_new_tokens": _CHECKED_TOKENS, "suppress_tokens": list(self.end_token_ids)}
+        inputs = self.encode_images(images)
+
+        def shortfall(head: HeadInputs) -> dict[str, Tensor]:
+            hidden: Any = head.hidden
+            logits = F.linear(hidden, head.weight, head.bias) if head.logits is None else head.logits  # (B, T, V)
+            logits = logits.float().index_fill(-1, torch.tensor(banned, device=logits.device), -torch.inf)
+            ignored = head.labels == IGNORE_INDEX
+            chosen = logits.gather(-1, head.labels.masked_fill(ignored, 0)[..., None]).squeeze(-1)
+            largest = logits.amax(-1)  # (B, T)
+            return {"loss": ((largest - chosen) / (1 + largest.abs())).masked_fill(ignored, 0.0).amax()}
+
+        self.own_loop = True
+        for name, loop in (
+            ("the package's decoding loop", DecodingLoop(num_sampled=0, greedy=True, folded=False)),
+            ("generate of transformers", None),
+        ):
+            try:
+                ids = self.generate(**inputs, **settings, custom_generate=loop).ids
+                batch = {**inputs, **self.encode_completions(ids, torch.ones_like(ids, dtype=torch.bool))}
+                batch = {key: value.to(self.device) for key, value in batch.items()}
+                if float(self.model(**batch, head_objective=shortfall).loss) <= tolerance:
+                    return name
+            except Exception:  # UndecodableError, or one of a loop that does not fit the model
+                if loop is None:
+                    raise
+            self.own_loop = False
+        raise ValueError("greedy captions are not the tokens with the largest logits, so that decoding is wrong")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__

@@ -1,6 +1,6 @@
-"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, Florence-2, GIT, Kosmos-2, Pix2Struct.
+"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, Florence-2, GIT.
 
-Legend: B images or videos, F frames, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
+Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
 """
 
 from __future__ import annotations
@@ -12,26 +12,20 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from PIL import Image
 from torch import Tensor
-from transformers import AddedToken
-from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 
 from hf_captionrl.captioners.captioner import Captioner, blank_image
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.captioners.head_tap import (
     PREFIX_INPUTS,
     decoder_text,
-    floating_dtype,
     join_prefix,
     left_padded,
     repeat_rows,
-    replaced_forward,
     split_prefix,
 )
 from hf_captionrl.captioners.loading import register
 from hf_captionrl.captioners.shared_cross_attention import computed_once
-from hf_captionrl.utils.images import to_rgb
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +83,6 @@ class BlipCaptioner(Captioner):
     image_in_cross_attention = True
     can_join_frames = True
     vision_path = "vision_model"
-    supports_static_cache = False
-    refuses_words = True  # BLIP adds [DEC] after BERT's vocabulary, so that it is never an ordinary word
     language_lora = r"text_decoder\.bert\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"vision_model\.encoder\..*\.(qkv|fc1|fc2)"
     checkpoint_prompts: ClassVar[dict[str, str]] = {"Salesforce/blip-image-captioning": "a picture of "}
@@ -161,19 +153,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
     def for_config(cls, config: Any) -> type[Captioner]:
         return Blip2Captioner if config.use_decoder_only_language_model else Blip2EncoderDecoderCaptioner
 
-    @classmethod
-    def complete_processor(cls, model: Any, processor: Any) -> None:
-        # A checkpoint that was saved before transformers 4.47 has no image token.
-        tokenizer, config = processor.tokenizer, model.config
-        if config.image_token_id is not None:
-            return
-        if "<image>" not in tokenizer.get_vocab():
-            tokenizer.add_tokens([AddedToken("<image>", normalized=False, special=True)], special_tokens=True)
-        config.image_token_index = tokenizer.convert_tokens_to_ids("<image>")
-        processor.num_query_tokens = config.num_query_tokens
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
-
     def check_fit(self) -> None:
         # InstructBLIP's Q-Former reads the prompt.
         self.processor_parts = ("qformer_tokenizer",) if self.base_model.config.model_type == "instructblip" else ()
@@ -181,11 +160,8 @@ class Blip2Captioner(FixedPrefixCaptioner):
         name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
         known = self.tokenizer.get_vocab().get("<image>")
         if known is None or known != image_token_id:
-            raise ValueError(
-                f"The token <image> has the id {known} in the tokenizer and {image_token_id} in the configuration of this "
-                f"{name}: they do not match. Pass the processor of the model. For checkpoints from before transformers "
-                "4.47, set processor.num_query_tokens and model.config.image_token_index, and resize the embeddings."
-            )
+            ids = f"has the id {known} in the tokenizer and {image_token_id} in the configuration"
+            raise ValueError(f"The token <image> {ids} of this {name}. Pass the processor of the model.")
 
     @property
     def writer(self) -> Any:
@@ -197,9 +173,6 @@ class Blip2Captioner(FixedPrefixCaptioner):
         start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
         first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
         return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
-
-    def check_tokens(self, end: int | None) -> None:
-        super().check_tokens(None)  # OPT ends captions with an ordinary token, the newline
 
     def prefix_token_ids(self) -> list[int]:
         config = self.base_model.config
@@ -385,8 +358,7 @@ class Florence2Captioner(FixedPrefixCaptioner):
         side = math.isqrt(features.size(1))
         if side * side != features.size(1):
             raise ValueError(
-                f"image_features with {features.size(1)} rows are not a square feature map. Compute them with "
-                "captioner.image_features, and use an image processor with square outputs."
+                f"image_features with {features.size(1)} rows are not square. Use captioner.image_features."
             )
         with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):
             yield
@@ -394,163 +366,11 @@ class Florence2Captioner(FixedPrefixCaptioner):
 
 @register
 class GitCaptioner(Captioner):
-    """GIT (`GitForCausalLM`), which reads image tokens and text as one sequence.
-
-    A GIT for videos (`num_image_with_embedding` in its configuration) adds a learned temporal embedding to each frame.
-    It takes exactly that many frames, concatenated in `image_features`.
-    """
+    """GIT (`GitForCausalLM`), which reads image tokens and text as one sequence."""
 
     family = "git"
     model_types = ("git",)
     vision_path = "git.image_encoder"
-    supports_static_cache = False
-    refuses_words = True
     connector_paths = ("git.visual_projection",)
     language_lora = r"git\.encoder\..*\.(query|key|value|output\.dense)"
     vision_lora = r"git\.image_encoder\..*\.([qkv]_proj|fc1|fc2)"
-
-    def check_frame_pooling(self, pooling: str, num_frames: int) -> None:
-        places = self.base_model.config.num_image_with_embedding
-        if pooling == "concat" and places != num_frames:
-            expected = f"videos of {places} frames" if places else "images"
-            raise ValueError(
-                f"frame_pooling is 'concat' with {num_frames} frames, but this GitForCausalLM expects {expected} "
-                "(num_image_with_embedding). Set num_frames to that number, or use frame_pooling='mean'."
-            )
-        if pooling != "concat":
-            super().check_frame_pooling(pooling, num_frames)
-
-    @classmethod
-    @contextmanager
-    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        places = model.config.num_image_with_embedding or 1
-        tokens = model.git.encoder.layer[0].attention.self.image_patch_tokens // places  # M
-        frames = features.size(1) // tokens
-        if frames == 1:
-            with super().known_features(model, features, inputs):
-                yield
-            return
-
-        def known(pixels: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
-            number = int(pixels.flatten()[0])
-            one = features[:, number * tokens : (number + 1) * tokens]  # (B, M, D)
-            # Always a copy, because the model adds to it in place.
-            one = one.repeat_interleave(pixels.size(0) // features.size(0), dim=0)
-            return BaseModelOutputWithPooling(last_hidden_state=one)
-
-        # In place of the pixels, each frame carries its index.
-        numbers = torch.arange(frames, device=features.device, dtype=features.dtype)
-        with replaced_forward(cls.find_vision_tower(model), known):
-            inputs["pixel_values"] = numbers.view(1, -1, 1, 1, 1).repeat(features.size(0), 1, 1, 1, 1)
-            yield
-
-
-@register
-class Kosmos2Captioner(FixedPrefixCaptioner):
-    """Kosmos-2 (`Kosmos2ForConditionalGeneration`), which reads `<s><image>`, image tokens, `</image>`, prompt, caption.
-
-    With `<grounding>` in the prompt, captions contain the locations of the objects.
-    """
-
-    family = "kosmos-2"
-    model_types = ("kosmos-2",)
-    vision_path = "vision_model"
-    supports_static_cache = False
-    connector_paths = ("image_to_text_projection",)
-    language_lora = r"text_model\..*\.([qkv]_proj|out_proj|fc2)"
-    vision_lora = r"vision_model\..*\.([qkv]_proj|fc1|fc2)"
-    processor_parts = ("eoi_token",)
-    checkpoint_prompts: ClassVar[dict[str, str]] = {"microsoft/kosmos-2-": "An image of"}
-
-    def special_token_ids(self) -> tuple[int, int, int]:
-        # The last token of the image is the start token of the text.
-        config = self.base_model.config.text_config
-        start = self.tokenizer.convert_tokens_to_ids(self.processor.eoi_token)
-        return self.require_ids(start, config.eos_token_id, config.pad_token_id)
-
-    def prefix_token_ids(self) -> list[int]:
-        number = self.base_model.config.latent_query_num
-        ids = list(self.processor(text="a", images=blank_image(), num_image_tokens=number)["input_ids"])
-        return ids[: ids.index(self.start_token_id)]
-
-    @classmethod
-    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        native = super().native_inputs(model, inputs)
-        if "prefix_ids" in inputs:
-            end = inputs["prefix_ids"].size(1)
-            places = native["input_ids"].new_zeros(native["input_ids"].shape)  # (N, P + T)
-            places[:, end - model.config.latent_query_num : end] = 1
-            native["image_embeds_position_mask"] = places
-        return native
-
-
-@register
-class Pix2StructCaptioner(Captioner):
-    """Pix2Struct (`Pix2StructForConditionalGeneration`), which reads patches and keeps the aspect ratio of the image.
-
-    `pixel_values` are the flattened patches `(B, M, 2 + D)`; the first two columns are row and column, counted from 1.
-    Images with fewer than M patches are padded with rows of zeros, in `image_features` too. M is set by the image
-    processor (`max_patches`).
-    """
-
-    family = "pix2struct"
-    model_types = ("pix2struct",)
-    is_encoder_decoder = True
-    token_argument = "decoder_input_ids"
-    vision_path = "encoder"
-    language_lora = r"decoder\..*\.(query|key|value|attention\.output|wo)"
-    vision_lora = r"encoder\.encoder\..*\.(query|key|value|wi_0|wi_1|wo)"
-
-    def check_fit(self) -> None:
-        super().check_fit()
-        if getattr(self.base_model.config, "is_vqa", False) or getattr(self.image_processor, "is_vqa", False):
-            raise ValueError("This Pix2Struct answers rendered questions (is_vqa). Load a captioning checkpoint.")
-
-    def special_token_ids(self) -> tuple[int, int, int]:
-        config = self.base_model.config.text_config
-        return self.require_ids(config.decoder_start_token_id, config.eos_token_id, config.pad_token_id)
-
-    def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
-        read = self.image_processor(images=[*map(to_rgb, images)], return_tensors="pt")
-        return {"pixel_values": read["flattened_patches"]}
-
-    @classmethod
-    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
-        return "input_ids" not in inputs or len(inputs["pixel_values"]) == len(inputs["input_ids"])
-
-    @classmethod
-    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        if "input_ids" not in inputs:
-            return dict(inputs)
-        inputs = decoder_text(inputs)
-        if (patches := inputs.pop("pixel_values", None)) is not None:
-            dtype = floating_dtype(model.get_submodule(cls.vision_path), patches.dtype)
-            inputs |= {"flattened_patches": patches.to(dtype), "attention_mask": _is_patch(patches)}
-        return inputs
-
-    @classmethod
-    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        patches, tower = inputs["pixel_values"], cls.find_vision_tower(model)
-        mask = _is_patch(patches)
-        patches = patches.to(next(tower.parameters()).device, floating_dtype(tower, patches.dtype))
-        output = tower(flattened_patches=patches, attention_mask=mask.to(patches.device))
-        return output.last_hidden_state * mask[..., None].to(patches)
-
-    @classmethod
-    @contextmanager
-    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        inputs.pop("flattened_patches", None)
-        inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=features)
-        inputs["attention_mask"] = (features != 0).any(-1).long()
-        yield
-
-    def generate_ids(self, image_features: Tensor, *inputs: Any, **kwargs: Any) -> Tensor:
-        kwargs.setdefault("use_cache", True)  # the configuration of published checkpoints turns it off
-        # Never encoded: only tells generate the number of rows.
-        kwargs["flattened_patches"] = image_features.new_zeros(len(image_features), 1, 1)
-        return super().generate_ids(image_features, *inputs, **kwargs)
-
-
-def _is_patch(patches: Tensor) -> Tensor:
-    """`(B, M)`: 1 for a patch, 0 for padding, whose row is 0."""
-    return (patches[..., 0] != 0).long()

@@ -1,10 +1,9 @@
-"""Asks language models and vision-language models: endpoints, models of transformers, captioners, vLLM's offline engine."""
+"""Asks language models and vision-language models: endpoints, models of transformers, captioners."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import inspect
 import io
 import json
@@ -29,7 +28,6 @@ import httpx
 import numpy as np
 
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.io import say
 from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
 from hf_captionrl.utils.prompts import (
     Answer,
@@ -38,10 +36,8 @@ from hf_captionrl.utils.prompts import (
     Failure,
     KeptAnswers,
     Prompt,
-    Scored,
     Scores,
     Truncated,
-    score_of,
 )
 
 RETRY_TEMPERATURE = 0.7
@@ -74,22 +70,6 @@ def loaded_revision(model: Any, *parts: str) -> str:
     return model_fingerprint(model, json.dumps(settings, sort_keys=True, default=str), *parts)[:12]
 
 
-def folder_revision(model: str, revision: str | None) -> str:
-    """Revision of a model loaded by another engine: a hash of the files of a folder, or the commit in the Hub's cache."""
-    folder = Path(model)
-    if folder.is_dir():
-        digest = hashlib.blake2b(digest_size=16)
-        kinds = (".safetensors", ".json", ".model", ".jinja")
-        for path in sorted(path for path in folder.iterdir() if path.suffix in kinds):
-            with path.open("rb") as file:
-                digest.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
-        return digest.hexdigest()[:12]
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else revision or ""
-
-
 def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
     """Arguments of `generate`: greedy at first, sampling at later attempts, because greedy repeats a bad answer."""
     how = {"do_sample": True, "temperature": RETRY_TEMPERATURE} if attempt else {"do_sample": False}
@@ -98,22 +78,20 @@ def decoding(attempt: int, max_new_tokens: int) -> dict[str, Any]:
 
 @dataclass(eq=False, repr=False)
 class LocalBackend(AnswerScores, ABC):
-    """Answers prompts batch by batch (`batch_size=None`: all at once). Subclasses load the model and answer one batch."""
+    """Answers prompts batch by batch. Subclasses load the model and answer one batch."""
 
     model: str
     _: KW_ONLY
     revision: Any = None  # of the Hub; then of the weights, with all settings that change answers
     device: str | None = None
     dtype: str = "auto"
-    batch_size: int | None = 8
+    batch_size: int = 8
     max_new_tokens: int = 256
 
     is_multimodal = False
-    engine: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        settings = f"{self.engine} greedy max_new_tokens={self.max_new_tokens}".strip()
-        self.revision = "; ".join(filter(None, (self._load(), settings)))
+        self.revision = f"{self._load()}; greedy max_new_tokens={self.max_new_tokens}"
 
     @abstractmethod
     def _load(self) -> str:
@@ -123,9 +101,8 @@ class LocalBackend(AnswerScores, ABC):
         # The number of the attempt determines the decoding, so that it is the same in a batch.
         for attempt in sorted({prompt.attempt for prompt in prompts}):
             positions = [i for i, prompt in enumerate(prompts) if prompt.attempt == attempt]
-            size = self.batch_size or len(positions)
-            for start in range(0, len(positions), size):
-                batch = positions[start : start + size]
+            for start in range(0, len(positions), self.batch_size):
+                batch = positions[start : start + self.batch_size]
                 yield from zip(batch, self._answer([prompts[i] for i in batch]), strict=True)
 
     @abstractmethod
@@ -205,12 +182,10 @@ def check_address(base_url: str) -> None:
         is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # of brackets or of the port
         is_valid = False
-    if not is_valid or base_url.split() != [base_url]:
-        said = base_url.rpartition("@")[2]
-        raise ValueError(f"The endpoint (base_url) is {said!r}. Use an address such as http://127.0.0.1:8000/v1.")
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if not is_valid or base_url.split() != [base_url] or "@" in base_url or parts.query or parts.fragment:
         raise ValueError(
-            "The endpoint (base_url) contains a user, a password, a query or a fragment, which logs would show. Use api_key_env."
+            f"The endpoint (base_url) is {base_url.rpartition('@')[2].partition('?')[0]!r}. Use an address such as "
+            "http://127.0.0.1:8000/v1, without a user, a password or a query; api_key_env names the variable of a key."
         )
 
 
@@ -258,8 +233,7 @@ class HTTPBackend(AnswerScores):
     The wait is `backoff_s * 2**k` seconds, or that of `Retry-After`. Refusals of one prompt (400, 413, 415, 422) become a
     [`Failure`]; refusals of every prompt (wrong key, wrong address) stop the run. `timeout_s` limits a whole request. Later
     attempts use a temperature of at least `retry_temperature`, and the seed plus their number (None: no seed), so they are
-    also the way to several samples. With `scores`, log-probabilities are requested, and answers are
-    [`Scored`] where the endpoint offers them. `usage` counts requests, retries, tokens of prompts and of answers.
+    also the way to several samples. `usage` counts requests, retries, tokens of prompts and of answers.
     """
 
     base_url: str
@@ -278,27 +252,21 @@ class HTTPBackend(AnswerScores):
     sleep: Callable[[float], None] = time.sleep
     retry_temperature: float = RETRY_TEMPERATURE
     top_p: float = 1.0
-    scores: bool = False
 
     def __post_init__(self) -> None:
         check_address(self.base_url)
         self._url = self.base_url.rstrip("/") + "/chat/completions"
-        self._key = "" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
-        if self.api_key_env is not None and not self._key:
-            raise ValueError(
-                f"api_key_env: the environment variable {self.api_key_env} is empty. Put the endpoint's key into it."
-            )
-        if not all("!" <= letter <= "~" for letter in self._key):
-            raise ValueError(f"api_key_env: {self.api_key_env} contains characters that no key has. Correct it.")
+        self._key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
+        if self.api_key_env and not (self._key.isascii() and self._key.isprintable() and self._key):
+            raise ValueError(f"api_key_env: the environment variable {self.api_key_env} holds no key. Set it.")
         settings = f"temperature={self.temperature:g} seed={self.seed} max_new_tokens={self.max_new_tokens}"
         settings += f" samples={self.retry_temperature:g}" if self.retry_temperature != RETRY_TEMPERATURE else ""
         settings += f" top_p={self.top_p:g}" if self.top_p != 1 else ""
         self.revision = "; ".join(filter(None, (self.revision, settings)))
         self.usage: Counter[str] = Counter()
         self._lock = threading.Lock()  # of the counts, which several threads change
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self._client = partial(httpx.AsyncClient, headers=headers, timeout=None, verify=httpx.create_ssl_context())
 
     def __repr__(self) -> str:
@@ -338,27 +306,23 @@ class HTTPBackend(AnswerScores):
         except (httpx.HTTPError, TimeoutError) as error:  # refused, dropped and slow connections
             reason = str(error) or f"no complete answer after {self.timeout_s:g} s"
             raise _RetryError(self._shown(f"{type(error).__name__}: {reason}"), None) from None
-        failed = not response.is_success
-        said = self._shown(data.decode("utf-8", "replace"))
-        if failed:
-            message = f"HTTP {response.status_code}: {said}"
-            if response.status_code in _RETRIED or response.status_code >= 500:
-                after = response.headers.get("Retry-After", "")
-                raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None)
-            if response.status_code in _ONE_PROMPT:
-                return Failure("backend_rejected", message)
+        content = self._shown(data.decode("utf-8", "replace"))
+        message, status = f"HTTP {response.status_code}: {content}", response.status_code
+        if status in _RETRIED or status >= 500:
+            after = response.headers.get("Retry-After", "")
+            raise _RetryError(message, float(after) if after.replace(".", "", 1).isdecimal() else None)
+        if status in _ONE_PROMPT:
+            return Failure("backend_rejected", message)
+        if not response.is_success:
             raise BackendError(f"{self._url} answers {message}. Check address, model, key and credit.")
         try:
-            if len(data) > _LARGEST_ANSWER:
-                raise ValueError("longer than 4 MiB")
-            found = json.loads(data)
-            usage = found.get("usage")
-            for name in ("prompt_tokens", "completion_tokens") if isinstance(usage, dict) else ():
-                self._count(**{name: usage[name] if isinstance(usage.get(name), int) else 0})
-            return read(found["choices"][0])
+            reply = json.loads(data if len(data) <= _LARGEST_ANSWER else b"longer than 4 MiB")
+            usage = reply.get("usage") or {}
+            self._count(**{name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")})
+            return read(reply["choices"][0])
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             reason = self._shown(f"{type(error).__name__}: {error}")
-            raise _RetryError(f"not a chat completion ({reason}): {said}", None) from None
+            raise _RetryError(f"not a chat completion ({reason}): {content}", None) from None
 
     def _count(self, **numbers: int) -> None:
         with self._lock:
@@ -375,29 +339,22 @@ class HTTPBackend(AnswerScores):
         content.encode()  # half of a surrogate pair, which no file holds, is an error here
         truncated = choice.get("finish_reason") == "length"
         self._count(truncated=truncated)
-        score = _mean_log_prob(choice.get("logprobs")) if self.scores else None
-        return Truncated(content, score) if truncated else Scored(content, score)
+        return Truncated(content) if truncated else content
 
     def _ask(self, prompt: Prompt, read: Callable[[dict[str, Any]], Any] | None = None, **settings: Any) -> Any:
-        told: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
             "temperature": max(self.temperature, self.retry_temperature) if prompt.attempt else self.temperature,
             "max_tokens": self.max_new_tokens,
             "seed": None if self.seed is None else self.seed + prompt.attempt,
             "top_p": None if self.top_p == 1 else self.top_p,
-            "logprobs": self.scores or None,
         }
-        body = {name: value for name, value in (told | settings).items() if value is not None}
+        body = {name: value for name, value in (parameters | settings).items() if value is not None}
         message = ""
         for number in range(self.tries):
             try:
-                answer = self._send(body, read or self._read)
-                if isinstance(answer, Failure) and read is None and body.pop("logprobs", None):
-                    # Some servers refuse the parameter, others the prompt: only a request without it tells.
-                    answer = self._send(body, self._read)
-                    self.scores &= isinstance(answer, Failure)
-                return answer
+                return self._send(body, read or self._read)
             except _RetryError as error:
                 message, wait_s = error.args
                 if number + 1 < self.tries:
@@ -446,14 +403,6 @@ class HTTPBackend(AnswerScores):
             raise fatal
 
 
-def _mean_log_prob(found: Any) -> float | None:
-    """The mean of a chat completion's `logprobs`; None if there are none."""
-    tokens = found.get("content") if isinstance(found, dict) else None
-    values = [token.get("logprob") for token in tokens or () if isinstance(token, dict)]
-    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
-    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
-
-
 class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
     """Captions of a vision-language model behind an endpoint; answers are kept in a file, and none is asked for twice.
 
@@ -463,14 +412,9 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
 
     family = "chat"  # what a captioner of this process would be
 
-    def __init__(
-        self, backend: HTTPBackend, prompt: str, answers: str | os.PathLike[str], *, overwrite: bool = False
-    ) -> None:
+    def __init__(self, backend: HTTPBackend, prompt: str, answers: str | os.PathLike[str]) -> None:
         self.backend, self.prompt = backend, prompt
         self.failed: dict[str, str] = {}
-        self._seconds, self._lacks_scores = 0.0, False
-        if overwrite:
-            Path(answers).unlink(missing_ok=True)
         failures = 2 * backend.concurrency
         self._answers = KeptAnswers(backend, answers, is_kept=lambda a: bool(caption_of(a)), max_failures=failures)
 
@@ -490,11 +434,12 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
             retry_temperature=temperature if samples is None else samples,
             top_p=getattr(options, "top_p", 1.0),
             seed=options.seed,
-            scores=True,
             **options.requests,
         )
-        prompt = options.prompt or ChatCaptioner.default_prompt
-        return cls(backend, prompt, output.with_suffix(".answers.jsonl"), overwrite=options.overwrite)
+        answers = output.with_suffix(".answers.jsonl")
+        if options.overwrite:
+            answers.unlink(missing_ok=True)
+        return cls(backend, options.prompt or ChatCaptioner.default_prompt, answers)
 
     def __exit__(self, *error: object) -> None:
         """Close the file of answers."""
@@ -504,59 +449,47 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
 
     def describe(
         self, image_ids: Sequence[str], images: Sequence[Any], prompts: Sequence[str], samples: int
-    ) -> list[list[Scored]]:
+    ) -> list[list[str]]:
         """Captions per image, `samples` or, where the endpoint failed, fewer; sample k has the seed plus k."""
         from hf_captionrl.retrieval import image_hash
 
-        asked = [
+        questions = [
             Prompt("caption", key, prompt, image=image, attempt=attempt)
             for key, image, prompt in zip(map(image_hash, images), images, prompts, strict=True)
             for attempt in range(samples)
         ]
-        start = time.monotonic()
-        answers = dict(self._answers.complete(asked))
-        self._seconds += time.monotonic() - start
-        captions = [self._caption(image_ids[i // samples], answers[i]) for i in range(len(asked))]
-        return [[c for c in captions[i * samples : (i + 1) * samples] if c] for i in range(len(images))]
-
-    def _caption(self, image_id: str, answer: Answer) -> Scored:
-        """The caption in an answer; notes the reason if there is none, and says once that there are no log-probabilities."""
-        caption = Scored(caption_of(answer), score_of(answer))
-        if not caption:
-            self.failed[image_id] = answer.detail if isinstance(answer, Failure) else "empty, or only reasoning"
-        elif caption.mean_log_prob is None and not self._lacks_scores:
-            self._lacks_scores = True
-            say(f"captionrl: {self.backend!r} offers no log-probabilities, so captions have no mean_log_prob.")
-        return caption
+        answers = dict(self._answers.complete(questions))
+        captions: list[list[str]] = [[] for _ in images]
+        for number in range(len(questions)):
+            row, answer = number // samples, answers[number]
+            if caption := caption_of(answer):
+                captions[row].append(caption)
+            else:
+                reason = answer.detail if isinstance(answer, Failure) else "empty, or only reasoning"
+                self.failed[image_ids[row]] = reason
+        return captions
 
     def summary(self) -> dict[str, Any]:
-        """Cost and rate of this run."""
-        usage, seconds = self.backend.usage, self._seconds
-        counts = {name: usage[name] for name in "requests retries prompt_tokens completion_tokens truncated".split()}
-        rate = round(usage["completion_tokens"] / seconds if seconds else 0.0, 1)
-        facts = {
-            "answers_of_earlier_runs": self._answers.num_earlier,
-            "seconds": round(seconds, 1),
-            "tokens_per_second": rate,
-        }
-        return counts | facts
+        """Cost of this run."""
+        names = "requests retries prompt_tokens completion_tokens truncated".split()
+        counts = {name: self.backend.usage[name] for name in names}
+        return counts | {"answers_of_earlier_runs": self._answers.num_earlier}
 
 
 def cost_sentence(facts: dict[str, Any]) -> str:
     """The summary of an [`EndpointCaptioner`] in words."""
-    text = f"{facts['requests']:,} requests ({facts['retries']:,} repeated) in {facts['seconds']:,.0f} s"
-    text += f", {facts['prompt_tokens']:,} tokens of prompts and {facts['completion_tokens']:,} of answers"
-    text += f" ({facts['tokens_per_second']:,.0f} per second)" if facts["completion_tokens"] else ""
+    text = f"{facts['requests']:,} requests ({facts['retries']:,} repeated), {facts['prompt_tokens']:,} tokens of prompts and "
+    text += f"{facts['completion_tokens']:,} of answers"
     text += f"; {facts['truncated']:,} answers reached --max_new_tokens" if facts["truncated"] else ""
-    known = facts["answers_of_earlier_runs"]
-    return text + (f"; {known:,} answers of earlier runs were used" if known else "") + "."
+    earlier = facts["answers_of_earlier_runs"]
+    return text + (f"; {earlier:,} answers of earlier runs were used" if earlier else "") + "."
 
 
 def caption_of(answer: Answer) -> str:
     """The caption in an answer: one line, without the model's reasoning and without quotation marks around all of it."""
-    said = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
+    text = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
     # A prompt may open the reasoning; without its end there is no caption.
-    text = " ".join(re.sub(r"\A.*</think>|\A\s*<think>.*", "", said, flags=re.DOTALL).split())
+    text = " ".join(re.sub(r"\A.*</think>|\A\s*<think>.*", "", text, flags=re.DOTALL).split())
     is_quoted = len(text) > 1 and text[0] + text[-1] in ('""', "“”") and not set(text[1:-1]) & set('"“”')
     return text[1:-1].strip() if is_quoted else text
 
@@ -569,24 +502,6 @@ def _ids_of(*sources: Any) -> set[int]:
     names = ("bos", "eos", "pad", "sep", "cls", "decoder_start")
     known = [getattr(source, f"{name}_token_id", None) for name in names for source in sources]
     return {i for value in known for i in (value if isinstance(value, (list, tuple)) else [value]) if i is not None}
-
-
-def _continuation(row: list[int], asked: list[int], special: set[int]) -> list[int]:
-    """The tokens after the prompt; all tokens if the row does not begin with the prompt.
-
-    Chat models repeat the prompt exactly, BLIP repeats it with another first token and without the last token, and
-    InstructBLIP returns only the answer. The comparison therefore ignores special tokens.
-    """
-    if row[: len(asked)] == asked:
-        return row[len(asked) :]
-    words = [token for token in asked if token not in special]
-    at = matched = 0
-    while at < len(row) and matched < len(words) and (row[at] in special or row[at] == words[matched]):
-        matched += row[at] not in special
-        at += 1
-    rest = row[at:] if matched == len(words) else row
-    start = next((i for i, token in enumerate(rest) if token not in special), len(rest))
-    return rest[start:]
 
 
 class TransformersBackend(LocalBackend):
@@ -687,7 +602,7 @@ class TransformersBackend(LocalBackend):
             found = self._model.generate(**inputs, **decoding(prompts[0].attempt, max_new_tokens)).tolist()
         answers: list[Answer] = []
         for row, asked in zip(found, inputs["input_ids"].tolist(), strict=True):
-            written = _continuation(row, asked, self._special)
+            written = row[len(asked) :] if row[: len(asked)] == asked else row  # InstructBLIP returns only the answer
             words = [token for token in written if token not in self._special]
             text = str(self._tokenizer.decode(words, skip_special_tokens=True))
             ended = len(words) < len(written) or len(written) < max_new_tokens
@@ -782,34 +697,3 @@ class CaptionerBackend(LocalBackend):
         found = self._captioner.generate(**inputs, **decoding(prompts[0].attempt, self.max_new_tokens))
         both = zip(found.captions, found.ended.tolist(), strict=True)
         return [text if ended else Truncated(text) for text, ended in both]
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class VLLMBackend(LocalBackend):
-    """vLLM's offline engine. Install it with `pip install vllm`; most models need a GPU."""
-
-    is_multimodal: bool = False
-    batch_size: int | None = None  # vLLM batches the prompts itself
-    seed: int = 0
-    engine: ClassVar[str] = "vllm"
-
-    def _load(self) -> str:
-        try:
-            import vllm
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("vLLM is not installed. Use `pip install vllm` (Linux with a GPU).") from error
-        self._vllm, how = vllm, {"revision": self.revision, "dtype": self.dtype, "seed": self.seed}
-        # By default vLLM falls back to pickled weights.
-        self._engine = vllm.LLM(model=self.model, load_format="safetensors", **how)
-        return folder_revision(self.model, self.revision)
-
-    def _answer(self, prompts: Sequence[Prompt]) -> list[Answer]:
-        attempt = prompts[0].attempt
-        settings = self._vllm.SamplingParams(
-            temperature=RETRY_TEMPERATURE if attempt else 0.0,
-            max_tokens=self.max_new_tokens,
-            seed=self.seed + attempt,
-        )
-        chats = [chat_turns(prompt, self.is_multimodal, image_first=True) for prompt in prompts]
-        answers = [found.outputs[0] for found in self._engine.chat(chats, settings, use_tqdm=False)]
-        return [Truncated(said.text) if said.finish_reason == "length" else said.text for said in answers]

@@ -13,13 +13,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from hf_captionrl.captioners.captioner import Captioner, ProcessorPair, read_settings
 from hf_captionrl.utils.model_files import (
@@ -44,10 +38,6 @@ from hf_captionrl.utils.model_files import (
 
 FAMILIES: dict[str, type[Captioner]] = {}
 """From `config.model_type` to its family."""
-_TEXT_ONLY = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}.difference(
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-)
-
 Family = TypeVar("Family", bound=type[Captioner])
 
 
@@ -102,9 +92,9 @@ def load_captioner(
     """
     kwargs = check_kwargs(kwargs if dtype is None else {"dtype": dtype} | kwargs)
     if kwargs and not isinstance(model, (str, os.PathLike)):
+        what = type(model).__name__
         raise ValueError(
-            f"{', '.join(kwargs)} cannot be set on a {type(model).__name__} object, which is already loaded. Pass them when "
-            "you load it, or convert it with model.to(dtype)."
+            f"{', '.join(kwargs)} cannot be set on a {what}, which is already loaded. Use model.to(dtype)."
         )
     if isinstance(model, Captioner):
         captioner = model
@@ -131,18 +121,11 @@ def _family_of(config: Any, what: str) -> type[Captioner]:
     if (family := registered(str(kind))) is not None:
         return family.for_config(config)
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        from hf_captionrl.captioners.any_chat import AnyChatCaptioner  # imports this module, through its base class
+        from hf_captionrl.captioners.chat import AnyChatCaptioner  # imports this module
 
         return AnyChatCaptioner.for_config(config)
-    hint = "Load a vision-to-text model."
-    if hasattr(config, "logit_scale_init_value") or str(kind).startswith(("clip", "siglip")):
-        hint = "It ranks captions, but cannot generate them. Use load_scorer to load it."
-    elif kind in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES:
-        hint = f"It classifies images, but cannot generate text. {hint}"
-    elif kind in _TEXT_ONLY and getattr(config, "vision_config", None) is None:
-        hint = f"It reads only text, not images. {hint}"
     raise ValueError(
-        f"{what} (model type {kind!r}) is not a captioner of a supported family. {hint} Supported: "
+        f"{what} (model type {kind!r}) is not a captioner of a supported family. Load a vision-to-text model of one of these: "
         f"{', '.join(sorted(FAMILIES))}."
     )
 
@@ -182,17 +165,13 @@ def _load(
         family = _family_of(config, repr(name))
         processor = _load_processor(name, revision) if processor is None else processor
         if processor is None:
-            raise FileNotFoundError(
-                f"{name!r} has a model, but no tokenizer or no image processor. Save the processor in the same folder "
-                "(processor.save_pretrained), or pass processor=..."
-            )
+            raise FileNotFoundError(f"{name!r} has no tokenizer or no image processor. Pass processor=...")
         loader = getattr(transformers, family.model_class)
         model, missing = load_pretrained(loader, name, revision=revision, config=config, **kwargs)
         _check_head(name, family, model, missing)
         # Captioners use the last hidden state; published checkpoints omit the poolers, which are not used.
         check_complete(name, model, missing, unused=("pooler", "position_ids"))
         processor = _checked_processor(processor, repr(name))
-        family.complete_processor(model, processor)
         if adapt is not None:
             # Adapt first: the processor, which may come from the adapter's folder, is then compared with the model.
             model = adapt(model)
@@ -220,10 +199,8 @@ def _check_head(name: str, family: type[Captioner], model: Any, missing: set[str
     head = family.output_head(model)
     names = {n for n, p in model.named_parameters(remove_duplicate=False) if head is not None and p is head.weight}
     if names <= missing:
-        raise ValueError(
-            f"{name!r} has no weights for the output head of {type(model).__name__}, so it is not a trained captioner. "
-            "Load a checkpoint with a language-modelling head, or pass a model object to train it from scratch."
-        )
+        reason = f"has no weights for the output head of {type(model).__name__}"
+        raise ValueError(f"{name!r} {reason}. Load a trained captioner, or pass a model object.")
     if not head.weight.is_floating_point():
         module = next((n for n, m in model.named_modules() if m is head), "lm_head")
         raise ValueError(
@@ -249,10 +226,8 @@ def _with_adapter(model: Any, name: str, weights: Weights) -> Any:
             raise ValueError(f"it has {min(places - own)}, which the model does not have")
     except (UserWarning, KeyError, RuntimeError, ValueError, TypeError) as error:
         said = " ".join(str(error).split())[:300].rstrip(".")
-        raise ValueError(
-            f"The adapter {name!r} does not fit {getattr(model, 'name_or_path', '') or type(model).__name__!r}: {said}. Pass "
-            "base_model=..., the model that it was trained on."
-        ) from error
+        base = getattr(model, "name_or_path", "") or type(model).__name__
+        raise ValueError(f"The adapter {name!r} does not fit {base!r}: {said}. Pass base_model=...") from error
     return adapted
 
 
@@ -293,16 +268,15 @@ def _load_processor(name: str, revision: str | None) -> Any:
         raise
     except Exception as error:  # from a validator, a missing file, or an attribute of the wrong type
         if brings_code(name, _FILES, revision):
+            reason = "needs custom code (auto_map), which is never executed here"
             raise ValueError(
-                f"The image processor or tokenizer of {name!r} needs custom code (auto_map), which is never executed here. "
-                "Pass processor=... with classes of transformers, or load a checkpoint converted to them (for Florence-2: "
-                "florence-community/...)."
+                f"The image processor or tokenizer of {name!r} {reason}. Pass processor=..., or load a checkpoint that was "
+                "converted to classes of transformers (for Florence-2: florence-community/...)."
             ) from error
         said = " ".join(str(error).split())[:200]
         present = ", ".join(file for file in _FILES if find_file(name, file, revision))
         raise ValueError(
-            f"The processor of {name!r} cannot be loaded from {present} ({type(error).__name__}: {said}). Use an intact copy "
-            "of the checkpoint, or pass processor=..."
+            f"The processor of {name!r} cannot be loaded from {present} ({type(error).__name__}: {said}). Pass processor=..."
         ) from error
 
 

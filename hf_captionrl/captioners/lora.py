@@ -10,7 +10,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from hf_captionrl.captioners.captioner import Captioner, Tune
-from hf_captionrl.captioners.loading import FAMILIES, registered
+from hf_captionrl.captioners.loading import registered
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -21,23 +21,20 @@ def _preset(
 ) -> LoraConfig:
     if isinstance(model, Captioner):
         return model.lora_config(tune, **settings)
-    given: Any = model
+    loaded: Any = model
     is_name = isinstance(model, (str, os.PathLike))
     config: Any = (
-        AutoConfig.from_pretrained(given, revision=revision, trust_remote_code=False) if is_name else given.config
+        AutoConfig.from_pretrained(loaded, revision=revision, trust_remote_code=False) if is_name else loaded.config
     )
     family = registered(config.model_type)
     if family is None:
-        raise ValueError(
-            f"There is no LoRA preset for the model type {config.model_type!r}. Use one of {', '.join(sorted(FAMILIES))}, or "
-            "pass a peft.LoraConfig with your own target_modules."
-        )
+        raise ValueError(f"There is no LoRA preset for the model type {config.model_type!r}. Use a peft.LoraConfig.")
     family = family.for_config(config)
     captioner = family.__new__(family)  # only the module names are used: no weights, processor and head tap
-    captioner.model = given
     if is_name:
         with torch.device("meta"):
-            captioner.model = getattr(transformers, family.model_class).from_config(config)
+            loaded = getattr(transformers, family.model_class).from_config(config)
+    captioner.model = loaded
     return captioner.lora_config(tune, **settings)
 
 

@@ -6,12 +6,10 @@ Legend: N images or videos, F frames, M image tokens, D features.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
-import httpx
 import numpy as np
 import torch
 from PIL import Image
@@ -109,27 +107,17 @@ def vision_tower_features(
     if num_frames:
         pooling = frame_pooling or captioner.frame_pooling
         captioner.check_frame_pooling(pooling, num_frames)
-        if pooling == "native":
-            what = f"video_inputs_{num_frames}_frames_{captioner.video_signature()}"
-        elif pooling != "mean":
+        if pooling != "mean":
             what = f"vision_tower_{num_frames}_frames"  # of another shape
-    elif frame_pooling == "native":
-        raise ValueError("frame_pooling is 'native', but the data are images. Load videos with num_frames.")
     captioner.fixed_side_inputs(1)  # raises if the model needs more than features
     model, _, revision = captioner.vision_signature().rpartition("@")
     cache = FeatureCache(cache_dir, model_id=model, revision=revision, what=what, dtype=dtype)
-    return cached_features(
-        cache, dataset, lambda images: _tower_output(captioner, images, num_frames, pooling), pooling=pooling
-    )
+    return cached_features(cache, dataset, lambda images: _tower_output(captioner, images), pooling=pooling)
 
 
-def _tower_output(captioner: Captioner, images: list[Image.Image], num_frames: int, pooling: str) -> Tensor:
-    """Features of images, `(N, M, D)`; with `"native"`, features of the videos of these frames, one row per video."""
-    if pooling == "native":
-        starts = range(0, len(images), num_frames)
-        inputs = captioner.encode_videos([images[start : start + num_frames] for start in starts])
-    else:
-        inputs = captioner.encode_images(images)
+def _tower_output(captioner: Captioner, images: list[Image.Image]) -> Tensor:
+    """Features of images, `(N, M, D)`."""
+    inputs = captioner.encode_images(images)
     with torch.no_grad():
         if inputs.keys() == {"pixel_values"}:
             pixels = inputs["pixel_values"].to(captioner.device)
@@ -156,11 +144,8 @@ class VideoFeatures(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         """`(M, D)`, with `"concat"` or `"ordered"` `(F * M, D)`: an array, fp32."""
-        F = self.num_frames
-        features = _tower_output(
-            self.captioner, caption_data.sample_frames(self.videos[index], F), F, self.pooling
-        ).float()
-        return (features if self.pooling == "native" else pool_frames(features, F, self.pooling))[0].numpy()
+        frames = caption_data.sample_frames(self.videos[index], self.num_frames)
+        return pool_frames(_tower_output(self.captioner, frames).float(), self.num_frames, self.pooling)[0].numpy()
 
 
 def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str | None = None) -> Tensor:
@@ -170,9 +155,6 @@ def scorer_features(scorer: Scorer, dataset: datasets.Dataset, *, cache_dir: str
 
 
 # --- Captions images, paths, lists, data sets and videos in one call -------------------------------------------------
-
-MAX_DOWNLOAD_BYTES = 256 * 2**20  # of an image or video that is fetched from a URL
-_TIMEOUT_S, _LONGEST_DOWNLOAD_S = 30.0, 600.0  # of each read, and of the whole
 
 
 def pipeline(
@@ -194,8 +176,7 @@ def pipeline(
         dtype: Dtype of the weights; by default the checkpoint's.
         device: By default a GPU if there is one. A captioner object stays on its device.
         model_kwargs: More arguments of `load_captioner`, such as `{"attn_implementation": "sdpa"}`.
-        settings: Arguments of [`CaptionPipeline`]: `allow_urls`, `num_frames`, `frame_pooling`, `batch_size`,
-            `return_dicts`, and defaults for `generate`.
+        settings: Arguments of [`CaptionPipeline`]: `num_frames`, `frame_pooling`, `batch_size`, and defaults for `generate`.
 
     Returns:
         [`CaptionPipeline`]: Call it with images or videos.
@@ -216,15 +197,11 @@ class CaptionPipeline:
 
     Args:
         captioner ([`Captioner`]): The captioner.
-        allow_urls (`bool`): Fetch `http(s)` URLs. By default they are refused, because a list from an untrusted source
-            must not cause network requests.
         num_frames (`int`, *optional*): Number of frames per video. None: as in training, or 8 if the captioner was
             trained on images. A data set of videos stores its number of frames.
-        frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`; `"native"`
-            uses the model's video inputs. None: as in training, or the mean if the captioner was trained on images.
+        frame_pooling (`str`, *optional*): How the features of frames are pooled, see `data.pool_frames`. None: as in
+            training, or the mean if the captioner was trained on images.
         batch_size (`int`): Images per batch.
-        return_dicts (`bool`): Return `[{"generated_text": caption}]` for each input, as `pipeline("image-to-text")` of
-            transformers 4 did.
         generation: Default arguments of the captioner's `generate`, such as `num_beams`.
 
     Example:
@@ -239,23 +216,15 @@ class CaptionPipeline:
         self,
         captioner: Captioner,
         *,
-        allow_urls: bool = False,
         num_frames: int | None = None,
         frame_pooling: str | None = None,
         batch_size: int = 16,
-        return_dicts: bool = False,
         **generation: Any,
     ) -> None:
-        num_frames = (captioner.num_frames or 8) if num_frames is None else num_frames
-        for name, value in (("num_frames", num_frames), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1.")
         self.captioner = captioner
-        self.allow_urls = allow_urls
-        self.num_frames = num_frames
+        self.num_frames = (captioner.num_frames or 8) if num_frames is None else num_frames
         self.frame_pooling = frame_pooling
         self.batch_size = batch_size
-        self.return_dicts = return_dicts
         self.generation = generation
 
     def __call__(
@@ -264,83 +233,50 @@ class CaptionPipeline:
         *,
         batch_size: int | None = None,
         progress: bool | Callable[[int], Any] = False,
-        return_dicts: bool | None = None,
         **generation: Any,
     ) -> Any:
         """Caption one input (`str`) or several (`list[str]`, or lists of captions with `num_return_sequences` above 1).
 
-        With `return_dicts`, the result is a list of dicts for each input, with one dict per caption.
-
         Args:
-            inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a
-                URL with `allow_urls`, a list of these, or a `datasets.Dataset` with a column `image`.
+            inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a list
+                of these, or a `datasets.Dataset` with a column `image`.
             batch_size: Images per batch; by default the pipeline's.
             progress: True shows a progress bar; a function is called with the number of finished inputs.
-            return_dicts: Whether captions are dicts; by default the pipeline's.
             generation: Arguments of `generate`, which override the pipeline's defaults.
         """
         settings = {**self.generation, **generation}
         size = self.batch_size if batch_size is None else batch_size
-        if size < 1:
-            raise ValueError(f"batch_size is {size}; it must be at least 1.")
         single = isinstance(inputs, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping)
-        images, frames = self._sequence([inputs] if single else inputs)
-        videos = list(range(len(images))) if frames else []
-        if not isinstance(images, LazyImages):  # whose images would be opened twice
+        images: Sequence[Any] = [inputs] if single else inputs
+        if isinstance(inputs, datasets.Dataset):
+            images, frames = LazyImages(inputs, range(len(inputs))), frames_of(inputs)
+            videos = list(range(len(images))) if frames else []
+        elif isinstance(images, Sequence):
+            frames = self.num_frames
             videos = [
                 i
                 for i, image in enumerate(images)
                 if not isinstance(image, Image.Image) and caption_data.is_video(image)
             ]
+        else:
+            raise TypeError(f"The inputs are a {type(inputs).__name__}. Pass images, paths, or a datasets.Dataset.")
         stills = sorted(set(range(len(images))) - set(videos))
         each = int(settings.get("num_return_sequences") or 1)
-        found: dict[int, list[str]] = {}
+        done: dict[int, list[str]] = {}
         with tqdm(total=len(images), unit=" images", desc="Captioning", disable=progress is not True) as bar:
 
             def report(number: int) -> None:
-                bar.update(len(found) + number - bar.n)
+                bar.update(len(done) + number - bar.n)
                 if callable(progress):
-                    progress(len(found) + number)
+                    progress(len(done) + number)
 
-            for rows, number in ((stills, 0), (videos, frames or self.num_frames)):
+            for rows, is_video in ((stills, False), (videos, True)):
                 chosen = ChosenImages(images, rows)
                 features = (
-                    VideoFeatures(self.captioner, chosen, number, self.frame_pooling) if rows and number else None
+                    VideoFeatures(self.captioner, chosen, frames, self.frame_pooling) if is_video and rows else None
                 )
-                given = {"image_features": features, "batch_size": size, "progress": report, **settings}
-                captions = generate_captions(self.captioner, chosen, **given)
-                found |= {row: captions[at * each : (at + 1) * each] for at, row in enumerate(rows)}
-        result: list[Any] = [found[i] if each > 1 else found[i][0] for i in range(len(images))]
-        if self.return_dicts if return_dicts is None else return_dicts:
-            result = [[{"generated_text": caption} for caption in found[i]] for i in range(len(images))]
+                further = {"image_features": features, "batch_size": size, "progress": report, **settings}
+                captions = generate_captions(self.captioner, chosen, **further)
+                done |= {row: captions[at * each : (at + 1) * each] for at, row in enumerate(rows)}
+        result: list[Any] = [done[i] if each > 1 else done[i][0] for i in range(len(images))]
         return result[0] if single else result
-
-    def _sequence(self, inputs: Any) -> tuple[Sequence[Any], int]:
-        """The inputs, and the number of frames per video if they are a data set of videos."""
-        if isinstance(inputs, datasets.Dataset):
-            if "image" not in inputs.column_names:
-                raise ValueError(f"The data set has the columns {inputs.column_names}, but none is called 'image'.")
-            return LazyImages(inputs, range(len(inputs))), frames_of(inputs)
-        if not isinstance(inputs, Sequence):
-            raise TypeError(f"The inputs are a {type(inputs).__name__}. Pass images, paths, or a datasets.Dataset.")
-        return [fetch(item) if self.allow_urls and _is_address(item) else item for item in inputs], 0
-
-
-def _is_address(item: Any) -> bool:
-    return isinstance(item, str) and item.lower().startswith(("http://", "https://"))
-
-
-def fetch(address: str) -> bytes:
-    """Download an image or a video; returns the content."""
-    data, end = bytearray(), time.monotonic() + _LONGEST_DOWNLOAD_S
-    try:
-        with httpx.stream("GET", address, timeout=_TIMEOUT_S, follow_redirects=True) as answer:
-            answer.raise_for_status()
-            for part in answer.iter_bytes():
-                data += part
-                if len(data) > MAX_DOWNLOAD_BYTES or time.monotonic() > end:
-                    limits = f"{MAX_DOWNLOAD_BYTES} bytes or takes more than {_LONGEST_DOWNLOAD_S:g} s"
-                    raise ValueError(f"{address!r} leads to more than {limits}. Download the file yourself.")
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{address!r} cannot be fetched ({error}). Download it yourself.") from error
-    return bytes(data)

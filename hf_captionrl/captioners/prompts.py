@@ -75,9 +75,7 @@ class ImagePrompts:
     def check(self, captioner: Captioner) -> None:
         """Refuse prompts per image for a model that reads no instructions."""
         if self.rows and captioner.family != "chat":
-            raise ValueError(
-                f"--prompts needs a chat model, but this one is of the family {captioner.family!r}. Use a chat model or --endpoint."
-            )
+            raise ValueError(f"--prompts needs a chat model, not a {captioner.family}. Use one, or --endpoint.")
 
     @classmethod
     def read(cls, path: Path | None, image_ids: Sequence[str], **settings: Any) -> ImagePrompts:
@@ -96,20 +94,14 @@ class ImagePrompts:
             texts = [] if name is None else [row.get(key) or "" for key in ("prompt", "context")]
             is_text = any(texts) and all(isinstance(one, str) for one in texts)
             if not isinstance(name, str) or not is_text or name in rows:
-                raise ValueError(
-                    f"--prompts {str(path)!r}, row {number}, needs the columns image (each image once), and prompt or context with "
-                    "a text. Correct it."
-                )
+                columns = "needs the columns image (each image once), and prompt or context"
+                raise ValueError(f"--prompts {str(path)!r}, row {number}, {columns}. Correct it.")
             rows[name] = (texts[0], texts[1])
         unknown = sorted(rows.keys() - set(image_ids))
         if len(unknown) == len(rows):
-            raise ValueError(
-                f"--prompts {str(path)!r} names no image of the data, which are called {image_ids[0]!r}, for instance. Use these names."
-            )
+            raise ValueError(f"--prompts {str(path)!r} names no image of the data, such as {image_ids[0]!r}.")
         if unknown:
-            say(
-                f"captionrl: {len(unknown):,} rows of --prompts {path} name no image of the data, such as {unknown[0]!r}."
-            )
+            say(f"captionrl: {len(unknown):,} rows of --prompts {path} name no image, such as {unknown[0]!r}.")
         return cls(rows=rows, **settings)
 
 
@@ -154,9 +146,7 @@ def contrastive_prompt(prompt: str, captions: Sequence[str]) -> str:
 def encode_with_prompts(captioner: Any, images: Sequence[Image.Image], prompts: Sequence[str]) -> dict[str, Tensor]:
     """`encode_images` of a chat captioner with a prompt per image; the captioner keeps its own."""
     if captioner.family != "chat":
-        raise ValueError(
-            f"Prompts per image need a chat model; this one is of the family {captioner.family!r}. Use a chat model or --endpoint."
-        )
+        raise ValueError(f"Prompts per image need a chat model, not a {captioner.family}. Use one, or --endpoint.")
     own, rows = captioner.prompt, []
     try:
         for image, captioner.prompt in zip(images, prompts, strict=True):

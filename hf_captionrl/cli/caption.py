@@ -102,8 +102,7 @@ class CaptionOptions(
     With --processes or --engine the output is a folder of Parquet shards, which the other commands read like a file.
 
     With --endpoint, a model behind an OpenAI-compatible address is asked. NAME.answers.jsonl keeps each answer when it arrives,
-    so that none is asked for twice, and lines have the mean log-probability of the tokens ("mean_log_prob") if the endpoint
-    offers it.
+    so that none is asked for twice.
     """
 
     examples: ClassVar[str] = """
@@ -472,11 +471,6 @@ class CaptionWriter(LineFile):
                 row["captions"] = list(group)
             if image_id in decorative:
                 row["decorative"] = True
-            scores = [getattr(text, "mean_log_prob", None) for text in group]
-            if scores[0] is not None:
-                row["mean_log_prob"] = scores[0]
-            if len(group) > 1 and any(score is not None for score in scores):
-                row["mean_log_probs"] = scores
             lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
         # A lone surrogate has no UTF-8 form, but its escape is JSON.
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))

@@ -115,9 +115,8 @@ def training_images(folder: str | os.PathLike[str]) -> set[str]:
 
 # --- Features --------------------------------------------------------------------------------------------------------
 
-# How features of frames are combined to features of a video; "native": with the model's video inputs.
 FramePooling = Literal["mean", "concat", "ordered"]
-VideoPooling = FramePooling | Literal["native"]
+"""How features of frames are combined to features of a video."""
 
 
 def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") -> Tensor:
@@ -150,7 +149,7 @@ def cached_features(
     batch_size: int = 64,
     progress: str | bool = "Encoding images",
     unit_length: bool = False,
-    pooling: VideoPooling = "mean",
+    pooling: FramePooling = "mean",
 ) -> FeatureView:
     """Features of every image, from the cache if they are in it; keyed by the bytes of the image's file.
 
@@ -162,13 +161,11 @@ def cached_features(
     Args:
         cache ([`FeatureCache`]): Cache of one model.
         dataset (`datasets.Dataset`): With an `image` column.
-        encode (`Callable`): From a list of images to their features, a tensor or array of as many rows; with `"native"` from
-            the consecutive frames of several videos to features with one row per video.
+        encode (`Callable`): From a list of images to their features, a tensor or array of as many rows.
         batch_size (`int`): Images, or frames, per call; the frames of one video are never divided.
         progress (`str` or `bool`): Label of the progress bar, or False.
         unit_length (`bool`): Scale the mean over a video's frames to length 1, as scorers need it.
-        pooling (`"mean"`, `"concat"`, `"ordered"` or `"native"`): For videos, see `pool_frames`; with `"native"`, `encode`
-            pools. A cache holds features of one shape: another number of image tokens needs another `what`.
+        pooling (`"mean"`, `"concat"` or `"ordered"`): For videos, see `pool_frames`. A cache holds features of one shape: another number of image tokens needs another `what`.
 
     Returns:
         [`FeatureView`] of shape `(len(dataset), ...)`: In the order of the rows, memory-mapped.
@@ -186,8 +183,8 @@ def cached_features(
     keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
 
     def compute(rows: list[int]) -> Tensor:
-        found = encode([frame for i in rows for frame in sample_frames(column[i]["image"], F)])
-        features = torch.as_tensor(found).float() if pooling == "native" else pool_frames(found, F, pooling)
+        features = encode([frame for i in rows for frame in sample_frames(column[i]["image"], F)])
+        features = pool_frames(features, F, pooling)
         return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
 
     return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)

@@ -176,7 +176,7 @@ _PUBLISHED = {
 
 _NEVER = (
     *("push_state.json", "card.json", "trainer_state.json", "training_images.json"),
-    *("*.run.json", "quarantine.jsonl", "journal-*"),
+    *("*.run.json", "quarantine.jsonl", "skipped.jsonl", "journal-*"),
 )
 """Files with the state of a push, a run or a Trainer."""
 _NOT_TEXT = (".safetensors", ".png", ".model", ".parquet")

@@ -111,11 +111,10 @@ class CaptionConfig(ExactResumeArguments, TrainingArguments):
         "Decode and resize each image once, into a memory-mapped cache on disk, in feature_cache_dir. For trained vision "
         "towers.",
     )
-    frame_pooling: Literal["mean", "concat", "ordered", "native"] = documented(
+    frame_pooling: Literal["mean", "concat", "ordered"] = documented(
         "mean",
         "How the features of frames become those of the video: 'mean', or for captioners with cross-attention (BLIP, "
-        "VisionEncoderDecoder) the image tokens of all frames, 'concat' (also GIT with this number of frames) or "
-        "'ordered', with a code for the order of frames; 'native': the video inputs of a chat model.",
+        "VisionEncoderDecoder) the image tokens of all frames, 'concat' or 'ordered', with a code for the order of frames.",
     )
     feature_cache_dir: str | None = documented(None, "Folder of the caches. None: $CAPTIONRL_CACHE or under $HF_HOME.")
     feature_cache_dtype: Literal["float32", "float16"] = documented(

@@ -70,7 +70,7 @@ _INHERITED = (
 ).split()
 # ... and our own that do not: how it is cached, evaluated, logged and guarded.
 _FREE = set(
-    "model_init_kwargs cache_image_features cache_pixels image_decoder feature_cache_dir generation_num_beams "
+    "model_init_kwargs cache_image_features cache_pixels feature_cache_dir generation_num_beams "
     "generation_max_new_tokens generation_batch_size log_completions num_completions_to_print guard max_truncated_by_scorer save_on_signal".split()
 )
 _PROBES = 64

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
-from hf_captionrl.utils.io import LineFile, json_digest, say
+from hf_captionrl.utils.io import LineFile, json_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,23 +77,6 @@ class Truncated:
     """An answer that reached the length limit; `text` is incomplete."""
 
     text: str
-    mean_log_prob: float | None = None
-
-
-class Scored(str):
-    """An answer, and the mean log-probability of its tokens in nats; None if the model does not tell."""
-
-    mean_log_prob: float | None
-
-    def __new__(cls, text: str, mean_log_prob: float | None = None) -> Scored:
-        made = super().__new__(cls, text)
-        made.mean_log_prob = mean_log_prob
-        return made
-
-
-def score_of(answer: Any) -> float | None:
-    """The mean log-probability of an answer, if it has one."""
-    return getattr(answer, "mean_log_prob", None)
 
 
 Answer: TypeAlias = str | Truncated | Failure
@@ -175,23 +157,16 @@ class KeptAnswers(LineFile, AnswerScores):
         self.max_failures, self._failures = max_failures, 0
         self._is_kept = is_kept
         self.model, self.revision, self.is_multimodal = backend.model, backend.revision, backend.is_multimodal
-        self._known: dict[str, Any] = {}
+        self._answers: dict[str, Any] = {}  # by the hash of the question
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         super().__init__(path)
-        self._earlier, self.num_earlier = (
-            frozenset(self._known),
-            0,
-        )  # questions that an earlier run asked, and uses of its answers
+        self._earlier, self.num_earlier = frozenset(self._answers), 0  # of earlier runs, and uses of them
 
     def _begin(self, data: bytes) -> None:
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
                 entry = json.loads(line)
-                key, answer = entry["key"], _read(entry["answer"])
-                if _is_usable(answer):
-                    self._known.setdefault(key, answer)
-                else:
-                    say(f"{self.path}, line {number}: {_UNUSABLE}, so its question is asked again.")
+                self._answers.setdefault(entry["key"], _read(entry["answer"]))
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(
                     f"{self.path}, line {number}, is not a kept answer: {line[:60]!r}. Remove that line; its question is "
@@ -203,29 +178,27 @@ class KeptAnswers(LineFile, AnswerScores):
         return self._through(prompts, None, self.backend.complete)
 
     def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
-        return self._through(prompts, list(answers), lambda asked: self.backend.score_answers(asked, answers))
+        return self._through(prompts, list(answers), lambda some: self.backend.score_answers(some, answers))
 
     def _through(self, prompts: Sequence[Prompt], answers: list[str] | None, ask: Any) -> Iterator[tuple[int, Any]]:
         keys = [json_digest([self.model, self.revision, p.hash, p.attempt, answers], size=16) for p in prompts]
         waiting: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
-            if key in self._known:
+            if key in self._answers:
                 self.num_earlier += key in self._earlier
-                yield position, self._known[key]
+                yield position, self._answers[key]
             else:
                 waiting.setdefault(key, []).append(position)
         firsts = [places[0] for places in waiting.values()]
         left = len(firsts) if self.max_requests is None else max(self.max_requests - self.num_requests, 0)
-        asked = firsts[:left]
-        for at, answer in ask([prompts[i] for i in asked]) if asked else ():
+        for at, answer in ask([prompts[i] for i in firsts[:left]]) if firsts[:left] else ():
             self.num_requests += 1
-            answer = answer if _is_usable(answer) else Failure("backend_failed", _UNUSABLE)
-            key, prompt = keys[asked[at]], prompts[asked[at]]
+            key, prompt = keys[firsts[at]], prompts[firsts[at]]
             if self._is_kept(answer) and getattr(answer, "reason", "") != "backend_failed":
                 entry = {"key": key, "stage": prompt.stage, "image_id": prompt.image_id, "model": self.model}
                 line = json.dumps(entry | {"answer": _plain(answer)}) + "\n"
                 self.append_bytes(line.encode("ascii"), flush=False)
-                self._known[key] = answer
+                self._answers[key] = answer
             self._failures = self._failures + 1 if isinstance(answer, Failure) else 0
             if isinstance(answer, Failure) and self._failures >= self.max_failures:
                 raise BackendError(
@@ -240,31 +213,13 @@ class KeptAnswers(LineFile, AnswerScores):
             )
 
 
-_UNUSABLE = "the answer has half of a surrogate pair, or log-probabilities that are not finite"
-
-
-def _is_usable(answer: Any) -> bool:
-    """Whether files can hold the text of an answer, and its log-probabilities are numbers; of several, some may be -inf."""
-    if isinstance(answer, list):
-        return all(value < math.inf for value in answer) and any(value > -math.inf for value in answer)
-    text, score = getattr(answer, "text", answer), score_of(answer)
-    has_halves = isinstance(text, str) and any("\ud800" <= letter <= "\udfff" for letter in text)
-    return not has_halves and (score is None or math.isfinite(score))
-
-
 def _plain(answer: Any) -> Any:
     if isinstance(answer, Failure):
         return {"rejected": answer.detail}
-    score = {} if score_of(answer) is None else {"mean_log_prob": score_of(answer)}
-    if isinstance(answer, Truncated):
-        return {"truncated": answer.text, **score}
-    return {"text": answer, **score} if score else answer
+    return {"truncated": answer.text} if isinstance(answer, Truncated) else answer
 
 
 def _read(answer: Any) -> Any:
     if isinstance(answer, str | list):
         return answer
-    if "rejected" in answer:
-        return Failure("backend_rejected", answer["rejected"])
-    score = answer.get("mean_log_prob")
-    return Truncated(answer["truncated"], score) if "truncated" in answer else Scored(answer["text"], score)
+    return Truncated(answer["truncated"]) if "truncated" in answer else Failure("backend_rejected", answer["rejected"])

@@ -226,19 +226,10 @@ def without_template(model, processor):
     processor.chat_template = None
 
 
-def of_a_new_input(model, processor):
-    kind = type(processor)
-    call = lambda self, **named: {**kind.__call__(self, **named), "image_weather": torch.zeros(1)}  # noqa: E731
-    processor.__class__ = type(kind.__name__, (kind,), {"__call__": call})
-    get = model.model.get_image_features
-    model.model.get_image_features = lambda pixel_values, image_weather=None, **named: get(pixel_values, **named)
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (without_template, "no chat_template"),
-        (of_a_new_input, "reads image_weather"),
         (lambda model, processor: model.set_output_embeddings(torch.nn.Linear(32, 9)), "the output head 9"),
     ],
 )

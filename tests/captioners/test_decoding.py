@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -263,17 +261,10 @@ def multinomial_of(uniforms: Tensor) -> Callable[[Tensor, int], Tensor]:
     return multinomial
 
 
-WITHOUT_STATIC_CACHE = {"blip", "git", "kosmos2", "paligemma"}
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_static_cache_gives_the_captions_of_a_dynamic_one_or_is_refused(family):
+@pytest.mark.parametrize("family", [name for name in MODELS if name not in ("blip", "git", "paligemma")])
+def test_static_cache_gives_the_captions_of_a_dynamic_one(family):
     captioner, images = captioner_and_images(family)
     settings = {"max_new_tokens": 6, **many_ends(captioner)}
-    if family in WITHOUT_STATIC_CACHE:
-        with pytest.raises(ValueError, match="cannot decode with a static cache"):
-            captioner.generate(**images, **settings, cache_implementation="static")
-        return
     expected = captioner.generate(**images, **settings).ids
     assert captioner.generate(**images, **settings, cache_implementation="static").ids.tolist() == expected.tolist()
 
@@ -316,23 +307,6 @@ def test_compiled_decoding_gives_the_same_captions(compiled_by):
     assert captioner.generate(**images, max_new_tokens=T, compile_decoding=True).ids.tolist() == greedy.tolist()
 
 
-@pytest.mark.slow  # runs a C++ compiler for minutes
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_inductor_gives_the_same_captions():
-    # In its own process: after the compiler's threads, autograd refuses to run in processes that are forked. And not forked
-    # itself: the compiler would wait for threads of another test.
-    process = multiprocessing.get_context("spawn").Process(target=_compare_with_inductor)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-
-
-def _compare_with_inductor():
-    captioner, images = captioner_and_images("clipcap")
-    assert sampled(captioner, images, compile_decoding=True) == sampled(captioner, images)
-
-
 def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, capsys):
     seen, decode = [], DecodingLoop.__call__
 
@@ -352,8 +326,6 @@ def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, caps
     assert "load_in_4bit" not in settings
     assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
     assert "--num_beams" in capsys.readouterr().err
-    assert main([*line, str(tmp_path / "c.jsonl"), "--cache_implementation", "static"]) == 2
-    assert "cannot decode with a static cache" in capsys.readouterr().err
 
 
 # Log-probabilities of sampled tokens are equal in generation, with caches and one token at a time, and in the loss

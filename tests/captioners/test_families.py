@@ -28,7 +28,6 @@ from tests.trainers.one_step import PLAIN_SGD
 CAPTIONS = ["a red cat", "two small birds near the tree", "a dog"]
 TILED = ("llava_onevision", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl")
 """Split images into tiles or keep their size, so that features alone do not determine the inputs."""
-NO_CHECKPOINTING = ("pix2struct",)
 """transformers itself does not support activation checkpointing for these."""
 
 
@@ -201,7 +200,7 @@ def test_log_probs_in_bf16_are_near_fp32(captioner):
         assert_close(captioner.log_probs(batch), found, dtype="bfloat16", ulps=1)
 
 
-def test_activation_checkpointing_keeps_the_gradient(name, captioner):
+def test_activation_checkpointing_keeps_the_gradient(captioner):
     captioner.add_lora("language", r=2)
     for module in captioner.model.modules():  # lora_B is initially 0, which would hide half of the gradient
         if "lora_B" in getattr(module, "_modules", {}):
@@ -215,10 +214,6 @@ def test_activation_checkpointing_keeps_the_gradient(name, captioner):
     expected = gradients(captioner, batch)
     once = runs[0]
     captioner.model.enable_input_require_grads()
-    if name in NO_CHECKPOINTING:
-        with pytest.raises(ValueError, match=r"does not support (activation|gradient) checkpointing"):
-            captioner.model.gradient_checkpointing_enable({"use_reentrant": False})
-        return
     captioner.model.gradient_checkpointing_enable({"use_reentrant": False})
     found = gradients(captioner, batch)
     assert runs[0] - once > once
@@ -250,9 +245,7 @@ def scenes():
     return load_scenes(num_train=2, num_validation=1, num_test=0)["train"]
 
 
-REFUSED = dict.fromkeys(TILED, "splits images into tiles or keeps their size") | {
-    "pix2struct": "returns flattened_patches.* normalised by the mean of their image"
-}
+REFUSED = dict.fromkeys(TILED, "splits images into tiles or keeps their size")
 
 
 def data():
@@ -291,7 +284,7 @@ def test_cached_pixels_equal_the_processors_or_are_refused(tmp_path, name):
     if name not in REFUSED:
         check(captioner, tmp_path)
         return
-    with pytest.raises(ValueError, match=rf"{REFUSED[name]}.* Leave out .*cache_pixels"):
+    with pytest.raises(ValueError, match=REFUSED[name]):
         cached_pixels(data(), captioner.prepared_pixels, directory=tmp_path)
 
 
@@ -348,7 +341,7 @@ def test_processors_that_do_more_are_refused(change, message):
             return {"pixel_values": change(super().__call__(images, **settings)["pixel_values"], settings)}
 
     processor.image_processor.__class__ = Changed
-    with pytest.raises(ValueError, match=f"{message}.* Leave out cache_pixels"):
+    with pytest.raises(ValueError, match=message):
         load_captioner(model, processor=processor).prepare_pixels(some_images())
 
 

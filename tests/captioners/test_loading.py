@@ -99,17 +99,13 @@ def test_missing_special_tokens_come_from_the_tokenizer(builder, caplog):
     assert write(captioner) == write(expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("t5", "reads only text"), ("bert", "vision-to-text"), ("vit", "classifies images"), ("clip", "load_scorer")],
-)
-def test_models_and_configurations_of_other_kinds_raise(name, reason, tmp_path):
+@pytest.mark.parametrize("name", ["t5", "vit", "clip"])
+def test_models_and_configurations_of_other_kinds_raise(name, tmp_path):
     config = AutoConfig.for_model(name)
     config.save_pretrained(tmp_path)
-    message = rf"model type '{name}'\) is not a captioner of a supported family.*{reason}.*blip"
-    for given in (types.SimpleNamespace(config=config), tmp_path):
-        with pytest.raises(ValueError, match=message):
-            load_captioner(given)
+    for source in (types.SimpleNamespace(config=config), tmp_path):
+        with pytest.raises(ValueError, match=rf"model type '{name}'\) is not a captioner of a supported family.*blip"):
+            load_captioner(source)
 
 
 def test_model_without_an_output_head_raises(tmp_path):
@@ -165,7 +161,6 @@ def load(name, processor):
 @pytest.mark.parametrize(
     ("name", "other", "message"),
     [
-        ("blip", "git", r"start token of BlipFor\w+ \(id 5\) is the word 'a'"),
         ("paligemma", "llava", "needs a PaliGemmaProcessor, not a LlavaProcessor"),
         ("qwen2_vl", "template", r"chat template of the Qwen2VLProcessor has no image token \(<\|image_pad\|>\)"),
     ],
@@ -185,14 +180,6 @@ def test_ordinary_word_after_the_answer_in_the_template_is_not_an_end_token():
         other = copy.copy(own)
         other.chat_template = own.chat_template.replace(" {% endfor %}", end + "{% endfor %}")
         assert load("llava", other).end_token_ids == (*first, *expected)
-
-
-def test_mismatch_that_may_be_harmless_is_a_warning(caplog):
-    for name in ("blip", "vit-bert", "clipcap", "blip2-t5", "llava"):
-        load(name, _build(name)[1])
-    assert not caplog.records
-    load("vit-bert", _build("blip2-t5")[1])
-    assert "The end token of VisionEncoderDecoderModel (id 3) is the word '▁a'" in caplog.text
 
 
 @pytest.fixture
@@ -339,37 +326,6 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
         load_captioner(old)
     convert(old, tmp_path / "new")
     assert write(load_captioner(tmp_path / "new")) == write(captioner)
-
-
-@pytest.mark.parametrize("language", ["t5", "opt"])
-def test_blip_2_without_an_image_token(language, tmp_path):
-    """A checkpoint saved before transformers 4.47 gives the same captions as a current one."""
-    model, processor = tiny_family(f"blip2-{language}")
-    expected = write(load_captioner(model, processor=processor, prompt=""))
-    old = tmp_path / "old"
-    stored(old, model, processor)
-    in_files_of_their_own(old)
-    edit(old, "config.json", image_token_index=None, image_token_id=None)
-    # The vocabulary is full, so that the new token needs a new row; its embedding is not used.
-    path = old / "tokenizer.json"
-    content = json.loads(path.read_text())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "<image>"]
-    vocabulary = content["model"]["vocab"]
-    if "<image>" in vocabulary:
-        vocabulary["<unused>"] = vocabulary.pop("<image>")
-    path.write_text(json.dumps(content))
-    settings = json.loads((old / "tokenizer_config.json").read_text())
-    for name in ("added_tokens_decoder", "extra_special_tokens", "additional_special_tokens", "image_token"):
-        settings.pop(name, None)
-    (old / "tokenizer_config.json").write_text(json.dumps(settings))
-    for name in ("special_tokens_map.json", "added_tokens.json"):
-        (old / name).unlink(missing_ok=True)
-    captioner = load_captioner(old, prompt="")
-    token = captioner.tokenizer.convert_tokens_to_ids("<image>")
-    assert captioner.base_model.config.image_token_id == token >= len(captioner.tokenizer) - 1
-    assert write(captioner) == expected
-    captioner.save_pretrained(tmp_path / "again")
-    assert write(load_captioner(tmp_path / "again")) == expected
 
 
 def test_missing_image_processor_raises(tmp_path):

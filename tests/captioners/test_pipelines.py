@@ -1,8 +1,5 @@
 """The pipeline: every kind of input, in order, as the captioner itself would write."""
 
-import http.server
-import threading
-
 import datasets
 import pytest
 from PIL import Image
@@ -51,18 +48,6 @@ def test_one_image_of_each_kind(caption, images, expected, tmp_path):
         assert caption(item) == expected[0]
 
 
-def test_output_of_image_to_text_of_transformers_4(captioner, caption, images, expected):
-    dicts = [[{"generated_text": text}] for text in expected]
-    assert caption(images, return_dicts=True) == dicts
-    assert caption(images[0], return_dicts=True) == dicts[0]
-    always = CaptionPipeline(captioner, return_dicts=True, **SETTINGS)
-    assert always(images) == dicts
-    assert always(images, return_dicts=False) == expected
-    several = always(images[:2], num_beams=3, num_return_sequences=2)
-    plain = caption(images[:2], num_beams=3, num_return_sequences=2)
-    assert [[each["generated_text"] for each in row] for row in several] == plain
-
-
 def test_lists_data_sets_and_any_batch_size(caption, images, expected, tmp_path):
     paths = saved(images, tmp_path)
     mixed = [images[0], str(paths[1]), paths[2].read_bytes(), paths[3], images[4]]
@@ -101,56 +86,6 @@ def test_progress_counts_images_and_prints(caption, images, capsys, tmp_path):
     assert "5/5" in capsys.readouterr().err
     caption(images)
     assert "5/5" not in capsys.readouterr().err
-
-
-@pytest.fixture
-def web(images, tmp_path):
-    """A web server with one picture and one redirect."""
-    (path,) = saved(images[1:2], tmp_path)
-    data = path.read_bytes()
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_response({"/file": 302, "/missing": 404}.get(self.path, 200))
-            self.send_header("Location", f"file://{path}")
-            self.send_header("Content-Length", str(len(data) + (self.path == "/cut")))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def test_urls_are_fetched_only_with_allow_urls(caption, captioner, expected, images, web, tmp_path):
-    url, asked = web
-    with pytest.raises(ImageError, match="never fetched"):
-        caption(f"{url}/a.png")
-    assert asked == []
-    fetching = CaptionPipeline(captioner, allow_urls=True, **SETTINGS)
-    assert fetching(f"{url}/a.png") == expected[1]
-    assert fetching([images[0], f"{url}/ä b.png"]) == expected[:2]
-    assert asked[-1] == "/%C3%A4%20b.png"
-    for path in ("missing", "file", "cut"):  # of the last, less than its length arrives
-        with pytest.raises(ValueError, match="cannot be fetched"):
-            fetching(f"{url}/{path}")
-    with pytest.raises(ImageError):  # other kinds of addresses never are
-        fetching(f"file://{tmp_path}/0.png")
-
-
-def test_a_download_has_a_limit(captioner, web, monkeypatch):
-    monkeypatch.setattr("hf_captionrl.captioners.pipeline.MAX_DOWNLOAD_BYTES", 10)
-    with pytest.raises(ValueError, match="more than 10 bytes"):
-        CaptionPipeline(captioner, allow_urls=True)(f"{web[0]}/a.png")
 
 
 def test_shipped_models_and_folders(captioner, images, expected, tmp_path):

@@ -374,7 +374,7 @@ def test_push_publishes_captions_and_card_but_no_journal(boosted, hub, monkeypat
     assert main(["push", str(boosted), "--repo_id", "boosted"]) == 0
     files = hub.repo("tester/boosted", "dataset").files
     assert {"README.md", "captions.parquet", "boosting.json", "statistics.json"} <= set(files)
-    assert not [name for name in files if name.startswith("journal") or name == "quarantine.jsonl"]
+    assert not [name for name in files if name.startswith("journal") or name == "skipped.jsonl"]
     assert "{{" not in files["README.md"].decode()
 
 

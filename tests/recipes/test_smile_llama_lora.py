@@ -13,9 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions
 from hf_captionrl.apps.instruct.judges import answer_row, load_questions
-from hf_captionrl.captioners.language_models import BackendError
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
+from hf_captionrl.utils.prompts import BackendError
 from recipes import smile_llama_lora as recipe
+from tests.apps.boosting.server import ChatServer
 
 SHORT = [
     *("--max_train_rows", "16", "--num_train_epochs", "1", "--pretrain_epochs", "1"),
@@ -23,26 +24,26 @@ SHORT = [
 ]
 
 
-def write_ratings(path: Path) -> Path:
-    """A file in which the answers of SMILE are worth 8 beside 5, the others' 4 beside 5."""
-    questions = load_questions(recipe.DATA / "questions.jsonl")
-    rows = [
-        {"model": name, "question_id": q.question_id, "candidate": score, "reference": 5, "candidate_first": first}
-        for name, score in (("SMILE", 8), ("MLE", 4))
-        for q in questions
-        for first in (True, False)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+def rate(messages):
+    """8 for the candidate and 5 for the reference, in the order in which they are shown."""
+    text = messages[-1]["content"]
+    references = [q.reference for q in load_questions(recipe.DATA / "questions.jsonl")]
+    return "5 8" if any(f"<answer 1>\n{reference}\n" in text for reference in references) else "8 5"
+
+
+def judged(*arguments):
+    with ChatServer(rate) as server:
+        recipe.main([*arguments, "--judge", "endpoint", "--judge_base_url", server.url, "--judge_model", "m"])
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The default run, made small, with a file of ratings."""
-    folder = tmp_path_factory.mktemp("run")
-    ratings = write_ratings(folder / "ratings.jsonl")
-    recipe.main(["--output_dir", str(folder / "out"), *SHORT, "--judge", "file", "--judge_ratings", str(ratings)])
-    return folder / "out"
+    """The default run, made small, with a judge."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("no_proxy", "*")
+        judged("--output_dir", str(folder), *SHORT)
+    return folder
 
 
 def rows_of(folder: Path) -> dict[str, dict]:
@@ -53,12 +54,9 @@ def test_the_table(run):
     rows = rows_of(run)
     assert list(rows) == ["start", "MLE", "SMILE (sentence)", "SMILE (window of 16)", "SMILE", "references"]
     assert rows["SMILE"]["overall"] == pytest.approx(8 / 5)
-    assert rows["MLE"]["fermi"] == pytest.approx(4 / 5)
+    assert rows["MLE"]["fermi"] == pytest.approx(8 / 5)
     assert rows["SMILE"]["overall_ci"] == [pytest.approx(1.6)] * 2
     assert rows["SMILE"]["judge_failed"] == 0
-    # No one rated the others, and the table says so.
-    assert rows["SMILE (sentence)"]["overall"] is None
-    assert "none of the 26 replies" in rows["SMILE (sentence)"]["overall_reason"]
     assert rows["references"]["length"] > 30
     assert json.loads((run / "results.json").read_text())["seed"] == 3
 
@@ -77,13 +75,12 @@ def test_what_is_left_behind(run):
     }
 
 
-def test_answers_can_be_judged_again(run, tmp_path):
+def test_answers_can_be_judged_again(run, tmp_path, monkeypatch):
     """Nothing is trained for it."""
-    ratings = write_ratings(tmp_path / "r.jsonl")
-    arguments = ["--answers", str(run / "answers.jsonl"), "--judge", "file", "--judge_ratings", str(ratings)]
-    recipe.main(["--output_dir", str(tmp_path / "again"), *arguments])
+    monkeypatch.setenv("no_proxy", "*")
+    judged("--output_dir", str(tmp_path / "again"), "--answers", str(run / "answers.jsonl"))
     assert not (tmp_path / "again" / "model").exists()
-    assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"] | {"judge": "r.jsonl"}
+    assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"]
 
 
 def test_an_endpoint_that_is_gone_is_a_reason_in_the_table():
@@ -155,7 +152,6 @@ def test_bad_instructions(message, tmp_path, monkeypatch):
     [
         (["--judge", "endpoint", "--judge_base_url", "http://localhost"], "judge_model"),
         (["--judge", "endpoint", "--judge_model", "m"], "judge_base_url"),
-        (["--judge", "file"], "judge_ratings"),
         (["--model_name_or_path", "gpt2", "--pretrain_epochs", "1"], "pretrain_epochs"),
         (["--window_tokens", "1"], "window_tokens"),
         (["--resume_from_checkpoint", "some/folder"], "resume_from_checkpoint"),

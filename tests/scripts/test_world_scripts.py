@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_captionrl import load_scenes, load_scorer, pipeline
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
-from hf_captionrl.apps.boosting.boost import boost_shard
+from hf_captionrl.apps.boosting.boost import boost_rows
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
@@ -126,7 +126,7 @@ def test_rows_of_boosted_captions(monkeypatch, tmp_path):
     assert list(rows) == ["references", "BlendCap", "VisualCap", "HolisticCap"]
     scenes = load_scenes(num_train=0, num_validation=0, num_test=42)["test"]
     describer = SceneDescriber(dict(zip(scenes["image_id"], scenes["facts"], strict=True)), error_rate=0.3)
-    made = boost_shard(scenes, tmp_path / "again", text=SceneWriter(), vision=describer)
+    made = list(boost_rows(scenes, tmp_path / "again", text=SceneWriter(), vision=describer))
     for name in ("VisualCap", "HolisticCap"):
         pairs = [(one["blend_caption"], one[boosted.SOURCES[name]]) for one in made]
         words = [bool(text_conflicts(*pair)) for pair in pairs]

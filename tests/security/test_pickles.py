@@ -15,9 +15,9 @@ from transformers import AutoConfig
 from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.apps.experiments.arguments import parse_arguments
 from hf_captionrl.apps.instruct.instructions import tiny_llama
-from hf_captionrl.apps.instruct.judges import LocalJudge
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
+from hf_captionrl.captioners.language_models import TransformersTextBackend
 from hf_captionrl.data import load_captions
 from hf_captionrl.data.benchmarks import load_hard_pool
 from hf_captionrl.retrieval import FeatureCache, load_bags, load_scorer
@@ -96,7 +96,7 @@ def without_weights(folder, into, trap, *names):
     [
         (load_captioner, "blip-mle"),
         (load_scorer, "siglip-held-out"),
-        (lambda name: LocalJudge.from_pretrained(str(name)), "gpt2-perplexity"),
+        (lambda name: TransformersTextBackend(str(name)), "gpt2-perplexity"),
     ],
     ids=["captioner", "scorer", "judge"],
 )
@@ -245,7 +245,7 @@ LOADERS = {
     "captioner": load_captioner,
     "scorer": load_scorer,
     "part of ClipCap": lambda name: assemble(name, name),
-    "judge": LocalJudge.from_pretrained,
+    "judge": TransformersTextBackend,
 }
 
 

@@ -13,9 +13,7 @@ import transformers
 from tests.tiny import _MEAN_STD, _SQUARE, _VISION, HIDDEN
 from tests.tiny.chat import _LLAVA_TEMPLATE, _TEMPLATE, GRID, _finish, _text, chat_tokenizer, qwen
 
-ANY_CHAT_TYPES = tuple(
-    "gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 mllama lfm2_vl glm4v molmo2 minicpmv4_6".split()
-)
+ANY_CHAT_TYPES = tuple("gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 lfm2_vl glm4v molmo2 minicpmv4_6".split())
 _WITHOUT_START = _TEMPLATE.replace("{{ bos_token }}", "")
 _ENCODER = {"hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN}
 _LAYERS = {**_ENCODER, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
@@ -144,33 +142,6 @@ def _mistral3() -> tuple[Any, Any]:
         images, tokenizer, patch_size=4, spatial_merge_size=2, chat_template=template
     )
     return transformers.Mistral3ForConditionalGeneration(config), processor
-
-
-def _mllama() -> tuple[Any, Any]:
-    tokenizer = chat_tokenizer(("<|python_tag|>", "<|image|>"), image_token="<|image|>")
-    config = transformers.MllamaConfig(
-        text_config={
-            **_text(tokenizer, num_hidden_layers=3),
-            "cross_attention_layers": [1],
-            "rope_parameters": _ROPE,
-        },
-        vision_config={
-            **_ENCODER,
-            "num_hidden_layers": 2,
-            "num_global_layers": 1,
-            "attention_heads": 4,
-            "max_num_tiles": 4,
-            "image_size": 16,
-            "patch_size": 8,
-            "intermediate_layers_indices": [0],
-            "vision_output_dim": 2 * HIDDEN,
-            "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
-        },
-        image_token_index=_ids(tokenizer, "<|image|>")[0],
-    )
-    images = transformers.MllamaImageProcessor(size=_SQUARE, max_image_tiles=4, **_MEAN_STD)
-    processor = transformers.MllamaProcessor(images, tokenizer, chat_template=_TEMPLATE.replace("IMAGE", "<|image|>"))
-    return transformers.MllamaForConditionalGeneration(config), processor
 
 
 def _lfm2_vl() -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Tiny random BLIP-2, InstructBLIP, Florence-2, Kosmos-2 and Pix2Struct with their real processors.
+"""Tiny random BLIP-2, InstructBLIP and Florence-2 with their real processors.
 
 `tiny_family(name)` returns `(model, processor)`; nothing is downloaded.
 """
@@ -12,7 +12,6 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from tests.tiny import (
-    _CROPPED,
     _MEAN_STD,
     _NO_DROPOUT,
     _SHARED,
@@ -27,7 +26,7 @@ from tests.tiny import (
 )
 from tests.tiny.chat import chat_tokenizer
 
-FAMILY_NAMES = tuple("blip2-opt blip2-t5 instructblip-llama instructblip-t5 florence2 kosmos2 pix2struct".split())
+FAMILY_NAMES = tuple("blip2-opt blip2-t5 instructblip-llama instructblip-t5 florence2".split())
 _T5: dict[str, Any] = {"num_layers": LAYERS, "num_heads": HEADS, "d_kv": HIDDEN // HEADS, "d_ff": 2 * HIDDEN}
 _T5 |= {"d_model": HIDDEN, "dropout_rate": 0.0}
 
@@ -128,56 +127,13 @@ def _florence2() -> tuple[Any, Any]:
     return model, processor
 
 
-def _kosmos2() -> tuple[Any, Any]:
-    tokenizer = metaspace_tokenizer(("<s>", "<pad>", "</s>", "<unk>"), fillers=64)
-    # Adds a thousand tokens for places.
-    processor = transformers.Kosmos2Processor(transformers.CLIPImageProcessor(**_CROPPED), tokenizer)
-    config = transformers.Kosmos2Config(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "embed_dim": HIDDEN,
-            "layers": LAYERS,
-            "ffn_dim": 2 * HIDDEN,
-            "attention_heads": HEADS,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-            "max_position_embeddings": 128,
-        },
-        vision_config=_VISION,
-        latent_query_num=64,
-    )
-    return transformers.Kosmos2ForConditionalGeneration(config), processor
-
-
-def _pix2struct() -> tuple[Any, Any]:
-    tokenizer = metaspace_tokenizer(("<pad>", "</s>", "<unk>"), ends="</s>")
-    images = transformers.Pix2StructImageProcessor(patch_size={"height": 4, "width": 4}, max_patches=10)
-    text = {key: value for key, value in _T5.items() if key != "d_model"}
-    config = transformers.Pix2StructConfig(
-        text_config={**text, "hidden_size": HIDDEN, "vocab_size": len(tokenizer)},
-        vision_config={
-            "hidden_size": HIDDEN,
-            "patch_embed_hidden_size": 4 * 4 * 3,
-            "d_ff": 2 * HIDDEN,
-            "d_kv": HIDDEN // HEADS,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": HEADS,
-            "seq_len": 16,
-        },
-    )
-    return transformers.Pix2StructForConditionalGeneration(config), transformers.Pix2StructProcessor(images, tokenizer)
-
-
 def tiny_family(name: str, seed: int = 0) -> tuple[Any, Any]:
     """A model in eval mode with its processor."""
     torch.manual_seed(seed)
     if name.startswith(("blip2", "instructblip")):
         model, processor = _blip2(name.split("-")[1], name.startswith("instructblip"))
     else:
-        model, processor = {"florence2": _florence2, "kosmos2": _kosmos2, "pix2struct": _pix2struct}[name]()
+        model, processor = _florence2()
     model = _spread(model)
-    if name == "kosmos2":  # some releases of transformers set the row of the padding token to 0 when they load it
-        embedding = model.get_input_embeddings()
-        embedding.weight.data[embedding.padding_idx] = 0
     model.tie_weights()
     return model, processor

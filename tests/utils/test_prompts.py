@@ -1,7 +1,6 @@
 """Kept answers: nothing is asked twice, also after a kill; a limit on requests; damaged files."""
 
 import json
-import math
 from collections import Counter
 
 import numpy as np
@@ -14,7 +13,6 @@ from hf_captionrl.utils.prompts import (
     Failure,
     KeptAnswers,
     Prompt,
-    Scored,
     Truncated,
     image_labels,
 )
@@ -127,56 +125,6 @@ def test_damaged_file_is_refused_by_line_and_not_changed(tmp_path, line):
     with pytest.raises(ValueError, match="line 2"):
         KeptAnswers(Counting(), path)
     assert path.read_text().endswith(line + "\n")
-
-
-HALF = "a \ud83d dog"
-UNUSABLE = [
-    HALF,
-    Truncated(HALF),
-    Scored("fine", -math.inf),
-    [math.nan, -1.0],
-    [-math.inf, -math.inf],
-    [math.inf, 0.0],
-]
-
-
-@pytest.mark.parametrize("answer", UNUSABLE, ids=repr)
-def test_an_answer_that_cannot_be_used_is_asked_again(tmp_path, answer, capsys):
-    """Whether it comes from the backend, or stands in the file."""
-    path, good = tmp_path / "kept.jsonl", [-1.0, -math.inf] if isinstance(answer, list) else "a dog"
-    answers = ["x", "y"] if isinstance(answer, list) else None
-
-    class Changing(Counting):
-        now = answer
-
-        def complete(self, prompts):
-            return self._each(prompts, lambda prompt: self.now)
-
-        def score_answers(self, prompts, answers):
-            return self.complete(prompts)
-
-    def ask():
-        with KeptAnswers(backend, path) as kept:
-            asked = kept.complete(prompts_of("a")) if answers is None else kept.score_answers(prompts_of("a"), answers)
-            return dict(asked)[0]
-
-    backend = Changing()
-    assert ask().reason == ask().reason == "backend_failed"
-    assert path.read_bytes() == b""
-    backend.now = good
-    assert ask() == ask() == good
-    assert len(backend.asked) == 3
-    # As an earlier version wrote it, or a person.
-    entry = json.loads(path.read_text())
-    score = {"mean_log_prob": answer.mean_log_prob} if isinstance(answer, Scored) else {}
-    stored = {"truncated": answer.text} if isinstance(answer, Truncated) else {"text": answer, **score}
-    path.write_text(json.dumps(entry | {"answer": answer if isinstance(answer, list) else stored}) + "\n")
-    capsys.readouterr()
-    assert ask() == good
-    assert len(backend.asked) == 4
-    said = capsys.readouterr().err
-    assert f"{path}, line 1" in said
-    assert said.count("\n") == 1
 
 
 def test_second_process_is_refused(tmp_path):

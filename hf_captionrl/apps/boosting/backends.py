@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_captionrl.captioners.language_models import Failure, Prompt
 from hf_captionrl.scenes.scene_claims import SceneClaims, blend_claims, combine_claims, read_claims, write_claims
 from hf_captionrl.scenes.world import EMOJI_KINDS, FACT_VALUES, SHAPE_KINDS, Facts
+from hf_captionrl.utils.prompts import Backend, Failure, Prompt
 
 if TYPE_CHECKING:
     import datasets
 
     from hf_captionrl.apps.boosting.options import BoostOptions
-    from hf_captionrl.utils.prompts import Backend
 
 
 # --- Backends of the embedded world: rules that blend and combine, and a describer with a known error rate -----------
@@ -114,15 +113,10 @@ def _kind(arguments: BoostOptions, role: str) -> tuple[str, str]:
     return kind, name
 
 
-def is_local(arguments: BoostOptions, role: str) -> bool:
-    """Whether `--text` or `--vision` names a model of the process, and not a server or the facts of scenes."""
-    return _kind(arguments, role)[0] not in ("scenes", "openai")
-
-
 def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> None:
     """Check what `--text` or `--vision` names, before a model is loaded."""
     kind, name = _kind(arguments, role)
-    kinds = ("transformers", "vllm", "openai", *(("captioner",) if role == "vision" else ()))
+    kinds = ("transformers", "openai", *(("captioner",) if role == "vision" else ()))
     if kind == "scenes" and not name:
         if "facts" not in dataset.column_names:
             raise ValueError(f"--{role} scenes needs the column 'facts', which embedded scenes have. Name a model.")
@@ -138,24 +132,18 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
     """The backend that `--text` or `--vision` names."""
     from hf_captionrl.captioners import language_models
 
-    check_backend(arguments, role, dataset)
-    kind, name = _kind(arguments, role)
-    vision = role == "vision"
+    (kind, name), vision = _kind(arguments, role), role == "vision"
+    if kind == "scenes" and not vision:
+        return SceneWriter()
     if kind == "scenes":
-        if not vision:
-            return SceneWriter()
         facts = dict(zip(dataset["image_id"][:], dataset["facts"][:], strict=True))
-        rates = {"error_rate": arguments.error_rate, "mention_rate": arguments.mention_rate}
-        return SceneDescriber(facts, **rates, seed=arguments.seed)
+        return SceneDescriber(facts, error_rate=arguments.error_rate, seed=arguments.seed)
     options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens}
-    options["revision"] = getattr(arguments, f"{role}_revision")
+    options["revision"] = getattr(arguments, f"{role}_revision") or ("" if kind == "openai" else None)
     if kind == "openai":
-        options |= {"seed": arguments.seed, **arguments.requests}
-        options["revision"] = options["revision"] or ""
         url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
+        options |= {"seed": arguments.seed, **arguments.requests}
         return language_models.HTTPBackend(url, name, is_multimodal=vision, **options)
-    if kind == "vllm":
-        return language_models.VLLMBackend(name, is_multimodal=vision, seed=arguments.seed, **options)
     make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
     if kind == "captioner":
         make = language_models.CaptionerBackend

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from hf_captionrl.metrics.words import caption_statistics, length_statistics
 from hf_captionrl.scenes.truth_checker import check
@@ -117,27 +115,19 @@ def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any])
     return found
 
 
-PERCENTILES = (5, 25, 50, 75, 95)
-
-
 def source_statistics(
-    sources: Mapping[str, Iterable[str]], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
+    sources: Mapping[str, Sequence[str]], *, count_tokens: Callable[[list[str]], Sequence[int]] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Lengths and vocabulary of caption sources, by source; captions are read twice, and `count_tokens` is optional.
+    """Lengths and vocabulary of caption sources, by source; `count_tokens` is optional.
 
     Reference: Gaur et al. 2024 (No Detail Left Behind), Table 9: mean and deviation of words and of CLIP tokens. Here also
-    `captions` (their number), `max_words`, `percentiles_words`, and `vocabulary`, the number of distinct words.
+    `captions` (their number), `max_words`, and `vocabulary`, the number of distinct words.
     """
     result: dict[str, dict[str, Any]] = {}
     for name, captions in sources.items():
-        found = length_statistics(captions, count_tokens=count_tokens)
-        row: dict[str, Any] = {"captions": len(found["words"])}
-        for unit in ("words", "tokens"):
-            if unit in found:
-                row |= {f"{key}_{unit}": found[f"{key}_{unit}"] for key in ("mean", "std", "max")}
-                values = np.percentile(found[unit], PERCENTILES)
-                row[f"percentiles_{unit}"] = {str(p): float(v) for p, v in zip(PERCENTILES, values, strict=True)}
+        lengths = length_statistics(captions, count_tokens=count_tokens)
+        numbers = {key: value for key, value in lengths.items() if key not in ("words", "tokens", "signature")}
         # `lexical_diversity` is in thousands.
-        row["vocabulary"] = round(1000 * caption_statistics(captions)["lexical_diversity"])
-        result[name] = row
+        vocabulary = round(1000 * caption_statistics(captions)["lexical_diversity"])
+        result[name] = {"captions": len(captions), **numbers, "vocabulary": vocabulary}
     return result

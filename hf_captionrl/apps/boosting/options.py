@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hf_captionrl.data.options import DatasetOptions, PublicationOptions, RequestOptions
-from hf_captionrl.utils.options import EngineOptions, Fraction, Positive, SeedOptions, option
+from hf_captionrl.utils.options import Fraction, Positive, SeedOptions, option
 
 
 @dataclass
@@ -31,45 +31,20 @@ class _Backends(SeedOptions, RequestOptions):
     error_rate: Fraction = option(
         0.15, metavar="X", help="share of the facts that the describer of scenes gets wrong, in [0, 1]"
     )
-    mention_rate: Fraction = option(
-        0.85, metavar="X", help="share of the facts that the describer of scenes mentions, in [0, 1]"
-    )
 
 
 @dataclass
-class _Run:
-    heading: ClassVar[str] = "run"
-
-    overwrite: bool = option(
-        False, help="write the shards again, for other models or settings; known answers are kept"
-    )
-    attempts: Positive = option(
-        3, metavar="N", help="largest number of answers per prompt, until one passes the checks"
-    )
-    max_words: Positive = option(120, metavar="N", help="longest accepted answer in words")
-    rows_at_once: Positive = option(64, metavar="N", help="rows per batch of prompts")
-    max_failures: Positive = option(20, metavar="N", help="stop after this many failures in a row")
-    retry_quarantined: bool = option(False, help="ask again for rows whose answers were bad")
-    embed_images: bool = option(False, help="store images in the file, not their paths")
-    tokenizer: str | None = option(
-        None,
-        metavar="NAME",
-        help="tokenizer whose tokens are counted; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
-    )
-
-
-@dataclass
-class BoostOptions(_Backends, _Run, EngineOptions, DatasetOptions, PublicationOptions):
+class BoostOptions(_Backends, DatasetOptions, PublicationOptions):
     """Visual Caption Boosting (No Detail Left Behind, section 2).
 
     A language model blends the references of an image into a BlendCap, a vision model describes the image (VisualCap), and
     the language model adds the new details to the BlendCap (HolisticCap). Where the two contradict, the BlendCap wins.
 
-    The output folder gets the journals of all answers, Parquet shards, captions.parquet, quarantine.jsonl, statistics.json and lengths.png, and
+    The output folder gets the journals of all answers, captions.parquet, skipped.jsonl, statistics.json, lengths.png, and
     README.md, the card with which `captionrl push` publishes it. To train on the captions, boost the split that is trained
     on with --split train; the default is test, as in all commands.
 
-    After a crash or `kill -9`, give the same command again: finished shards are skipped, and no question is asked twice.
+    After a crash or `kill -9`, give the same command again: no question is asked twice.
     """
 
     examples: ClassVar[str] = """
@@ -78,21 +53,15 @@ class BoostOptions(_Backends, _Run, EngineOptions, DatasetOptions, PublicationOp
                                there)
           transformers:NAME    a model of transformers: a folder or a name on the Hub
           captioner:NAME       --vision only: a captioner of this package, such as scenes:blip-mle
-          vllm:NAME            vLLM in this process, if installed
-          openai:NAME          any endpoint with OpenAI's chat completions, at --text_url or --vision_url; the key comes only
-                               from the environment variable named by --api_key_env
+          openai:NAME          any endpoint with OpenAI's chat completions (vLLM, Ollama), at --text_url or --vision_url; the
+                               key comes only from the environment variable named by --api_key_env
 
         examples:
           captionrl boost --dataset scenes --split train --output boosted
           captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted \\
               --text transformers:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
-          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --processes 8 \\
+          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --concurrency 32 \\
               --text openai:mistral --text_url http://127.0.0.1:8000/v1 --vision openai:llava --vision_url http://127.0.0.1:8001/v1
-          accelerate launch --config_file recipes/accelerate/ddp.yaml -m hf_captionrl.cli boost --dataset scenes --split train \\
-              --output boosted                                 shards in turn
-
-          captionrl boost --dataset OWNER/NAME --split train --output /shared/boosted --engine ray --address auto \\
-              --text vllm:mistralai/Mistral-7B-Instruct-v0.2 --vision transformers:Salesforce/instructblip-vicuna-7b
 
         publish: --embed_images includes images that are files, --no_images leaves them out; a finished run asks nothing:
           captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --no_images
@@ -100,8 +69,13 @@ class BoostOptions(_Backends, _Run, EngineOptions, DatasetOptions, PublicationOp
     """
 
     output: Path = option(Path("boosted"), metavar="DIR", help="folder to write into")
-
-    @property
-    def uses_shards(self) -> bool:
-        """Always."""
-        return True
+    attempts: Positive = option(
+        3, metavar="N", help="largest number of answers per prompt, until one passes the checks"
+    )
+    max_words: Positive = option(120, metavar="N", help="longest accepted answer in words")
+    embed_images: bool = option(False, help="store images in the file, not their paths")
+    tokenizer: str | None = option(
+        None,
+        metavar="NAME",
+        help="tokenizer whose tokens are counted; the paper uses CLIP's (default: scenes:siglip-held-out on scenes, else none)",
+    )

@@ -32,18 +32,10 @@ def format_prompt(instruction: str, input: str = "") -> str:
 def _read_file(path: Path) -> datasets.Dataset:
     if path.suffix == ".parquet":
         return datasets.Dataset.from_parquet(str(path))
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".json" and text.lstrip().startswith("["):
-        try:
-            rows = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path.name} is not JSON ({error}). Use a list of objects, or JSON Lines.") from None
-    else:
-        rows = [row for _, row in read_jsonl(path)]
+    is_list = path.suffix == ".json" and path.read_text(encoding="utf-8").lstrip().startswith("[")
+    rows = json.loads(path.read_text(encoding="utf-8")) if is_list else [row for _, row in read_jsonl(path)]
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(
-            f"{path.name} contains items that are not objects. Use objects with instruction, input and output."
-        )
+        raise ValueError(f"{path.name} contains items that are not objects. Use instruction, input and output.")
     return datasets.Dataset.from_list(rows)
 
 

@@ -41,33 +41,15 @@ def _tower(name: str) -> Any:
 
 
 def _language_model(name: str) -> tuple[Any, Any]:
-    """Configuration and tokenizer of a language model, and the model; a folder without config.json may hold one GGUF file."""
-    folder = Path(name)
-    quantized = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
-    if not quantized:
+    """Tokenizer and language model; a folder without config.json may hold a GGUF file."""
+    files = sorted(Path(name).glob("*.gguf"))
+    if not files or (Path(name) / "config.json").exists():
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False), load_language_model(name)
-    if len(quantized) > 1:
-        names = [file.name for file in quantized]
-        raise ValueError(f"The folder {name!r} holds {names}. Use a folder with one GGUF file, or with a config.json.")
-    file = quantized[0].name
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, gguf_file=file, trust_remote_code=False)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            name,
-            gguf_file=file,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except ImportError as error:
-        raise ValueError(f"{file} is a GGUF file, which needs the library gguf. Use pip install gguf.") from error
-    except Exception as error:  # of the reader of GGUF, which has no class of its own
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"transformers cannot read {str(quantized[0])!r} ({said}). Use another export of the model."
-        ) from error
-    check_complete(str(quantized[0]), model, set(info["missing_keys"]))
+    settings: dict[str, Any] = {"gguf_file": files[0].name, "trust_remote_code": False}
+    tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+    loading = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    model, info = AutoModelForCausalLM.from_pretrained(name, **settings, **loading)
+    check_complete(str(files[0]), model, set(info["missing_keys"]))
     del model.config.quantization_config  # the weights are fp32 now
     if len(tokenizer) > model.config.vocab_size:  # transformers adds a token for unknown words that the file lacks
         model.resize_token_embeddings(len(tokenizer))
@@ -90,8 +72,7 @@ def assemble(
     for name in ("bos_token", "eos_token"):
         if getattr(tokenizer, name) is None:
             raise ValueError(
-                f"The tokenizer of {language_model!r} has no {name}, so captions have no start or end. Set {name} in its "
-                "tokenizer_config.json."
+                f"The tokenizer of {language_model!r} has no {name}. Set it in its tokenizer_config.json."
             )
     processor = ClipCapProcessor(load_image_processor(vision_model), tokenizer)
     text_config = pretrained.config

@@ -9,7 +9,7 @@ import pytest
 from hf_captionrl.cli import main
 from tests.apps.album.conftest import album, rows_of, write_images
 from tests.apps.boosting.server import ChatServer
-from tests.cli.test_caption_endpoint import log_probs, shade_of
+from tests.cli.test_caption_endpoint import shade_of
 from tests.processes import Forked
 
 SCORER = "--scorer scenes:siglip-held-out --cache_dir cache --batch_size 2 --backoff_s 0".split()
@@ -36,7 +36,7 @@ def ask(server, *more):
 
 
 def test_candidates_are_samples_and_nothing_is_asked_twice(photos, capsys):
-    with ChatServer(answer, of_body=True, log_probs=log_probs) as server:
+    with ChatServer(answer, of_body=True) as server:
         assert ask(server, "--output", "o.csv", "o.jsonl", "--seed", "5", "--temperature", "0.4", "--json") == 0
         summary = json.loads(capsys.readouterr().out)
         told = sorted((body["seed"], body["temperature"]) for body in server.requests)

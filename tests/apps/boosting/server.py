@@ -13,7 +13,6 @@ class ChatServer:
     Args:
         answer: From the messages of a request, or with `of_body` from its whole body, to the text of its answer, or to a choice with
             its message.
-        log_probs: From that text to the log-probability of each token, which are told if they are asked for; None tells none.
         plan: From the number of a request (from 0) and its messages to what happens: `"ok"`, a status, `"hang"` (until
             the server stops), `"cut"`, `"drip"` (for six seconds a byte each 20 ms; `"drip headers"`: of the headers, `"continue"`:
             `100 Continue`), `"length"` (ended by the limit), `"garbage"`, a `(status, headers)` pair, or bytes with status 500.
@@ -25,9 +24,8 @@ class ChatServer:
         plan: Callable = lambda number, messages: "ok",
         *,
         of_body: bool = False,
-        log_probs: Callable | None = None,
     ):
-        self.answer, self.plan, self.of_body, self.log_probs = answer, plan, of_body, log_probs
+        self.answer, self.plan, self.of_body = answer, plan, of_body
         self.requests: list[dict] = []
         self.headers: list[dict] = []
         self.arrived = threading.Condition()
@@ -71,12 +69,6 @@ class ChatServer:
                     text = double.answer(body if double.of_body else body["messages"])
                     more = text if isinstance(text, dict) else {"message": {"content": text}}
                     choice = {**more, "finish_reason": "length" if what == "length" else "stop"}
-                    if double.log_probs is not None and body.get("logprobs"):
-                        values = enumerate(double.log_probs(text))
-                        tokens = [
-                            {"token": f"t{i}", "logprob": v, "bytes": None, "top_logprobs": []} for i, v in values
-                        ]
-                        choice["logprobs"] = {"content": tokens, "refusal": None}
                     usage = {"prompt_tokens": 100, "completion_tokens": len(str(more["message"]["content"]).split())}
                     self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
 

@@ -96,15 +96,6 @@ BAD = {
         BLEND_EXAMPLES[1][1],
         BLEND.user,
     ],
-    "answer_not_english": [
-        "一只黑色的狗躺在草地上",
-        "Ein schwarzer Hund liegt auf dem Gras",
-        "Un chien noir est couché sur la pelouse",
-        "Perro marrón corriendo sobre hierba verde",
-        "Zwei Hunde spielen",
-        "Pies biegnie przez zielony park",
-        "dog grass black lying sunny green tree house",
-    ],
     "answer_too_long": ["a dog " * 100, "a" * 5000],
 }
 
@@ -140,15 +131,6 @@ CLEANED = {
 
 def test_labels_quotes_and_invented_turns_are_removed():
     assert {text: clean_answer(text) for text in CLEANED} == CLEANED
-
-
-def test_words_of_the_references_count_as_english():
-    """A rare word is not in the English list, but counts if a reference has it."""
-    axolotl = blend_prompt("1", ["An axolotl", "Pink axolotl"])
-    assert answer_fault("Axolotl", axolotl) is None
-    assert answer_fault("Axolotl", BLEND)[0] == "answer_not_english"
-    in_a_park = blend_prompt("1", ["A dog in a park."])  # one word in five is by chance
-    assert answer_fault("Pies biegnie przez zielony park", in_a_park)[0] == "answer_not_english"
 
 
 def test_answer_with_an_invented_turn_at_the_limit_is_complete():

@@ -1,4 +1,4 @@
-"""Judges: an endpoint on this machine that behaves and misbehaves, a local model, files; and the questions."""
+"""Judges of answers, and the questions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 
 import pytest
 
-from hf_captionrl.apps.instruct import judges
 from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.apps.instruct.judges import (
-    EndpointJudge,
-    FileJudge,
     Judge,
-    LocalJudge,
+    JudgeArguments,
     Question,
     Rating,
     answer_questions,
@@ -22,103 +19,51 @@ from hf_captionrl.apps.instruct.judges import (
     parse_scores,
     relative_scores,
 )
-from hf_captionrl.captioners.language_models import Truncated
+from hf_captionrl.utils.prompts import BackendError, Failure, Truncated
 
 QUESTIONS = [Question("q1", "generic", "Why?", "Because."), Question("q2", "writing", "Write.", "Once upon a time.")]
 
 
-@pytest.fixture
-def replies(monkeypatch):
-    """What the endpoint replies, in order; its failures: tests/captioners/test_language_models.py."""
-    given, asked = [], []
+class Spoken:
+    """A backend that gives these replies in order, and records prompts."""
 
-    class Backend:
-        def __init__(self, *arguments, **options):
-            asked.append((arguments, options))
+    model, revision, is_multimodal = "a/m", "", False
 
-        def complete(self, prompts):
-            asked.extend(prompt.user for prompt in prompts)
-            return [(0, given.pop(0)) for _ in prompts]
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
 
-    monkeypatch.setattr(judges, "HTTPBackend", Backend)
-    return given, asked
+    def complete(self, prompts):
+        self.asked.extend(prompt.user for prompt in prompts)
+        return [(i, self.replies.pop(0)) for i in range(len(prompts))]
 
 
-def test_both_orders_are_asked_and_undone(replies):
-    given, asked = replies
-    given += ["8 6\nGood.", "5 9", "7 7", Truncated("2 4\nBecause the")]
-    judge = EndpointJudge("http://here/v1", "m", api_key_env="JUDGE_KEY")
-    found = judge.rate("SMILE", QUESTIONS, ["Mine.", "Also mine."])
-    scores = [(r.question_id, r.candidate, r.reference, r.candidate_first) for r in found.ratings]
+def test_both_orders_are_asked_and_undone():
+    backend = Spoken("8 6\nGood.", "5 9", "7 7", Truncated("2 4\nBecause the"))
+    result = Judge(backend).rate(QUESTIONS, ["Mine.", "Also mine."])
+    scores = [(r.question_id, r.candidate, r.reference, r.candidate_first) for r in result.ratings]
     assert scores == [("q1", 8, 6, True), ("q1", 9, 5, False), ("q2", 7, 7, True), ("q2", 4, 2, False)]
-    (arguments, options), *prompts = asked
-    assert arguments == ("http://here/v1", "m")
-    # Some servers refuse a seed.
-    assert (options["seed"], options["api_key_env"]) == (None, "JUDGE_KEY")
-    assert prompts[0] == judge_prompt("Why?", "Mine.", "Because.")
-    assert prompts[1] == judge_prompt("Why?", "Because.", "Mine.")
-    assert "SMILE" not in "".join(prompts)  # the judge is not told who answers
+    assert backend.asked[0] == judge_prompt("Why?", "Mine.", "Because.")
+    assert backend.asked[1] == judge_prompt("Why?", "Because.", "Mine.")
+    assert Judge(backend).name == "m"
 
 
 def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
-    prompts = []
-
-    class Unsure(Judge):
-        def ask(self, prompt):
-            prompts.append(prompt)
-            return "8 6" if len(prompts) == 1 else "I like both."
-
-    found = Unsure().rate("SMILE", QUESTIONS, ["  ", "Mine."])
-    assert len(found.ratings) == 1
-    assert len(found.failed) == 3
-    assert "I like both" in found.failed[0]
-    assert "(no answer)" in prompts[0]
+    backend = Spoken("8 6", *["I like both."] * 3)
+    result = Judge(backend).rate(QUESTIONS, ["  ", "Mine."])
+    assert (len(result.ratings), len(result.failed)) == (1, 3)
+    assert "I like both" in result.failed[0]
+    assert "(no answer)" in backend.asked[0]
+    with pytest.raises(BackendError, match="gone"):
+        Judge(Spoken(Failure("backend_failed", "gone"))).rate(QUESTIONS, ["a", "b"])
 
 
-def test_a_file_of_ratings(tmp_path):
-    file = tmp_path / "ratings.jsonl"
-    rows = [
-        {"model": "SMILE", "question_id": "q1", "candidate": 8, "reference": 6},
-        {"model": "SMILE", "question_id": "q1", "candidate": 7, "reference": 7, "candidate_first": False},
-        {"model": "MLE", "question_id": "q2", "candidate": 3, "reference": 7},
-        {"model": "SMILE", "question_id": "unasked", "candidate": 3, "reference": 7},
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    found = FileJudge(file).rate("SMILE", QUESTIONS, ["", ""])
-    assert [(r.category, r.candidate, r.candidate_first) for r in found.ratings] == [
-        ("generic", 8, True),
-        ("generic", 7, False),
-    ]
-    assert found.failed == ["q2: not in ratings.jsonl"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"candidate": None},
-        {"candidate": 11},
-        {"candidate": float("nan")},
-    ],
-)
-def test_bad_ratings_name_the_line(tmp_path, change):
-    good = {"model": "m", "question_id": 1, "candidate": 8, "reference": 5}
-    bad = {name: value for name, value in {**good, **change}.items() if value is not None}
-    (tmp_path / "r.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(bad)}\n")
-    with pytest.raises(ValueError, match=r"Line 2 of r\.jsonl"):
-        FileJudge(tmp_path / "r.jsonl")
+def test_a_local_model():
+    assert JudgeArguments(judge="model", judge_model="scenes:gpt2-perplexity").load().name == "scenes:gpt2-perplexity"
 
 
 @pytest.fixture(scope="module")
 def model():
     return tiny_llama(["Why? Because. Write. 8 6 7"] * 3, vocab_size=280, width=32, layers=1)
-
-
-def test_a_local_model(model):
-    judge = LocalJudge(*model, max_new_tokens=4)
-    reply = judge.ask("8 6")
-    assert judge.ask("8 6") == reply  # greedy
-    found = judge.rate("SMILE", QUESTIONS, ["Mine.", "Mine."])
-    assert len(found.ratings) + len(found.failed) == 4  # an untrained model writes nonsense, which is counted
 
 
 def test_answers_do_not_depend_on_the_batch(model):
