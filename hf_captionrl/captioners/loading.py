@@ -29,9 +29,7 @@ from hf_captionrl.utils.model_files import (
     adapter_base,
     brings_code,
     check_complete,
-    check_json_files,
     check_kwargs,
-    check_text_files,
     find_file,
     find_weights,
     hub_name,
@@ -269,8 +267,6 @@ _FILES = (
 
 def _load_processor(name: str, revision: str | None) -> Any:
     """The processor in a folder or repository; None if tokenizer or image processor are missing."""
-    check_json_files(name, revision, _FILES)
-    check_text_files(name, revision)
     image_files = [path for file in _FILES[:2] if (path := find_file(name, file, revision))]
     # Without a vocabulary, transformers creates an empty tokenizer.
     if not image_files or not any(find_file(name, file, revision) for file in TOKENIZER_FILES):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line, work_offline_without_hub
+from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
 # --- Help texts wrapped at the terminal's width ----------------------------------------------------------------------
@@ -287,5 +287,4 @@ def console() -> NoReturn:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
-    work_offline_without_hub()
     sys.exit(main())

