@@ -2,102 +2,73 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
-from hf_captionrl.utils.io import atomic_write_bytes, temporary_path
+from hf_captionrl.utils.io import atomic_write_bytes
 from hf_captionrl.utils.options import EngineOptions, Positive, Range, SeedOptions, option
-from hf_captionrl.utils.parts import MakePart, check_settings, read_parts, run_parts, split_rows
+from hf_captionrl.utils.parts import MakePart, check_settings, read_tables, run_parts, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
 
-# --- Neighbours of every image in parts: exact in blocks, or from a compressed index --------------------------------
-
-EXACT_ROWS = 200_000
-"""Largest number of images whose neighbours are searched exactly; above it, and with --approximate, by IVF-PQ."""
-
-_SAMPLE = 256
 _ROWS_PER_PART = 4096
 
 
 class NeighbourParts(MakePart):
-    """Neighbours of rows, most similar first. `folder` holds the features of all images, and the compressed index if any.
+    """Neighbours of rows, most similar first; `features` is a file with those of all images, of unit length."""
 
-    Their names have the `digest` of the features, so that those of an earlier run with other features are not used.
-    """
-
-    def __init__(self, folder: Path, top: int, is_exact: bool, digest: str = "") -> None:
-        self.top, self.is_exact = top, is_exact
-        self.features = folder.absolute() / f"features-{digest}.npy"
-        self.index = folder.absolute() / f"index-{digest}.faiss"
-        self.needs_gpu = is_exact  # faiss searches the compressed index on the CPU
+    def __init__(self, features: Path, top: int) -> None:
+        self.features, self.top = features.absolute(), top
 
     def load(self) -> dict[str, Any]:
-        import numpy as np
         import torch
+        from safetensors.torch import load_file
 
-        from hf_captionrl.retrieval.neighbours import CompressedIndex, rank_rows
-
-        features = np.load(self.features, mmap_mode="r")
-        self._search: Callable[[range, int], tuple[Tensor, Tensor]]
-        if not self.is_exact:
-            self._search = CompressedIndex(self.index, features).search
-            return {}
-        unit = torch.from_numpy(np.asarray(features).copy()).to("cuda" if torch.cuda.is_available() else "cpu")
-        self._search = lambda rows, k: rank_rows(unit, k, rows=list(rows))
+        self._unit = load_file(self.features)["features"].to("cuda" if torch.cuda.is_available() else "cpu")
         return {}
 
     def __call__(self, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        indices, similarities = self._search(rows, self.top)
+        from hf_captionrl.retrieval.neighbours import rank_rows
+
+        indices, similarities = rank_rows(self._unit, self.top, rows=list(rows))
         schema = pa.schema({"neighbours": pa.list_(pa.int64()), "similarities": pa.list_(pa.float32())})
         return pa.table([indices.tolist(), similarities.tolist()], schema=schema)
 
 
 def neighbours_in_parts(
-    features: Tensor, top: int, folder: Path, options: EngineOptions, *, approximate: bool, settings: dict[str, Any]
-) -> tuple[Tensor, Tensor, float | None]:
-    """Neighbours `(N, top)` of all images, their similarities, and the measured recall of the compressed index."""
-    import hashlib
-
+    features: Tensor, top: int, folder: Path, options: EngineOptions, settings: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Neighbours `(N, top)` of all images, and their similarities."""
     import numpy as np
     import torch
+    from safetensors.torch import save
 
-    from hf_captionrl.retrieval.neighbours import build_compressed_index, neighbour_recall, normalised, rank_rows
+    from hf_captionrl.retrieval.neighbours import normalised
 
     unit = normalised(features).cpu().contiguous()
-    is_exact = not approximate and len(unit) <= EXACT_ROWS
     digest = hashlib.blake2b(unit.numpy(), digest_size=16).hexdigest()
-    made_from = settings | {"rows": digest, "top": top, "exact": is_exact}
+    settings = settings | {"rows": digest, "top": top}
     parts = split_rows(len(unit), options.rows_per_shard or _ROWS_PER_PART)
-    check_settings(folder, parts, made_from)  # before files of other settings are written
-    make_part = NeighbourParts(folder, top, is_exact, digest)
-    if not make_part.features.is_file():
-        buffer = io.BytesIO()
-        np.save(buffer, unit.numpy())
-        atomic_write_bytes(make_part.features, buffer.getvalue())
-    if not is_exact and not make_part.index.is_file():
-        build_compressed_index(unit.numpy(), make_part.index)
-    run_parts(folder, parts, make_part, options, settings=made_from)
-    indices = torch.empty(len(unit), top, dtype=torch.long)
-    similarities = torch.empty(len(unit), top)
-    for number, row in enumerate(read_parts(folder)):
-        indices[number], similarities[number] = torch.tensor(row["neighbours"]), torch.tensor(row["similarities"])
-    if is_exact:
-        return indices, similarities, None
-    sample = torch.randperm(len(unit), generator=torch.Generator().manual_seed(0))[:_SAMPLE]
-    recall = neighbour_recall(indices[sample], rank_rows(unit, top, rows=sample)[0])
-    return indices, similarities, recall
+    check_settings(folder, parts, settings)  # before files of other settings are written
+    path = folder / f"features-{digest}.safetensors"
+    if not path.is_file():
+        atomic_write_bytes(path, save({"features": unit}))
+    run_parts(folder, parts, NeighbourParts(path, top), options, settings=settings)
+    names = ("neighbours", "similarities")
+    columns = zip(
+        *([np.stack(table[name].to_numpy()) for name in names] for table in read_tables(folder)), strict=True
+    )
+    indices, similarities = (torch.from_numpy(np.concatenate(column)) for column in columns)
+    return indices, similarities
 
 
 # --- `captionrl bags`: mine bags of similar images for evaluation and for training -----------------------------------
@@ -132,11 +103,6 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
         help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
     )
     mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, as listed below")
-    approximate: bool = option(
-        False,
-        group="similarity",
-        help="search with faiss' IVF-PQ, and print the measured recall, as always for more than 200,000 images",
-    )
     bag_sizes: list[Annotated[int, Range(at_least=2)]] | None = option(
         None,
         metavar="K",
@@ -163,8 +129,6 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
                 "--bag_sizes has no effect with --mode neighbours, because the trainer chooses the sizes. Leave it out."
             )
         return output, []
-    if arguments.approximate and arguments.mode == "truematch":
-        raise ValueError("--approximate can miss the most similar images, of which TrueMatch consists. Leave it out.")
     sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
     if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
         raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours per image. Raise --top.")
@@ -216,17 +180,10 @@ def mine_bags(arguments: BagsOptions) -> None:
     summary |= {"scorer": signature, "features": arguments.features}
     if arguments.mode != "truematch":
         top = min(arguments.top, len(ids) - 1)
-        if arguments.uses_shards or arguments.approximate or len(ids) > EXACT_ROWS:
+        if arguments.uses_shards:
             settings = {"scorer": signature, "features": arguments.features}
-            # With --processes or --engine, a repeated command resumes; otherwise the folder is removed at the end.
-            shards = nullcontext(output.with_suffix(".shards"))
-            kept: Any = shards if arguments.uses_shards else temporary_path(output.parent, is_folder=True)
-            with kept as folder:
-                neighbours, similarities, recall = neighbours_in_parts(
-                    features, top, Path(folder), arguments, approximate=arguments.approximate, settings=settings
-                )
-            if recall is not None:
-                summary["recall"] = recall
+            folder = output.with_suffix(".shards")
+            neighbours, similarities = neighbours_in_parts(features, top, folder, arguments, settings)
         else:
             neighbours, similarities = nearest_neighbours(features, top, device=device)
         summary["neighbours"] = top
@@ -250,9 +207,7 @@ def mine_bags(arguments: BagsOptions) -> None:
         print(json.dumps(summary))
         return
     print(f"{output}: {len(ids)} images, {arguments.features} features of {signature}")
-    if "recall" in summary:
-        print(f"  found {summary['recall']:.3f} of the true neighbours, measured on a sample")
     if "neighbours" in summary and arguments.mode == "neighbours":
         print(f"  {summary['neighbours']} ranked neighbours per image")
-    for size, found in summary.get("bags", {}).items():
-        print(f"  {found['number']} bags of {size}, mean similarity {found['similarity']:.3f}")
+    for size, bag in summary.get("bags", {}).items():
+        print(f"  {bag['number']} bags of {size}, mean similarity {bag['similarity']:.3f}")

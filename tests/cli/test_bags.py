@@ -2,7 +2,6 @@
 
 import json
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,10 +12,9 @@ from safetensors.torch import save_file
 from hf_captionrl.cli import main
 from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
-from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.parts import read_tables
-from tests.tolerances import close, within
+from tests.tolerances import close
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +62,6 @@ def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     file = load_neighbours(path, image_ids=[f"test-{i:05d}" for i in range(120)])
     assert file.indices.shape == (120, 40)
     assert len(next(iter(BagCurriculumSampler(file.indices, 40)))) == 40
-    # IVF-PQ needs more images.
-    assert bags(cache, path, "--mode", "neighbours", "--top", "40", "--approximate") == 2
-    assert "There are 120 rows, but IVF-PQ needs 640" in capsys.readouterr().err
-    assert load_neighbours(path).indices.equal(file.indices)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -93,7 +87,6 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
         (["--mode", "neighbours", "--bag_sizes", "3"], "--bag_sizes"),
         (["--bag_sizes", "5", "--max_images", "4"], "--bag_sizes"),
         (["--mode", "training", "--bag_sizes", "20", "--top", "10"], "--top"),
-        (["--approximate"], "--approximate"),
         (["--processes", "2"], "--processes"),
     ],
 )
@@ -161,40 +154,3 @@ def test_neighbours_on_shards_equal_those_of_one_process(cache, tmp_path, capsys
     assert "written with top 5, but top is now 4" in capsys.readouterr().err
     assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=39) == 2
     assert len(list((tmp_path / "shards.shards").glob("features-*"))) == 1  # nothing of other settings is written
-
-
-def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):
-    """Above a number of images, and with --approximate; below it, the search is exact."""
-    features = torch.randn(1_200, 32, generator=torch.Generator().manual_seed(0))
-    scenes = load_scenes(num_train=0, num_validation=0, num_test=1)["test"]
-    images = [scenes[0]["image"]] * 1_200
-    rows = datasets.Dataset.from_dict({"image": images, "image_id": [f"i{row}" for row in range(1_200)]})
-    rows.cast_column("image", datasets.Image()).to_parquet(tmp_path / "rows.parquet")
-    monkeypatch.setattr("hf_captionrl.evaluation.similarity.features_of", lambda *arguments: features)
-
-    def neighbours(name, *options, most=1_200):
-        monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", most)
-        source = ["--dataset", str(tmp_path / "rows.parquet"), "--features", "image", "--mode", "neighbours"]
-        source += ["--scorer", "scenes:clip-reward"]
-        output = tmp_path / "out" / f"{name}.safetensors"
-        assert main(["bags", *source, "--top", "7", "--output", str(output), "--json", *options]) == 0
-        return load_neighbours(output), json.loads(capsys.readouterr().out).get("recall")
-
-    found, recall = neighbours("one", most=1_199)
-    assert 0.5 < recall < 1
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one.safetensors"]  # the index is removed
-    wanted, same = neighbours("shards", "--processes", "1", "--rows_per_shard", "500", "--approximate")
-    assert same == recall
-    assert found.indices.equal(wanted.indices)
-    assert found.similarities.equal(wanted.similarities)
-    assert found.image_ids == wanted.image_ids
-    exact, nothing = neighbours("exact")
-    assert nothing is None
-    # The recall was measured on a sample of 256 rows; similarities are exact, and most similar first.
-    assert neighbour_recall(found.indices, exact.indices) == within(recall, 0.05)
-    unit = normalised(features)
-    for row in (0, 500, 1_199):
-        wanted = (unit[found.indices[row]] @ unit[row]).tolist()
-        assert found.similarities[row].tolist() == close(wanted, dtype="float32", magnitude=1)
-        assert found.similarities[row].tolist() == sorted(found.similarities[row].tolist(), reverse=True)
-        assert row not in found.indices[row]
