@@ -116,17 +116,17 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Output file and bag sizes, checked before anything slow."""
     arguments.check_engine()
-    neighbours = arguments.mode == "neighbours"
-    if arguments.uses_shards and not neighbours:
+    is_ranking = arguments.mode == "neighbours"
+    if arguments.uses_shards and not is_ranking:
         raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")
-    output = arguments.output or Path("neighbours.safetensors" if neighbours else "bags.parquet")
-    endings = (".safetensors",) if neighbours else (".parquet", ".json")
+    output = arguments.output or Path("neighbours.safetensors" if is_ranking else "bags.parquet")
+    endings = (".safetensors",) if is_ranking else (".parquet", ".json")
     if output.is_dir() or output.suffix not in endings:
         raise ValueError(f"--output {str(output)!r} must name a file that ends in {' or '.join(endings)}.")
-    if neighbours:
+    if is_ranking:
         if arguments.bag_sizes:
             raise ValueError(
-                "--bag_sizes has no effect with --mode neighbours, because the trainer chooses the sizes. Leave it out."
+                "--bag_sizes has no effect with --mode neighbours: the trainer chooses the sizes. Leave it out."
             )
         return output, []
     sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
@@ -149,21 +149,12 @@ def mine_bags(arguments: BagsOptions) -> None:
         bag_similarities,
         candidate_bags,
         curate_bags,
-        load_bags,
-        load_neighbours,
         save_bags,
         save_neighbours,
         training_bags,
     )
     from hf_captionrl.retrieval.neighbours import nearest_neighbours
 
-    if output.exists():
-        try:
-            (load_neighbours if arguments.mode == "neighbours" else load_bags)(output)
-        except ValueError as error:
-            raise ValueError(
-                f"--output {str(output)!r} exists and is no file of --mode {arguments.mode}. Use another --output."
-            ) from error
     split = load_split(
         arguments,
         quarantine_path=output.with_suffix(".quarantine.jsonl"),

@@ -523,9 +523,10 @@ class FeatureCache:
             exact = str(features.dtype) in ("torch.float16", "torch.uint8")
             features = (features if exact else features.float()).numpy()
         rows = np.asarray(features)
-        if rows.ndim < 2 or len(rows) != len(keys) or 0 in rows.shape[1:]:
-            shape = f"features have shape {rows.shape} for {len(keys)} keys"
-            raise ValueError(f"{shape}. Return one row per requested position, with at least two dimensions.")
+        if rows.ndim < 2 or len(rows) != len(keys):
+            raise ValueError(
+                f"features have shape {rows.shape} for {len(keys)} keys. Return one row, a vector, per key."
+            )
         stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")
         if stored == "uint8":
             if rows.dtype != np.uint8:
@@ -535,8 +536,9 @@ class FeatureCache:
             rows = rows.astype(stored, copy=False)
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         if not finite.all():
-            key, number = keys[int(np.argmin(finite))], f"{int((~finite).sum())} of {len(rows)} rows"
-            raise ValueError(f"The features of {key!r} are not finite in {stored} ({number}). Use float32.")
+            raise ValueError(
+                f"The features of {keys[int(np.argmin(finite))]!r} are not finite in {stored}. Use float32."
+            )
         return rows
 
 
@@ -554,12 +556,8 @@ def progress_bar(
 
 
 def _check_keys(keys: Sequence[str]) -> Sequence[str]:
-    if isinstance(keys, str):
-        raise ValueError(f"keys is the string {keys!r}, but must be a list of strings. Write [{keys!r}].")
-    keys = keys if isinstance(keys, Sequence) else list(keys)
-    for i, key in enumerate(keys):
-        if not isinstance(key, str) or not key:
-            raise ValueError(f"keys[{i}] is {key!r}, not a non-empty string. Use image_hash(image) or str(id).")
+    if isinstance(keys, str) or not all(isinstance(key, str) and key for key in keys):
+        raise ValueError("keys must be a list of non-empty strings. Use image_hash(image) or str(id).")
     return keys
 
 

@@ -2,12 +2,8 @@
 
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from hf_captionrl.cli import main
 from hf_captionrl.data import BagCurriculumSampler
@@ -97,33 +93,6 @@ def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, argu
     assert named in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [
-        ("truematch", "captions.json"),
-        ("truematch", "rows.parquet"),
-        ("training", "rows.parquet"),
-        ("neighbours", "model.safetensors"),
-    ],
-)
-def test_a_file_of_something_else_is_not_replaced(cache, tmp_path, capsys, monkeypatch, mode, name):
-    path = tmp_path / name
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"image": ["a.png"], "captions": [["a pig"]]}), path)
-    elif path.suffix == ".safetensors":
-        save_file({"weight": torch.ones(3)}, path)
-    else:
-        path.write_text('[{"image_id": "test-00000", "caption": "a pig"}]')
-    before = path.read_bytes()
-    monkeypatch.setattr("hf_captionrl.cli.bags.load_split", None)  # nothing is read
-    assert bags(cache, path, "--mode", mode) == 2
-    said = capsys.readouterr().err
-    assert "--output" in said
-    assert said.count("\n") == 1
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_command_replaces_its_own_files(cache, tmp_path):

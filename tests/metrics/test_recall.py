@@ -117,19 +117,3 @@ def test_recall_at_more_than_the_pool_is_1(options):
     found = self_retrieval(features(6, 0), features(6, 1), ks=(1, 2**31 - 1), num_bootstrap=0, **options)
     assert found["recall_at_1"] < 1
     assert found[f"recall_at_{2**31 - 1}"] == 1
-
-
-@pytest.mark.parametrize(
-    ("masked", "as_rows"), [("text_features", True), ("image_features", False), ("targets", False)]
-)
-def test_masked_values_are_refused(masked, as_rows):
-    given = {"text_features": np.eye(4), "image_features": np.eye(4), "targets": np.arange(4)}
-    mask = np.zeros(given[masked].shape, dtype=bool)
-    given[masked] = np.ma.masked_array(given[masked], mask)
-    assert self_retrieval(**given, num_bootstrap=0)["recall_at_1"] == 1  # nothing is masked
-    mask[2] = True
-    given[masked] = np.ma.masked_array(given[masked].data, mask)
-    if as_rows:
-        given[masked] = list(given[masked])
-    with pytest.raises(ValueError, match=rf"{masked}.*masked"):
-        self_retrieval(**given, num_bootstrap=0)

@@ -198,7 +198,7 @@ def test_models_revisions_and_data_sets_never_mix(tmp_path):
     [
         (lambda c: c.get_or_compute([], must_not_compute), "keys"),
         (lambda c: c.get_or_compute("abc", must_not_compute), "keys"),
-        (lambda c: c.get_or_compute(["a", ""], must_not_compute), r"keys\[1\]"),
+        (lambda c: c.get_or_compute(["a", ""], must_not_compute), "keys"),
         (lambda c: c.get_or_compute(["a", "b"], lambda r: np.ones((1, 4))), r"\(1, 4\) for 2 keys"),
         (lambda c: c.put(["a", "b"], np.array([[1.0], [np.nan]])), "'b' are not finite in float32"),
         (lambda c: make(c.root, dtype="float16").put(["a"], np.full((1, 2), 1e6)), "'a' are not finite in float16"),

@@ -330,13 +330,6 @@ def test_captioner_with_missing_weights_raises(copy, capsys):
     assert f"lacks {len(lost)} weights" in refused(copy, capsys)
 
 
-def test_scorer_with_an_incomplete_tokenizer_raises(tmp_path):
-    folder = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "scorer")
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match=r"The processor of the scorer .* cannot be loaded"):
-        load_scorer(str(folder))
-
-
 def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
     for name, base in (("a", "b"), ("b", "a")):
         (tmp_path / name).mkdir()
