@@ -90,7 +90,7 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
           neighbours   the ranked neighbours of each image, from which a trainer draws new training bags every epoch
 
         examples:
-          captionrl bags --dataset scenes --output truematch.parquet
+          captionrl bags --dataset scenes --output truematch.json
           captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
           captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
               --features image --mode training --bag_sizes 20 --output bags.json
@@ -100,7 +100,7 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
     output: Path | None = option(
         None,
         metavar="FILE",
-        help="bags: .parquet or .json; neighbours: .safetensors (default: bags.parquet, neighbours.safetensors)",
+        help="bags: .json; neighbours: .safetensors (default: bags.json, neighbours.safetensors)",
     )
     mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, as listed below")
     bag_sizes: list[Annotated[int, Range(at_least=2)]] | None = option(
@@ -119,10 +119,10 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     is_ranking = arguments.mode == "neighbours"
     if arguments.uses_shards and not is_ranking:
         raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")
-    output = arguments.output or Path("neighbours.safetensors" if is_ranking else "bags.parquet")
-    endings = (".safetensors",) if is_ranking else (".parquet", ".json")
-    if output.is_dir() or output.suffix not in endings:
-        raise ValueError(f"--output {str(output)!r} must name a file that ends in {' or '.join(endings)}.")
+    output = arguments.output or Path("neighbours.safetensors" if is_ranking else "bags.json")
+    suffix = ".safetensors" if is_ranking else ".json"
+    if output.is_dir() or output.suffix != suffix:
+        raise ValueError(f"--output {str(output)!r} must name a file that ends in {suffix}.")
     if is_ranking:
         if arguments.bag_sizes:
             raise ValueError(

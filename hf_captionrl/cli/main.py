@@ -210,7 +210,7 @@ examples:
   captionrl train smile
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
-  captionrl bags --dataset scenes --output truematch.parquet
+  captionrl bags --dataset scenes --output truematch.json
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl metrics install

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.neighbours import nearest_neighbours, normalised
-from hf_captionrl.utils.io import atomic_file, atomic_write_bytes, write_json
+from hf_captionrl.utils.io import atomic_write_bytes, write_json
 
 TOP_NEIGHBOURS = 200
 """Number of ranked neighbours from which training bags are filled (B.2)."""
@@ -216,13 +216,8 @@ def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free:
 
 # --- Files, with image ids (not row numbers) and the signature of the scorer -----------------------------------------
 
-BAG_FORMATS = (".parquet", ".json")
-"""Suffixes of bag files."""
-
 Features = Literal["image", "multimodal", "concatenated"]
 """Features that define the similarity: of the images alone, or of images and captions."""
-
-_KEY = b"captionrl"  # key of the metadata in a Parquet file
 
 
 @dataclass(frozen=True)
@@ -266,31 +261,19 @@ class NeighbourFile:
 
 
 def save_bags(path: str | Path, file: BagFile) -> Path:
-    """Write bags as Parquet or JSON, depending on the suffix.
+    """Write bags as JSON.
 
     Args:
-        path: Output path, ending in .parquet or .json.
+        path: Output path, ending in .json.
         file: The bags.
     Returns:
         `Path`: The path written.
     """
-    path = _checked_path(path, BAG_FORMATS)
+    path = _checked_path(path, ".json")
     _check_bag_file(file, str(path))
     head = {name: getattr(file, name) for name in ("kind", "features", "model", "revision", "signature")}
-    if path.suffix == ".json":
-        bags = zip(file.bags, file.similarities, strict=True)
-        return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
-    import pyarrow
-    from pyarrow import parquet
-
-    schema = pyarrow.schema(
-        {"size": pyarrow.int32(), "image_ids": pyarrow.list_(pyarrow.string()), "similarity": pyarrow.float64()},
-        metadata={_KEY: json.dumps(head)},
-    )
-    columns = {"size": [len(b) for b in file.bags], "image_ids": file.bags, "similarity": file.similarities}
-    with atomic_file(path) as opened:
-        parquet.write_table(pyarrow.table(columns, schema=schema), opened)
-    return path
+    bags = zip(file.bags, file.similarities, strict=True)
+    return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
 
 
 def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signature: str | None = None) -> BagFile:
@@ -303,20 +286,12 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
     Returns:
         `BagFile`: The bags.
     """
-    path = _checked_path(path, BAG_FORMATS, "captionrl bags")
+    path = _checked_path(path, ".json", "captionrl bags")
     try:
-        if path.suffix == ".json":
-            head = json.loads(path.read_text(encoding="utf-8"))
-            bags = [row["image_ids"] for row in head["bags"]]
-            scores = [row["similarity"] for row in head["bags"]]
-        else:
-            from pyarrow import parquet
-
-            table = parquet.read_table(path)
-            head = json.loads(table.schema.metadata[_KEY])
-            bags, scores = table["image_ids"].to_pylist(), table["similarity"].to_pylist()
-        named = [[str(i) for i in bag] for bag in bags]
-        file = BagFile(named, list(map(float, scores)), head["signature"], head["features"], head["kind"])
+        head = json.loads(path.read_text(encoding="utf-8"))
+        bags = [[str(i) for i in row["image_ids"]] for row in head["bags"]]
+        scores = [float(row["similarity"]) for row in head["bags"]]
+        file = BagFile(bags, scores, head["signature"], head["features"], head["kind"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise ValueError(f"{path} is not a bag file ({type(error).__name__}: {error}). {_REMEDY}") from error
     _check_bag_file(file, str(path))
@@ -337,7 +312,7 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     """
     from safetensors.torch import save
 
-    path = _checked_path(path, (".safetensors",))
+    path = _checked_path(path, ".safetensors")
     check_neighbours(file.indices, len(file.image_ids))
     _unique(file.image_ids)
     _check_revision(file.signature, str(path))
@@ -365,7 +340,7 @@ def load_neighbours(
     """
     from safetensors import SafetensorError, safe_open
 
-    path = _checked_path(path, (".safetensors",), "captionrl bags --mode neighbours")
+    path = _checked_path(path, ".safetensors", "captionrl bags --mode neighbours")
     try:
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
@@ -401,11 +376,11 @@ def _unique(image_ids: Sequence[Any]) -> RowLookup:
     return lookup
 
 
-def _checked_path(path: str | Path, suffixes: Sequence[str], command: str = "") -> Path:
+def _checked_path(path: str | Path, suffix: str, command: str = "") -> Path:
     """The path of a file, which must exist if a command creates it."""
     path = Path(path)
-    if path.suffix not in suffixes:
-        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {' or '.join(suffixes)}.")
+    if path.suffix != suffix:
+        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {suffix}.")
     if command and not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `{command}`.")
     return path

@@ -154,7 +154,8 @@ def _locked(path: Path, busy: str) -> FileLock:
 
 
 def _release(lock: FileLock) -> None:
-    Path(lock.lock_file).unlink(missing_ok=True)  # before its release: whoever waits for it makes a new file
+    with contextlib.suppress(OSError):  # on Windows, an open file cannot be removed
+        os.unlink(lock.lock_file)  # before its release: whoever waits for it makes a new file
     lock.release()
 
 
@@ -199,10 +200,14 @@ class LineFile:
             while left:
                 left = left[os.write(self._file, left) :]
             if flush:
-                os.fsync(self._file)
+                self.flush()
         except OSError:
             os.ftruncate(self._file, before)  # a full disk: the next line must not continue an incomplete one
             raise
+
+    def flush(self) -> None:
+        """Wait until the data are on the disk."""
+        os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""

@@ -145,15 +145,11 @@ def find_weights(name: str, revision: str | None = None, files: Sequence[str] = 
         if weights.path:
             _warn_once(name, str(weights.revision))
     if not weights.path:
-        what = (
-            f"The adapter {name!r} has no {files[0]}"
-            if files == ADAPTER_FILES
-            else f"{name!r} has no weights in safetensors"
-        )
-        where = "" if revision is None else f" on revision {revision!r}"
+        what = f"{name!r} has no {files[0]}" if files == ADAPTER_FILES else f"{name!r} has no weights in safetensors"
+        what += "" if revision is None else f" on revision {revision!r}"
         if others := [file for file in PICKLES if find_file(name, file, revision, local=True)]:
-            where += f"; it has {others[0]}, but pickles can execute code when they are opened"
-        raise FileNotFoundError(f"{what}{where}. Use {convert_command(name)} and load OUT.")
+            what += f"; it has {others[0]}, but pickles can execute code when they are opened"
+        raise FileNotFoundError(f"{what}. Use {convert_command(name)} and load OUT.")
     shards = check_index(weights.path) if weights.path.endswith(".index.json") else [os.path.basename(weights.path)]
     for path in filter(None, (find_file(name, shard, weights.revision) for shard in shards)):
         check_safetensors(path)
@@ -183,8 +179,7 @@ def check_safetensors(path: str) -> None:
             pass
     except (SafetensorError, ValueError) as error:
         raise ValueError(
-            f"{shown(path)} ({os.path.getsize(path):,} bytes) is truncated or not a safetensors file: {error}. Use an intact "
-            "copy of the checkpoint."
+            f"{shown(path)} is truncated or not a safetensors file: {error}. Use an intact copy."
         ) from error
 
 
@@ -220,8 +215,7 @@ def _bot_requests(name: str) -> list[str]:
         )
         numbers = sorted((r.num for r in requests if (r.author, r.title) == (_BOT, _TITLE)), reverse=True)
         return [f"refs/pr/{number}" for number in numbers if pickles() & pickles(f"refs/pr/{number}")]
-    except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
-        logger.info("Could not look for a copy of %s in safetensors on the Hub: %s", name, error)
+    except (OSError, httpx.HTTPError, ValueError, RuntimeError):  # no connection, or no such repository
         return []
 
 
@@ -304,9 +298,7 @@ def read_config(name: str, revision: str | None = None, *, hint: str = "") -> An
         raise ValueError(f"The config.json of {name!r} cannot be used: {reason}. {hint}".rstrip()) from error
 
 
-def check_checkpoint(
-    name: str, revision: str | None = None, config: Any | None = None, *, adapters: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def check_checkpoint(name: str, revision: str | None = None, config: Any | None = None) -> dict[str, Any]:
     """Check the files of a model before it is loaded; returns arguments of `from_pretrained` for them."""
     from transformers import GenerationConfig
     from transformers.utils.hub import extract_commit_hash
@@ -314,9 +306,8 @@ def check_checkpoint(
     revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     if find_file(name, "adapter_config.json", revision):
         # transformers loads the base model too: check both, and use the configuration of the base model.
-        base = adapter_base(name, revision, adapters)
         find_weights(name, revision, ADAPTER_FILES)
-        checked = check_checkpoint(base, None, config, adapters=(*adapters, name))
+        checked = check_checkpoint(adapter_base(name, revision), None, config)
         return {"config": checked["config"], "revision": revision}
     config = read_config(name, revision) if config is None else config
     weights = find_weights(name, revision)
@@ -327,23 +318,15 @@ def check_checkpoint(
     return arguments
 
 
-def adapter_base(name: str, revision: str | None, adapters: tuple[str, ...] = ()) -> str:
-    """The base model in the configuration of an adapter; `adapters` are those already loaded, to detect cycles."""
+def adapter_base(name: str, revision: str | None) -> str:
+    """The base model in the configuration of an adapter."""
     base = read_object(str(find_file(name, "adapter_config.json", revision))).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise ValueError(
             f"adapter_config.json of {name!r} does not name its base model, but {base!r}. Pass base_model=..."
         )
     beside = os.path.normpath(os.path.join(name, base)) if base.startswith(".") else ""
-    if os.path.isdir(beside):  # relative to the adapter, so that both can be moved
-        base = beside
-    places = {os.path.realpath(place) if os.path.isdir(place) else place for place in (*adapters, name)}
-    if (os.path.realpath(base) if os.path.isdir(base) else base) in places:
-        raise ValueError(
-            f"adapter_config.json of {name!r} has {base!r} as its base model, which is the adapter itself. Pass "
-            "base_model=..., the model that it was trained on."
-        )
-    return base
+    return beside if os.path.isdir(beside) else base  # relative to the adapter, so that both can be moved
 
 
 _MISFITS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError)

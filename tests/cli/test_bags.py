@@ -23,7 +23,7 @@ def bags(cache, output, *more, images=120):
 
 
 def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys):
-    path = tmp_path / "bags.parquet"
+    path = tmp_path / "bags.json"
     assert bags(cache, path, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     test = load_scenes(num_train=0, num_validation=0)["test"].select(range(120))
@@ -44,7 +44,7 @@ def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys)
 
 
 def test_training_bags_contain_every_image_once(cache, tmp_path):
-    path = tmp_path / "bags.parquet"
+    path = tmp_path / "bags.json"
     assert bags(cache, path, "--mode", "training", "--bag_sizes", "2", "7", "--seed", "3") == 0
     rows = load_bags(path).rows([f"test-{i:05d}" for i in range(120)])
     assert {size: len(found) for size, found in rows.items()} == {2: 60, 7: 17}
@@ -66,14 +66,14 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
         (tmp_path / "photos").mkdir(exist_ok=True)
         Image.new("RGB", (32, 24), (number * 20, 90, 255 - number * 15)).save(tmp_path / "photos" / f"{number}.png")
     options = ["--scorer", "scenes:siglip-held-out", "--bag_size", "3", "--cache_dir", str(tmp_path / "c")]
-    options += ["--output", str(tmp_path / "b.parquet"), "--dataset", str(tmp_path / "photos")]
+    options += ["--output", str(tmp_path / "b.json"), "--dataset", str(tmp_path / "photos")]
     assert main(["bags", *options]) == 2
     assert "have no captions" in capsys.readouterr().err
     assert main(["bags", *options, "--features", "image"]) == 0
     said = capsys.readouterr()
     assert "12 images" in said.out
     assert "bags of 3, mean similarity" in said.out
-    assert load_bags(tmp_path / "b.parquet").features == "image"
+    assert load_bags(tmp_path / "b.json").features == "image"
 
 
 @pytest.mark.parametrize(
