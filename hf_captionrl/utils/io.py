@@ -65,14 +65,14 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write bytes atomically: readers see either the old file or the new file."""
+    """Write bytes atomically."""
     with atomic_file(path) as file:
         file.write(data)
     return Path(path)
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write UTF-8 text atomically: readers see either the old file or the new file."""
+    """Write UTF-8 text atomically."""
     # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
@@ -248,15 +248,17 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
     arrays and tensors (whatever has `tolist`) lists or numbers.
     """
     if isinstance(value, enum.Enum):
-        return to_plain(value.value, where=where)
+        value = value.value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
-        return float(value)
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(to_plain(key)): to_plain(item, where=f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, set | frozenset):
@@ -265,10 +267,6 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
         return [to_plain(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):
-        plain = value.tolist()
-        if type(plain) is not type(value):  # a number wider than Python's stays as it is
-            return to_plain(plain, where=where)
     raise TypeError(
         f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
     )

@@ -142,18 +142,6 @@ def test_workers_end_with_a_killed_parent(tmp_path, notes):
     until(lambda: not any(map(is_alive, workers)), 10)
 
 
-def test_files_with_similar_names_are_left_alone(tmp_path, notes):
-    (tmp_path / "out").mkdir()
-    theirs = [tmp_path / "out" / f"part-{name}" for name in ("0.parquet", "00000-of-00005.parquet.json", "a.parquet")]
-    for path in theirs:
-        path.write_text("mine")
-    for _ in range(2):
-        run(tmp_path / "out", Squares(notes), overwrite=True)
-        assert list(read_parts(tmp_path / "out")) == expected()
-    assert all(path.read_text() == "mine" for path in theirs)
-    assert not list((tmp_path / "out").glob(".*"))
-
-
 def test_other_weights_are_refused(tmp_path, notes):
     run(tmp_path / "out", Squares(notes))
     (tmp_path / "out/part-00003-of-00005.parquet").unlink()
@@ -175,7 +163,6 @@ def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
         ({"CPU": 64.0, "GPU": 8.0}, None, False, (64, 0)),
         ({"CPU": 64.0}, None, True, (2, 0)),
         ({"CPU": 64.0, "GPU": 8.0}, 3, True, (3, 1)),
-        ({"CPU": 64.0, "GPU": 8.0}, 9, True, (8, 1)),
         ({"CPU": 2.0}, 9, False, (2, 0)),
     ],
 )
