@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
 from hf_captionrl.utils.io import atomic_write_bytes
-from hf_captionrl.utils.options import EngineOptions, Positive, Range, SeedOptions, option
+from hf_captionrl.utils.options import EngineOptions, Positive, Range, option
 from hf_captionrl.utils.parts import MakePart, check_settings, read_tables, run_parts, split_rows
 
 if TYPE_CHECKING:
@@ -73,11 +73,9 @@ def neighbours_in_parts(
 
 # --- `captionrl bags`: mine bags of similar images for evaluation and for training -----------------------------------
 
-_SIZES = {"truematch": (3, 5, 7), "training": (2, 3, 5, 7, 10, 15, 20)}
-
 
 @dataclass
-class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions):
+class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
     """Find images that look alike, by a scorer's features of images, or of images and captions.
 
     The file holds image ids, similarities, and the scorer's name and revision. Readers refuse bags of other features.
@@ -86,14 +84,13 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
     examples: ClassVar[str] = """
         modes:
           truematch    the most similar bag of each visual concept, disjoint (No Detail Left Behind, Algorithms 1 and 2)
-          training     one epoch of disjoint bags over all images (section B.2), for inspection
           neighbours   the ranked neighbours of each image, from which a trainer draws new training bags every epoch
 
         examples:
           captionrl bags --dataset scenes --output truematch.json
           captionrl bags --dataset scenes --split train --mode neighbours --output neighbours.safetensors
-          captionrl bags --dataset dataset_coco.json --image_root coco --split train --scorer openai/clip-vit-base-patch32 \\
-              --features image --mode training --bag_sizes 20 --output bags.json
+          captionrl bags --dataset dataset_coco.json --image_root coco --split test --scorer openai/clip-vit-base-patch32 \\
+              --features image --bag_sizes 20 --output bags.json
           captionrl bags --dataset OWNER/NAME --split train --mode neighbours --output neighbours.safetensors --processes 8
     """
 
@@ -102,13 +99,13 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
         metavar="FILE",
         help="bags: .json; neighbours: .safetensors (default: bags.json, neighbours.safetensors)",
     )
-    mode: Literal["truematch", "training", "neighbours"] = option("truematch", help="what to mine, as listed below")
+    mode: Literal["truematch", "neighbours"] = option("truematch", help="what to mine, as listed below")
     bag_sizes: list[Annotated[int, Range(at_least=2)]] | None = option(
         None,
         metavar="K",
         group="bags",
         aliases=("--bag-sizes", "--bag_size", "--bag-size"),
-        help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
+        help="images per bag, one size or several (default: 3 5 7)",
     )
     top: Positive = option(200, group="bags", help="number of neighbours per image")
 
@@ -129,10 +126,7 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
                 "--bag_sizes has no effect with --mode neighbours: the trainer chooses the sizes. Leave it out."
             )
         return output, []
-    sizes = sorted(set(arguments.bag_sizes or _SIZES[arguments.mode]))
-    if arguments.mode == "training" and sizes[-1] - 1 > arguments.top:
-        raise ValueError(f"--bag_sizes {sizes[-1]} needs {sizes[-1] - 1} neighbours per image. Raise --top.")
-    return output, sizes
+    return output, sorted(set(arguments.bag_sizes or (3, 5, 7)))
 
 
 def mine_bags(arguments: BagsOptions) -> None:
@@ -146,12 +140,10 @@ def mine_bags(arguments: BagsOptions) -> None:
     from hf_captionrl.retrieval.bags import (
         BagFile,
         NeighbourFile,
-        bag_similarities,
         candidate_bags,
         curate_bags,
         save_bags,
         save_neighbours,
-        training_bags,
     )
     from hf_captionrl.retrieval.neighbours import nearest_neighbours
 
@@ -169,36 +161,30 @@ def mine_bags(arguments: BagsOptions) -> None:
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     summary: dict[str, Any] = {"output": str(output), "mode": arguments.mode, "images": len(ids)}
     summary |= {"scorer": signature, "features": arguments.features}
-    if arguments.mode != "truematch":
+    if arguments.mode == "neighbours":
         top = min(arguments.top, len(ids) - 1)
         if arguments.uses_shards:
             settings = {"scorer": signature, "features": arguments.features}
-            folder = output.with_suffix(".shards")
-            neighbours, similarities = neighbours_in_parts(features, top, folder, arguments, settings)
+            pair = neighbours_in_parts(features, top, output.with_suffix(".shards"), arguments, settings)
         else:
-            neighbours, similarities = nearest_neighbours(features, top, device=device)
+            pair = nearest_neighbours(features, top, device=device)
+        save_neighbours(output, NeighbourFile(*pair, ids, signature, arguments.features))
         summary["neighbours"] = top
-    if arguments.mode == "neighbours":
-        save_neighbours(output, NeighbourFile(neighbours, similarities, ids, signature, arguments.features))
     else:
         bags: list[list[str]] = []
         scores: list[float] = []
         summary["bags"] = {}
         for size in sizes:
-            if arguments.mode == "truematch":
-                rows, score = curate_bags(*candidate_bags(features, size, device=device))
-            else:
-                rows = training_bags(neighbours, size, seed=arguments.seed, features=features, top=top)
-                score = bag_similarities(features, rows)
+            rows, score = curate_bags(*candidate_bags(features, size, device=device))
             bags += [ids[bag] for bag in rows.tolist()]
             scores += score.tolist()
             summary["bags"][str(size)] = {"number": len(rows), "similarity": float(score.mean())}
-        save_bags(output, BagFile(bags, scores, signature, arguments.features, arguments.mode))
+        save_bags(output, BagFile(bags, scores, signature, arguments.features))
     if arguments.json:
         print(json.dumps(summary))
         return
     print(f"{output}: {len(ids)} images, {arguments.features} features of {signature}")
-    if "neighbours" in summary and arguments.mode == "neighbours":
+    if "neighbours" in summary:
         print(f"  {summary['neighbours']} ranked neighbours per image")
     for size, bag in summary.get("bags", {}).items():
         print(f"  {bag['number']} bags of {size}, mean similarity {bag['similarity']:.3f}")

@@ -43,14 +43,6 @@ def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys)
     assert scores == sorted(scores, reverse=True)
 
 
-def test_training_bags_contain_every_image_once(cache, tmp_path):
-    path = tmp_path / "bags.json"
-    assert bags(cache, path, "--mode", "training", "--bag_sizes", "2", "7", "--seed", "3") == 0
-    rows = load_bags(path).rows([f"test-{i:05d}" for i in range(120)])
-    assert {size: len(found) for size, found in rows.items()} == {2: 60, 7: 17}
-    assert sorted(i for bag in rows[2] for i in bag) == list(range(120))
-
-
 def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     path = tmp_path / "n.safetensors"
     assert bags(cache, path, "--mode", "neighbours", "--top", "40") == 0
@@ -82,7 +74,6 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
         (["--output", "bags.csv"], "--output"),
         (["--mode", "neighbours", "--bag_sizes", "3"], "--bag_sizes"),
         (["--bag_sizes", "5", "--max_images", "4"], "--bag_sizes"),
-        (["--mode", "training", "--bag_sizes", "20", "--top", "10"], "--top"),
         (["--processes", "2"], "--processes"),
     ],
 )
@@ -96,10 +87,10 @@ def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, argu
 
 
 def test_the_command_replaces_its_own_files(cache, tmp_path):
-    for mode, name in (("truematch", "bags.json"), ("training", "bags.json"), ("neighbours", "n.safetensors")):
+    for mode, name in (("truematch", "bags.json"), ("neighbours", "n.safetensors")):
         for size in (["--top", "5"], ["--top", "6"]) if mode == "neighbours" else (["--bag_sizes", "3"],) * 2:
             assert bags(cache, tmp_path / name, "--mode", mode, *size, images=40) == 0
-    assert load_bags(tmp_path / "bags.json").kind == "training"
+    assert load_bags(tmp_path / "bags.json").kind == "truematch"
     assert load_neighbours(tmp_path / "n.safetensors").indices.shape == (40, 6)
 
 
