@@ -280,7 +280,6 @@ class FeatureCache:
         revision: Commit or fingerprint, with everything else that affects the values, such as the dtype of the weights;
             only needed if `model_id` does not contain it.
         what: Kind of features, such as `"image"` or `"vision_tower"`.
-        namespace: Data set of the keys if they are ids and not content hashes (two data sets may have an id "1").
         dtype: Storage type, `"float16"`, `"float32"` or `"uint8"` (pixels); by default that of the features (bfloat16
             becomes float32).
     """
@@ -292,7 +291,6 @@ class FeatureCache:
         model_id: str,
         revision: str = "",
         what: str = "image",
-        namespace: str = "",
         dtype: str | None = None,
     ):
         if dtype not in (None, "float16", "float32", "uint8"):
@@ -304,7 +302,7 @@ class FeatureCache:
             raise ValueError(
                 f"model_id is {model_id!r} and revision is {revision!r}, but both are needed. Pass revision=model_fingerprint(model)."
             )
-        self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
+        self.identity = {"model": model, "revision": revision, "what": what, "dtype": dtype}
         name = json_digest(self.identity)
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
         self.directory = self.root / f"{readable}-{name}"
@@ -314,7 +312,7 @@ class FeatureCache:
 
     @classmethod
     def for_scorer(
-        cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image", namespace: str = ""
+        cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image"
     ) -> FeatureCache:
         """Cache for the features of a scorer.
 
@@ -323,13 +321,12 @@ class FeatureCache:
                 `signature` if it has none.
             directory: Root of all caches; by default `default_cache_dir()`.
             what: Kind of features.
-            namespace: Data set of the keys if they are ids and not content hashes.
         Returns:
             `FeatureCache`: Empty, or filled by an earlier run.
         """
         model = getattr(scorer, "model_id", type(scorer).__name__)
         revision = getattr(scorer, "cache_revision", None) or scorer.signature
-        return cls(directory, model_id=model, revision=revision, what=what, namespace=namespace)
+        return cls(directory, model_id=model, revision=revision, what=what)
 
     def _rows(self) -> _Rows | None:
         """What is stored; None if there is nothing, or rows are missing in the file."""

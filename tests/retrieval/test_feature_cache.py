@@ -179,7 +179,7 @@ def test_image_hash_depends_on_the_pixels():
 
 def test_models_revisions_and_data_sets_never_mix(tmp_path):
     make(tmp_path).get_or_compute(KEYS, Compute(KEYS))
-    others = {"revision": "r2", "model_id": "x", "what": "tower", "namespace": "flickr", "dtype": "float16"}
+    others = {"revision": "r2", "model_id": "x", "what": "tower", "dtype": "float16"}
     for other in ({name: value} for name, value in others.items()):
         cache = make(tmp_path, **other)
         assert len(cache) == 0
