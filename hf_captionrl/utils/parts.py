@@ -287,7 +287,8 @@ def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayActorError as error:
-        raise RuntimeError(f"A worker died again and again, {_REMEDY}") from error
+        reason = " ".join(str(error).split())[-200:]  # such as a module that an actor cannot import
+        raise RuntimeError(f"A worker died again and again ({reason}), {_REMEDY}") from error
     finally:
         for actor in actors:
             ray.kill(actor)
