@@ -187,10 +187,7 @@ def load_model(arguments: LlamaArguments, name: str) -> tuple[Any, Any]:
     """The model that a run starts from, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from hf_captionrl.utils.model_files import check_text_files
-
     revision = None if arguments.model_name_or_path == TINY_LLAMA else arguments.model_revision
-    check_text_files(name, revision)
     tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

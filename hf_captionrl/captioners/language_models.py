@@ -28,7 +28,7 @@ import httpx
 import numpy as np
 
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.model_files import check_complete, check_text_files, load_pretrained, model_path
+from hf_captionrl.utils.model_files import check_complete, load_pretrained, model_path
 from hf_captionrl.utils.prompts import (
     Answer,
     AnswerScores,
@@ -514,7 +514,6 @@ class TransformersBackend(LocalBackend):
         import transformers
 
         path, revision = model_path(self.model), self.revision
-        check_text_files(path, revision)
         self._processor: Any = getattr(transformers, self.processor_class).from_pretrained(
             path, revision=revision, trust_remote_code=False
         )

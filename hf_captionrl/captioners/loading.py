@@ -23,9 +23,7 @@ from hf_captionrl.utils.model_files import (
     adapter_base,
     brings_code,
     check_complete,
-    check_json_files,
     check_kwargs,
-    check_text_files,
     find_file,
     find_weights,
     hub_name,
@@ -151,9 +149,8 @@ def _load(
     revision: str | None = None,
     base_model: Any = None,
     adapt: Callable[[Any], Any] | None = None,
-    adapters: tuple[str, ...] = (),
 ) -> Captioner:
-    """`adapt` adds the adapter that this is the base model of; `adapters` were loaded so far, to detect cycles."""
+    """`adapt` adds the adapter that this is the base model of."""
     # Before a request is sent to the Hub.
     if not os.path.isdir(name) and (hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~"))):
         raise FileNotFoundError(f"There is no folder {name!r}. Pass a folder, or a name on the Hub (owner/name).")
@@ -178,13 +175,13 @@ def _load(
         captioner = family(model, processor, prompt=family.known_prompt(name) if prompt is None else prompt)
         captioner.model.eval()
     else:
-        base = base_model or adapter_base(name, revision, adapters)
+        base = base_model or adapter_base(name, revision)
         weights = find_weights(name, revision, ADAPTER_FILES)  # PEFT would open a pickle
         processor = _load_processor(name, revision) if processor is None else processor
         own = functools.partial(_with_adapter, name=name, weights=weights)
         if isinstance(base, (str, os.PathLike)):
             base = model_path(os.fspath(base))
-            captioner = _load(base, processor, prompt, kwargs, adapt=own, adapters=(*adapters, name))
+            captioner = _load(base, processor, prompt, kwargs, adapt=own)
         else:
             captioner = load_captioner(base, processor=processor, prompt=prompt, **kwargs)
             captioner.model = own(captioner.model)
@@ -244,8 +241,6 @@ _FILES = (
 
 def _load_processor(name: str, revision: str | None) -> Any:
     """The processor in a folder or repository; None if tokenizer or image processor are missing."""
-    check_json_files(name, revision, _FILES)
-    check_text_files(name, revision)
     image_files = [path for file in _FILES[:2] if (path := find_file(name, file, revision))]
     # Without a vocabulary, transformers creates an empty tokenizer.
     if not image_files or not any(find_file(name, file, revision) for file in TOKENIZER_FILES):

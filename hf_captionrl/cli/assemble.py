@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.utils.io import refuse_file, temporary_path
+from hf_captionrl.utils.io import temporary_path
 from hf_captionrl.utils.options import CommandOptions, Positive, SeedOptions, option
 
 
@@ -57,9 +57,8 @@ def write_captioner(options: AssembleOptions) -> None:
         raise ValueError(
             "prefix_length and mapping_type describe the mapper of a ClipCap. Leave them out with --scorer."
         )
-    refuse_file(options.output)
-    if options.output.is_dir() and any(options.output.iterdir()):
-        raise ValueError(f"The folder {str(options.output)!r} is not empty. Use another OUT.")
+    if options.output.exists() and not (options.output.is_dir() and not any(options.output.iterdir())):
+        raise ValueError(f"{str(options.output)!r} is a file or a folder that is not empty. Use another OUT.")
     from transformers import set_seed
 
     set_seed(options.seed)  # initialises the mapper or the projections
@@ -79,17 +78,12 @@ def write_captioner(options: AssembleOptions) -> None:
     with temporary_path(options.output.parent, is_folder=True) as folder:
         model.save_pretrained(whole := folder / "whole")
         processor.save_pretrained(whole)
-        try:
-            whole.replace(options.output)
-        except OSError as error:
-            raise ValueError(
-                f"The folder {str(options.output)!r} has been filled meanwhile. Use another OUT."
-            ) from error
+        whole.replace(options.output)
     sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
     total = sum(p.numel() for p in model.parameters())
     sizes[between] = total - sum(sizes.values())
     if options.json:
         print(json.dumps({"output": str(options.output), "parameters": sizes}))
         return
-    listed = ", ".join(f"{name} {number / 1e6:.1f} million" for name, number in sizes.items())
-    print(f"{options.output}: a {kind} of {total / 1e6:.1f} million parameters ({listed}).")
+    parts_of = ", ".join(f"{name} {number / 1e6:.1f} million" for name, number in sizes.items())
+    print(f"{options.output}: a {kind} of {total / 1e6:.1f} million parameters ({parts_of}).")

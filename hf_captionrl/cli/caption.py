@@ -431,7 +431,6 @@ class CaptionWriter(LineFile):
     """
 
     busy = "Wait until it ends, or use another --output."
-    keeps_empty = False
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)

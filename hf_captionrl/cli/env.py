@@ -33,19 +33,14 @@ def report(options: EnvOptions) -> None:
 
     versions: dict[str, str] = {"hf-captionrl": metadata.version("hf-captionrl")}
     faults = []
-    for line in metadata.requires("hf-captionrl") or []:
-        package = Requirement(line)
+    for package in map(Requirement, metadata.requires("hf-captionrl") or []):
         is_needed = package.marker is None or package.marker.evaluate({"extra": ""})
         try:
             versions[package.name] = metadata.version(package.name)
         except metadata.PackageNotFoundError:
             extra = str(package.marker).rpartition("extra == ")[2].strip("\"'")
-            remedy = (
-                f"pip install '{package.name}{package.specifier}'"
-                if is_needed
-                else f"pip install 'hf-captionrl[{extra}]'"
-            )
-            versions.setdefault(package.name, f"not installed ({remedy})")
+            name = f"{package.name}{package.specifier}" if is_needed else f"hf-captionrl[{extra}]"
+            versions.setdefault(package.name, f"not installed (pip install '{name}')")
             faults += [package.name] * is_needed
             continue
         if is_needed and not package.specifier.contains(versions[package.name], prereleases=True):
@@ -54,20 +49,11 @@ def report(options: EnvOptions) -> None:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     places = {"feature cache": str(default_cache_dir()), "Hub cache": constants.HF_HUB_CACHE}
     places |= {name: shutil.which(name) or "not found" for name in ("java", "chromium")}
-    facts: dict[str, Any] = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "devices": gpus or ["CPU"],
-    }
-    facts |= {"offline": constants.HF_HUB_OFFLINE, "places": places, "packages": versions}
+    facts: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform()}
+    facts |= {"devices": ", ".join(gpus) or "CPU", "offline": constants.HF_HUB_OFFLINE}
     if options.json:
-        print(json.dumps(facts, indent=1))
+        print(json.dumps(facts | {"places": places, "packages": versions}, indent=1))
     else:
-        rows = {**{name: facts[name] for name in ("python", "platform", "devices", "offline")}, **places, **versions}
-        print(
-            "\n".join(
-                f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in rows.items()
-            )
-        )
+        print("\n".join(f"- {name}: {value}" for name, value in {**facts, **places, **versions}.items()))
     if faults:
         raise RuntimeError(f"missing or of another version: {', '.join(faults)}.")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line, work_offline_without_hub
+from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line
 from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
 
 # --- Help texts wrapped at the terminal's width ----------------------------------------------------------------------
@@ -207,7 +207,7 @@ examples:
   captionrl train smile
   captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
   captionrl evaluate --captions mle.jsonl smile.jsonl --dataset scenes --suite smile
-  captionrl bags --dataset scenes --output truematch.parquet
+  captionrl bags --dataset scenes --output truematch.json
   captionrl push outputs/smile_blip/model --repo_id me/blip-smile
   captionrl convert Salesforce/blip-image-captioning-base blip-base
   captionrl demo
@@ -282,5 +282,4 @@ def console() -> NoReturn:
         "TOKENIZERS_PARALLELISM": "false",
     }.items():
         os.environ.setdefault(name, value)
-    work_offline_without_hub()
     sys.exit(main())

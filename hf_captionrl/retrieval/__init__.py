@@ -28,13 +28,7 @@ if TYPE_CHECKING:
         image_hash,
         model_fingerprint,
     )
-    from hf_captionrl.retrieval.neighbours import (
-        approximate_neighbours,
-        multimodal_features,
-        nearest_neighbours,
-        neighbour_recall,
-        normalised,
-    )
+    from hf_captionrl.retrieval.neighbours import multimodal_features, nearest_neighbours, normalised
     from hf_captionrl.retrieval.open_clip_scorer import OpenClipScorer
     from hf_captionrl.retrieval.scorer import HFScorer, Scorer, TokenScorer, load_scorer
 

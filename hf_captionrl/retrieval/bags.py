@@ -19,10 +19,11 @@ from torch import Tensor
 
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.neighbours import nearest_neighbours, normalised
-from hf_captionrl.utils.io import atomic_file, atomic_write_bytes, write_json
+from hf_captionrl.utils.io import atomic_write_bytes, write_json
 
 TOP_NEIGHBOURS = 200
 """Number of ranked neighbours from which training bags are filled (B.2)."""
+_REMEDY = "Create it again with `captionrl bags`."
 
 
 def candidate_bags(
@@ -59,10 +60,9 @@ def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
     """
     rows, scores = torch.as_tensor(bags), torch.as_tensor(similarities)
     if rows.ndim != 2 or scores.shape != rows.shape[:1]:
-        shapes = f"{tuple(rows.shape)} and {tuple(scores.shape)}"
-        raise ValueError(f"bags must have shape (T, K) and similarities (T,). Got {shapes}.")
-    if scores.isnan().any():
-        raise ValueError(f"similarities[{int(scores.isnan().nonzero()[0])}] is NaN. Check the features of that image.")
+        raise ValueError(
+            f"bags have shape {tuple(rows.shape)}, not (T, K), or similarities {tuple(scores.shape)}, not (T,)."
+        )
     order = scores.argsort(descending=True, stable=True)
     visited: set[int] = set()
     kept = []
@@ -80,8 +80,6 @@ def bag_similarities(features: Any, bags: Any) -> Tensor:
     """
     unit = normalised(features).cpu()
     rows = torch.as_tensor(bags).long()
-    if rows.ndim != 2 or rows.shape[1] < 2:
-        raise ValueError(f"bags must have shape (T, K) with K of at least 2. Got {tuple(rows.shape)}.")
     # mean_k <q, x_k> = <q, mean_k x_k>. In parts, because all bags at once would copy all features.
     parts = [(unit[part[:, 0]] * unit[part[:, 1:]].mean(dim=1)).sum(dim=1) for part in rows.split(1024)]
     return torch.cat(parts).clamp(-1.0, 1.0) if parts else torch.empty(0)
@@ -91,12 +89,13 @@ def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarr
     """Ranked neighbours `(N, k)` as an array, most similar first; raises ValueError if they are not of `num_images` images."""
     array = neighbours.detach().cpu().numpy() if isinstance(neighbours, Tensor) else np.asarray(neighbours)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "iu":
-        found = f"Got {array.dtype} of shape {array.shape}. Use the output of nearest_neighbours."
-        raise ValueError(f"neighbours must be integers of shape (images, ranked neighbours). {found}")
+        raise ValueError(
+            f"neighbours must be integers of shape (images, ranked neighbours), not {array.dtype} of shape {array.shape}. Use the "
+            "output of nearest_neighbours."
+        )
     count = len(array)
-    remedy = "Create them again for this data set with `captionrl bags --mode neighbours`."
-    if num_images is not None and count != num_images:
-        raise ValueError(f"There are neighbours of {count} images, but the data set has {num_images}. {remedy}")
+    if num_images not in (None, count):
+        raise ValueError(f"There are neighbours of {count} images, but the data set has {num_images}. {_REMEDY}")
     ordered = np.sort(array, axis=1)
     faults = {
         f"contains a row outside the data set of {count} images": ((array < 0) | (array >= count)).any(axis=1),
@@ -105,8 +104,7 @@ def check_neighbours(neighbours: Any, num_images: int | None = None) -> np.ndarr
     }
     for fault, where in faults.items():
         if where.any():
-            row = int(np.argmax(where))
-            raise ValueError(f"neighbours[{row}] {fault} ({int(where.sum())} such rows). {remedy}")
+            raise ValueError(f"neighbours[{np.argmax(where)}] {fault} ({int(where.sum())} such rows). {_REMEDY}")
     return array
 
 
@@ -143,16 +141,11 @@ def training_bags(
     if not 1 <= bag_size <= count:
         raise ValueError(f"bag_size is {bag_size}, but must be between 1 and {count}, the number of images.")
     if bag_size - 1 > width:
-        need = f"Bags of {bag_size} need {bag_size - 1} ranked neighbours per image, but there are {width}"
-        raise ValueError(f"{need}. Use smaller bags, or more neighbours (the paper: {TOP_NEIGHBOURS}).")
-    if order is None:
-        queries = np.random.default_rng(seed).permutation(count)
-    else:
-        queries = np.asarray(order)
-        if queries.shape != (count,) or not np.array_equal(np.sort(queries), np.arange(count)):
-            raise ValueError(f"order must contain each of the {count} images once. Omit it to draw it from seed.")
-    if features is not None and len(features) != count:
-        raise ValueError(f"There are features of {len(features)} images, but neighbours of {count}. Use one data set.")
+        raise ValueError(
+            f"Bags of {bag_size} need {bag_size - 1} ranked neighbours per image, but there are {width}. Use smaller bags, or more "
+            f"neighbours (the paper: {TOP_NEIGHBOURS})."
+        )
+    queries = np.random.default_rng(seed).permutation(count) if order is None else np.asarray(order)
     if bag_size == 1:
         return torch.from_numpy(queries.astype(np.int64))[:, None]
     free = bytearray(b"\x01") * count
@@ -223,14 +216,8 @@ def _near_by_graph(neighbours: np.ndarray, left: list[int], bag_size: int, free:
 
 # --- Files, with image ids (not row numbers) and the signature of the scorer -----------------------------------------
 
-BAG_FORMATS = (".parquet", ".json")
-"""Suffixes of bag files."""
-
 Features = Literal["image", "multimodal", "concatenated"]
 """Features that define the similarity: of the images alone, or of images and captions."""
-
-_KEY = b"captionrl"  # key of the metadata in a Parquet file
-_REMEDY = "Create it again with `captionrl bags`."
 
 
 @dataclass(frozen=True)
@@ -255,11 +242,11 @@ class BagFile:
 
     def rows(self, image_ids: Sequence[Any]) -> dict[int, list[list[int]]]:
         """The bags as rows of a data set, whose ids are given, by size: as `bag_ranks` and the metrics expect them."""
-        rows = iter(_known_rows(self.bags, _unique(image_ids), "The bag file").tolist())
-        found: dict[int, list[list[int]]] = {}
+        rows = iter(_rows_of(self.bags, _unique(image_ids), "The bag file").tolist())
+        bags: dict[int, list[list[int]]] = {}
         for bag in self.bags:
-            found.setdefault(len(bag), []).append(list(islice(rows, len(bag))))
-        return found
+            bags.setdefault(len(bag), []).append(list(islice(rows, len(bag))))
+        return bags
 
 
 @dataclass(frozen=True)
@@ -274,31 +261,19 @@ class NeighbourFile:
 
 
 def save_bags(path: str | Path, file: BagFile) -> Path:
-    """Write bags as Parquet or JSON, depending on the suffix.
+    """Write bags as JSON.
 
     Args:
-        path: Output path, ending in .parquet or .json.
+        path: Output path, ending in .json.
         file: The bags.
     Returns:
         `Path`: The path written.
     """
-    path = _checked_path(path, BAG_FORMATS)
+    path = _checked_path(path, ".json")
     _check_bag_file(file, str(path))
     head = {name: getattr(file, name) for name in ("kind", "features", "model", "revision", "signature")}
-    if path.suffix == ".json":
-        bags = zip(file.bags, file.similarities, strict=True)
-        return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
-    import pyarrow
-    from pyarrow import parquet
-
-    schema = pyarrow.schema(
-        {"size": pyarrow.int32(), "image_ids": pyarrow.list_(pyarrow.string()), "similarity": pyarrow.float64()},
-        metadata={_KEY: json.dumps(head)},
-    )
-    columns = {"size": [len(b) for b in file.bags], "image_ids": file.bags, "similarity": file.similarities}
-    with atomic_file(path) as opened:
-        parquet.write_table(pyarrow.table(columns, schema=schema), opened)
-    return path
+    bags = zip(file.bags, file.similarities, strict=True)
+    return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
 
 
 def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signature: str | None = None) -> BagFile:
@@ -311,26 +286,18 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
     Returns:
         `BagFile`: The bags.
     """
-    path = _checked_path(path, BAG_FORMATS, "captionrl bags")
+    path = _checked_path(path, ".json", "captionrl bags")
     try:
-        if path.suffix == ".json":
-            head = json.loads(path.read_text(encoding="utf-8"))
-            bags = [row["image_ids"] for row in head["bags"]]
-            scores = [row["similarity"] for row in head["bags"]]
-        else:
-            from pyarrow import parquet
-
-            table = parquet.read_table(path)
-            head = json.loads(table.schema.metadata[_KEY])
-            bags, scores = table["image_ids"].to_pylist(), table["similarity"].to_pylist()
-        named = [[str(i) for i in bag] for bag in bags]
-        file = BagFile(named, list(map(float, scores)), head["signature"], head["features"], head["kind"])
+        head = json.loads(path.read_text(encoding="utf-8"))
+        bags = [[str(i) for i in row["image_ids"]] for row in head["bags"]]
+        scores = [float(row["similarity"]) for row in head["bags"]]
+        file = BagFile(bags, scores, head["signature"], head["features"], head["kind"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError, OSError) as error:
         raise ValueError(f"{path} is not a bag file ({type(error).__name__}: {error}). {_REMEDY}") from error
     _check_bag_file(file, str(path))
     _check_signature(file.signature, signature, str(path))
     if image_ids is not None:
-        _known_rows(file.bags, _unique(image_ids), str(path))
+        _rows_of(file.bags, _unique(image_ids), str(path))
     return file
 
 
@@ -345,18 +312,12 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     """
     from safetensors.torch import save
 
-    path = _checked_path(path, (".safetensors",))
+    path = _checked_path(path, ".safetensors")
     check_neighbours(file.indices, len(file.image_ids))
     _unique(file.image_ids)
     _check_revision(file.signature, str(path))
-    if file.similarities.shape != file.indices.shape:
-        shapes = f"indices have shape {tuple(file.indices.shape)} and similarities {tuple(file.similarities.shape)}"
-        raise ValueError(f"{shapes}. Pass both as nearest_neighbours returns them.")
     # Ids are bytes of a tensor, because a safetensors header is limited to 100 MB, a few million ids.
-    names = bytearray(b"[")
-    for i in file.image_ids:
-        names += (", " if len(names) > 1 else "").encode() + json.dumps(str(i)).encode("ascii")
-    names += b"]"
+    names = bytearray(json.dumps(list(map(str, file.image_ids))).encode("ascii"))
     tensors = {
         "indices": file.indices.int().contiguous(),
         "similarities": file.similarities.float().contiguous(),
@@ -379,16 +340,16 @@ def load_neighbours(
     """
     from safetensors import SafetensorError, safe_open
 
-    path = _checked_path(path, (".safetensors",), "captionrl bags --mode neighbours")
+    path = _checked_path(path, ".safetensors", "captionrl bags --mode neighbours")
     try:
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
             indices, similarities = opened.get_tensor("indices").long(), opened.get_tensor("similarities")
             names = json.loads(opened.get_tensor("image_ids").numpy().tobytes())
-        found, features = head["signature"], head["features"]
+        scorer, features = head["signature"], head["features"]
     except (KeyError, ValueError, RecursionError, SafetensorError) as error:
         raise ValueError(f"{path} is not a neighbour file ({type(error).__name__}: {error}). {_REMEDY}") from error
-    _check_signature(found, signature, str(path))
+    _check_signature(scorer, signature, str(path))
     check_neighbours(indices, len(names))
     if image_ids is not None:
         lookup = _unique(image_ids)
@@ -396,11 +357,12 @@ def load_neighbours(
         unknown = (to < 0).nonzero()
         if len(unknown) or len(names) != len(lookup):
             which = f"image {names[int(unknown[0])]!r} is not in the data set" if len(unknown) else "some are missing"
-            numbers = f"{len(names)} images, but the data set has {len(lookup)} images"
-            raise ValueError(f"{path} has neighbours of {numbers}: {which}. {_REMEDY}")
+            raise ValueError(
+                f"{path} has neighbours of {len(names)} images, but the data set has {len(lookup)} images: {which}. {_REMEDY}"
+            )
         order = to.argsort()
         indices, similarities, names = to[indices][order], similarities[order], [names[i] for i in order.tolist()]
-    return NeighbourFile(indices, similarities, names, found, features)
+    return NeighbourFile(indices, similarities, names, scorer, features)
 
 
 def _unique(image_ids: Sequence[Any]) -> RowLookup:
@@ -408,19 +370,17 @@ def _unique(image_ids: Sequence[Any]) -> RowLookup:
     is_column = not isinstance(image_ids, list | tuple) and len(image_ids) and isinstance(image_ids[0], str)
     ids = image_ids if is_column else list(map(str, image_ids))
     lookup = RowLookup(ids)
-    first = lookup.first_rows()
-    repeated = np.flatnonzero(first != np.arange(len(first)))
+    repeated = np.flatnonzero(lookup.first_rows() != np.arange(len(ids)))
     if len(repeated):
-        twice = ids[int(repeated[0])]
-        raise ValueError(f"image_ids contains {twice!r} twice, but bags need unique ids. Make the ids unique.")
+        raise ValueError(f"image_ids contains {ids[int(repeated[0])]!r} twice, but bags need unique ids.")
     return lookup
 
 
-def _checked_path(path: str | Path, suffixes: Sequence[str], command: str = "") -> Path:
+def _checked_path(path: str | Path, suffix: str, command: str = "") -> Path:
     """The path of a file, which must exist if a command creates it."""
     path = Path(path)
-    if path.suffix not in suffixes:
-        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {' or '.join(suffixes)}.")
+    if path.suffix != suffix:
+        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {suffix}.")
     if command and not path.is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `{command}`.")
     return path
@@ -440,25 +400,30 @@ def _check_signature(found: str, expected: str | None, name: str) -> None:
 def _check_bag_file(file: BagFile, name: str) -> None:
     _check_revision(file.signature, name)
     if not file.bags or len(file.bags) != len(file.similarities):
-        numbers = f"{len(file.bags)} bags and {len(file.similarities)} similarities"
-        raise ValueError(f"{name} has {numbers}. Use at least one bag, and one similarity per bag.")
-    where: dict[tuple[int, str], int] = {}
+        raise ValueError(
+            f"{name} has {len(file.bags)} bags and {len(file.similarities)} similarities. Use at least one bag, and one each."
+        )
+    seen: set[tuple[int, str]] = set()
     for number, bag in enumerate(file.bags):
-        if len(bag) < 2 or len(set(bag)) < len(bag):
+        pairs = {(len(bag), image_id) for image_id in bag}
+        if len(bag) < 2 or len(pairs) < len(bag):
             # A copy would be a distractor of its image.
             raise ValueError(f"{name}: bag {number} is {bag}. Use at least 2 images per bag, each once.")
-        for image_id in bag if file.kind != "candidates" else ():
-            first = where.setdefault((len(bag), image_id), number)
-            if first != number:
-                both = f"image {image_id!r} is in bags {first} and {number}, both of size {len(bag)}"
-                raise ValueError(f"{name}: {both}. Bags that overlap are of kind 'candidates', not {file.kind!r}.")
+        if file.kind != "candidates" and (twice := seen & pairs):
+            raise ValueError(
+                f"{name}: image {min(twice)[1]!r} is in bag {number} and in another one of its size. Bags that overlap are of kind "
+                f"'candidates', not {file.kind!r}."
+            )
+        seen |= pairs
 
 
-def _known_rows(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> np.ndarray:
+def _rows_of(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> np.ndarray:
     """Row of each image of each bag, one after the other."""
-    rows = lookup.rows([image_id for bag in bags for image_id in bag])
+    names = [image_id for bag in bags for image_id in bag]
+    rows = lookup.rows(names)
     if (rows < 0).any():
-        number, image_id = next((n, i) for n, bag in enumerate(bags) for i in bag if i not in lookup)
-        unknown = f"image {image_id!r}, which is not in the data set of {len(lookup)} images"
-        raise ValueError(f"{name}: bag {number} contains {unknown}. {_REMEDY}")
+        image_id = names[int(np.argmin(rows))]
+        raise ValueError(
+            f"{name} contains image {image_id!r}, which is not in the data set of {len(lookup)} images. {_REMEDY}"
+        )
     return rows

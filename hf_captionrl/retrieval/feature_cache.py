@@ -11,9 +11,7 @@ import json
 import os
 import re
 import secrets
-import sqlite3
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from functools import cached_property
 from itertools import islice
@@ -21,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.io import json_digest
+from hf_captionrl.utils.io import json_digest, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -82,29 +81,17 @@ _AT_ONCE = 4096
 
 def key_digests(keys: Collection[str]) -> np.ndarray:
     """16 bytes that represent each key, BLAKE2b of its UTF-8 encoding: an array `(N,)` of bytes."""
-    found: np.ndarray = np.empty(len(keys), "S16")
-    given = iter(keys)
+    digests: np.ndarray = np.empty(len(keys), "S16")
+    rest = iter(keys)
     for start in range(0, len(keys), _AT_ONCE):
-        texts = (key.encode("utf-8", "surrogatepass") for key in islice(given, _AT_ONCE))
+        texts = (key.encode("utf-8", "surrogatepass") for key in islice(rest, _AT_ONCE))
         part = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
-        found[start : start + _AT_ONCE] = np.frombuffer(part, "S16")
-    return found
-
-
-# --- Rows of a data set by id in 16 bytes per row: sorted 64-bit hashes, and a comparison of the ids themselves ------
-
-
-def key_hashes(keys: Collection[str]) -> np.ndarray:
-    """First halves of the digests of N keys, uint64 `(N,)`."""
-    found: np.ndarray = np.empty(len(keys), "<u8")
-    given = iter(keys)
-    for start in range(0, len(keys), _AT_ONCE):
-        found[start : start + _AT_ONCE] = key_digests(list(islice(given, _AT_ONCE))).view("<u8")[::2]
-    return found
+        digests[start : start + _AT_ONCE] = np.frombuffer(part, "S16")
+    return digests
 
 
 class RowLookup(Set[str]):
-    """The set of the ids of a column, and their rows. The index is made on first use."""
+    """The set of the ids of a column, and their rows. The index, 24 bytes per row, is made on first use."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         self.ids = ids
@@ -124,36 +111,19 @@ class RowLookup(Set[str]):
 
     @cached_property
     def _index(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows in the order of their hashes, and the sorted hashes; rows with equal hashes ascend."""
-        hashes = key_hashes(self.ids)
-        order = np.argsort(hashes, kind="stable")
-        return order, hashes[order]
+        """Rows in the order of their digests, and the sorted digests; rows of equal ids ascend."""
+        digests = key_digests(self.ids)
+        order = np.argsort(digests, kind="stable")
+        return order, digests[order]
 
-    def _at(self, rows: np.ndarray) -> np.ndarray:
-        """Ids of some rows, an array of objects."""
-        listed = rows.tolist()
-        names = [self.ids[row] for row in listed] if isinstance(self.ids, list | tuple) else self.ids[listed]  # type: ignore[call-overload]
-        return np.array(names, dtype=object)
-
-    def rows(self, names: Sequence[str]) -> np.ndarray:
+    def rows(self, names: Collection[str]) -> np.ndarray:
         """First row of each name, int64 `(M,)`; -1 for unknown names."""
-        found: np.ndarray = np.full(len(names), -1, np.int64)
         order, ordered = self._index
-        given = iter(names)
-        for start in range(0, len(names), _AT_ONCE):
-            part = np.array(list(islice(given, _AT_ONCE)), dtype=object)
-            hashes = key_hashes(part)
-            asked: np.ndarray = np.arange(len(part))
-            place: np.ndarray = np.asarray(np.searchsorted(ordered, hashes))
-            while len(asked):  # once, unless different ids have equal hashes
-                inside = place < len(ordered)
-                inside[inside] = ordered[place[inside]] == hashes[asked[inside]]
-                asked, place = asked[inside], place[inside]
-                rows = order[place]
-                same = part[asked] == self._at(rows)
-                found[start + asked[same]] = rows[same]
-                asked, place = asked[~same], place[~same] + 1
-        return found
+        digests = key_digests(names)
+        if not len(ordered):
+            return np.full(len(names), -1, np.int64)
+        place = np.minimum(np.searchsorted(ordered, digests), len(ordered) - 1)
+        return np.where(ordered[place] == digests, order[place], -1)
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """The names that are not ids, in their order."""
@@ -161,188 +131,7 @@ class RowLookup(Set[str]):
 
     def first_rows(self) -> np.ndarray:
         """For each row the first row with the same id, int64 `(N,)`."""
-        order, ordered = self._index
-        first = np.arange(len(order))
-        again: np.ndarray = np.flatnonzero(ordered[1:] == ordered[:-1]) + 1  # whose hash is that of the place before
-        rows = order[np.union1d(again - 1, again)]
-        for start in range(0, len(rows), _AT_ONCE):
-            part = rows[start : start + _AT_ONCE]
-            first[part] = self.rows(self._at(part).tolist())
-        return first
-
-
-# --- Rows of equal shape in one file, and the digests of their keys in SQLite ----------------------------------------
-# index.sqlite       identity, dtype and shape of the rows, and a blob of digests for each write, in the order of the rows
-# rows-<random>.bin  row i begins at byte i * row_bytes, so that the whole file is mapped as one array
-#
-# Every write is a transaction of the index, which ends after the rows are on the disk. A killed writer leaves at most bytes
-# behind the last row, which the next writer overwrites. Rows that have a key are never overwritten: a new index names a new
-# file. If the file of rows lacks some, or begins with another row than the one that was written, the index is not used, and
-# the next writer starts again.
-# An SQLite table with one record per key needs no memory and no time to open, but 5 to 8 times the CPU time to write and 6
-# times to look up all keys (docs/results/feature_store.json).
-
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS row_file (identity TEXT, dtype TEXT, shape TEXT, file TEXT, number INTEGER, head BLOB)",
-    "CREATE TABLE IF NOT EXISTS keys (first INTEGER PRIMARY KEY, digests BLOB)",
-)
-
-
-class StoreMismatchError(ValueError):
-    """The folder contains rows of another model, revision, dtype or shape."""
-
-
-class _Rows(NamedTuple):
-    """The rows of a store at one moment."""
-
-    file: Path
-    dtype: np.dtype
-    shape: tuple[int, ...]
-    number: int
-    head: bytes = b""  # hash of the first row
-
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-    def are_there(self) -> bool:
-        """Whether the file has all rows, and begins with the first one."""
-        try:
-            with self.file.open("rb") as file:
-                held = os.fstat(file.fileno()).st_size
-                return held >= self.number * self.row_bytes and _hash(file.read(self.row_bytes)) == self.head
-        except FileNotFoundError:
-            return False
-
-    def mapped(self) -> np.ndarray:
-        return np.memmap(self.file, self.dtype, mode="r", shape=(self.number, *self.shape))
-
-
-class _RowStore:
-    """Append-only rows on disk, found by the digest of a key. Every call opens the index anew, so that forks are harmless."""
-
-    def __init__(self, directory: Path, identity: dict[str, Any]) -> None:
-        self.directory, self.identity = directory, identity
-        self.timeout_s = 30.0  # behind other writers, whose writes are small; one of them may be suspended
-        self._file: Path | None = None  # whose first `_number` keys are in `_parts`
-        self._number = 0
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # sorted digests, and their rows
-
-    @contextlib.contextmanager
-    def _index(self, mode: str, begin: str) -> Iterator[sqlite3.Connection]:
-        path = self.directory.absolute() / "index.sqlite"
-        uri = f"{path.as_uri()}?mode={mode}"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=self.timeout_s, isolation_level=None)) as index:
-            try:
-                index.execute(begin)
-                yield index
-                index.execute("COMMIT")
-            except sqlite3.DatabaseError as error:
-                if error.sqlite_errorcode in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                    warnings.warn(f"{path} is damaged ({error}). The features are computed again.", stacklevel=2)
-                    path.unlink(missing_ok=True)
-                raise
-
-    def _rows(self, index: sqlite3.Connection) -> _Rows | None:
-        """What is stored; None if there is nothing, some rows are missing in the file, or it is another file."""
-        found = index.execute("SELECT * FROM row_file").fetchone()
-        if found is None:
-            return None
-        identity, dtype, shape, file, number, head = found
-        if json.loads(identity) != self.identity:
-            raise StoreMismatchError(
-                f"{self.directory} contains features of {identity}, but {self.identity} was requested. Features of "
-                "different models or revisions are never mixed. Use another cache directory, or delete this folder."
-            )
-        rows = _Rows(self.directory / file, np.dtype(dtype), tuple(json.loads(shape)), number, head)
-        return rows if number and rows.are_there() else None
-
-    def _load(self, index: sqlite3.Connection, rows: _Rows) -> None:
-        """Read the digests that were added since the last call."""
-        if self._file != rows.file:
-            self._file, self._number, self._parts = rows.file, 0, []
-        select = "SELECT digests FROM keys WHERE first >= ? ORDER BY first"
-        # A truncated index may give NULL instead of an error.
-        digests = np.frombuffer(b"".join(blob or b"" for (blob,) in index.execute(select, (self._number,))), "S16")
-        if self._number + len(digests) != rows.number:
-            error = sqlite3.DatabaseError(f"{rows.number} rows, but {self._number + len(digests)} keys")
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
-        if not len(digests):
-            return
-        numbers = np.arange(self._number, self._number + len(digests))
-        self._number += len(digests)
-        while self._parts and len(self._parts[-1][0]) < 2 * len(digests):  # few parts, of descending sizes
-            before = self._parts.pop()
-            digests, numbers = np.concatenate([before[0], digests]), np.concatenate([before[1], numbers])
-        order = np.argsort(digests)
-        self._parts.append((digests[order], numbers[order]))
-
-    def _positions(self, digests: np.ndarray) -> np.ndarray:
-        positions: np.ndarray = np.full(len(digests), -1, np.int64)
-        order = np.argsort(digests)  # sorted digests are found three times as fast
-        asked = digests[order]
-        for known, numbers in self._parts:
-            place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-            same = known[place] == asked
-            positions[order[same]] = numbers[place[same]]
-        return positions
-
-    def find(self, digests: np.ndarray) -> tuple[np.ndarray, _Rows | None]:
-        """Row of each digest, int64 `(N,)`, -1 if there is none; and the rows."""
-        try:
-            if (self.directory / "index.sqlite").is_file():
-                with self._index("rw", "BEGIN") as index:
-                    rows = self._rows(index)
-                    if rows is not None:
-                        self._load(index, rows)
-                        return self._positions(digests), rows
-        except (OSError, sqlite3.Error):  # not readable, damaged, or still without tables
-            pass
-        return np.full(len(digests), -1, np.int64), None
-
-    def append(self, digests: np.ndarray, new: np.ndarray) -> None:
-        """Add rows `(N, *shape)` under digests `(N,)`; keys that exist, also of other processes, are not changed."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        with self._index("rwc", "BEGIN IMMEDIATE") as index:
-            for table in _TABLES:
-                index.execute(table)
-            rows = self._rows(index)
-            if rows is None:
-                rows = _Rows(self.directory / f"rows-{secrets.token_hex(8)}.bin", new.dtype, new.shape[1:], 0)
-                index.execute("DELETE FROM row_file")
-                index.execute("DELETE FROM keys")
-                form = json.dumps(self.identity), new.dtype.name, json.dumps(rows.shape)
-                values = (*form, rows.file.name, 0, _hash(new[0].tobytes()))
-                index.execute("INSERT INTO row_file VALUES (?, ?, ?, ?, ?, ?)", values)
-            if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
-                forms = f"{rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape {new.shape[1:]}"
-                raise StoreMismatchError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
-            self._load(index, rows)
-            unique = np.sort(np.unique(digests, return_index=True)[1])
-            fresh = unique[self._positions(digests[unique]) < 0]
-            if len(fresh):
-                _write(rows.file, new[fresh], rows.number * rows.row_bytes)
-                index.execute("INSERT INTO keys VALUES (?, ?)", (rows.number, digests[fresh].tobytes()))
-                index.execute("UPDATE row_file SET number = ?", (rows.number + len(fresh),))
-
-
-def _hash(row: bytes) -> bytes:
-    return hashlib.blake2b(row, digest_size=16).digest()
-
-
-def _write(path: Path, rows: np.ndarray, offset: int) -> None:
-    """Write rows at an offset, and wait until they are on the disk."""
-    # A file that was deleted in between must not come back with zeros for its rows.
-    descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT), 0o666)
-    try:
-        left = memoryview(np.ascontiguousarray(rows)).cast("B")
-        while left:  # a nearly full disk may accept only a part
-            written = os.pwrite(descriptor, left, offset)
-            left, offset = left[written:], offset + written
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return self.rows(self.ids)
 
 
 # --- Cached features as an array that reads from disk when it is indexed ---------------------------------------------
@@ -355,15 +144,13 @@ class FeatureView:
     array, `view[2:9]` is a view, `np.asarray(view)` reads everything, and `view.tensor(...)` returns a torch tensor.
     Pickles (for data loader workers) contain the file name, not the content.
 
-    `rows` `(N,)` are row numbers in `mapped`, the rows on disk; the negative number `-2 - i` is row `i` of `extra`, the rows
-    that are only in memory.
+    `rows` `(N,)` are row numbers in `mapped`, the rows on disk.
     """
 
-    def __init__(self, rows: np.ndarray, mapped: np.ndarray | None, extra: np.ndarray | None = None):
-        self.rows, self.mapped, self.extra = rows, mapped, extra
-        source: Any = mapped if mapped is not None else extra
-        self.dtype: np.dtype = source.dtype
-        self.shape: tuple[int, ...] = (len(rows), *source.shape[1:])
+    def __init__(self, rows: np.ndarray, mapped: np.ndarray):
+        self.rows, self.mapped = rows, mapped
+        self.dtype: np.dtype = mapped.dtype
+        self.shape: tuple[int, ...] = (len(rows), *mapped.shape[1:])
 
     ndim = property(lambda self: len(self.shape), doc="Number of dimensions.")
 
@@ -371,40 +158,20 @@ class FeatureView:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, tuple):
-            raise IndexError(f"The index is {index!r}, but only the first axis can be indexed.")
         if isinstance(index, slice):
-            return FeatureView(self.rows[index], self.mapped, self.extra)
+            return FeatureView(self.rows[index], self.mapped)
         index = np.asarray(index)
         if index.size == 0 and index.dtype != bool:  # NumPy converts an empty list to floats
             index = index.astype(np.intp)
-        rows: Any = self.rows[index]
-        self._check_size()
-        if self.extra is None:
-            return self.mapped[rows]  # type: ignore[index]
-        out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
-        out[rows < 0] = self.extra[-2 - rows[rows < 0]]
-        if self.mapped is not None:
-            out[rows >= 0] = self.mapped[rows[rows >= 0]]
-        return out
-
-    def _check_size(self) -> None:
-        """Refuse a file that was truncated since: a signal would end the process when it reads what is missing."""
-        if isinstance(self.mapped, np.memmap) and self.mapped._mmap.size() < self.mapped.nbytes:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"{self.mapped.filename} was truncated while it was in use. Use the same command again: what is missing is computed."
-            )
+        return self.mapped[self.rows[index]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        self._check_size()
         first = int(self.rows[0]) if len(self) else 0
-        if self.mapped is not None and np.array_equal(self.rows, np.arange(first, first + len(self))) and first >= 0:
-            everything = self.mapped[first : first + len(self)]  # in the order of the file, so no copy is needed
+        if np.array_equal(self.rows, np.arange(first, first + len(self))):  # in the order of the file: not copied
+            rows = self.mapped[first : first + len(self)]
         else:
-            everything = self[np.arange(len(self))]
-        if dtype is None or np.dtype(dtype) == self.dtype:
-            return np.array(everything) if copy else np.asarray(everything)
-        return everything.astype(dtype)
+            rows = self.mapped[self.rows]
+        return np.array(rows, dtype) if copy else np.asarray(rows, dtype)
 
     def __dlpack__(self, **kwargs: Any) -> Any:
         # For torch.as_tensor(view), which would otherwise read the rows one by one.
@@ -417,27 +184,71 @@ class FeatureView:
         """Rows (by default all) as a new writable tensor on the CPU, in the stored dtype."""
         import torch
 
-        part = self if index is None else self[index]
-        return torch.from_numpy(np.array(part))
+        return torch.from_numpy(np.array(self if index is None else self[index]))
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if isinstance(self.mapped, np.memmap):
-            state["mapped"] = (str(self.mapped.filename), self.mapped.dtype.str, self.mapped.shape)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state["mapped"], tuple):
-            filename, dtype, shape = state["mapped"]
-            state["mapped"] = np.memmap(filename, dtype, mode="r", shape=shape)
-        self.__dict__.update(state)
+    def __reduce__(self) -> tuple[Any, ...]:
+        file = self.mapped
+        assert isinstance(file, np.memmap)
+        return _view, (self.rows, str(file.filename), file.dtype.str, file.shape)
 
 
-# --- The cache -------------------------------------------------------------------------------------------------------
+def _view(rows: np.ndarray, file: str, dtype: str, shape: tuple[int, ...]) -> FeatureView:
+    return FeatureView(rows, np.memmap(file, dtype, mode="r", shape=shape))
+
+
+# --- The cache: rows of equal shape in one file, and the digests of their keys in another ----------------------------
+# meta.json          identity, dtype and shape of the rows, and the random part of the names of both files
+# rows-<random>.bin  row i begins at byte i * row_bytes, so that the whole file is mapped as one array
+# keys-<random>.bin  16 bytes per row, in the same order
+#
+# A writer holds the lock of the folder, and writes keys after their rows are on the disk: a killed writer leaves at most bytes behind
+# the last row or key, which the next writer overwrites. Rows that have a key are never overwritten: if the file of rows lacks some,
+# neither file is used, and the next writer starts with new names.
+
+
+class StoreMismatchError(ValueError):
+    """The folder contains rows of another model, revision, dtype or shape."""
+
+
+class _Rows(NamedTuple):
+    """The rows of a store at one moment."""
+
+    file: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    number: int = 0
+
+    @property
+    def keys(self) -> Path:
+        return self.file.with_name(self.file.name.replace("rows", "keys"))
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def mapped(self) -> np.ndarray:
+        return np.memmap(self.file, self.dtype, mode="r", shape=(self.number, *self.shape))
+
+
+def _write(path: Path, data: np.ndarray, offset: int) -> None:
+    """Write an array at an offset, and wait until it is on the disk."""
+    # A file that was deleted in between must not come back with zeros for its rows.
+    descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT), 0o666)
+    try:
+        left = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        while left:  # a nearly full disk may accept only a part
+            written = os.pwrite(descriptor, left, offset)
+            left, offset = left[written:], offset + written
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 # Limits of what `get_or_compute` keeps in memory before writing: a kill loses at most this much.
 _FLUSH_BYTES = 8 << 20
 _FLUSH_SECONDS = 5.0
+_LOCK_SECONDS = 30.0
+"""Writes of other processes are small, but one of them may be suspended."""
 
 
 def default_cache_dir() -> Path:
@@ -452,7 +263,6 @@ class FeatureCache:
     """Memory-mapped features on disk, of one model at one revision.
 
     Several processes may use a cache at the same time, and each may be killed at any moment: written rows stay valid.
-    If the disk cannot be written, features are kept in memory and a warning is issued.
 
     Example:
 
@@ -470,7 +280,6 @@ class FeatureCache:
         revision: Commit or fingerprint, with everything else that affects the values, such as the dtype of the weights;
             only needed if `model_id` does not contain it.
         what: Kind of features, such as `"image"` or `"vision_tower"`.
-        namespace: Data set of the keys if they are ids and not content hashes (two data sets may have an id "1").
         dtype: Storage type, `"float16"`, `"float32"` or `"uint8"` (pixels); by default that of the features (bfloat16
             becomes float32).
     """
@@ -482,7 +291,6 @@ class FeatureCache:
         model_id: str,
         revision: str = "",
         what: str = "image",
-        namespace: str = "",
         dtype: str | None = None,
     ):
         if dtype not in (None, "float16", "float32", "uint8"):
@@ -491,18 +299,20 @@ class FeatureCache:
         model, _, signed = model_id.partition("@")
         revision = "|".join(part for part in (signed, revision) if part)
         if not model or not revision:
-            given = f"model_id is {model_id!r} and revision is {revision!r}"
-            raise ValueError(f"{given}, but both are needed. Pass revision=model_fingerprint(model).")
-        self.identity = {"model": model, "revision": revision, "what": what, "namespace": namespace, "dtype": dtype}
+            raise ValueError(
+                f"model_id is {model_id!r} and revision is {revision!r}, but both are needed. Pass revision=model_fingerprint(model)."
+            )
+        self.identity = {"model": model, "revision": revision, "what": what, "dtype": dtype}
         name = json_digest(self.identity)
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
         self.directory = self.root / f"{readable}-{name}"
-        self._store = _RowStore(self.directory, self.identity)
-        self._memory: dict[bytes, np.ndarray] = {}  # rows that could not be written, by digest
+        self._file: Path | None = None  # whose first `_number` keys are in `_parts`
+        self._number = 0
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # sorted digests, and their rows
 
     @classmethod
     def for_scorer(
-        cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image", namespace: str = ""
+        cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image"
     ) -> FeatureCache:
         """Cache for the features of a scorer.
 
@@ -511,17 +321,90 @@ class FeatureCache:
                 `signature` if it has none.
             directory: Root of all caches; by default `default_cache_dir()`.
             what: Kind of features.
-            namespace: Data set of the keys if they are ids and not content hashes.
         Returns:
             `FeatureCache`: Empty, or filled by an earlier run.
         """
         model = getattr(scorer, "model_id", type(scorer).__name__)
         revision = getattr(scorer, "cache_revision", None) or scorer.signature
-        return cls(directory, model_id=model, revision=revision, what=what, namespace=namespace)
+        return cls(directory, model_id=model, revision=revision, what=what)
+
+    def _rows(self) -> _Rows | None:
+        """What is stored; None if there is nothing, or rows are missing in the file."""
+        try:
+            meta = json.loads((self.directory / "meta.json").read_text(encoding="utf-8"))
+            rows = _Rows(self.directory / meta["file"], np.dtype(meta["dtype"]), tuple(meta["shape"]))
+            rows = rows._replace(number=rows.keys.stat().st_size // 16)
+            is_whole = rows.file.stat().st_size >= rows.number * rows.row_bytes
+        except (OSError, ValueError, TypeError, KeyError):  # missing or damaged
+            return None
+        if meta["identity"] != self.identity:
+            raise StoreMismatchError(
+                f"{self.directory} contains features of {meta['identity']}, but {self.identity} was requested. Features of "
+                "different models or revisions are never mixed. Use another cache directory, or delete this folder."
+            )
+        return rows if is_whole else None
+
+    def _load(self, rows: _Rows) -> None:
+        """Read the digests that were added since the last call."""
+        if self._file != rows.file:
+            self._file, self._number, self._parts = rows.file, 0, []
+        if not (count := rows.number - self._number):
+            return
+        digests = np.fromfile(rows.keys, "S16", count, offset=16 * self._number)
+        numbers = np.arange(self._number, rows.number)
+        self._number = rows.number
+        while self._parts and len(self._parts[-1][0]) < 2 * len(digests):  # few parts, of descending sizes
+            before = self._parts.pop()
+            digests, numbers = np.concatenate([before[0], digests]), np.concatenate([before[1], numbers])
+        order = np.argsort(digests)
+        self._parts.append((digests[order], numbers[order]))
+
+    def _positions(self, digests: np.ndarray) -> np.ndarray:
+        positions: np.ndarray = np.full(len(digests), -1, np.int64)
+        order = np.argsort(digests)  # sorted digests are looked up three times as fast
+        ordered = digests[order]
+        for stored, numbers in self._parts:
+            place = np.minimum(np.searchsorted(stored, ordered), len(stored) - 1)
+            same = stored[place] == ordered
+            positions[order[same]] = numbers[place[same]]
+        return positions
+
+    def _find(self, digests: np.ndarray) -> tuple[np.ndarray, _Rows | None]:
+        """Row of each digest, int64 `(N,)`, -1 if there is none; and the rows."""
+        if (rows := self._rows()) is None:
+            return np.full(len(digests), -1, np.int64), None
+        self._load(rows)
+        return self._positions(digests), rows
+
+    def _append(self, digests: np.ndarray, new: np.ndarray) -> None:
+        """Add rows `(N, *shape)` under digests `(N,)`; keys that exist, also of other processes, are not changed."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.directory / ".lock", timeout=_LOCK_SECONDS):
+            rows = self._rows()
+            if rows is None:
+                rows = _Rows(self.directory / f"rows-{secrets.token_hex(8)}.bin", new.dtype, new.shape[1:])
+                rows.file.touch()
+                rows.keys.touch()
+                meta = {
+                    "identity": self.identity,
+                    "dtype": new.dtype.name,
+                    "shape": rows.shape,
+                    "file": rows.file.name,
+                }
+                write_json(self.directory / "meta.json", meta)
+            if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
+                forms = f"{rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape {new.shape[1:]}"
+                raise StoreMismatchError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
+            self._load(rows)
+            unique = np.sort(np.unique(digests, return_index=True)[1])
+            fresh = unique[self._positions(digests[unique]) < 0]
+            if len(fresh):
+                _write(rows.file, new[fresh], rows.number * rows.row_bytes)
+                _write(rows.keys, digests[fresh], rows.number * 16)
 
     def __len__(self) -> int:
-        rows = self._store.find(key_digests([]))[1]
-        return (rows.number if rows else 0) + len(self._memory)
+        rows = self._rows()
+        return rows.number if rows else 0
 
     def __contains__(self, key: str) -> bool:
         return not self.missing([key])
@@ -543,15 +426,6 @@ class FeatureCache:
         """
         return np.flatnonzero(self._find(key_digests(keys))[0] == -1).tolist()
 
-    def _find(self, digests: np.ndarray) -> tuple[np.ndarray, _Rows | None]:
-        """Row of each digest on disk, `-2 - i` if it is the i-th in memory, -1 if it is unknown; and the rows on disk."""
-        positions, rows = self._store.find(digests)
-        if self._memory:
-            numbers = {digest: -2 - i for i, digest in enumerate(self._memory)}
-            unknown = np.flatnonzero(positions == -1)
-            positions[unknown] = [numbers.get(digest, -1) for digest in digests[unknown].tolist()]
-        return positions, rows
-
     def get(self, keys: Sequence[str]) -> FeatureView:
         """Features that are already cached; raises KeyError if one is not.
 
@@ -568,8 +442,8 @@ class FeatureCache:
                 f"{keys[int(unknown[0])]!r} is not among the {self.identity['what']!r} features of {self._name} "
                 f"({len(unknown)} of {len(keys)} keys are missing). Compute them with get_or_compute."
             )
-        extra = np.stack(list(self._memory.values())) if self._memory else None
-        return FeatureView(positions, rows.mapped() if rows else None, extra)
+        assert rows is not None
+        return FeatureView(positions, rows.mapped())
 
     def put(self, keys: Sequence[str], features: Any) -> None:
         """Store features. Keys that are already cached are not changed.
@@ -580,19 +454,12 @@ class FeatureCache:
         """
         keys = _check_keys(keys)
         rows = self._checked_rows(keys, features)
-        digests = key_digests(keys)
-        if not self._memory:
-            try:
-                self._store.append(digests, rows)
-                return
-            except (OSError, sqlite3.Error) as error:
-                warnings.warn(
-                    f"Features cannot be cached in {self.directory} ({error}). They are kept in memory and lost when "
-                    "this process ends. Free some space, or set CAPTIONRL_CACHE to a writable folder.",
-                    stacklevel=3,
-                )
-        for i in np.flatnonzero(self._find(digests)[0] == -1).tolist():
-            self._memory.setdefault(bytes(digests[i]), rows[i])
+        try:
+            self._append(key_digests(keys), rows)
+        except OSError as error:  # also a lock that another process never releases
+            raise OSError(
+                f"Features cannot be cached in {self.directory} ({error}). Free some space, or set CAPTIONRL_CACHE to a writable folder."
+            ) from error
 
     def get_or_compute(
         self,
@@ -640,7 +507,7 @@ class FeatureCache:
                         size += rows.nbytes
                     is_late = offset + batch_size >= len(todo) or time.monotonic() - written_at >= _FLUSH_SECONDS
                     if pending and (is_late or size >= _FLUSH_BYTES):
-                        rows = np.concatenate([found for _, found in pending])
+                        rows = np.concatenate([part for _, part in pending])
                         self.put([key for names, _ in pending for key in names], rows)
                         pending, size, written_at = [], 0, time.monotonic()
         return self.get(keys)
@@ -653,9 +520,10 @@ class FeatureCache:
             exact = str(features.dtype) in ("torch.float16", "torch.uint8")
             features = (features if exact else features.float()).numpy()
         rows = np.asarray(features)
-        if rows.ndim < 2 or len(rows) != len(keys) or 0 in rows.shape[1:]:
-            shape = f"features have shape {rows.shape} for {len(keys)} keys"
-            raise ValueError(f"{shape}. Return one row per requested position, with at least two dimensions.")
+        if rows.ndim < 2 or len(rows) != len(keys):
+            raise ValueError(
+                f"features have shape {rows.shape} for {len(keys)} keys. Return one row, a vector, per key."
+            )
         stored = self.identity["dtype"] or ("float16" if rows.dtype == np.float16 else "float32")
         if stored == "uint8":
             if rows.dtype != np.uint8:
@@ -665,8 +533,9 @@ class FeatureCache:
             rows = rows.astype(stored, copy=False)
         finite = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
         if not finite.all():
-            key, number = keys[int(np.argmin(finite))], f"{int((~finite).sum())} of {len(rows)} rows"
-            raise ValueError(f"The features of {key!r} are not finite in {stored} ({number}). Use float32.")
+            raise ValueError(
+                f"The features of {keys[int(np.argmin(finite))]!r} are not finite in {stored}. Use float32."
+            )
         return rows
 
 
@@ -684,12 +553,8 @@ def progress_bar(
 
 
 def _check_keys(keys: Sequence[str]) -> Sequence[str]:
-    if isinstance(keys, str):
-        raise ValueError(f"keys is the string {keys!r}, but must be a list of strings. Write [{keys!r}].")
-    keys = keys if isinstance(keys, Sequence) else list(keys)
-    for i, key in enumerate(keys):
-        if not isinstance(key, str) or not key:
-            raise ValueError(f"keys[{i}] is {key!r}, not a non-empty string. Use image_hash(image) or str(id).")
+    if isinstance(keys, str) or not all(isinstance(key, str) and key for key in keys):
+        raise ValueError("keys must be a list of non-empty strings. Use image_hash(image) or str(id).")
     return keys
 
 

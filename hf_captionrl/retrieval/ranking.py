@@ -11,7 +11,7 @@ same score, because a matrix product may round their columns differently too.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 # --- Checks of features and targets before they are ranked or compared; errors contain the index of the invalid row ---
-# Legend: N captions, M images in the pool, D features.
-
 # Between these magnitudes, the squares of a row neither underflow nor overflow in float32, and its norm is above the
 # minimum of `normalize` (1e-12).
 _SMALL, _LARGE = 2.0**-30, 2.0**40
@@ -28,40 +26,24 @@ _SMALL, _LARGE = 2.0**-30, 2.0**40
 
 def as_features(features: Any, name: str = "features") -> Tensor:
     """Features as a tensor, from any container; raises ValueError if rows differ in length or are not numbers."""
-    refuse_masked(features, name)
-    if isinstance(features, list | tuple):
-        sizes = [np.shape(row) for row in features]
-        odd = next((i for i, size in enumerate(sizes) if size != sizes[0]), None)
-        if odd is not None:
-            shapes = f"{name}[{odd}] has shape {sizes[odd]}, but {name}[0] has {sizes[0]}"
-            raise ValueError(f"{shapes}. Use features of the same scorer.")
-        if features and isinstance(features[0], Tensor):
-            return torch.stack(list(features))
-        if features and isinstance(features[0], np.ndarray):
-            return torch.from_numpy(np.stack(features))  # torch would take minutes
     try:
+        if isinstance(features, list | tuple) and features and isinstance(features[0], Tensor):
+            return torch.stack(list(features))
+        if isinstance(features, list | tuple) and features and isinstance(features[0], np.ndarray):
+            return torch.from_numpy(np.stack(features))  # torch would take minutes
         return torch.as_tensor(features)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} is not a matrix of numbers ({error}). Pass an array or a tensor.") from error
 
 
-def refuse_masked(values: Any, name: str) -> None:
-    """Refuse a masked array, or a list with one, whose mask a tensor would not have."""
-    rows = values if isinstance(values, list | tuple) else [values]
-    masked = next((i for i, row in enumerate(rows) if np.ma.is_masked(row)), None)
-    if masked is not None:
-        where = name if rows[masked] is values else f"{name}[{masked}]"
-        raise ValueError(f"{where} has masked values, which have no rank. Leave these rows out.")
-
-
 def check_features(features: Any, name: str = "features") -> Tensor:
     """`(N, D)` features as a tensor, at least float32; raises ValueError if a row is NaN, infinite or zero."""
     tensor = as_features(features, name)
-    if tensor.ndim != 2 or 0 in tensor.shape:
-        shape = tuple(tensor.shape)
-        raise ValueError(f"{name} must be a matrix (rows, features) that is not empty. Got shape {shape}.")
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be floating point, not {tensor.dtype}. Pass features, not ids or pixels.")
+    if tensor.ndim != 2 or 0 in tensor.shape or not tensor.is_floating_point():
+        raise ValueError(
+            f"{name} must be a floating point matrix (rows, features) that is not empty. Got {tensor.dtype} of shape "
+            f"{tuple(tensor.shape)}."
+        )
     tensor = tensor.detach()
     if tensor.dtype not in (torch.float32, torch.float64):
         tensor = tensor.float()
@@ -72,8 +54,9 @@ def check_features(features: Any, name: str = "features") -> Tensor:
     if len(bad):
         row = int(bad[0])
         kind = "zero" if float(largest[row]) == 0 else "NaN or infinite"
-        number = f"{len(bad)} of {len(tensor)} rows"
-        raise ValueError(f"{name}[{row}] is {kind} ({number}) and cannot be ranked. Check the caption or image.")
+        raise ValueError(
+            f"{name}[{row}] is {kind} ({len(bad)} such rows) and cannot be ranked. Check the caption or image."
+        )
     return tensor
 
 
@@ -121,16 +104,15 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
         if num_captions != num_images:
             raise ValueError(f"{num_captions} captions and {num_images} images do not pair up. Pass targets.")
         return torch.arange(num_captions)
-    refuse_masked(targets, "targets")
     try:
         rows = torch.as_tensor(targets)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"targets must be integers, one image row per caption ({error}).") from error
-    if rows.shape != (num_captions,):
-        shape = tuple(rows.shape)
-        raise ValueError(f"targets must contain one image row for each of {num_captions} captions. Got shape {shape}.")
-    if rows.is_floating_point() or rows.dtype == torch.bool:
-        raise ValueError(f"targets must be integers, not {rows.dtype}. Pass rows of the pool.")
+    if rows.shape != (num_captions,) or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(
+            f"targets must be one image row, an integer, for each of {num_captions} captions. Got {rows.dtype} of shape "
+            f"{tuple(rows.shape)}."
+        )
     rows = rows.long().cpu()
     bad = torch.nonzero((rows < 0) | (rows >= num_images)).flatten()
     if len(bad):
@@ -141,23 +123,15 @@ def check_targets(targets: Any, num_captions: int, num_images: int) -> Tensor:
 
 def check_bag(rows: Sequence[int], name: str, num_images: int) -> list[int]:
     """Image rows of a bag or set of candidates; raises ValueError if one is invalid or repeated, or if fewer than two."""
-    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
-        kind = "the string " if isinstance(rows, str) else ""
-        raise ValueError(f"{name} must be a list of image rows, not {kind}{rows!r}.")
-    found = []
-    for row in rows:
-        try:
-            found.append(operator.index(row))
-        except TypeError:
-            raise ValueError(f"{name} contains {row!r}, which is not an image row. Pass integers from 0.") from None
-    if len(found) < 2:
-        raise ValueError(f"{name} has {len(found)} image(s). Use at least 2, the target and a distractor.")
-    for row in found:
-        if not 0 <= row < num_images:
-            raise ValueError(f"{name} contains image {row}. Use rows of the pool, from 0 to {num_images - 1}.")
-    if len(set(found)) != len(found):
-        raise ValueError(f"{name} contains an image twice: {found}. Remove the copy, which would be a distractor.")
-    return found
+    try:
+        images = [operator.index(row) for row in rows]
+    except TypeError:
+        raise ValueError(f"{name} is {rows!r}, but must be a list of image rows, integers from 0.") from None
+    if bad := [row for row in images if not 0 <= row < num_images]:
+        raise ValueError(f"{name} contains image {bad[0]}. Use rows of the pool, from 0 to {num_images - 1}.")
+    if len(images) < 2 or len(set(images)) != len(images):
+        raise ValueError(f"{name} is {images}. Use at least 2 images, the target and distractors, each once.")
+    return images
 
 
 # --- Copies of images in a pool, by their features -------------------------------------------------------------------
@@ -208,13 +182,12 @@ def _pair(text_features: Any, image_features: Any) -> tuple[Tensor, Tensor]:
     """Check both matrices, and that their dtypes and dimensions agree."""
     raw_text = as_features(text_features, "text_features")
     raw_images = as_features(image_features, "image_features")
-    if raw_text.dtype != raw_images.dtype:
-        dtypes = f"text_features are {raw_text.dtype}, but image_features are {raw_images.dtype}"
-        raise ValueError(f"{dtypes}. Convert one of them, or compute both with the same scorer.")
     text, images = check_features(raw_text, "text_features"), check_features(raw_images, "image_features")
-    if text.shape[1] != images.shape[1]:
-        widths = f"text_features have {text.shape[1]} features, but image_features have {images.shape[1]}"
-        raise ValueError(f"{widths}. Use features of the same scorer.")
+    if (raw_text.dtype, text.shape[1]) != (raw_images.dtype, images.shape[1]):
+        raise ValueError(
+            f"text_features are {raw_text.dtype} of {text.shape[1]} numbers, but image_features {raw_images.dtype} of "
+            f"{images.shape[1]}. Use features of the same scorer."
+        )
     return in_range(text, images)
 
 
@@ -275,10 +248,7 @@ def ranks(
     """
     text, images = _pair(text_features, image_features)
     columns = check_targets(targets, len(text), len(images)).to(text.device)
-    if block_size is None:
-        block_size = default_block_size(len(images))
-    if block_size < 1:
-        raise ValueError(f"block_size is {block_size}. Use at least 1.")
+    block_size = block_size or default_block_size(len(images))
     copies = _copies(images, duplicate_of)
     first = None if copies is None else torch.tensor(copies)
     scores = torch.empty(min(block_size, len(text)), len(images), dtype=text.dtype, device=text.device)
@@ -318,8 +288,7 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
     bad = torch.nonzero(~((better >= 0) & (better <= others))).flatten()
     if len(bad):
         i = int(bad[0])
-        limits = f"ranks in a pool of {pool_size} images are 1 to {pool_size}"
-        raise ValueError(f"rank[{i}] is {float(better[i]) + 1:g}, but {limits}. Pass the pool_size of the ranks.")
+        raise ValueError(f"rank[{i}] is {float(better[i]) + 1:g}, but must be from 1 to pool_size, {pool_size}.")
     # log x! for every x in the formula; its differences are exact to about 1e-12.
     log_factorial = torch.lgamma(torch.arange(others + 1, dtype=torch.float64) + 1)
 
@@ -340,8 +309,7 @@ def distractor_recall(rank: Tensor, pool_size: int, *, k: int = 1, num_distracto
 
 def _check_num_distractors(number: int, others: int) -> None:
     if not 1 <= number <= others:
-        limits = f"1 and the other images of the pool ({others})"
-        raise ValueError(f"num_distractors ({number}) must be between {limits}. Lower it, or rank in the whole pool.")
+        raise ValueError(f"num_distractors is {number}, but must be from 1 to {others}, the other images of the pool.")
 
 
 def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats: int, seed: int) -> Tensor:
@@ -352,8 +320,6 @@ def sampled_ranks(rank: Tensor, pool_size: int, *, num_distractors: int, repeats
     """
     others = pool_size - 1
     _check_num_distractors(num_distractors, others)
-    if repeats < 1:
-        raise ValueError(f"repeats is {repeats}. Use at least 1.")
     better = torch.as_tensor(rank).cpu().numpy() - 1
     size = (repeats, len(better))
     drawn = np.random.default_rng(seed).hypergeometric(better, others - better, num_distractors, size=size)

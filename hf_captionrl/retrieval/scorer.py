@@ -8,7 +8,6 @@ from __future__ import annotations
 import abc
 import hashlib
 import inspect
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from hf_captionrl.utils.io import check_unicode
 from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
     check_complete,
-    check_json_files,
     check_width,
     find_file,
     hub_name,
@@ -35,11 +33,7 @@ from hf_captionrl.utils.model_files import (
     usable_revision,
 )
 
-_DTYPES = {
-    **dict.fromkeys(("float32", "fp32", "torch.float32"), torch.float32),
-    **dict.fromkeys(("float16", "fp16", "torch.float16"), torch.float16),
-    **dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), torch.bfloat16),
-}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
 
 @runtime_checkable
@@ -113,9 +107,10 @@ class DualEncoder(TokenScorer, abc.ABC):
         batch_size: int = 64,
         extra: Sequence[str] = (),  # more parts of the signature
     ):
-        if str(dtype) not in _DTYPES:
-            raise ValueError(f"dtype is {dtype!r}. Use 'float32', 'float16' or 'bfloat16'.")
-        self.dtype = _DTYPES[str(dtype)]
+        self._precision = str(dtype).removeprefix("torch.")
+        if self._precision not in _DTYPES:
+            raise ValueError(f"dtype is {dtype!r}. Use one of {list(_DTYPES)}.")
+        self.dtype = _DTYPES[self._precision]
         if device is None:  # `current_device` is this process's GPU in a multi-process run
             device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
@@ -126,13 +121,13 @@ class DualEncoder(TokenScorer, abc.ABC):
 
     @property
     def signature(self) -> str:
-        precision = str(self.dtype).removeprefix("torch.")
-        return "|".join((f"{self.model_id}@{self.revision}", precision, f"text:{self.max_text_tokens}", *self.extra))
+        name = f"{self.model_id}@{self.revision}"
+        return "|".join((name, self._precision, f"text:{self.max_text_tokens}", *self.extra))
 
     @property
     def cache_revision(self) -> str:
         """Identifies everything that affects image features: weights, config, image processor and dtype."""
-        return f"{self.fingerprint}|{str(self.dtype).removeprefix('torch.')}"
+        return f"{self.fingerprint}|{self._precision}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature!r}, device={str(self.device)!r})"
@@ -178,11 +173,7 @@ class DualEncoder(TokenScorer, abc.ABC):
         return _unit(features, "caption", self.dtype)
 
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
-        pictures = []
-        for i, image in enumerate(images):
-            if not isinstance(image, Image.Image):
-                raise ValueError(f"images[{i}] is a {type(image).__name__}, but must be a PIL image. Open it first.")
-            pictures.append(to_rgb(image))
+        pictures = list(map(to_rgb, images))
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             # Without images, encode a grey square to get D.
             batches = list(_batches(pictures, self.batch_size)) or [[Image.new("RGB", (32, 32), "grey")]]
@@ -207,12 +198,12 @@ class DualEncoder(TokenScorer, abc.ABC):
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
         """As [`TokenScorer.token_features`]; the last token has the direction of the caption."""
         rows = self._tokenize(texts) if (texts := _check_captions(captions)) else []
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             for part in _batches(rows, self.batch_size):
                 encoded = self._encode_tokens(part).float()  # (B, T, D)
-                found += [features[: len(row["input_ids"])] for features, row in zip(encoded, part, strict=True)]
-        return found
+                parts += [features[: len(row["input_ids"])] for features, row in zip(encoded, part, strict=True)]
+        return parts
 
 
 def _batches(items: list[Any], size: int) -> list[list[Any]]:
@@ -224,30 +215,22 @@ def _check_captions(captions: Sequence[str]) -> list[str]:
         raise ValueError(f"captions is the string {captions!r}, but must be a list of strings. Write [caption].")
     captions = list(captions)
     for i, caption in enumerate(captions):
-        if not isinstance(caption, str):
-            raise ValueError(f"captions[{i}] is {caption!r} ({type(caption).__name__}). Pass strings.")
         check_unicode(caption, f"captions[{i}]")
     return captions
 
 
 def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
-    if features.ndim != 2:
-        shape = tuple(features.shape)
-        raise ValueError(f"The model returns {what} features of shape {shape}, not vectors. Use CLIP or SigLIP.")
     features = features.float()
     largest = torch.linalg.vector_norm(features, ord=torch.inf, dim=1)
     good = torch.isfinite(largest) & (largest > 0)
     if not bool(good.all()):
         i = int((~good).nonzero()[0, 0])
-        norm, number = float(features[i].norm()), f"{int((~good).sum())} of {len(good)} rows"
         raise ValueError(
-            f"The features of {what} {i} have norm {norm} in {dtype}, but must be finite and not zero ({number}). "
-            "Load the scorer with dtype='float32' or 'bfloat16'."
+            f"The features of {what} {i} have norm {float(features[i].norm())} in {dtype}, but must be finite and not zero. Load the "
+            "scorer with dtype='float32' or 'bfloat16'."
         )
     return unit_length(features)
 
-
-logger = logging.getLogger(__name__)
 
 # Text towers that pool at the last position and were trained without an attention mask; see HFScorer.
 _FIXED_LENGTH = frozenset({"siglip", "siglip2", "siglip_text_model", "siglip2_text_model"})
@@ -326,9 +309,6 @@ class HFScorer(DualEncoder):
     Captions are padded to the longest in their batch. This is exact for causal text towers (CLIP) and for text towers
     with an attention mask. SigLIP is neither: it was trained with a fixed length and without a mask, and pools at the
     last position. Its captions are therefore always padded to the full length, and the mask is not passed.
-
-    `allow_legacy_pooling` accepts a CLIP with `eos_token_id == 2` in its config although EOS is not the highest id. transformers
-    pools such a model at the highest token id, so the words after that token are ignored.
     """
 
     def __init__(
@@ -343,7 +323,6 @@ class HFScorer(DualEncoder):
         padding: Literal["auto", "longest", "max_length"] = "auto",  # "auto": as described above
         max_text_tokens: int | None = None,  # lower limit for truncation than that of the model
         logit_scale: float | None = None,  # factor on the cosine similarity, if the model has none
-        allow_legacy_pooling: bool = False,
     ):
         import transformers
 
@@ -359,20 +338,15 @@ class HFScorer(DualEncoder):
             model_id = Path(name).resolve().name if is_folder else name  # the path is not portable
             commit = None if is_folder else getattr(model.config, "_commit_hash", None)
         if not (hasattr(model, "get_text_features") and hasattr(model, "get_image_features")):
-            kind, lacks = type(model).__name__, "it lacks get_text_features or get_image_features"
-            raise ValueError(f"{kind} is not an image-text dual encoder: {lacks}. Use CLIP or SigLIP as scorer.")
+            raise ValueError(
+                f"{type(model).__name__} lacks get_text_features or get_image_features. Use a dual encoder, such as CLIP or SigLIP."
+            )
         self.tokenizer: Any = getattr(processor, "tokenizer", None)
         self.image_processor: Any = getattr(processor, "image_processor", None)
         if self.tokenizer is None or self.image_processor is None:
-            kind, needs = type(processor).__name__, "but a scorer needs a tokenizer and an image_processor"
-            raise ValueError(f"The processor of {model_id} is {kind}, {needs}. Pass processor=.")
-        if padding not in ("auto", "longest", "max_length"):
-            raise ValueError(f"padding is {padding!r}. Use 'auto', 'longest' or 'max_length'.")
-        known = getattr(_text_config(model), "vocab_size", None)
-        if known is not None and self.tokenizer.vocab_size > known:  # without tokens that were added later
             raise ValueError(
-                f"The tokenizer of {model_id} has {self.tokenizer.vocab_size} tokens and its text encoder {known}: they do not belong together. "
-                "Use the tokenizer that the encoder was trained with."
+                f"The processor of {model_id} is {type(processor).__name__}, but a scorer needs a tokenizer and an image_processor. "
+                "Pass processor=."
             )
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH
         self.padding = ("max_length" if self._fixed else "longest") if padding == "auto" else padding
@@ -380,7 +354,7 @@ class HFScorer(DualEncoder):
         limit = self._positions if max_text_tokens is None else max_text_tokens
         if not 2 <= limit <= self._positions:
             raise ValueError(f"max_text_tokens is {limit}, but must be between 2 and the model's {self._positions}.")
-        _check_pooling(model, self.tokenizer, allow_legacy_pooling)
+        _check_pooling(model, self.tokenizer)
 
         images = f"{type(self.image_processor).__name__} {self.image_processor.to_json_string()}"
         named = hashlib.blake2b(f"{model_id}@{commit} {images}".encode(), digest_size=16).hexdigest()
@@ -425,7 +399,7 @@ class HFScorer(DualEncoder):
     def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
         length = self._positions if self.padding == "max_length" else max(len(row["input_ids"]) for row in rows)
         left = getattr(self.tokenizer, "padding_side", "right") == "left"
-        return _pooled(self.model.get_text_features(**self._padded(rows, length, left)), "get_text_features")
+        return _pooled(self.model.get_text_features(**self._padded(rows, length, left)))
 
     def _encode_tokens(self, rows: list[dict[str, list[int]]]) -> Tensor:
         tower, projection = (getattr(self.model, name, None) for name in ("text_model", "text_projection"))
@@ -457,10 +431,10 @@ class HFScorer(DualEncoder):
         }
         if inputs.keys() == {"pixel_values"}:
             return tower_in_parts(
-                lambda pixels: _pooled(self.model.get_image_features(pixels), "get_image_features"),
+                lambda pixels: _pooled(self.model.get_image_features(pixels)),
                 inputs["pixel_values"],
             )
-        return _pooled(self.model.get_image_features(**inputs), "get_image_features")
+        return _pooled(self.model.get_image_features(**inputs))
 
 
 def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -> tuple[Any, Any]:
@@ -477,27 +451,14 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
     check_complete(name, model, missing)
     if not with_processor:
         return model, None
-    check_json_files(name, revision)
-    remedy = "Use a folder or repository with the files of processor.save_pretrained, or 'open_clip:NAME@TAG'."
     if not any(find_file(name, file, revision) for file in TOKENIZER_FILES):
-        raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. {remedy}")
-    try:
-        processor = AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
-        if getattr(processor, "tokenizer", None) is not None:
-            processor.tokenizer(["a"])  # an incomplete tokenizer loads, but fails here
-        return model, processor
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"The processor of the scorer {name!r} cannot be loaded ({said[:200]}). {remedy}") from error
+        raise FileNotFoundError(f"The scorer {name!r} has no tokenizer. Save it there with processor.save_pretrained.")
+    return model, AutoProcessor.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
-def _pooled(output: Any, method: str) -> Tensor:
+def _pooled(output: Any) -> Tensor:
     # transformers 4 returns the tensor, transformers 5 an output object with the tensor.
-    features = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
-    if features is None:
-        kind = type(output).__name__
-        raise ValueError(f"{method} returned {kind} without pooler_output. Use a model with a pooled embedding.")
-    return features
+    return output if isinstance(output, Tensor) else output.pooler_output
 
 
 def _text_config(model: Any) -> Any:
@@ -521,29 +482,19 @@ def _own_logit_scale(model: Any) -> float:
     raise ValueError(f"{type(model).__name__} has no logit_scale. Pass logit_scale=, for example 100.0.")
 
 
-def _check_pooling(model: Any, tokenizer: Any, allow_legacy: bool) -> None:
+def _check_pooling(model: Any, tokenizer: Any) -> None:
     """Raise if a text tower would not pool at EOS: many captions would silently get the same features."""
-    tower = getattr(model, "text_model", None)
-    configured = getattr(tower, "eos_token_id", None)
+    configured = getattr(getattr(model, "text_model", None), "eos_token_id", None)
     if not isinstance(configured, int):
         return  # does not pool at EOS
     probe = tokenizer(["a"])["input_ids"][0]
-    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if configured == 2 and _text_config(model).model_type in _LEGACY_POOLING:
-        highest = max(tokenizer.get_vocab().values())
-        if eos == highest and probe[-1] == eos:
-            return  # as in OpenAI's checkpoints: EOS is the highest id, so both rules agree
-        if allow_legacy:
-            logger.warning("The text tower pools at the highest token id, which may not be EOS (%s).", eos)
-            return
-        raise ValueError(
-            "The config has eos_token_id == 2, for which transformers pools a caption at its highest token id. EOS is "
-            f"{eos}, but the highest id of the vocabulary is {highest}, so the rest of most captions would be ignored. Use "
-            "another EOS id in tokenizer and config (and train again), or pass allow_legacy_pooling=True."
-        )
     position = probe.index(configured) if configured in probe else 0
+    if configured == 2 and _text_config(model).model_type in _LEGACY_POOLING:
+        # As in OpenAI's checkpoints, whose EOS is the highest id of the vocabulary.
+        position = probe.index(highest) if (highest := max(tokenizer.get_vocab().values())) in probe else 0
     if position != len(probe) - 1:
         raise ValueError(
-            f"The text tower pools at the first token {configured} (eos_token_id of the config), but 'a' becomes {probe}, and "
-            f"position {position} would be pooled. Set that to the tokenizer's EOS, or let the tokenizer add EOS."
+            f"The text tower pools a caption at the first token {configured} (eos_token_id of the config; 2 means the highest id), but "
+            f"'a' becomes {probe}, of which position {position} would be pooled. Set that to the tokenizer's EOS, or let the tokenizer "
+            "add EOS."
         )

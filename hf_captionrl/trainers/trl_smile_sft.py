@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
+from trl.trainer.utils import FusedCausalLMOutput
 
 from hf_captionrl.captioners.head_tap import head_projection, is_tappable, replaced_forward
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss
@@ -20,7 +21,7 @@ from hf_captionrl.losses.linear_log_probs import accumulation_dtype
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.utils.options import Fraction, Range, check_values, documented
-from hf_captionrl.utils.versions import FusedCausalLMOutput, warn_untested
+from hf_captionrl.utils.versions import warn_untested
 
 warn_untested("trl")
 

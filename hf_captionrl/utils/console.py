@@ -5,7 +5,6 @@ Shared by the command line and the recipes. Exit codes: 0 done, 2 usage or bad i
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import traceback
@@ -73,7 +72,6 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
     shows_traceback = "--traceback" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--traceback"]
     program = program or Path(sys.argv[0]).name
-    work_offline_without_hub()
     code = 0
     try:
         result = main()
@@ -90,48 +88,11 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
             raise
         if shows_traceback:
             traceback.print_exc()
-        said, code = f"error: {one_line(error)}", 2
-        # Once for all processes of a run: through the launcher, or with the number of the process.
+        message, code = f"{program}: error: {one_line(error)}", 2
         folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
         if folder and Path(folder).is_dir():
-            Path(folder, rank).write_text(f"{program}: {said}", encoding="utf-8")
+            Path(folder, rank).write_text(message, encoding="utf-8")
         else:
-            say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
+            say(message if rank == "0" else f"process {rank}: {message}")
     flush_stdout()
     sys.exit(code)
-
-
-class _OfflineAtOnce(logging.Filter):
-    """Ends the Hub client's retries of downloads, about 23 seconds a file, where the Hub cannot be reached at all."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        from huggingface_hub import constants
-        from huggingface_hub.errors import OfflineModeIsEnabled
-
-        message = record.getMessage()
-        failed = "thrown while requesting" in message and "HTTP Error" not in message
-        if failed and ("requesting GET" in message or "requesting HEAD" in message) and not _hub_answers():
-            if not constants.HF_HUB_OFFLINE:
-                constants.HF_HUB_OFFLINE = True
-                say(
-                    "The Hub does not answer. Only folders and what was downloaded before are read, as with HF_HUB_OFFLINE=1."
-                )
-            raise OfflineModeIsEnabled(f"{constants.ENDPOINT} does not answer.")
-        return not failed and "Retrying in" not in message
-
-
-def _hub_answers() -> bool:
-    from huggingface_hub import constants, get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=5)
-    except Exception:  # the client's libraries raise a dozen unrelated types for a failed connection
-        return False
-    return True
-
-
-def work_offline_without_hub() -> None:
-    """Continue with folders and the cache after the first failed download, if the Hub does not answer. For programs, not libraries."""
-    logger = logging.getLogger("huggingface_hub.utils._http")
-    if not any(isinstance(known, _OfflineAtOnce) for known in logger.filters):
-        logger.addFilter(_OfflineAtOnce())

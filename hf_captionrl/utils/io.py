@@ -1,7 +1,7 @@
 """Atomic writes, and files that grow line by line.
 
-Every file is written to a temporary file of the same folder, flushed to disk and renamed. A killed run leaves the previous file
-intact, and its temporary file goes with the next run that writes there. Files that grow line by line (captions, answers, decisions) are `LineFile`s.
+Files are written to a temporary file of the same folder, flushed to disk and renamed: a killed run leaves the previous file intact.
+Files that grow line by line (captions, answers, decisions) are `LineFile`s.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-import errno
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -23,59 +21,29 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-
-@contextlib.contextmanager
-def temporary_path(folder: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """A new file or folder in `folder`, to be filled and renamed; removed at the end, or by the next run after a kill."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder.absolute())
-    while True:
-        # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
-        path = folder / f".tmp-{secrets.token_hex(8)}"
-        # Not mkstemp: the file keeps the permissions the user's umask asks for.
-        path.mkdir() if is_folder else path.touch(exist_ok=False)
-        with _locked(path, wait=True):
-            if path.exists():  # else another process removed it before it was locked
-                try:
-                    yield path
-                finally:
-                    _remove(path)
-                return
+from filelock import FileLock, Timeout
 
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-@functools.cache  # once per process, because listing a large folder takes long
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of killed processes: those that no process has locked."""
-    for path in folder.glob(".tmp-" + 16 * "[0-9a-f]"):
-        with _locked(path, wait=False) as is_free, contextlib.suppress(OSError):
-            if is_free:
-                _remove(path)
-
-
 @contextlib.contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock a file or folder; False if another process has, or if there are no locks (Windows, some network folders)."""
-    descriptor, is_locked = -1, False
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl
-
-        descriptor = os.open(path, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        is_locked = True
+def temporary_path(folder: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """A new file or folder in `folder`, to be filled and renamed; removed at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # The name is short (a long target name must not exceed 255 bytes) and random (two writers must not share it).
+    path = folder / f".tmp-{secrets.token_hex(8)}"
+    # Not mkstemp: the file keeps the permissions the user's umask asks for.
+    path.mkdir() if is_folder else path.touch(exist_ok=False)
     try:
-        yield is_locked
+        yield path
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        _remove(path)
 
 
 @contextlib.contextmanager
@@ -97,14 +65,14 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write bytes atomically: readers see either the old file or the new file."""
+    """Write bytes atomically."""
     with atomic_file(path) as file:
         file.write(data)
     return Path(path)
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write UTF-8 text atomically: readers see either the old file or the new file."""
+    """Write UTF-8 text atomically."""
     # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
 
@@ -175,60 +143,53 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
         yield number, value
 
 
+def _locked(path: Path, busy: str) -> FileLock:
+    """The lock of a file, which ends with this process; raises ValueError with the text `busy` if another one has it."""
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(busy) from None
+    return lock
+
+
+def _release(lock: FileLock) -> None:
+    with contextlib.suppress(OSError):  # on Windows, an open file cannot be removed
+        os.unlink(lock.lock_file)  # before its release: whoever waits for it makes a new file
+    lock.release()
+
+
 class LineFile:
     """A file of lines with one writing process at a time; a context manager.
 
-    A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`.
-
-    The lock is on the file itself. `filelock` would need a second file beside each, because it truncates the file that
-    it locks, and its release in a forked worker would also release the lock of the parent.
+    A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`. A file that is empty when it is
+    closed is removed.
     """
 
     busy = "Let it finish first."
     """The remedy in the error if another process is writing the file."""
-    keeps_empty = True
-    """Whether a file that is empty when it is closed stays; otherwise a run that fails leaves none."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        while not self._is_open():
-            pass
+        busy = f"Another process is writing {str(self.path)!r}. {self.busy}"
+        self._lock = _locked(self.path.with_name(f".{self.path.name}.lock"), busy)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            self._file = os.open(self.path, flags, 0o666)
+        except OSError:
+            _release(self._lock)
+            raise
         try:
             self._begin(self.path.read_bytes())
         except BaseException:
             self.close()
             raise
 
-    def _is_open(self) -> bool:
-        """Open and lock the file; False if another process deleted it in between."""
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
-        is_same = False
-        try:
-            self._lock()
-            is_same = self._is_there()
-        finally:
-            if not is_same:
-                os.close(self._file)
-        return is_same
-
-    def _is_there(self) -> bool:
-        return self.path.is_file() and os.path.samestat(os.fstat(self._file), os.stat(self.path))
-
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""
 
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # Windows has no such lock: users must avoid two writers of one file
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"Another process is writing {str(self.path)!r}. {self.busy}") from None
-
     def truncate(self, size: int) -> None:
-        """Remove an incomplete last line; `size` bytes are kept."""
+        """Remove an incomplete last line; `size` bytes stay."""
         os.ftruncate(self._file, size)
 
     def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
@@ -250,10 +211,10 @@ class LineFile:
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""
-        if not self.keeps_empty and self._is_there() and not os.fstat(self._file).st_size:
-            with contextlib.suppress(OSError):
-                self.path.unlink()  # a process that has opened it in between opens it again
+        if not os.fstat(self._file).st_size:
+            self.path.unlink(missing_ok=True)
         os.close(self._file)
+        _release(self._lock)
 
     def __enter__(self) -> Self:
         return self
@@ -262,58 +223,16 @@ class LineFile:
         self.close()
 
 
-class FolderLock(LineFile):
-    """Reserves a folder, created if missing, for one process and checks that it is writable; a context manager.
-
-    The lock ends with the process.
-    """
-
-    keeps_empty = False
+class FolderLock(contextlib.ExitStack):
+    """Reserves a folder, created if missing, for one process; removes the temporary files of killed runs. A context manager."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            super().__init__(self.folder / ".run.lock")
-            _LOCKS.add(self)
-            atomic_write_bytes(self.folder / f".probe-{secrets.token_hex(4)}", bytes(2**16)).unlink()
-        except OSError as error:
-            if self in _LOCKS:
-                self.close()
-            raise type(error)(
-                f"Nothing can be written to {str(folder)!r} ({error.strerror}). Make room there, or use another output folder."
-            ) from None
-
-    def _lock(self) -> None:
-        try:
-            super()._lock()
-        except ValueError:
-            raise ValueError(
-                f"Another run is writing to {str(self.folder)!r}. Let it finish first, or use another output folder."
-            ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-            # A network folder without locks: users must avoid two runs in it.
-
-    def close(self) -> None:
-        """Release the folder."""
-        _LOCKS.discard(self)
-        super().close()
-
-
-_LOCKS: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _forget_locks() -> None:
-    """In a forked process, such as a data loading worker: the lock must not outlive the parent."""
-    for lock in list(_LOCKS):
-        os.close(lock._file)
-    _LOCKS.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_locks)
+        super().__init__()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        busy = f"Another run is writing to {str(folder)!r}. Let it finish first, or use another output folder."
+        self.callback(_release, _locked(Path(folder, ".run.lock"), busy))
+        for path in Path(folder).glob(".tmp-" + 16 * "[0-9a-f]"):
+            _remove(path)
 
 
 def say(line: str) -> None:
@@ -329,15 +248,17 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
     arrays and tensors (whatever has `tolist`) lists or numbers.
     """
     if isinstance(value, enum.Enum):
-        return to_plain(value.value, where=where)
+        value = value.value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
-        return float(value)
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(to_plain(key)): to_plain(item, where=f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, set | frozenset):
@@ -346,10 +267,6 @@ def to_plain(value: Any, *, where: str = "value") -> Any:
         return [to_plain(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):
-        plain = value.tolist()
-        if type(plain) is not type(value):  # a number wider than Python's stays as it is
-            return to_plain(plain, where=where)
     raise TypeError(
         f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
     )

@@ -7,25 +7,21 @@ A part is written to a temporary name, flushed and renamed: it is there, or it i
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import json
 import math
 import multiprocessing
 import os
-import re
-import socket
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hf_captionrl.utils.io import FolderLock, atomic_file, refuse_file, to_plain
+from hf_captionrl.utils.io import FolderLock, atomic_file, to_plain
 from hf_captionrl.utils.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -78,53 +74,39 @@ def run_parts(
 
     Raises:
         ValueError: If the folder has parts of other settings or models.
-        RuntimeError: If workers die again and again.
+        RuntimeError: If a worker dies. The same call resumes.
     """
+    import torch
     from tqdm import tqdm
 
     engine = engine or EngineOptions()
     engine.check_engine()
     folder, num_rows = Path(folder), parts[-1].stop
-    refuse_file(folder)
-    try:
-        with FolderLock(folder):
-            for path in _present(folder) if overwrite else ():
-                path.unlink()
-            worker = _Worker(make_part, parts, _paths(folder, len(parts)), check_settings(folder, parts, settings))
-            todo = [
-                number
-                for number, path in enumerate(worker.paths)
-                if not path.exists() or (is_final is not None and not is_final(_read(path)))
-            ]
-            resumed = num_rows - sum(len(parts[number]) for number in todo)
-            with tqdm(total=num_rows, initial=resumed, unit=" rows", disable=None) as progress:
-                for number in _finished(worker, todo, engine):
-                    progress.update(len(parts[number]))
-            made_by = _run_of(worker.paths[0])["made_by"]
-            for path in worker.paths[1:]:
-                refuse_other_settings(made_by, _run_of(path)["made_by"])
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if it is empty: a run that failed before its first part leaves nothing
+    with FolderLock(folder):
+        for path in _present(folder) if overwrite else ():
+            path.unlink()
+        worker = _Worker(make_part, parts, _paths(folder, len(parts)), check_settings(folder, parts, settings))
+        todo = [
+            number
+            for number, path in enumerate(worker.paths)
+            if not path.exists() or (is_final is not None and not is_final(_read(path)))
+        ]
+        gpus = torch.cuda.device_count()
+        processes = min(engine.processes or (gpus if make_part.needs_gpu else 0) or 1, len(todo))
+        if engine.engine == "ray" and todo:
+            finished = _on_ray(worker, todo, engine)
+        elif processes > 1:
+            finished = _in_processes(worker, todo, processes, gpus)
+        else:
+            finished = map(worker.write, todo)
+        resumed = num_rows - sum(len(parts[number]) for number in todo)
+        with tqdm(total=num_rows, initial=resumed, unit=" rows", disable=None) as progress:
+            for number in finished:
+                progress.update(len(parts[number]))
+        made_by = _run_of(worker.paths[0])["made_by"]
+        for path in worker.paths[1:]:
+            refuse_other_settings(made_by, _run_of(path)["made_by"])
     return {"resumed": resumed, "made_by": made_by}
-
-
-def _finished(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator[int]:
-    """Write the parts; yields the number of each."""
-    import torch
-
-    if engine.engine == "ray":
-        yield from _on_ray(worker, todo, engine) if todo else ()
-        return
-    gpus, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(gpu) for gpu in range(gpus)] if visible is None else visible.split(",")[:gpus]
-    number = min(engine.processes or (gpus if worker.make_part.needs_gpu else 0) or 1, len(todo))
-    if number > 1:
-        yield from _in_processes(worker, todo, number, names)
-        return
-    for part in todo:
-        worker.write(part)
-        yield part
 
 
 def check_settings(folder: Path, parts: Sequence[range], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,16 +188,10 @@ def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = N
 
 # --- Workers ---------------------------------------------------------------------------------------------------------
 
-_MAX_DEATHS = 3
-"""The run stops after this many deaths of workers without a finished part in between."""
-
-_Fault = tuple[type[Any], str, str]
-"""Built-in class, message and traceback of an error; other processes may not know, or not unpickle, its own class."""
-
 
 @dataclass(repr=False)  # Ray shows an actor even if it could not be made
 class _Worker:
-    """Writes parts; loads the models for the first. A process of its own starts in `folder`, as one of `on_machine`."""
+    """Writes parts; loads the models for the first. An actor of Ray starts in `folder`, as one of `on_machine`."""
 
     make_part: MakePart
     parts: Sequence[range]
@@ -225,9 +201,13 @@ class _Worker:
     on_machine: int = 1
     made_by: dict[str, Any] | None = None
 
-    def write(self, number: int) -> None:
+    def write(self, number: int) -> int:
+        """Write one part; returns its number."""
         import pyarrow.parquet
 
+        if os.path.isdir(self.folder):
+            os.environ["LOCAL_WORLD_SIZE"] = str(self.on_machine)
+            os.chdir(self.folder)  # relative paths then mean the same as in the process that started the command
         if self.made_by is None:
             made_by = to_plain(self.make_part.load())
             for path in _present(self.paths[0].parent)[:1]:  # such as of a model that was trained further
@@ -237,70 +217,22 @@ class _Worker:
         run = json.dumps({"settings": self.settings, "made_by": self.made_by})
         with atomic_file(self.paths[number]) as file:
             pyarrow.parquet.write_table(table.replace_schema_metadata({"run": run}), file)
-
-    def attempt(self, number: int) -> _Fault | None:
-        """Write one part in a process of its own; returns the error if there is one."""
-        try:
-            os.environ["LOCAL_WORLD_SIZE"] = str(self.on_machine)  # as under torchrun: threads share the machine
-            if os.path.isdir(self.folder):
-                os.chdir(self.folder)  # relative paths then mean the same as in the process that started the command
-            self.write(number)
-        except Exception as error:
-            # Unicode errors cannot be constructed from a message.
-            kinds = (k for k in type(error).__mro__ if k.__module__ == "builtins" and not issubclass(k, UnicodeError))
-            kind = next(kinds)
-            name = "" if kind is type(error) else f"{type(error).__name__}: "
-            return kind, f"{name}{error}", "".join(traceback.format_exception(error))
-        return None
+        return number
 
 
-_Submit = Callable[[int], "Future[_Fault | None]"]
-"""Gives a part to a worker."""
-
-
-def _in_workers(
-    start: Callable[[int], _Submit], todo: Sequence[int], number: int, died: type[Exception]
-) -> Iterator[int]:
-    """Yield the numbers of finished parts; `start` starts the worker with a number from 0, also again if it `died`."""
-    left, idle, deaths = list(todo), list(range(number)), 0
-    workers = [start(index) for index in idle]
-    running: dict[Future[_Fault | None], tuple[int, int]] = {}
-    while left or running:
-        while left and idle:
-            index, part = idle.pop(), left.pop(0)
-            running[workers[index](part)] = index, part
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            index, part = running.pop(future)
-            idle.append(index)
-            try:
-                fault = future.result()
-            except died as error:
-                deaths += 1
-                if deaths == _MAX_DEATHS:
-                    raise RuntimeError(
-                        f"A worker died {deaths} times without finishing a part, perhaps because memory ran out. Use fewer "
-                        f"--processes than {number}, or a smaller --batch_size; the same command resumes."
-                    ) from error
-                workers[index] = start(index)
-                left.insert(0, part)
-                continue
-            if fault is not None:
-                kind, message, trace = fault
-                raised = kind(message)
-                raised.add_note(trace)
-                raise raised
-            deaths = 0
-            yield part
-
+_REMEDY = "perhaps because memory ran out. The same command resumes; use fewer --processes, or a smaller --batch_size."
 
 _worker: _Worker  # of a spawned process
 
 
-def _start_process(worker: _Worker, gpu: str | None) -> None:
+def _start_process(worker: _Worker, gpus: Sequence[str], index: Any) -> None:
     global _worker
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is used: "cuda" is then this worker's GPU
+    os.environ["LOCAL_WORLD_SIZE"] = str(worker.on_machine)  # as under torchrun: threads share the machine
+    with index.get_lock():
+        if gpus:  # before CUDA is used: "cuda" is then this worker's GPU
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[index.value % len(gpus)]
+        index.value += 1
     _worker = worker
 
 
@@ -310,72 +242,58 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _attempt(number: int) -> _Fault | None:
-    return _worker.attempt(number)
+def _write(number: int) -> int:
+    return _worker.write(number)
 
 
-def _in_processes(worker: _Worker, todo: list[int], number: int, gpus: Sequence[str]) -> Iterator[int]:
-    """Yield the parts that spawned processes finished; each is a pool of its own, so that a death breaks only one."""
-    pools: list[ProcessPoolExecutor] = []
-
-    def start(index: int) -> _Submit:
-        values = replace(worker, on_machine=number), gpus[index % len(gpus)] if gpus else None
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start_process, values)
-        pools.append(pool)
-        return lambda part: pool.submit(_attempt, part)
-
+def _in_processes(worker: _Worker, todo: list[int], number: int, gpus: int) -> Iterator[int]:
+    """Yield the parts that spawned processes finished."""
+    visible, context = os.environ.get("CUDA_VISIBLE_DEVICES"), multiprocessing.get_context("spawn")
+    names = [str(gpu) for gpu in range(gpus)] if visible is None else visible.split(",")[:gpus]
+    worker.on_machine = number
+    pool = ProcessPoolExecutor(number, context, _start_process, (worker, names, context.Value("i", 0)))
     try:
-        yield from _in_workers(start, todo, number, BrokenProcessPool)
+        for future in as_completed([pool.submit(_write, part) for part in todo]):
+            yield future.result()
+    except BrokenProcessPool as error:
+        raise RuntimeError(f"A worker died, {_REMEDY}") from error
     finally:
-        for pool in pools:  # waits: after an error, no part may appear in a folder that is free again
-            pool.shutdown()
+        pool.shutdown(cancel_futures=True)  # waits: after an error, no part may appear in a folder that is free again
 
 
 def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator[int]:
-    """Yield the parts that actors of a cluster finished."""
+    """Yield the parts that actors of a cluster finished. Ray starts a dead actor again, at most three times."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray starts, which would send statistics
     try:
         ray: Any = importlib.import_module("ray")
+        actor_pool: Any = importlib.import_module("ray.util").ActorPool
     except ImportError as error:
         raise ImportError(
             "--engine ray needs Ray, which is not installed. Run `pip install 'hf-captionrl[ray]'`, or use --processes."
         ) from error
-    is_new = _connect(ray, engine.address)
-    actors: dict[int, Any] = {}
+    if is_new := not ray.is_initialized():
+        more = {} if engine.address else {"include_dashboard": False}  # only for Ray that starts here
+        # None would join a cluster that runs on this machine, or the one that RAY_ADDRESS names.
+        ray.init(address=engine.address or "local", log_to_driver=False, logging_level="ERROR", **more)
+    actors: list[Any] = []
     try:
         machines = sum(node["Alive"] for node in ray.nodes())
         most, gpus = _num_actors(ray.cluster_resources(), machines, engine.processes, worker.make_part.needs_gpu)
-        number, actor_of = min(most, len(todo)), ray.remote(num_cpus=1, num_gpus=gpus)(_Worker)
-        placed = replace(worker, folder=os.getcwd(), on_machine=math.ceil(number / machines))
-
-        def start(index: int) -> _Submit:
-            actor = actors[index] = actor_of.remote(**vars(placed))
-            return lambda part: actor.attempt.remote(part).future()
-
-        yield from _in_workers(start, todo, number, ray.exceptions.RayActorError)
+        number = min(most, len(todo))
+        worker.folder, worker.on_machine = os.getcwd(), math.ceil(number / machines)
+        made = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=3, max_task_retries=3)(_Worker)
+        actors += [made.remote(**vars(worker)) for _ in range(number)]
+        yield from actor_pool(actors).map_unordered(lambda actor, part: actor.write.remote(part), todo)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayActorError as error:
+        reason = " ".join(str(error).split())[-200:]  # such as a module that an actor cannot import
+        raise RuntimeError(f"A worker died again and again ({reason}), {_REMEDY}") from error
     finally:
-        for actor in actors.values():
+        for actor in actors:
             ray.kill(actor)
         if is_new:
             ray.shutdown()
-
-
-def _connect(ray: Any, address: str | None) -> bool:
-    """Connect to the cluster, or start one on this machine; returns whether the connection is new."""
-    if ray.is_initialized():
-        return False
-    settings: dict[str, Any] = {} if address else {"include_dashboard": False}
-    try:
-        if place := re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address or ""):
-            # Ray itself tries for minutes, and then ends the process.
-            socket.create_connection((place[1], int(place[2])), timeout=10).close()
-        # None would join a cluster that runs on this machine, or the one that RAY_ADDRESS names.
-        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **settings)
-    except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"--address {address!r}: no Ray cluster answers ({error}). Start one with `ray start --head`, or leave --address out."
-        ) from error
-    return True
 
 
 def _num_actors(

@@ -1,11 +1,10 @@
-"""Releases of transformers and TRL: those that were tested, a warning beyond them, and names that move between releases."""
+"""Releases of transformers and TRL: those that were tested, and a warning beyond them."""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import logging
-from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -15,22 +14,6 @@ logger = logging.getLogger(__name__)
 
 # From the lowest to the newest; `make test-versions`, the lower bounds, constraints.txt and the documentation follow these.
 TESTED = {"transformers": ("5.18.0", "5.21.1", "5.24.0"), "trl": ("1.16.0",)}
-# The newest place stands first: an older one may only forward, with a warning.
-_PLACES = {
-    "AsyncGRPOConfig": ("trl", "trl.experimental.async_grpo"),  # stable in TRL 1.18
-    "AsyncGRPOTrainer": ("trl", "trl.experimental.async_grpo"),
-    "FusedCausalLMOutput": ("trl.trainer.utils", "trl.trainer.sft_trainer"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")
-    for place in _PLACES[name]:
-        with suppress(ImportError, AttributeError):
-            return getattr(importlib.import_module(place), name)
-    places, newest = " or ".join(_PLACES[name]), TESTED["trl"][-1]
-    raise ImportError(f"trl {metadata.version('trl')} has no {name} in {places}. Use trl=={newest}, which was tested.")
 
 
 @functools.cache

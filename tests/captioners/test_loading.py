@@ -18,7 +18,6 @@ from hf_captionrl.apps.experiments.arguments import ModelArguments
 from hf_captionrl.captioners import ProcessorPair, load_captioner
 from hf_captionrl.captioners import loading as captioner_loading
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.utils import model_files as device_arguments
 from hf_captionrl.utils.model_files import check_kwargs, model_path
 from tests.captioners.models import build
 from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
@@ -206,17 +205,10 @@ def test_eager_attention_and_sdpa_give_equal_log_probabilities(tmp_path):
 # Quantization
 
 
-@pytest.fixture
-def on_a_gpu_with_bitsandbytes(monkeypatch):
-    find, version = device_arguments.find_spec, importlib.metadata.version
-    monkeypatch.setattr(device_arguments, "find_spec", lambda name: name == "bitsandbytes" or find(name))
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0" if name == "bitsandbytes" else version(name))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-
-@pytest.mark.usefixtures("on_a_gpu_with_bitsandbytes")
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantization_reaches_from_pretrained(bits, saved, monkeypatch):
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0" if name == "bitsandbytes" else version(name))
     seen = {}
 
     def spy(loader, name, **kwargs):

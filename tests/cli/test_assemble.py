@@ -2,9 +2,7 @@
 
 import errno
 import json
-import os
 import shutil
-import signal
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import load_language_model, model_path
 from recipes import scorer as scorer_recipe
-from tests.processes import Forked
 from tests.tiny import tiny_images, tiny_tower
 from tests.tiny.chat import chat_tokenizer
 from tests.tolerances import assert_close
@@ -122,39 +119,6 @@ def test_an_incomplete_folder_is_never_there(tower, tmp_path, capsys, monkeypatc
     assert not list(out.parent.iterdir())
     assert main(command) == 0
     assert load_captioner(str(out))
-
-
-def test_the_second_of_two_commands_at_once_is_refused_in_one_line(tower, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "clipcap"
-
-    def other_is_first(self, folder, **settings):
-        out.mkdir()
-        (out / "config.json").write_text("of the other")
-
-    monkeypatch.setattr(SAVE, other_is_first)
-    assert main(["assemble", str(tower), LANGUAGE, str(out)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("captionrl assemble: error:")
-    assert f"{str(out)!r}" in error
-    assert [path.name for path in tmp_path.iterdir()] == ["clipcap"]
-    assert (out / "config.json").read_text() == "of the other"
-
-
-def killed_assemble(command):
-    def kill(self, folder, **settings):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SAVE, kill)
-        return main(command)
-
-
-def test_the_temporary_folder_of_a_killed_command_goes_with_the_next_one(tower, tmp_path):
-    command = ["assemble", str(tower), LANGUAGE, str(tmp_path / "clipcap")]
-    with Forked(killed_assemble, command) as run:
-        assert run.wait() == -signal.SIGKILL
-    assert main(command) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["clipcap"]
 
 
 def test_bad_parts_are_one_line(tower, tmp_path, capsys):

@@ -2,21 +2,15 @@
 
 import json
 
-import datasets
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from hf_captionrl.cli import main
 from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
-from hf_captionrl.retrieval.neighbours import neighbour_recall, normalised
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.parts import read_tables
-from tests.tolerances import close, within
+from tests.tolerances import close
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +23,7 @@ def bags(cache, output, *more, images=120):
 
 
 def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys):
-    path = tmp_path / "bags.parquet"
+    path = tmp_path / "bags.json"
     assert bags(cache, path, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     test = load_scenes(num_train=0, num_validation=0)["test"].select(range(120))
@@ -49,14 +43,6 @@ def test_truematch_finds_the_bags_of_the_embedded_world(cache, tmp_path, capsys)
     assert scores == sorted(scores, reverse=True)
 
 
-def test_training_bags_contain_every_image_once(cache, tmp_path):
-    path = tmp_path / "bags.parquet"
-    assert bags(cache, path, "--mode", "training", "--bag_sizes", "2", "7", "--seed", "3") == 0
-    rows = load_bags(path).rows([f"test-{i:05d}" for i in range(120)])
-    assert {size: len(found) for size, found in rows.items()} == {2: 60, 7: 17}
-    assert sorted(i for bag in rows[2] for i in bag) == list(range(120))
-
-
 def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     path = tmp_path / "n.safetensors"
     assert bags(cache, path, "--mode", "neighbours", "--top", "40") == 0
@@ -64,10 +50,6 @@ def test_neighbours_are_read_by_the_sampler(cache, tmp_path, capsys):
     file = load_neighbours(path, image_ids=[f"test-{i:05d}" for i in range(120)])
     assert file.indices.shape == (120, 40)
     assert len(next(iter(BagCurriculumSampler(file.indices, 40)))) == 40
-    # IVF-PQ needs more images.
-    assert bags(cache, path, "--mode", "neighbours", "--top", "40", "--approximate") == 2
-    assert "There are 120 rows, but IVF-PQ needs 640" in capsys.readouterr().err
-    assert load_neighbours(path).indices.equal(file.indices)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -76,14 +58,14 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
         (tmp_path / "photos").mkdir(exist_ok=True)
         Image.new("RGB", (32, 24), (number * 20, 90, 255 - number * 15)).save(tmp_path / "photos" / f"{number}.png")
     options = ["--scorer", "scenes:siglip-held-out", "--bag_size", "3", "--cache_dir", str(tmp_path / "c")]
-    options += ["--output", str(tmp_path / "b.parquet"), "--dataset", str(tmp_path / "photos")]
+    options += ["--output", str(tmp_path / "b.json"), "--dataset", str(tmp_path / "photos")]
     assert main(["bags", *options]) == 2
     assert "have no captions" in capsys.readouterr().err
     assert main(["bags", *options, "--features", "image"]) == 0
     said = capsys.readouterr()
     assert "12 images" in said.out
     assert "bags of 3, mean similarity" in said.out
-    assert load_bags(tmp_path / "b.parquet").features == "image"
+    assert load_bags(tmp_path / "b.json").features == "image"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +74,6 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
         (["--output", "bags.csv"], "--output"),
         (["--mode", "neighbours", "--bag_sizes", "3"], "--bag_sizes"),
         (["--bag_sizes", "5", "--max_images", "4"], "--bag_sizes"),
-        (["--mode", "training", "--bag_sizes", "20", "--top", "10"], "--top"),
-        (["--approximate"], "--approximate"),
         (["--processes", "2"], "--processes"),
     ],
 )
@@ -106,38 +86,11 @@ def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, argu
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "name"),
-    [
-        ("truematch", "captions.json"),
-        ("truematch", "rows.parquet"),
-        ("training", "rows.parquet"),
-        ("neighbours", "model.safetensors"),
-    ],
-)
-def test_a_file_of_something_else_is_not_replaced(cache, tmp_path, capsys, monkeypatch, mode, name):
-    path = tmp_path / name
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table({"image": ["a.png"], "captions": [["a pig"]]}), path)
-    elif path.suffix == ".safetensors":
-        save_file({"weight": torch.ones(3)}, path)
-    else:
-        path.write_text('[{"image_id": "test-00000", "caption": "a pig"}]')
-    before = path.read_bytes()
-    monkeypatch.setattr("hf_captionrl.cli.bags.load_split", None)  # nothing is read
-    assert bags(cache, path, "--mode", mode) == 2
-    said = capsys.readouterr().err
-    assert "--output" in said
-    assert said.count("\n") == 1
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_the_command_replaces_its_own_files(cache, tmp_path):
-    for mode, name in (("truematch", "bags.json"), ("training", "bags.json"), ("neighbours", "n.safetensors")):
+    for mode, name in (("truematch", "bags.json"), ("neighbours", "n.safetensors")):
         for size in (["--top", "5"], ["--top", "6"]) if mode == "neighbours" else (["--bag_sizes", "3"],) * 2:
             assert bags(cache, tmp_path / name, "--mode", mode, *size, images=40) == 0
-    assert load_bags(tmp_path / "bags.json").kind == "training"
+    assert load_bags(tmp_path / "bags.json").kind == "truematch"
     assert load_neighbours(tmp_path / "n.safetensors").indices.shape == (40, 6)
 
 
@@ -161,40 +114,3 @@ def test_neighbours_on_shards_equal_those_of_one_process(cache, tmp_path, capsys
     assert "written with top 5, but top is now 4" in capsys.readouterr().err
     assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=39) == 2
     assert len(list((tmp_path / "shards.shards").glob("features-*"))) == 1  # nothing of other settings is written
-
-
-def test_one_process_uses_the_same_index_as_shards(tmp_path, monkeypatch, capsys):
-    """Above a number of images, and with --approximate; below it, the search is exact."""
-    features = torch.randn(1_200, 32, generator=torch.Generator().manual_seed(0))
-    scenes = load_scenes(num_train=0, num_validation=0, num_test=1)["test"]
-    images = [scenes[0]["image"]] * 1_200
-    rows = datasets.Dataset.from_dict({"image": images, "image_id": [f"i{row}" for row in range(1_200)]})
-    rows.cast_column("image", datasets.Image()).to_parquet(tmp_path / "rows.parquet")
-    monkeypatch.setattr("hf_captionrl.evaluation.similarity.features_of", lambda *arguments: features)
-
-    def neighbours(name, *options, most=1_200):
-        monkeypatch.setattr("hf_captionrl.cli.bags.EXACT_ROWS", most)
-        source = ["--dataset", str(tmp_path / "rows.parquet"), "--features", "image", "--mode", "neighbours"]
-        source += ["--scorer", "scenes:clip-reward"]
-        output = tmp_path / "out" / f"{name}.safetensors"
-        assert main(["bags", *source, "--top", "7", "--output", str(output), "--json", *options]) == 0
-        return load_neighbours(output), json.loads(capsys.readouterr().out).get("recall")
-
-    found, recall = neighbours("one", most=1_199)
-    assert 0.5 < recall < 1
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["one.safetensors"]  # the index is removed
-    wanted, same = neighbours("shards", "--processes", "1", "--rows_per_shard", "500", "--approximate")
-    assert same == recall
-    assert found.indices.equal(wanted.indices)
-    assert found.similarities.equal(wanted.similarities)
-    assert found.image_ids == wanted.image_ids
-    exact, nothing = neighbours("exact")
-    assert nothing is None
-    # The recall was measured on a sample of 256 rows; similarities are exact, and most similar first.
-    assert neighbour_recall(found.indices, exact.indices) == within(recall, 0.05)
-    unit = normalised(features)
-    for row in (0, 500, 1_199):
-        wanted = (unit[found.indices[row]] @ unit[row]).tolist()
-        assert found.similarities[row].tolist() == close(wanted, dtype="float32", magnitude=1)
-        assert found.similarities[row].tolist() == sorted(found.similarities[row].tolist(), reverse=True)
-        assert row not in found.indices[row]

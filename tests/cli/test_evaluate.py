@@ -428,7 +428,7 @@ def test_annotations_of_coco_are_evaluated_and_mined(tmp_path, scenes, monkeypat
     row = rows_of("outputs/evaluate", "smile")["results"]
     assert row["cider_d"] == pytest.approx(cider_d(few["full_caption"][:], few["captions"][:])["cider_d"])
     assert row["pool_recall_at_1"] > 0.5
-    mined = ["bags", *data, "--scorer", model_path("scenes:clip-reward"), "--output", "bags.parquet"]
+    mined = ["bags", *data, "--scorer", model_path("scenes:clip-reward"), "--output", "bags.json"]
     assert main([*mined, "--bag_size", "3"]) == 0
 
 

@@ -171,9 +171,7 @@ def test_damaged_pixel_cache_is_filled_again(warm_process, tmp_path, images, num
         store, more = tmp_path / f"cache-{n}", {"images": images}
         more |= {"folder": str(store), "asked": str(tmp_path / "asked")}
         run(warm_process, "cache", **more)
-        path = rng.choice(
-            [p for p in sorted(store.rglob("*")) if p.suffix in (".bin", ".sqlite") and p.stat().st_size]
-        )
+        path = rng.choice([p for p in sorted(store.rglob("*")) if p.suffix in (".bin", ".json") and p.stat().st_size])
         if rng.random() < 0.5:
             os.truncate(path, rng.randrange(path.stat().st_size))
         else:

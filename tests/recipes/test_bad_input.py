@@ -33,7 +33,7 @@ OPTIONS = {
     "--dataset_name owner/missing": "'owner/missing'",
     "--model_name_or_path owner/missing --dataset_name scenes": "'owner/missing'",
     "--model_name_or_path text --dataset_name scenes": "model type 'bert'",
-    "--output_dir file/out": "Nothing can be written to",
+    "--output_dir file/out": "Not a directory",
 }
 FILES = {
     "- 1": r"run\.yaml' holds a list",

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.retrieval.bags import check_neighbours
-from hf_captionrl.retrieval.neighbours import (
-    approximate_neighbours,
-    multimodal_features,
-    nearest_neighbours,
-    neighbour_recall,
-)
-from tests.tolerances import assert_close, close, within
+from hf_captionrl.retrieval.neighbours import multimodal_features, nearest_neighbours
+from tests.tolerances import close
 
 
 def clustered(count, width=16, seed=0, noise=0.7):
@@ -104,7 +98,7 @@ FOUR, WITHOUT_CAPTION = clustered(4, 8), [torch.ones(1, 8), torch.ones(2, 8), to
         (lambda: nearest_neighbours(WITH_ZERO, 2), r"features\[4\] is zero"),
         (lambda: nearest_neighbours(clustered(10), 2, rows=[10]), "rows"),
         (lambda: multimodal_features(FOUR, clustered(3, 8)), "text features of 3"),
-        (lambda: multimodal_features(FOUR, WITHOUT_CAPTION), r"text_features\[2\]"),
+        (lambda: multimodal_features(FOUR, WITHOUT_CAPTION), r"text_features\[2\] is NaN"),
     ],
 )
 def test_the_argument_is_named(call, named):
@@ -135,35 +129,3 @@ def test_concatenated_features_equal_a_plain_loop():
         whole = torch.cat([z, sum(captions[row]) / 3])
         torch.testing.assert_close(joined, whole / whole.norm())
     assert not torch.allclose(found, multimodal_features(images, captions), atol=0.01)
-
-
-def test_faiss_has_a_high_recall_and_measures_it():
-    features = clustered(1500, noise=0.3)
-    exact, scores = nearest_neighbours(features, 10)
-    indices, similarities, recall = approximate_neighbours(features, 10, num_clusters=38, num_probes=12)
-    assert indices.shape == exact.shape
-    assert (indices != torch.arange(1500)[:, None]).all()
-    assert all(len(set(row)) == 10 for row in indices.tolist())
-    assert recall > 0.9
-    assert recall == within(neighbour_recall(indices, exact), 0.05)
-    hit = indices == exact
-    assert_close(similarities[hit], scores[hit], magnitude=1)
-    few = approximate_neighbours(features, 10, num_clusters=38, num_probes=1)[2]
-    assert few < recall  # the measure can fail
-    whole = approximate_neighbours(features, 10, num_clusters=4, num_probes=4)
-    assert whole[2] == 1
-
-
-def test_faiss_searches_exactly_if_lists_are_too_short():
-    indices, _, _ = approximate_neighbours(clustered(200), 60, num_clusters=20, num_probes=1)
-    check_neighbours(indices, 200)  # no -1, nothing twice
-
-
-def test_missing_faiss_raises_with_a_remedy(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(ImportError, match=r"hf-captionrl\[faiss\]"):
-        approximate_neighbours(clustered(20), 3)
-
-
-def test_recall_by_hand():
-    assert neighbour_recall([[1, 2], [3, 4]], [[2, 1], [4, 5]]) == 0.75

@@ -168,12 +168,8 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
 def test_legacy_pooling_raises_unless_eos_is_the_highest_id():
     low_eos = make_tokenizer(("<bos>", "<pad>", "<eos>"))  # EOS is 2, "zebra" the highest id
     model, processor = make_clip(low_eos)
-    with pytest.raises(ValueError, match=r"eos_token_id == 2.*EOS is 2, but the highest id of the vocabulary is 15"):
+    with pytest.raises(ValueError, match="2 means the highest id"):
         HFScorer(model, processor)
-    # The reason: everything after the word with the highest id is ignored.
-    legacy = HFScorer(model, processor, allow_legacy_pooling=True)
-    same = legacy.text_features(["a zebra on the mat", "a zebra under the big dog"])
-    assert_close(same[0], same[1])
     # OpenAI's checkpoints have 2 too, but EOS (49407) is the highest id, so nothing is ignored.
     model, processor = make_clip(eos=2)
     fine = HFScorer(model, processor).text_features(["a zebra on the mat", "a zebra under the big dog"])
@@ -208,15 +204,8 @@ def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_pa
     ("call", "message"),
     [
         (lambda s: s.text_features("a cat"), "captions"),
-        (lambda s: s.text_features(["a", None]), r"captions\[1\]"),
-        (lambda s: s.image_features([make_images(1)[0], "x.jpg"]), r"images\[1\]"),
         (lambda s: HFScorer(s.model, s.tokenizer), "image_processor"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype"),
-        (lambda s: load_scorer(s.model, processor=make_clip()[1], padding="none"), "padding"),
-        (
-            lambda s: load_scorer(s.model, processor=make_clip(make_tokenizer(last=("more",)))[1]),
-            "do not belong together",
-        ),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], max_text_tokens=13), "max_text_tokens"),
         (lambda s: HFScorer(*make_clip(eos=7)), "position 0 would be pooled"),
         (lambda s: load_scorer(tiny_bert()), "get_text_features"),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -114,12 +113,6 @@ def edit(path, changes):
     path.write_text(json.dumps(content))
 
 
-def write_adapter(saved, folder):
-    captioner = load_captioner(saved)
-    captioner.add_lora("language", r=2)
-    captioner.save_pretrained(folder)
-
-
 def refused(folder, capsys, **kwargs):
     """The error message of `load_captioner`; that of `captionrl caption` is the same."""
     with pytest.raises((ValueError, FileNotFoundError)) as caught:
@@ -133,76 +126,43 @@ def refused(folder, capsys, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("file", "text"), [("config.json", "null"), ("captioner.json", "[1]"), ("preprocessor_config.json", "{")]
-)
-def test_json_that_is_not_an_object(file, text, copy, capsys):
-    (copy / file).write_text(text)
-    assert re.search(rf"{file} (contains|is not valid JSON) .*Use an intact copy", refused(copy, capsys))
-
-
-@pytest.mark.parametrize(
     ("file", "change"),
     [
         ("config.json", {"vision_config": []}),
-        ("config.json", {"model_type": 5}),
         ("config.json", {"text_config": {"hidden_size": "wide"}}),
         ("captioner.json", {"prompt": None}),
-        ("preprocessor_config.json", {"image_processor_type": 3}),
         ("processor_config.json", {"image_processor": 3}),
     ],
     ids=str,
 )
-def test_values_of_a_wrong_type(file, change, copy):
-    if file == "preprocessor_config.json":
-        (copy / "processor_config.json").unlink()
+def test_values_of_a_wrong_type(file, change, copy, capsys):
     edit(copy / file, change)
-    with pytest.raises(ValueError, match=rf"{file}.* Use an intact copy of the checkpoint"):
-        load_captioner(copy)
+    assert file in refused(copy, capsys)
+    (copy / file).write_text("[1]")
+    assert file in refused(copy, capsys)
 
 
 @pytest.mark.parametrize("kept", [slice(0), slice(-1)], ids=["empty", "truncated"])
 def test_damaged_weights(kept, copy, capsys):
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[kept])
-    said = refused(copy, capsys)
-    assert f"{path} (" in said
-    assert "is truncated or not a safetensors file" in said
+    assert f"{path} is truncated or not a safetensors file" in refused(copy, capsys)
 
 
-def test_use_safetensors(copy):
-    assert load_captioner(copy, use_safetensors=True).family == "blip"
-    with pytest.raises(ValueError, match=r"^use_safetensors is False.*`captionrl convert`"):
-        load_captioner(copy, use_safetensors=False)
-    with pytest.raises(ValueError, match=r"^output_loading_info is True"):
-        load_captioner(copy, output_loading_info=True)
-    with pytest.raises(ValueError, match="has no argument 'nonsense'"):
-        load_captioner(copy, nonsense=1)
+@pytest.mark.parametrize(
+    "arguments",
+    [{"use_safetensors": False}, {"output_loading_info": True}, {"nonsense": 1}]
+    + [{name: "sub"} for name in ("variant", "subfolder", "gguf_file", "weights_only")],
+    ids=str,
+)
+def test_arguments_that_select_other_files_or_folders_raise(arguments, copy):
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))}"):
+        load_captioner(copy, **arguments)
 
 
 def test_weights_that_do_not_match_the_configuration_raise(copy, capsys):
     edit(copy / "config.json", {"text_config": {"intermediate_size": 48}})
-    assert "do not match its config.json" in refused(copy, capsys)
-
-
-def test_adapter_that_is_its_own_base_model_raises(saved, tmp_path, capsys):
-    write_adapter(saved, tmp_path / "a")
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    for name, bases in {"a": [str(tmp_path / "a"), "../a", "."], "b": ["../a"]}.items():
-        for base in bases:
-            for folder, its_base in {"a": "../b" if name == "b" else base, name: base}.items():
-                edit(tmp_path / folder / "adapter_config.json", {"base_model_name_or_path": its_base})
-            said = refused(tmp_path / name, capsys)
-            assert "adapter_config.json of " in said
-            assert "as its base model, which is the adapter itself. Pass base_model=" in said
-
-
-@pytest.mark.parametrize("base", [["a"], {}], ids=str)
-def test_base_model_of_a_wrong_type_raises(base, saved, tmp_path):
-    write_adapter(saved, tmp_path / "a")
-    path = tmp_path / "a" / "adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
-    with pytest.raises(ValueError, match=r"adapter_config\.json of .*must be a name|does not name its base model"):
-        load_captioner(tmp_path / "a")
+    assert "cannot be loaded as " in refused(copy, capsys)
 
 
 def sharded(folder, change=None):
@@ -250,15 +210,11 @@ def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
         assert torch.equal(value, expected[name])
     shard = copy / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors .* is truncated"):
+    with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors is truncated"):
         load_captioner(copy)
     shard.unlink()
-    with pytest.raises(FileNotFoundError, match=r"lists model-00002-of-00002\.safetensors, which is missing"):
+    with pytest.raises(OSError, match=r"model-00002-of-00002\.safetensors"):
         load_captioner(copy)
-
-
-def test_index_without_a_weight_map_raises(copy):
-    sharded(copy)
     (copy / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json has no weight_map"):
         load_captioner(copy)
@@ -307,17 +263,8 @@ def test_configuration_cannot_download_a_kernel(setting, copy, monkeypatch):
 def test_captioner_cannot_be_loaded_as_scorer(saved):
     with pytest.raises(ValueError, match=r"lacks \d+ weights of BlipModel, such as \S+, which would be random"):
         load_scorer(saved)
-    with pytest.raises(ValueError, match="has model type 'clipcap', which AutoModel does not support"):
+    with pytest.raises(ValueError, match="cannot be loaded as AutoModel"):
         load_scorer("scenes:clipcap-mle")
-
-
-def test_scorer_with_a_missing_weight_raises(tmp_path):
-    shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "m")
-    state = load_file(tmp_path / "m" / "model.safetensors")
-    del state["text_projection.weight"]
-    save_file(state, tmp_path / "m" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks 1 weights of CLIPModel, such as text_projection\.weight"):
-        load_scorer(tmp_path / "m")
 
 
 def test_shipped_names_load_without_resolving_them():
@@ -328,31 +275,9 @@ def test_shipped_names_load_without_resolving_them():
             load("scenes:nothing")
 
 
-@pytest.mark.parametrize("name", ["variant", "subfolder", "gguf_file", "weights_only"])
-def test_arguments_that_select_other_files_or_folders_raise(copy, name):
-    with pytest.raises(ValueError, match=rf"{name} is '.*not supported"):
-        load_captioner(copy, **{name: "sub"})
-
-
 def test_captioner_with_missing_weights_raises(copy, capsys):
     weights = load_file(copy / "model.safetensors")
     lost = [weight for weight in weights if "crossattention" in weight]
     assert lost
     save_file({k: v for k, v in weights.items() if k not in lost}, copy / "model.safetensors", {"format": "pt"})
     assert f"lacks {len(lost)} weights" in refused(copy, capsys)
-
-
-def test_scorer_with_an_incomplete_tokenizer_raises(tmp_path):
-    folder = shutil.copytree(model_path("scenes:clip-reward"), tmp_path / "scorer")
-    (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match=r"The processor of the scorer .* cannot be loaded"):
-        load_scorer(str(folder))
-
-
-def test_adapters_with_each_other_as_base_model_raise_as_scorers(tmp_path):
-    for name, base in (("a", "b"), ("b", "a")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": f"../{base}"}))
-        save_file({"x": torch.zeros(1)}, tmp_path / name / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match="as its base"):
-        load_scorer(str(tmp_path / "a"))

@@ -1,4 +1,4 @@
-"""The tested range is written once; beyond it there is one warning; names are found where a release has them."""
+"""The tested range is written once; beyond it there is one warning."""
 
 import importlib.util
 import logging
@@ -8,10 +8,8 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import trl
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -71,22 +69,3 @@ def test_captioners_and_trl_trainers_ask():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for library in versions.TESTED:
         assert done.stderr.count(f"{library} {Version(versions.TESTED[library][0]).major}.999.0 is installed") == 1
-
-
-def test_names_are_found_in_both_places(monkeypatch):
-    from trl.experimental.async_grpo import AsyncGRPOTrainer
-    from trl.trainer.utils import FusedCausalLMOutput
-
-    assert versions.FusedCausalLMOutput is FusedCausalLMOutput
-    stable = getattr(trl, "AsyncGRPOTrainer", None)
-    assert versions.AsyncGRPOTrainer is (stable or AsyncGRPOTrainer)
-    # As in TRL 1.18, whose experimental place no longer exists.
-    later = ModuleType("trl")
-    later.AsyncGRPOTrainer = object()
-    monkeypatch.setitem(sys.modules, "trl", later)
-    monkeypatch.setitem(sys.modules, "trl.experimental.async_grpo", None)
-    assert versions.AsyncGRPOTrainer is later.AsyncGRPOTrainer
-    with pytest.raises(ImportError, match=r"no AsyncGRPOConfig in trl or trl\.experimental.* Use trl=="):
-        versions.AsyncGRPOConfig  # noqa: B018
-    with pytest.raises(AttributeError, match="Unheard"):
-        versions.Unheard  # noqa: B018

@@ -36,7 +36,7 @@ from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.utils.io import atomic_file, atomic_write_text, refuse_file, write_json, write_jsonl
-from hf_captionrl.utils.model_files import check_text_files, model_path, read_object
+from hf_captionrl.utils.model_files import model_path, read_object
 from hf_captionrl.utils.prompts import Backend, Failure, KeptAnswers, Prompt, Truncated
 
 if TYPE_CHECKING:
@@ -214,7 +214,6 @@ def write_statistics(folder: Path, rows: Sequence[Mapping[str, Any]], tokenizer:
     if tokenizer is not None:
         from transformers import AutoTokenizer
 
-        check_text_files(model_path(tokenizer))
         loaded = AutoTokenizer.from_pretrained(model_path(tokenizer), trust_remote_code=False)
         count = lambda texts: [len(ids) for ids in loaded(texts)["input_ids"]]  # noqa: E731
     statistics = source_statistics(sources, count_tokens=count)

@@ -19,7 +19,6 @@ from hf_captionrl.captioners.clipcap.modeling_clipcap import ClipCapForCondition
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.utils.model_files import (
     check_complete,
-    check_text_files,
     check_width,
     load_image_processor,
     load_language_model,
@@ -67,7 +66,6 @@ def assemble(
     vision_model, language_model = model_path(os.fspath(vision_model)), model_path(os.fspath(language_model))
     tower = _tower(vision_model)
     check_width(tower.config, vision_model)
-    check_text_files(language_model)
     tokenizer, pretrained = _language_model(language_model)
     for name in ("bos_token", "eos_token"):
         if getattr(tokenizer, name) is None:

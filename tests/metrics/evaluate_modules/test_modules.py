@@ -49,7 +49,7 @@ def test_self_retrieval_accepts_the_pool_in_every_form(evaluate, scenes, held_ou
     for i, image in enumerate(images):
         image.save(tmp_path / f"{i}.png")
         paths.append(str(tmp_path / f"{i}.png"))
-    cache = FeatureCache.for_scorer(held_out_scorer, tmp_path / "cache", namespace="scenes")
+    cache = FeatureCache.for_scorer(held_out_scorer, tmp_path / "cache")
     cache.put(ids, features[1])
     vectors = [row.numpy() for row in features[1]]
     encoded = [{"bytes": Path(path).read_bytes(), "path": None} for path in paths]
