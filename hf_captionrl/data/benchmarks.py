@@ -82,7 +82,7 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
 
 
 def _nocaps(path: Path) -> dict[str, list[Row]]:
-    """nocaps' validation images with their ten captions each, by domain: near_domain, ...; a layout like COCO's annotations."""
+    """nocaps' validation images with their ten captions each, by domain: near_domain, ...; as COCO's annotations."""
     captions: dict[Any, list[str]] = {}
     splits: dict[str, list[Row]] = {}
     with _published(path, "nocaps_val_4500_captions.json") as content:
@@ -96,7 +96,7 @@ def _nocaps(path: Path) -> dict[str, list[Row]]:
 
 
 def _concadia(path: Path, column: str) -> dict[str, list[Row]]:
-    """Images of Wikipedia with their caption, or in the column `description` that for blind readers, and the text around them."""
+    """Images of Wikipedia with their caption, or in the column `description` that for blind readers, and the context."""
     splits: dict[str, list[Row]] = {}
     with _published(path, "Concadia's wiki_split.json") as content:
         for image in content["images"]:
@@ -158,8 +158,8 @@ def match_coco_ids(
 def load_hard_pool(path: str | Path) -> list[str]:
     """COCO ids of a retrieval pool, such as CapEnrich's 30,000 images (SMILE, section 4), in the order of the file.
 
-    The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its list `imgids` as JSON;
-    see [`coco_id`] for the form of the names.
+    The pool was published as a pickle of names and features. Pickles run code, so it is not opened: save its list `imgids`
+    as JSON; see [`coco_id`] for the form of the names.
     """
     path = Path(path)
     if path.suffix != ".json":

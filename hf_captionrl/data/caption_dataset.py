@@ -200,8 +200,8 @@ _checked: set[str] = set()
 def training_rows(dataset: Any, *, whole_set_for: str | None = None) -> Any:
     """Training data in the columns that trainers read; every row is checked for captions before training.
 
-    `dataset` is what `load_captions` accepts; of a `DatasetDict`, `train`. `whole_set_for` says why a trainer with rewards needs
-    each image in one row; captions may then be missing.
+    `dataset` is what `load_captions` accepts; of a `DatasetDict`, `train`. `whole_set_for` says why a trainer with rewards
+    needs each image in one row; captions may then be missing.
     """
     if dataset is None:
         return dataset

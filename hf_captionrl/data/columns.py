@@ -269,8 +269,8 @@ def source_of_rows(
     if None in numbers_of:
         number = numbers_of[None][0]
         raise ValueError(
-            f"{where}: row {number + 1} has the split {rows[number].get('split')!r}, other rows known ones. Name one of "
-            f"{sorted(SPLIT_NAMES)} in every row, or rename the column."
+            f"{where}: row {number + 1} has the split {rows[number].get('split')!r}, other rows known ones. Name one "
+            f"of {sorted(SPLIT_NAMES)} in every row, or rename the column."
         )
     rest = [{key: value for key, value in row.items() if key != "split"} for row in rows]
     splits = {str(split): [rest[number] for number in numbers] for split, numbers in numbers_of.items()}

@@ -42,8 +42,8 @@ def source_keys(
 ) -> list[str]:
     """One key per row: the hash of its image's bytes.
 
-    A process reads each file once. With `skip_unreadable`, rows without a readable file have one key in common instead of
-    raising an `ImageError`.
+    A process reads each file once. With `skip_unreadable`, rows without a readable file have one key in common instead
+    of raising an `ImageError`.
     """
     column = undecoded(dataset).select_columns("image").with_format(None)
 

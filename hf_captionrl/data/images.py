@@ -110,7 +110,7 @@ _DRAFT_SIZE = (32, 32)
 
 
 class ImageError(ValueError):
-    """An image or video that cannot be used: the reason, a key of `IMAGE_REMEDIES`, and the value with the rule it broke."""
+    """An unusable image or video: the reason, a key of `IMAGE_REMEDIES`, and the value with the rule it broke."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason

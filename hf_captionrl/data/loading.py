@@ -131,14 +131,14 @@ def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, r
     images = [path for row, path in enumerate(listing.images) if row not in leading_out]
     if not images or require_captions:
         raise ValueError(
-            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} in it or in train/, validation/, test/, so its "
-            f"{len(images)} images have no captions; it has {listing.describe_others()}. Write "
+            f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} in it or in train/, validation/, test/, so "
+            f"its {len(images)} images have no captions; it has {listing.describe_others()}. Write "
             '{"file_name": "a.jpg", "captions": ["...", "..."]} per line.'
         )
     if leading_out:
         logger.warning(
-            "%s: %d links lead out of the folder and are not followed (set image_root to a folder that holds their files, too), "
-            "such as %r.",
+            "%s: %d links lead out of the folder and are not followed (set image_root to a folder that holds their files, "
+            "too), such as %r.",
             *(folder, len(leading_out), listing.images[min(leading_out)]),
         )
     if listing.others:
@@ -294,8 +294,8 @@ def _source_of_splits(name: str, data: Any, root: Path | None, is_named: bool = 
 def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
     if not isinstance(data, datasets.Dataset | datasets.DatasetDict):
         raise ValueError(
-            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name; an "
-            "IterableDataset becomes one by Dataset.from_list(list(data.take(n)))."
+            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name; "
+            "an IterableDataset becomes one by Dataset.from_list(list(data.take(n)))."
         )
     root = None if image_root is None else Path(image_root)
     return _source_of_splits("the data set", data, root, in_memory=True)

@@ -171,8 +171,8 @@ def exchange_captions(
     matches = [row for row, image_id in enumerate(ids) if captions_of.get(image_id)]
     if not matches:
         raise ValueError(
-            f"{name} has none of the {len(ids)} images (ids like {[*captions_of][:1]}, not {ids[:1]}). Use those of the "
-            "same split."
+            f"{name} has none of the {len(ids)} images (ids like {[*captions_of][:1]}, not {ids[:1]}). Use those of "
+            "the same split."
         )
     if len(matches) < len(ids):
         logger.warning("%s has captions for %d of %d images; the others are left out.", name, len(matches), len(ids))

@@ -189,8 +189,9 @@ def sample_frames(
         `list[PIL.Image.Image]`: F decoded RGB frames in temporal order.
 
     Raises:
-        ImageError: If it is not a video, has no frames, is truncated (a GIF without its end mark, or a film with less than 0.9
-            of the frames or duration in its header), or a frame or all frames together are too large; `.reason` says which.
+        ImageError: If it is not a video, has no frames, is truncated (a GIF without its end mark, or a film with less than
+            0.9 of the frames or duration in its header), or a frame or all frames together are too large; `.reason` says
+            which.
         ImportError: If it is a film and PyAV is not installed.
     """
     if num_frames < 1:
