@@ -65,7 +65,9 @@ ROW = "MLE"
 class ClipCapArguments(ModelArguments):
     """The parts of the ClipCap."""
 
-    model_name_or_path: str = documented("", "A ClipCap to continue. Empty: a new one from the two models below.")
+    model_name_or_path: str = documented(
+        "", "A ClipCap to continue. Empty: a new one from the two models below.", aliases=["--model"]
+    )
     vision_model: str = documented(
         "openai/clip-vit-base-patch32",
         "Vision tower of a CLIP, SigLIP or similar model, or of a shipped scorer (scenes:clip-reward).",
@@ -132,6 +134,10 @@ class MleClipCapConfig(RecipeDefaults, SmileConfig):
     lr_scheduler_type: str = documented("linear", "Learning rate schedule.")
     weight_decay: float = documented(0.0, "AdamW weight decay; the paper does not state one.")
     max_steps: int = documented(30_000, "Number of optimizer steps.")
+    save_strategy: str = documented("steps", "When to save: 'no', 'steps' or 'epoch'.")
+    save_total_limit: int | None = documented(None, "Number of checkpoints to keep. None: all.")
+    eval_strategy: str = documented("no", "When to evaluate: 'no', 'steps' or 'epoch'.")
+    load_best_model_at_end: bool | None = documented(False, "Select the checkpoint with the best R@1.")
     warmup_steps: float = documented(1_000, "Number of optimizer steps with a rising learning rate.")
     per_device_train_batch_size: int = documented(40, "Captions per device and step.")
     freeze_vision_tower: bool = documented(True, "Do not train the vision tower.")

@@ -40,7 +40,7 @@ from transformers import (
 
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
-    EvaluateEveryEpoch,
+    RecipeDefaults,
     configuration_line,
     output_folder,
     parse_arguments,
@@ -102,7 +102,7 @@ class ScorerArguments:
 
 
 @dataclass
-class ScorerConfig(EvaluateEveryEpoch, ExactResumeArguments, TrainingArguments):
+class ScorerConfig(RecipeDefaults, ExactResumeArguments, TrainingArguments):
     """Training of the scorer."""
 
     output_dir: str | None = output_folder("scorer")
@@ -113,7 +113,6 @@ class ScorerConfig(EvaluateEveryEpoch, ExactResumeArguments, TrainingArguments):
     lr_scheduler_type: str = documented("cosine", "Learning rate schedule.")
     warmup_steps: float = documented(0.1, "Share of the steps with a rising learning rate.")
     weight_decay: float = documented(0.01, "Weight decay of the text encoder; the projections have ten times as much.")
-    load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
     metric_for_best_model: str | None = documented("recall_at_1", "Metric that selects the epoch.")
     dataloader_drop_last: bool = documented(True, "Leave out the last, smaller batch of an epoch.")
     remove_unused_columns: bool = documented(False, "Must stay False: the collator needs all columns.")

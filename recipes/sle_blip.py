@@ -32,10 +32,11 @@ import torch
 
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
-    GuardedRecipe,
     ModelArguments,
+    RecipeDefaults,
     output_folder,
     parse_arguments,
+    with_default,
 )
 from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, write_samples
 from hf_captionrl.apps.experiments.report import (
@@ -90,10 +91,11 @@ class SLEArguments(SampleArguments):
 
 
 @dataclass
-class SLEBlipConfig(GuardedRecipe, SLEConfig):  # type: ignore[misc]
+class SLEBlipConfig(RecipeDefaults, SLEConfig):  # type: ignore[misc]
     """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = output_folder("sle_blip")
+    guard: str = with_default(SLEConfig, "guard", "rollback")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:

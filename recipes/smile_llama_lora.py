@@ -28,7 +28,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
     ModelArguments,
-    SaveEveryEpoch,
+    RecipeDefaults,
     describe,
     output_folder,
     parse_arguments,
@@ -71,7 +71,9 @@ class LlamaArguments:
     """The language model and its LoRA."""
 
     model_name_or_path: str = documented(
-        "meta-llama/Llama-3.2-1B", f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."
+        "meta-llama/Llama-3.2-1B",
+        f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch.",
+        aliases=["--model"],
     )
     model_revision: str | None = with_default(ModelArguments, "model_revision", None)
     dtype: str = documented("bfloat16", "Dtype of the frozen weights.")
@@ -94,7 +96,9 @@ class InstructionArguments:
     """The instructions, and the runs to compare."""
 
     dataset_name: str = documented(
-        "tatsu-lab/alpaca", f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."
+        "tatsu-lab/alpaca",
+        f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}.",
+        aliases=["--dataset"],
     )
     dataset_config: str | None = documented(None, "Configuration of a data set on the Hub.")
     dataset_revision: str | None = with_default(DataArguments, "dataset_revision", None)
@@ -109,10 +113,11 @@ class InstructionArguments:
 
 
 @dataclass
-class SmileLlamaConfig(SaveEveryEpoch, SmileSFTConfig):
+class SmileLlamaConfig(RecipeDefaults, SmileSFTConfig):
     """[`SmileSFTConfig`] with the settings that appendix B states."""
 
     output_dir: str | None = output_folder("smile_llama_lora")
+    eval_strategy: str = with_default(RecipeDefaults, "eval_strategy", "no")
     per_device_train_batch_size: int = documented(8, "Answers per device and step.")
     num_train_epochs: float = documented(5.0, "Number of epochs: 5, 10 or 20 in the paper.")
     learning_rate: float = documented(1e-4, "Peak learning rate; the paper does not state it.")

@@ -141,7 +141,7 @@ class BagsOptions(SeedOptions, EngineOptions, SimilarityOptions, DatasetOptions)
         None,
         metavar="K",
         group="bags",
-        aliases=("--bag-sizes", "--bag_size", "--bag-size"),
+        aliases=["--bag_size"],
         help="images per bag, one size or several (default: 3 5 7; for training 2 3 5 7 10 15 20)",
     )
     top: Positive = option(200, group="bags", help="number of neighbours per image")

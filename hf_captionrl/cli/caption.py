@@ -121,13 +121,12 @@ class CaptionOptions(
           captionrl caption MODEL --dataset OWNER/NAME --split train --output /shared/captions --engine ray --address auto
 
         a model of Ollama, vLLM, LM Studio or llama.cpp, and alternative texts that do not mention a word:
-          captionrl caption --dataset photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --max_new_tokens 100
+          captionrl caption qwen2.5vl --dataset photos --endpoint http://127.0.0.1:11434/v1 --max_new_tokens 100
           captionrl caption MODEL --dataset photos --do_not_mention logo watermark --decorative 'icons/*' --decorative_size 32
     """
 
     model: str = option(
         positional=True,
-        aliases=("--model",),
         metavar="MODEL",
         help="captioner: a folder, a name on the Hub, or scenes:blip-mle; with --endpoint the name of the model there",
     )

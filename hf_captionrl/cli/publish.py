@@ -27,7 +27,7 @@ class PushOptions(CommandOptions):
           captionrl push outputs/lora/model --repo_id me/blip-sr --merged --public
           captionrl push boosted --repo_id me/scenes-boosted
           captionrl push self_retrieval --type space --repo_id me/self_retrieval --public
-          captionrl push demo --type space --repo_id me/album --model MLE=me/blip-mle --model SR=me/blip-sr
+          captionrl push demo --type space --repo_id me/album --model MLE=me/blip-mle SR=me/blip-sr
     """
 
     folder: str = option(
@@ -50,7 +50,6 @@ class PushOptions(CommandOptions):
     dry_run: bool = option(False, help="check the folder and list the files that would be uploaded; send nothing")
     model: list[str] | None = option(
         None,
-        repeated=True,
         group="the demo",
         metavar="NAME=MODEL",
         help="a captioner that it shows, as for `captionrl demo`",

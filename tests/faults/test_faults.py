@@ -236,7 +236,7 @@ def test_the_same_command_resumes_a_recipe_of_several_trainings(warm_process, tm
 
 
 def test_a_recipe_starts_anew_on_request_only(warm_process, tmp_path):
-    few = [*SHORT[:-2], "--num_train_epochs", "1", "--compare_mle_weights", "none", "--output_dir", str(tmp_path)]
+    few = [*SHORT[:-2], "--num_train_epochs", "1", "--compare_mle_weights", "--output_dir", str(tmp_path)]
     assert run(warm_process, "recipe", arguments=[*few, "--learning_rate", "1e-3"], timeout=300)["steps"] == 4
     for other in ("--learning_rate", "1e-4"), ("--learning_rate", "1e-3", "--per_device_train_batch_size", "8"):
         refused = warm_process.run("recipe", arguments=[*few, *other], timeout=300)

@@ -65,8 +65,11 @@ def test_one_seed_gives_one_table(tmp_path, name):
     again, deterministic = table(recipe, tmp_path / "again", *more, "--seed", "3", "--deterministic")
     assert len(first) > 2
     assert first == again  # every number of every row, to the last bit
-    assert config["RunArguments"]["deterministic"] is False
-    assert deterministic["RunArguments"]["deterministic"] is True
+    settings, again = (
+        {k: v for part in c.values() if isinstance(part, dict) for k, v in part.items()}
+        for c in (config, deterministic)
+    )
+    assert (settings["deterministic"], again["deterministic"]) == (False, True)
     # The control: another seed is another table.
     torch.use_deterministic_algorithms(False)
     other, _ = table(recipe, tmp_path / "other", *more, "--seed", "4")
@@ -83,4 +86,4 @@ def test_the_argument_reaches_torch(tmp_path):
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert torch.backends.cudnn.deterministic
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert describe([config])["RunArguments"]["deterministic"] is True
+    assert describe([config])["SmileBlipConfig"]["deterministic"] is True

@@ -132,24 +132,15 @@ def test_a_folder_of_another_run(tmp_path, monkeypatch, capsys):
 
 
 def test_names_of_the_commands_options_work_in_recipes():
-    short = [
-        "--model",
-        "m",
-        "--scorer=s=1",
-        "--held_out_scorer",
-        "h",
-        "--perplexity_model=p",
-        "--dataset",
-        "d",
-        "--use_cpu",
-    ]
-    long = [
-        *("--model_name_or_path", "m", "--scorer_name_or_path", "s=1", "--held_out_scorer_name_or_path", "h"),
-        *("--perplexity_name_or_path", "p", "--dataset_name", "d", "--use_cpu"),
-    ]
-    settings = describe(smile_blip.parse_args(short))
+    short = "--model m --scorer=s=1 --held_out_scorer h --perplexity_model=p --dataset d --use_cpu"
+    long = (
+        "--model_name_or_path m --scorer_name_or_path s=1 --held_out_scorer_name_or_path h --perplexity_name_or_path p"
+    )
+    settings, same = (
+        describe(smile_blip.parse_args(words.split())) for words in (short, f"{long} --dataset_name d --use_cpu")
+    )
     assert settings["EvaluationArguments"]["scorer_name_or_path"] == "s=1"
-    assert settings == describe(smile_blip.parse_args(long))
+    assert settings | {"configuration": ""} == same | {"configuration": ""}
 
 
 def test_the_traceback_is_there_for_the_asking(monkeypatch, capsys):

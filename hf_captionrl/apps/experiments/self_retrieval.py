@@ -13,8 +13,8 @@ import torch
 from hf_captionrl.apps.experiments.arguments import (
     SCORERS,
     DataArguments,
-    GuardedRecipe,
     ModelArguments,
+    RecipeDefaults,
     output_folder,
     parse_arguments,
     with_default,
@@ -81,11 +81,12 @@ class BagArguments:
 
 
 @dataclass
-class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ignore[misc]
+class SelfRetrievalRecipeConfig(RecipeDefaults, SelfRetrievalConfig):  # type: ignore[misc]
     """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = output_folder("self_retrieval")
-    save_total_limit: int | None = with_default(GuardedRecipe, "save_total_limit", 2)
+    save_total_limit: int | None = with_default(RecipeDefaults, "save_total_limit", 2)
+    guard: str = with_default(SelfRetrievalConfig, "guard", "rollback")
 
 
 def parse_args(argv: Sequence[str] | None = None, *, default_config: Path) -> tuple[Any, ...]:

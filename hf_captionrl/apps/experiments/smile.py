@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import set_seed
 from transformers.trainer_utils import IntervalStrategy
 
-from hf_captionrl.apps.experiments.arguments import EvaluateEveryEpoch
+from hf_captionrl.apps.experiments.arguments import RecipeDefaults
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
@@ -116,10 +116,8 @@ class SmileArguments:
 
 
 @dataclass
-class SmileRecipeConfig(EvaluateEveryEpoch, SmileConfig):
+class SmileRecipeConfig(RecipeDefaults, SmileConfig):
     """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
-
-    load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
 
 
 def run_name(config: SmileConfig) -> str:
