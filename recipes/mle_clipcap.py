@@ -35,16 +35,13 @@ from hf_captionrl.apps.experiments.arguments import (
     output_folder,
     parse_arguments,
 )
-from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
 from hf_captionrl.apps.experiments.report import (
     Comparison,
     alone_in_folder,
     check_models,
-    defer_push,
     finish,
     measured,
     prepare,
-    should_resume,
     train_or_resume,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -75,8 +72,6 @@ class ClipCapArguments(ModelArguments):
     language_model: str = documented("openai-community/gpt2", "Causal language model, with its tokenizer.")
     prefix_length: int = documented(10, "Number of prefix vectors before a caption.")
     mapping_type: str = documented("mlp", "Mapper from the image to the prefix: 'mlp' or 'transformer'.")
-    clip_length: int = documented(10, "Number of image vectors in the transformer mapper.")
-    num_mapper_layers: int = documented(8, "Layers of the transformer mapper.")
     normalize_image_embeds: bool = documented(False, "Scale image embeddings to unit length.")
     stop_at_period: bool = documented(
         False, "End captions with a full stop, as in the papers, instead of an end token."
@@ -98,8 +93,6 @@ class ClipCapArguments(ModelArguments):
             fresh_language_model=self.fresh_language_model,
             prefix_length=self.prefix_length,
             mapping_type=self.mapping_type,
-            clip_length=self.clip_length,
-            num_mapper_layers=self.num_mapper_layers,
             normalize_image_embeds=self.normalize_image_embeds,
             stop_at_period=self.stop_at_period,
         )
@@ -161,11 +154,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
 @alone_in_folder
 def train(arguments: tuple[Any, ...]) -> Path:
     """Train and evaluate the ClipCap."""
-    model_args, data_args, eval_args, config = arguments
-    eval_args.resolve(data_args.dataset_name)
+    model_args, _, _, config = arguments
     output_dir = Path(config.output_dir)
-    push = defer_push(config)
-    resume = should_resume(config)
     check_models(arguments)
     set_seed(config.seed)  # initialises the mapper
     captioner = model_args.load(config.prompt)  # what is wrong with it is said before the data are read
@@ -179,10 +169,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         scorer=scorer,
         peft_config=model_args.peft_config,
     )
-    use_log_lines(trainer)
-    if trainer.is_world_process_zero():
-        print_heading(ROW)
-    train_or_resume(trainer, resume)
+    train_or_resume(trainer)
     trainer.save_model()
     config.output_dir = str(output_dir)
     captions = trainer.generate_captions(splits["test"])
@@ -201,7 +188,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         main=ROW,
     )
     objective = {"objective": "mle", "mle_weight": 1.0, "first_token": "mle"}
-    return finish(result, evaluator, arguments, splits, title="ClipCap, MLE", push=push, objective=objective)
+    return finish(result, evaluator, arguments, splits, title="ClipCap, MLE", objective=objective)
 
 
 if __name__ == "__main__":

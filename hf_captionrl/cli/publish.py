@@ -42,10 +42,6 @@ class PushOptions(CommandOptions):
     revision: str | None = option(None, metavar="BRANCH", help="branch, created if missing (default: main)")
     public: bool = option(False, help="make a new repository public")
     merged: bool = option(False, help="merge an adapter into its base model, and add it in adapter/")
-    gallery: bool = option(
-        False,
-        help="upload gallery.html even if it shows local images (default: only if all its images are already public)",
-    )
     overwrite: bool = option(False, help="push to a repository that holds other content")
     dry_run: bool = option(False, help="check the folder and list the files that would be uploaded; send nothing")
     model: list[str] | None = option(
@@ -79,7 +75,7 @@ def push(options: PushOptions) -> None:
     if repo_id not in (before.get("repo_id"), str(before.get("repo_id")).rpartition("/")[2]):
         before = {}  # settings of a push to another repository, perhaps a public one, do not apply to this one
     if options.dry_run:
-        contents = folder_contents(options.folder, kind, gallery=True if options.gallery else before.get("gallery"))
+        contents = folder_contents(options.folder, kind, gallery=before.get("gallery"))
         found: dict[str, Any] = {"published": list(contents.published), "left_out": list(contents.left_out)}
         text = "\n".join([*(f"+ {name}" for name in found["published"]), *(f"- {name}" for name in found["left_out"])])
         print(json.dumps(found) if options.json else text)
@@ -109,7 +105,7 @@ def push(options: PushOptions) -> None:
             name: before[name] for name in ("revision", "merged", "gallery", "commit_message") if name in before
         }
         settings["private"] = not options.public and before.get("private", True)
-        given = {"revision": options.revision, "merged": options.merged or None, "gallery": options.gallery or None}
+        given = {"revision": options.revision, "merged": options.merged or None}
         settings |= {name: value for name, value in given.items() if value is not None}
         address = push_folder(options.folder, repo_id, repo_type=kind, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
@@ -117,7 +113,7 @@ def push(options: PushOptions) -> None:
 
 # --- `captionrl card`: write the card of a model or a data set from its measurements, or check one before a push -----
 
-_FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "dataset_description", "language")
+_FACTS = ("model_id", "base_model", "license", "dataset_id", "language")
 
 
 @dataclass
@@ -143,9 +139,7 @@ class CardOptions(CommandOptions):
     model_id: str | None = option(None, metavar="TEXT", help="name of the model on the Hub")
     base_model: str | None = option(None, metavar="TEXT", help="model that was finetuned")
     license: str | None = option(None, metavar="TEXT", help="licence of the model or data set, as the Hub spells it")
-    dataset: str | None = option(None, metavar="TEXT", help="name of the training data")
     dataset_id: str | None = option(None, metavar="TEXT", help="name of the data set on the Hub")
-    dataset_description: str | None = option(None, metavar="TEXT", help="description of the training data")
     language: str | None = option(None, metavar="TEXT", help="language of the captions")
 
 

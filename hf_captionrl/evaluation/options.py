@@ -65,10 +65,6 @@ class EvaluationArguments:
         "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
         "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the other scorer, as in the papers.",
     )
-    gallery_size: int = documented(48, "Images shown in gallery.html.")
-    push_gallery: bool = documented(
-        False, "With push_to_hub, also upload gallery.html where it shows images of this machine."
-    )
 
     def __post_init__(self) -> None:
         check_values(self)

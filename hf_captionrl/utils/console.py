@@ -17,8 +17,6 @@ from hf_captionrl.utils.io import say
 
 RESULT_FILE = "CAPTIONRL_RESULT_FILE"
 """Environment variable: where the main process of a recipe writes the path of its results."""
-ERROR_FOLDER = "CAPTIONRL_ERROR_FOLDER"
-"""Variable with the folder where the processes of one run write their errors; the launcher prints each once."""
 
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "TimeoutError"})
@@ -91,12 +89,8 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
         if shows_traceback:
             traceback.print_exc()
         said, code = f"error: {one_line(error)}", 2
-        # Once for all processes of a run: through the launcher, or with the number of the process.
-        folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
-        if folder and Path(folder).is_dir():
-            Path(folder, rank).write_text(f"{program}: {said}", encoding="utf-8")
-        else:
-            say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
+        rank = os.environ.get("RANK", "0")
+        say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
     flush_stdout()
     sys.exit(code)
 

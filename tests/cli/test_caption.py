@@ -11,14 +11,9 @@ from PIL import Image
 
 import hf_captionrl.utils.io
 from hf_captionrl.cli import main
-from hf_captionrl.data import open_image
 from hf_captionrl.data import quarantine as image_reader
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.model_files import model_path
 from tests.processes import Forked
-from tests.tolerances import close
 
 SAMPLES = ["--do_sample", "--num_return_sequences", "5", "--batch_size", "4", "--max_new_tokens", "12"]
 
@@ -43,20 +38,6 @@ def test_one_line_per_image_in_order(whole):
         assert len(line["captions"]) == 5
     assert len({c for line in lines for c in line["captions"]}) > 5
     assert json.loads(whole.with_suffix(".run.json").read_text())["settings"]["top_k"] == 0
-
-
-def test_rerank_writes_the_caption_most_similar_to_its_image(whole, tmp_path):
-    path = tmp_path / "best.jsonl"
-    assert caption(path, *SAMPLES, "--rerank", "scenes:clip-reward") == 0
-    scorer = load_scorer(model_path("scenes:clip-reward"))
-    images = [open_image(row["image"]) for row in load_scenes(num_train=0, num_validation=0)["test"].select(range(10))]
-    best, groups = read_caption_file(path).captions, read_caption_file(whole).captions
-    assert list(best) == list(groups)
-    for image, (written,), group in zip(images, best.values(), groups.values(), strict=True):
-        similarity = [float(scorer.text_features([text])[0] @ scorer.image_features([image])[0]) for text in group]
-        assert similarity[group.index(written)] == close(max(similarity), dtype="float32", magnitude=1)
-    # A file of another scorer is not resumed.
-    assert caption(path, *SAMPLES, "--rerank", "scenes:siglip-held-out") == 2
 
 
 def test_resume_after_sigkill_gives_the_same_file(whole, tmp_path, capsys):
@@ -127,7 +108,6 @@ def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--rerank", "scenes:clip-reward"], "--num_return_sequences"),
         (["--num_return_sequences", "5"], "--num_beams"),
         (["--temperature", "0"], "temperature"),
         (["--validation_share", "0.5", "--test_share", "0.5"], "--test_share"),

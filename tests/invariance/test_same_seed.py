@@ -15,7 +15,14 @@ from recipes import self_retrieval_blip, sle_blip, smile_blip
 
 SHORT = [
     *("--max_steps", "1", "--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "32"),
-    *("--max_train_images", "8", "--max_eval_images", "4", "--max_test_images", "101", "--gallery_size", "2"),
+    *(
+        "--max_train_images",
+        "8",
+        "--max_eval_images",
+        "4",
+        "--max_test_images",
+        "101",
+    ),
     *("--generation_max_new_tokens", "6", "--generation_num_beams", "1", "--eval_strategy", "no"),
     *("--save_strategy", "no", "--use_cpu", "--disable_tqdm", "true", "--learning_rate", "1e-3"),
 ]
@@ -48,7 +55,7 @@ OF = {
     "self-retrieval": (
         self_retrieval_blip,
         (
-            *("--variants", "{}", "--bag_schedule", '{"1": 2}', "--num_neighbours", "4"),
+            *("--variants", "{}", "--bag_schedule", '{"1": 2}'),
             *("--num_generations", "2", "--max_completion_length", "6", "--guard", "off"),
         ),
     ),

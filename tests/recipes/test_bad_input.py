@@ -100,7 +100,6 @@ def test_bad_input_to_self_retrieval(words, message, tmp_path, monkeypatch, caps
     [
         *(f"--{name} nowhere/x" for name in ("model", "scorer", "held_out_scorer", "perplexity_model")),
         "--model outputs/photographs/flickr8k/mle/model",
-        "--metric_for_best_model recall_at_7",
     ],
 )
 def test_what_is_not_there_is_said_before_the_data_are_read(words, tmp_path, monkeypatch, capsys):

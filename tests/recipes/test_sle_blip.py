@@ -27,7 +27,7 @@ SHORT = [
     *"--rl_start_epoch 1 --num_train_epochs 2 --xe_learning_rate 3e-4".split(),  # an epoch of cross-entropy first
     *"--max_train_images 16 --max_eval_images 8 --max_test_images 105 --sample_images 6 --max_steps 2".split(),
     *"--per_device_train_batch_size 8 --num_generations 3 --num_samples 3 --eval_steps 2 --save_steps 2".split(),
-    *"--sample_temperatures 0.5 --panel_images 2 --compare_alphas 1.0 0.3 --report_best_alpha".split(),
+    *"--sample_temperatures 0.5 --compare_alphas 1.0 0.3 --report_best_alpha".split(),
     *GENERATION,
 ]
 

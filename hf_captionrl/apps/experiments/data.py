@@ -143,6 +143,9 @@ def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Datase
     return f"{sizes} {images} with their captions{shortened}{of_frames}."
 
 
+PANEL_IMAGES = 6
+
+
 # --- Samples several captions per image and measures their diversity -------------------------------------------------
 
 
@@ -159,7 +162,6 @@ class SampleArguments:
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25],
         metadata={"help": "Temperatures of the trade-off plot. The table uses 1, which is always included."},
     )
-    panel_images: int = documented(6, "Images shown in panel.html; 0 writes none.")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -249,7 +251,7 @@ def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title
     folder, samples = Path(output_dir), sampler.samples
     write_diversity_tradeoff(folder / "tradeoff.png", sampler.points, title=f"{title}: CIDEr-D against diversity")
     items = []
-    for index in range(min(sampler.arguments.panel_images, len(sampler.dataset))):
+    for index in range(min(PANEL_IMAGES, len(sampler.dataset))):
         row = sampler.dataset[index]
         captions = {name: groups[index] for name, groups in samples.items()}
         items.append(PanelItem(open_still(row), str(row["image_id"]), captions, list(row["captions"])))
