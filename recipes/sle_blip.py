@@ -25,7 +25,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import torch
@@ -93,7 +93,7 @@ class SLEBlipConfig(RecipeDefaults, SLEConfig):  # type: ignore[misc]
     """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = output_folder("sle_blip")
-    guard: str = with_default(SLEConfig, "guard", "rollback")
+    guard: Literal["off", "warn", "stop", "rollback"] = with_default(SLEConfig, "guard", "rollback")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "hf_captionrl"
@@ -245,14 +246,14 @@ def options_of_commands_and_recipes(root: Path) -> list[str]:
     modules = [f"recipes.{path.stem}" for path in sorted((root / "recipes").glob("*.py"))]
     modules += [f"{PACKAGE}.apps.experiments.{name}" for name in ("arguments", "data", "self_retrieval", "smile")]
     commands = [inner for command in main.COMMANDS for inner in (command.subcommands or [command])]
-    kinds = [main._load(command.options) for command in commands]
-    kinds += [
-        kind for name in modules for kind in vars(importlib.import_module(name)).values() if isinstance(kind, type)
-    ]
+    kinds: list[Any] = [main._load(command.options) for command in commands]
+    for name in modules:
+        kinds += [kind for kind in vars(importlib.import_module(name)).values() if isinstance(kind, type)]
     trained = importlib.import_module("transformers").TrainingArguments.__dataclass_fields__.keys()
     trained |= importlib.import_module(f"{PACKAGE}.trainers").SelfRetrievalConfig.__dataclass_fields__.keys()
     names = set()
-    for kind in {owner for kind in kinds if dataclasses.is_dataclass(kind) for owner in kind.__mro__}:
+    owners: set[Any] = {owner for one in kinds for owner in one.__mro__ if dataclasses.is_dataclass(owner)}
+    for kind in owners:
         if kind.__module__.startswith((PACKAGE, "recipes")) and not re.search(
             r"\.(trainers|rewards)\.", kind.__module__
         ):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -28,7 +25,7 @@ from hf_captionrl.data.options import (
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
@@ -85,8 +82,7 @@ class CaptionOptions(
     With --processes or --engine the output is a folder of Parquet shards, which the other commands read like a file.
 
     With --endpoint, a model behind an OpenAI-compatible address is asked. NAME.answers.jsonl keeps each answer when it arrives,
-    so that none is asked for twice, and lines have the mean log-probability of the tokens ("mean_log_prob") if the endpoint
-    offers it.
+    so that none is asked for twice.
     """
 
     examples: ClassVar[str] = """
@@ -116,8 +112,8 @@ class CaptionOptions(
     output: Path | None = option(
         None,
         metavar="FILE",
-        help="file of JSON Lines (.jsonl) to write, or to resume, or .csv, which is made of NAME.jsonl at the end; a folder with --processes or --engine (default: "
-        "captions.jsonl, or captions)",
+        help="file of JSON Lines (.jsonl) to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, "
+        "or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
 
@@ -264,29 +260,21 @@ def write_captions(arguments: CaptionOptions) -> None:
     arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
-    lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
-    trained: list[str]
+    rows: Iterable[dict[str, Any]]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
         summary, report = _write_parts(arguments, output, listed)
-        trained = summary.pop("trained_on")
-        rows: Iterable[dict[str, Any]] = read_parts(output)
+        rows = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
-        summary, report = _write_lines(arguments, lines, listed)
-        trained = summary.pop("trained_on")
-        if lines != output:
-            _write_table(output, [row for _, row in read_jsonl(lines)])
-            summary["output"] = str(output)
-        rows = (row for _, row in read_jsonl(lines))
+        summary, report = _write_lines(arguments, output, listed)
+        rows = (row for _, row in read_jsonl(output))
     if arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
         texts = (text for row in rows for text in row.get("captions") or [row.get("caption") or ""])
         summary["mentions"] = sum(mentions(text, arguments.do_not_mention) for text in texts)
-    print(
-        json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
-    )
+    print(json.dumps(summary) if arguments.json else _sentence(arguments, summary, listed))
     for split in report.rows:
         stop_if_too_many(report, split, arguments.max_bad_fraction)
     if failed := summary.get("failed"):
@@ -323,29 +311,6 @@ _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit loa
     min_new_tokens top_k"""
 
 
-def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
-    buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, list(dict.fromkeys(chain.from_iterable(rows))))
-    writer.writeheader()
-    for row in rows:
-        cells = {name: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for name, v in row.items()}
-        writer.writerow({name: csv_cell(value) for name, value in cells.items()})
-    atomic_write_text(path, "\ufeff" + buffer.getvalue())
-
-
-_BEGIN = b'{"image_id": '
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-    except RecursionError:
-        return True  # which `parse_captions` refuses
-
-
 class CaptionWriter(LineFile):
     """Appends captions to a file that one process writes at a time; use it as a context manager.
 
@@ -367,13 +332,9 @@ class CaptionWriter(LineFile):
         data = b"" if self._overwrite else data
         end = data.rfind(b"\n") + 1
         self.torn = data[end:]
-        self._lacks_end = _is_json(self.torn)  # a line that an editor saved without a line feed
-        if self._lacks_end or not self.torn.strip():
+        self._lacks_end = self.torn.rstrip().endswith(b"}")  # a line that an editor saved without a line feed
+        if self._lacks_end:
             end, self.torn = len(data), b""
-        elif not self.torn.startswith(_BEGIN[: len(self.torn)]):
-            raise ValueError(
-                f"{self.path}: the last line, {self.torn[:60]!r}, is not a line of captions. Correct or remove it, or use another --output."
-            )
         self._whole = end
         self.done = parse_captions(data[:end], self.path) if end else {}
 
@@ -390,11 +351,6 @@ class CaptionWriter(LineFile):
             row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}
             if len(group) > 1:
                 row["captions"] = list(group)
-            scores = [getattr(text, "mean_log_prob", None) for text in group]
-            if scores[0] is not None:
-                row["mean_log_prob"] = scores[0]
-            if len(group) > 1 and any(score is not None for score in scores):
-                row["mean_log_probs"] = scores
             lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
         # A lone surrogate has no UTF-8 form, but its escape is JSON.
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
@@ -441,7 +397,7 @@ def _summary(
         "written": captioned - resumed,
         "resumed": resumed,
         "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
-        "trained_on": split.trained,
+        "trained_on": len(split.trained),
     }
 
 
@@ -453,7 +409,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     if output.suffix != ".jsonl":
         raise ValueError(
-            f"--output {str(output)!r} must end in .jsonl (JSON Lines) or .csv. Use "
+            f"--output {str(output)!r} must end in .jsonl. Use "
             f"{str(output.with_suffix('.jsonl') if output.name else 'captions.jsonl')!r}."
         )
     from tqdm import tqdm
@@ -511,8 +467,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 # whole, so that a resumed output equals that of an uninterrupted run.
                 is_whole = arguments.do_sample and arguments.endpoint is None
                 texts = captioner(batch if is_whole else wanted) if wanted else {}
-                if done := [row for row in wanted if row in texts]:
-                    writer.append([id_of[row] for row in done], [texts[row] for row in done])
+                if captioned := [row for row in wanted if row in texts]:
+                    writer.append([id_of[row] for row in captioned], [texts[row] for row in captioned])
                 progress.update(len(wanted))
         report = captioner.reader.report()
         if report.entries:
@@ -520,8 +476,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         else:
             listed.unlink(missing_ok=True)
         failed = {} if arguments.endpoint is None else captioner.captioner.failed
-        captioned = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
-    summary = _summary(arguments, output, split, captioned, before, report)
+        number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
+    summary = _summary(arguments, output, split, number, before, report)
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]

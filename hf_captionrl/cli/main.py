@@ -217,9 +217,6 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    if sys.stdout is None:
-        print("captionrl: error: stdout is closed. Use > /dev/null to discard the output.", file=sys.stderr)
-        return 2
     code = _run(argv)
     flush_stdout()
     return code

@@ -81,32 +81,27 @@ def push(options: PushOptions) -> None:
         print(json.dumps(found) if options.json else text)
         return
     if repo_id is None:
-        raise ValueError(
-            f"{options.folder!r} was never pushed, so its repository is unknown. Use --repo_id owner/name."
-        )
+        raise ValueError(f"{options.folder!r} was never pushed. Use --repo_id owner/name.")
     settings: dict[str, Any] = {"private": not options.public, "overwrite": options.overwrite}
-    is_demo = kind == "space" and options.folder == DEMO and not Path(DEMO).is_dir()
+    is_folder = Path(options.folder).is_dir()
+    is_demo = kind == "space" and not is_folder and options.folder == DEMO
     if not is_demo and (options.model or options.scorer):
         raise ValueError(
-            "--model and --scorer belong to the demo. Use captionrl push demo --type space --repo_id owner/name."
+            "--model and --scorer belong to the demo. Use captionrl push demo --type space --repo_id NAME."
         )
     if is_demo:
         address = push_demo(repo_id, named_models(options.model), scorer=options.scorer, **settings)
-    elif kind == "space" and not Path(options.folder).is_dir():
+    elif kind == "space" and not is_folder:
         owner, _, name = repo_id.rpartition("/")
         if name != options.folder or not owner:
-            raise ValueError(
-                f"--repo_id is {repo_id!r}, but evaluate.load finds the metric only by its name. Use --repo_id OWNER/{options.folder}."
-            )
+            raise ValueError(f"evaluate.load finds a metric only by its name. Use --repo_id OWNER/{options.folder}.")
         address = push_metric(name, owner, **settings)
     else:
         # Settings of the last push to this repository, unless an option replaces them.
-        settings |= {
-            name: before[name] for name in ("revision", "merged", "gallery", "commit_message") if name in before
-        }
+        settings |= {key: before[key] for key in ("revision", "merged", "gallery", "commit_message") if key in before}
         settings["private"] = not options.public and before.get("private", True)
-        given = {"revision": options.revision, "merged": options.merged or None}
-        settings |= {name: value for name, value in given.items() if value is not None}
+        settings |= {"revision": options.revision} if options.revision is not None else {}
+        settings |= {"merged": True} if options.merged else {}
         address = push_folder(options.folder, repo_id, repo_type=kind, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
 

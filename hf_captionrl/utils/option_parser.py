@@ -62,8 +62,10 @@ class OptionParser(TrlParser):  # type: ignore[misc]
             self._add_option(groups.get(title, self), field, is_command)
 
     def _add_option(self, group: Any, field: Any, is_command: bool) -> None:
-        is_list = typing.get_origin(field.type) is list
-        one: Any = typing.get_args(field.type)[0] if is_list else field.type
+        is_optional = type(None) in typing.get_args(field.type)
+        kind: Any = typing.get_args(field.type)[0] if is_optional else field.type
+        is_list = typing.get_origin(kind) is list
+        one: Any = typing.get_args(kind)[0] if is_list else kind
         start = len(self._actions)
         if typing.get_origin(one) is Literal and (is_list or "positional" in field.metadata):
             field.type, field.metadata["choices"], one = list[str], typing.get_args(one), str
@@ -74,6 +76,8 @@ class OptionParser(TrlParser):  # type: ignore[misc]
             action = argparse.BooleanOptionalAction if field.default else "store_true"
             group.add_argument(f"--{field.name}", action=action, default=field.default, help=field.metadata["help"])
         else:
+            if is_command and is_list and is_optional:
+                field.metadata["action"] = "extend"  # `--model A --model B` is `--model A B`
             self._parse_dataclass_field(group, field)
         for added in self._actions[start:]:  # `--a-b` is accepted, too, and not shown
             added.option_strings = [name for name in added.option_strings if "-" not in name[2:]]

@@ -64,22 +64,6 @@ def test_adapters_and_cider(tmp_path):
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_cider_alone(tmp_path):
-    more = (
-        "--retrieval_weight 0 --cider_weight 1 --variants {} --max_steps 1 --repetition_weight 0 --truncation_weight 0"
-    )
-    path = train(recipe, tmp_path, [*SHORT, "--perplexity_name_or_path", "none"], more)
-    rows = json.loads(path.read_text())["rows"]
-    assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
-    (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
-    logged = {name for entry in json.loads(state.read_text())["log_history"] for name in entry}
-    assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
-        "rewards/cider/mean"
-    }
-    assert "Reward: CIDEr-D with the end token; batches" in (path.parent / "model" / "README.md").read_text()
-
-
 def test_an_evaluation_trains_nothing(tmp_path):
     path = train(recipe, tmp_path, SHORT, "--num_train_epochs 0 --perplexity_name_or_path none")
     rows = json.loads(path.read_text())["rows"]
@@ -215,30 +199,6 @@ def test_the_delivered_checkpoint_is_the_accepted_one_and_card_and_gallery_say_s
     assert lines[-3] == "SR (bag curriculum) (model/)"
     assert lines[-2].startswith("  Selected checkpoint-3: eval_reward_recall_at_1 = ")
     assert "model/" in next(line for line in lines if line.startswith("Written to"))
-
-
-def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hack):
-    hack(lambda call: call > 2)
-    with pytest.raises(SystemExit, match="have collapsed"):
-        train(recipe, tmp_path, ONE_RUN, "--eval_strategy no --save_strategy no")
-    assert not (tmp_path / "out" / "model").exists()
-    selected = json.loads((tmp_path / "out" / "results.json").read_text())["selected"]["SR (bag curriculum)"]
-    assert "In 105 evaluated captions" in selected["collapsed"]
-
-
-@pytest.mark.slow
-def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
-    # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
-    hack(lambda call: call in (3, 4, 5))
-    variants = json.dumps({"SR (random)": {"bag_schedule": None}})
-    path = train(recipe, tmp_path, [*SHORT, "--variants", variants], "--perplexity_name_or_path none")
-    results = json.loads(path.read_text())
-    assert [row["name"] for row in results["rows"] if "note" in row] == ["SR (random)"]
-    assert results["selected"]["SR (bag curriculum)"]["step"] is not None
-    assert (path.parent / "model" / "model.safetensors").exists()
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("SR (random): the captions have collapsed.") for line in lines)
-    assert lines.index("SR (random)") < lines.index("SR (bag curriculum) (model/)")
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ class SelfRetrievalRecipeConfig(RecipeDefaults, SelfRetrievalConfig):  # type: i
 
     output_dir: str | None = output_folder("self_retrieval")
     save_total_limit: int | None = with_default(RecipeDefaults, "save_total_limit", 2)
-    guard: str = with_default(SelfRetrievalConfig, "guard", "rollback")
+    guard: Literal["off", "warn", "stop", "rollback"] = with_default(SelfRetrievalConfig, "guard", "rollback")
 
 
 def parse_args(argv: Sequence[str] | None = None, *, default_config: Path) -> tuple[Any, ...]:

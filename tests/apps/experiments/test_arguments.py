@@ -59,11 +59,6 @@ def test_every_row_parses_and_writes_to_the_folder_of_its_name():
             assert list(runs_of(arguments[-1], variants))[:-1] == list(variants), name
 
 
-def test_the_command_line_overrides_a_row():
-    *_, config = smile_blip.parse_args(["--row=smile/table5/lambda-0.1", "--learning_rate", "3e-6"])
-    assert (config.mle_weight, config.learning_rate, config.num_train_epochs) == (0.1, 3e-6, 5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,20 +72,6 @@ def test_a_wrong_row_is_an_error(arguments, message):
         self_retrieval_clipcap.parse_args(arguments)
     with pytest.raises(ValueError, match="no rows"):  # of a program without rows
         parse_arguments((smile_blip.SmileBlipConfig,), ["--row", "smile/table4/none"])
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("a: {title: A}", "x/a has no base"),
-        ("a: {base: b}\nb: {base: a}", "is its own base"),
-    ],
-)
-def test_a_row_without_a_base_file_is_an_error(tmp_path, rows, message):
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "x.yaml").write_text(rows)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_row(tmp_path, "x/a")
 
 
 # --- How recipes load the captioner ---
