@@ -258,10 +258,10 @@ def options_of_commands_and_recipes(root: Path) -> list[str]:
             r"\.(trainers|rewards)\.", kind.__module__
         ):
             inherited = {name for base in kind.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())}
-            known = inherited | (trained if kind.__name__.endswith(("Config", "Defaults")) else set())
+            before = inherited | (trained if kind.__name__.endswith(("Config", "Defaults")) else set())
             fields = getattr(kind, "__dataclass_fields__", {})
-            own = [name for name in vars(kind).get("__annotations__", ()) if name in fields and name not in known]
-            names |= {f"{kind.__name__}.{name}" for name in own if "help" in fields[name].metadata}
+            new = [name for name in vars(kind).get("__annotations__", ()) if name in fields and name not in before]
+            names |= {f"{kind.__name__}.{name}" for name in new if "help" in fields[name].metadata}
     return sorted(names)
 
 

@@ -1,7 +1,6 @@
 """The decoding loop writes what transformers' loop writes, in the same distribution, with fewer rows."""
 
 import itertools
-import json
 import multiprocessing
 import shutil
 from collections import Counter
@@ -16,8 +15,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hf_captionrl.captioners import Captioner, decoding, load_captioner
 from hf_captionrl.captioners import captioner as generation
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, draw_tokens
-from hf_captionrl.cli import main
+from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy, token_log_probs
 from tests.captioners.models import MODELS, captioner_of
 from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images
@@ -331,29 +329,6 @@ def test_inductor_gives_the_same_captions():
 def _compare_with_inductor():
     captioner, images = captioner_and_images("clipcap")
     assert sampled(captioner, images, compile_decoding=True) == sampled(captioner, images)
-
-
-def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, capsys):
-    seen, decode = [], DecodingLoop.__call__
-
-    def spy(self, model, *args, **kwargs):
-        seen.append(self.compiled)
-        assert model.config._attn_implementation == "eager"
-        return decode(DecodingLoop(self.num_sampled, self.greedy, self.folded), model, *args, **kwargs)
-
-    monkeypatch.setattr(DecodingLoop, "__call__", spy)
-    line = ["caption", "scenes:blip-mle", "--max_images", "2", "--max_new_tokens", "4", "--output"]
-    more = ["--num_beams", "1", "--compile_decoding", "--attn_implementation", "eager"]
-    assert main([*line, str(tmp_path / "a.jsonl"), *more]) == 0
-    assert seen == [True]
-    settings = json.loads((tmp_path / "a.run.json").read_text())["settings"]
-    assert settings["compile_decoding"] is True
-    assert settings["attn_implementation"] == "eager"
-    assert "load_in_4bit" not in settings
-    assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
-    assert "--num_beams" in capsys.readouterr().err
-    assert main([*line, str(tmp_path / "c.jsonl"), "--cache_implementation", "static"]) == 2
-    assert "cannot decode with a static cache" in capsys.readouterr().err
 
 
 # Log-probabilities of sampled tokens are equal in generation, with caches and one token at a time, and in the loss

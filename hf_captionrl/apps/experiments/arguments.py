@@ -327,8 +327,8 @@ def parse_arguments(
         configuration, settings = f"--config {chosen.config}", read_yaml(Path(chosen.config))
     elif default_config is not None:
         configuration = f"{stem}/{default_config.name}"
-        if named := sorted(options & _NAMED):
-            configuration = f"the defaults, not {configuration}, because of {' and '.join(named)}"
+        if reasons := sorted(options & _NAMED):
+            configuration = f"the defaults, not {configuration}, because of {' and '.join(reasons)}"
         else:
             settings = read_yaml(default_config)
     if "--gradient_accumulation_steps" in options and "--total_train_batch_size" not in options:
@@ -394,8 +394,8 @@ def _set_defaults(parser: Any, settings: Mapping[str, Any], source: str) -> None
         if value is None and hint in (int, float, bool):
             raise ValueError(f"{source}: {key} is empty. Use a value of type {hint.__name__}, or leave it out.")
         if isinstance(value, list) != (typing.get_origin(hint) is list) and value is not None and len(kinds) == 1:
-            wanted = "a single value" if isinstance(value, list) else "a list"
-            raise ValueError(f"{source}: {key} is {value!r}. Use {wanted}.")
+            form = "a single value" if isinstance(value, list) else "a list"
+            raise ValueError(f"{source}: {key} is {value!r}. Use {form}.")
         try:
             if isinstance(value, list):
                 value = [convert(str(one)) for one in value]

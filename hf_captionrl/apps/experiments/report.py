@@ -169,8 +169,9 @@ def _of(kind: type, arguments: tuple[Any, ...]) -> Any:
 # --- Trains several captioners from one start and compares them in one table -----------------------------------------
 
 START = "MLE"
-GALLERY_SIZE = 48  # images
 """Row name of the captioner that every run starts from."""
+GALLERY_SIZE = 48
+"""Images of gallery.html."""
 
 
 @dataclass
@@ -199,9 +200,7 @@ class Comparison:
     is_main_process: bool = True  # whether this process writes the report
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # the arguments in which the runs differ
     collapsed: dict[str, str] = field(default_factory=dict)  # why the model must not be delivered
-    curves: dict[str, list[dict[str, float]]] = field(
-        default_factory=dict
-    )  # points of the learning curve, if asked for
+    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # learning curves, if there are any
 
 
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:

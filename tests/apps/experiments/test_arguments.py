@@ -199,3 +199,13 @@ def test_one_model_is_trained_unless_a_comparison_is_asked_for():
         _, _, _, smile, config = smile_blip.parse_args([*given, "--use_cpu"])
         assert smile.compare_mle_weights == weights, given
         assert len(smile_runs(config, weights)) == 1 + len(weights)
+
+
+def test_help_shows_our_arguments_and_help_all_those_of_transformers_too(capsys):
+    for word, shows_all in (("--help", False), ("--help-all", True)):
+        with pytest.raises(SystemExit):
+            smile_blip.parse_args([word])
+        text = capsys.readouterr().out
+        assert text.startswith("usage: captionrl train smile ")
+        assert ("--adam_beta1" in text) == shows_all
+        assert text.index("--mle_weight") < text.find("--adam_beta1") % len(text)
