@@ -108,7 +108,7 @@ def push(options: PushOptions) -> None:
 
 # --- `captionrl card`: write the card of a model or a data set from its measurements, or check one before a push -----
 
-_FACTS = ("model_id", "base_model", "license", "dataset_id", "language")
+_FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "language")
 
 
 @dataclass
@@ -134,6 +134,7 @@ class CardOptions(CommandOptions):
     model_id: str | None = option(None, metavar="TEXT", help="name of the model on the Hub")
     base_model: str | None = option(None, metavar="TEXT", help="model that was finetuned")
     license: str | None = option(None, metavar="TEXT", help="licence of the model or data set, as the Hub spells it")
+    dataset: str | None = option(None, metavar="TEXT", help="name of the training data")
     dataset_id: str | None = option(None, metavar="TEXT", help="name of the data set on the Hub")
     language: str | None = option(None, metavar="TEXT", help="language of the captions")
 
