@@ -65,7 +65,7 @@ def settings_in(configs: Path, preset: str) -> dict[str, Any]:
     return read_yaml(base) if base.is_file() else load_row(configs, preset).settings
 
 
-_BEFORE = {
+_BEFORE: dict[str, dict[str, Any]] = {
     "claim_f1=1": {"claim_f1_weight": 1.0},
     "claim_f1:credit=claim=1": {"claim_f1_weight": 1.0, "claim_credit": "claim"},
     "claim_f1:credit=caption=1": {"claim_credit": "caption"},
@@ -75,7 +75,7 @@ _BEFORE = {
 
 def under_former_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with the names of options as the committed results recorded them."""
-    names = {
+    names: dict[str, Any] = {
         key: under_former_names(value) if isinstance(value, Mapping) else value for key, value in settings.items()
     }
     for reward in names.pop("rewards", ()):
