@@ -64,6 +64,22 @@ def test_adapters_and_cider(tmp_path):
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.slow
+def test_cider_alone(tmp_path):
+    more = (
+        "--retrieval_weight 0 --cider_weight 1 --variants {} --max_steps 1 --repetition_weight 0 --truncation_weight 0"
+    )
+    path = train(recipe, tmp_path, [*SHORT, "--perplexity_name_or_path", "none"], more)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
+    (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
+    logged = {name for entry in json.loads(state.read_text())["log_history"] for name in entry}
+    assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
+        "rewards/cider/mean"
+    }
+    assert "Reward: CIDEr-D with the end token; batches" in (path.parent / "model" / "README.md").read_text()
+
+
 def test_an_evaluation_trains_nothing(tmp_path):
     path = train(recipe, tmp_path, SHORT, "--num_train_epochs 0 --perplexity_name_or_path none")
     rows = json.loads(path.read_text())["rows"]

@@ -81,6 +81,18 @@ def test_a_folder_of_photographs_with_bad_rows(tmp_path):
     assert {"3", "7"} <= {entry["image_id"].split("/")[-1].split(".")[0] for entry in quarantined}
 
 
+def test_real_data_and_model_get_the_settings_of_the_paper():
+    for arguments in (
+        ["--model-name-or-path", "Salesforce/blip-image-captioning-base"],
+        ["--data_dir", "photos"],
+        [f"--config={RECIPES / 'configs/smile_blip/coco.yaml'}"],
+    ):
+        *_, config = recipe.parse_args(arguments)
+        assert (config.learning_rate, config.freeze_vision_tower, config.cache_image_features) == (1e-5, False, False)
+    *_, config = recipe.parse_args(["--seed", "3"])
+    assert config.learning_rate == 2e-4  # the embedded world
+
+
 def test_row_names(tmp_path):
     for settings, name in (
         ({"mle_weight": 1.0}, "MLE+MLE"),
