@@ -35,16 +35,13 @@ from hf_captionrl.apps.experiments.arguments import (
     output_folder,
     parse_arguments,
 )
-from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
 from hf_captionrl.apps.experiments.report import (
     Comparison,
     alone_in_folder,
     check_models,
-    defer_push,
     finish,
     measured,
     prepare,
-    should_resume,
     train_or_resume,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -65,7 +62,9 @@ ROW = "MLE"
 class ClipCapArguments(ModelArguments):
     """The parts of the ClipCap."""
 
-    model_name_or_path: str = documented("", "A ClipCap to continue. Empty: a new one from the two models below.")
+    model_name_or_path: str = documented(
+        "", "A ClipCap to continue. Empty: a new one from the two models below.", aliases=["--model"]
+    )
     vision_model: str = documented(
         "openai/clip-vit-base-patch32",
         "Vision tower of a CLIP, SigLIP or similar model, or of a shipped scorer (scenes:clip-reward).",
@@ -73,8 +72,6 @@ class ClipCapArguments(ModelArguments):
     language_model: str = documented("openai-community/gpt2", "Causal language model, with its tokenizer.")
     prefix_length: int = documented(10, "Number of prefix vectors before a caption.")
     mapping_type: str = documented("mlp", "Mapper from the image to the prefix: 'mlp' or 'transformer'.")
-    clip_length: int = documented(10, "Number of image vectors in the transformer mapper.")
-    num_mapper_layers: int = documented(8, "Layers of the transformer mapper.")
     normalize_image_embeds: bool = documented(False, "Scale image embeddings to unit length.")
     stop_at_period: bool = documented(
         False, "End captions with a full stop, as in the papers, instead of an end token."
@@ -96,8 +93,6 @@ class ClipCapArguments(ModelArguments):
             fresh_language_model=self.fresh_language_model,
             prefix_length=self.prefix_length,
             mapping_type=self.mapping_type,
-            clip_length=self.clip_length,
-            num_mapper_layers=self.num_mapper_layers,
             normalize_image_embeds=self.normalize_image_embeds,
             stop_at_period=self.stop_at_period,
         )
@@ -132,6 +127,10 @@ class MleClipCapConfig(RecipeDefaults, SmileConfig):
     lr_scheduler_type: str = documented("linear", "Learning rate schedule.")
     weight_decay: float = documented(0.0, "AdamW weight decay; the paper does not state one.")
     max_steps: int = documented(30_000, "Number of optimizer steps.")
+    save_strategy: str = documented("steps", "When to save: 'no', 'steps' or 'epoch'.")
+    save_total_limit: int | None = documented(None, "Number of checkpoints to keep. None: all.")
+    eval_strategy: str = documented("no", "When to evaluate: 'no', 'steps' or 'epoch'.")
+    load_best_model_at_end: bool | None = documented(False, "Select the checkpoint with the best R@1.")
     warmup_steps: float = documented(1_000, "Number of optimizer steps with a rising learning rate.")
     per_device_train_batch_size: int = documented(40, "Captions per device and step.")
     freeze_vision_tower: bool = documented(True, "Do not train the vision tower.")
@@ -155,11 +154,8 @@ def main(argv: Sequence[str] | None = None) -> Path:
 @alone_in_folder
 def train(arguments: tuple[Any, ...]) -> Path:
     """Train and evaluate the ClipCap."""
-    model_args, data_args, eval_args, config = arguments
-    eval_args.resolve(data_args.dataset_name)
+    model_args, _, _, config = arguments
     output_dir = Path(config.output_dir)
-    push = defer_push(config)
-    resume = should_resume(config)
     check_models(arguments)
     set_seed(config.seed)  # initialises the mapper
     captioner = model_args.load(config.prompt)  # what is wrong with it is said before the data are read
@@ -173,10 +169,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         scorer=scorer,
         peft_config=model_args.peft_config,
     )
-    use_log_lines(trainer)
-    if trainer.is_world_process_zero():
-        print_heading(ROW)
-    train_or_resume(trainer, resume)
+    train_or_resume(trainer)
     trainer.save_model()
     config.output_dir = str(output_dir)
     captions = trainer.generate_captions(splits["test"])
@@ -195,7 +188,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         main=ROW,
     )
     objective = {"objective": "mle", "mle_weight": 1.0, "first_token": "mle"}
-    return finish(result, evaluator, arguments, splits, title="ClipCap, MLE", push=push, objective=objective)
+    return finish(result, evaluator, arguments, splits, title="ClipCap, MLE", objective=objective)
 
 
 if __name__ == "__main__":

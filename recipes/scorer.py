@@ -40,13 +40,13 @@ from transformers import (
 
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
-    EvaluateEveryEpoch,
+    RecipeDefaults,
     configuration_line,
     output_folder,
     parse_arguments,
 )
 from hf_captionrl.apps.experiments.data import describe_data, load_data
-from hf_captionrl.apps.experiments.report import alone_in_folder, should_resume, train_or_resume
+from hf_captionrl.apps.experiments.report import alone_in_folder, train_or_resume
 from hf_captionrl.data.features import cached_features, image_hashes
 from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
@@ -64,6 +64,7 @@ __all__ = ["main", "parse_args"]
 
 CONFIGS = Path(__file__).parent / "configs" / "scorer"
 KS = (1, 5, 10)
+MAX_TEXT_TOKENS = 40
 
 # Legend: B captions and their images, D features of the vision tower, P dimensions of the shared space, T tokens.
 
@@ -78,7 +79,6 @@ class ScorerArguments:
     vision_model: str = documented("google/efficientnet-b0", "Vision tower that pools, frozen.", aliases=["--vision"])
     text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text tower, trained.", aliases=["--text"])
     projection_dim: Positive = documented(384, "Dimensions of the shared space.")
-    max_text_tokens: Positive = documented(40, "Longest caption in tokens.")
     feature_dropout: Share = documented(0.4, "Dropout on the cached image features in training.")
     joined_captions: bool = documented(
         False, "Train on all captions of an image joined to one text, not on one at random."
@@ -102,7 +102,7 @@ class ScorerArguments:
 
 
 @dataclass
-class ScorerConfig(EvaluateEveryEpoch, ExactResumeArguments, TrainingArguments):
+class ScorerConfig(RecipeDefaults, ExactResumeArguments, TrainingArguments):
     """Training of the scorer."""
 
     output_dir: str | None = output_folder("scorer")
@@ -113,7 +113,6 @@ class ScorerConfig(EvaluateEveryEpoch, ExactResumeArguments, TrainingArguments):
     lr_scheduler_type: str = documented("cosine", "Learning rate schedule.")
     warmup_steps: float = documented(0.1, "Share of the steps with a rising learning rate.")
     weight_decay: float = documented(0.01, "Weight decay of the text encoder; the projections have ten times as much.")
-    load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
     metric_for_best_model: str | None = documented("recall_at_1", "Metric that selects the epoch.")
     dataloader_drop_last: bool = documented(True, "Leave out the last, smaller batch of an epoch.")
     remove_unused_columns: bool = documented(False, "Must stay False: the collator needs all columns.")
@@ -171,7 +170,7 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
             self.processing_class.tokenizer,
             self.accelerator.unwrap_model(self.model).config.text_config,
         )
-        length = self.parts.max_text_tokens * (5 if self.parts.joined_captions else 1)
+        length = MAX_TEXT_TOKENS * (5 if self.parts.joined_captions else 1)
         length = min(length, tokenizer.model_max_length, getattr(config, "max_position_embeddings", length))
         return dict(tokenizer(list(captions), padding=True, truncation=True, max_length=length, return_tensors="pt"))
 
@@ -278,7 +277,7 @@ of both parts.
 def train(arguments: tuple[Any, ...]) -> Path:
     """Train the scorer, and measure it on the test split."""
     parts, data_args, config = arguments
-    output_dir, resume = Path(config.output_dir), should_resume(config)
+    output_dir = Path(config.output_dir)
     set_seed(config.seed)  # initialises the projections
     model, processor = parts.load()
     splits = load_data(data_args, output_dir=output_dir)
@@ -310,7 +309,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         eval_dataset=pairs["validation"],
         processing_class=processor,
     )
-    train_or_resume(trainer, resume)
+    train_or_resume(trainer)
     trainer.save_model()
     rank, own = trainer.caption_ranks(pairs["test"])
     results: dict[str, Any] = {"captions": len(rank), "images": len(pairs["test"]), "recall": {}}

@@ -25,29 +25,28 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import torch
 
 from hf_captionrl.apps.experiments.arguments import (
     DataArguments,
-    GuardedRecipe,
     ModelArguments,
+    RecipeDefaults,
     output_folder,
     parse_arguments,
+    with_default,
 )
 from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, write_samples
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
     alone_in_folder,
-    defer_push,
     finish,
     plan_runs,
     prepare,
     settings_of,
-    should_resume,
     train_runs,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -90,10 +89,11 @@ class SLEArguments(SampleArguments):
 
 
 @dataclass
-class SLEBlipConfig(GuardedRecipe, SLEConfig):  # type: ignore[misc]
+class SLEBlipConfig(RecipeDefaults, SLEConfig):  # type: ignore[misc]
     """[`SLEConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = output_folder("sle_blip")
+    guard: Literal["off", "warn", "stop", "rollback"] = with_default(SLEConfig, "guard", "rollback")
 
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
@@ -220,12 +220,9 @@ def _check(
 @alone_in_folder
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare the runs of the recipe."""
-    model_args, data_args, eval_args, sle_args, config = arguments
+    model_args, data_args, _, sle_args, config = arguments
     _check(model_args, data_args, sle_args, config)
-    eval_args.resolve(data_args.dataset_name)
     output_dir = Path(config.output_dir)
-    push = defer_push(config)
-    resume = should_resume(config)
     splits, scorer, evaluator = prepare(arguments)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
@@ -258,7 +255,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 
     settings = settings_of({name_of(run): run for run in configs if not run.rl_start_epoch} or {XE: configs[0]})
     runs = [run_of(run) for run in configs]
-    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    result = train_runs(runs, evaluator, splits["test"], output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
     sampler = _sampler(splits["test"], sle_args, config)
@@ -289,7 +286,6 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         arguments,
         splits,
         title=title,
-        push=push,
         objective=objective,
         columns=(*COLUMNS, *SAMPLE_COLUMNS),
         more_files=FILES,

@@ -26,20 +26,17 @@ from typing import Any
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.apps.experiments.arguments import (
-    DataArguments,
     ModelArguments,
-    SaveEveryEpoch,
+    RecipeDefaults,
     describe,
     output_folder,
     parse_arguments,
     with_default,
 )
-from hf_captionrl.apps.experiments.logs import print_heading, use_log_lines
 from hf_captionrl.apps.experiments.report import (
     alone_in_folder,
     plan_runs,
     settings_of,
-    should_resume,
     train_or_resume,
 )
 from hf_captionrl.apps.instruct.instructions import TINY_LLAMA, format_prompt, load_instructions, tiny_llama
@@ -71,18 +68,18 @@ class LlamaArguments:
     """The language model and its LoRA."""
 
     model_name_or_path: str = documented(
-        "meta-llama/Llama-3.2-1B", f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch."
+        "meta-llama/Llama-3.2-1B",
+        f"A folder, a name on the Hub, or {TINY_LLAMA!r}: a tiny one, trained from scratch.",
+        aliases=["--model"],
     )
     model_revision: str | None = with_default(ModelArguments, "model_revision", None)
     dtype: str = documented("bfloat16", "Dtype of the frozen weights.")
     lora_r: int = with_default(ModelArguments, "lora_r", 8)
     lora_alpha: int = with_default(ModelArguments, "lora_alpha", 16)
-    lora_dropout: float = with_default(ModelArguments, "lora_dropout", 0.0)
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "v_proj"], metadata={"help": "Modules with a LoRA; lm_head is allowed."}
     )
     pretrain_epochs: float = documented(0.0, f"Epochs of maximum likelihood that pretrain {TINY_LLAMA!r}.")
-    pretrain_learning_rate: float = documented(3e-3, f"Learning rate of the epochs that pretrain {TINY_LLAMA!r}.")
 
     def __post_init__(self) -> None:
         if self.pretrain_epochs and self.model_name_or_path != TINY_LLAMA:
@@ -94,12 +91,11 @@ class InstructionArguments:
     """The instructions, and the runs to compare."""
 
     dataset_name: str = documented(
-        "tatsu-lab/alpaca", f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}."
+        "tatsu-lab/alpaca",
+        f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}.",
+        aliases=["--dataset"],
     )
-    dataset_config: str | None = documented(None, "Configuration of a data set on the Hub.")
-    dataset_revision: str | None = with_default(DataArguments, "dataset_revision", None)
     max_train_rows: int | None = documented(None, "Maximum number of instructions.")
-    max_bad_fraction: float = documented(0.05, "Largest accepted share of blank rows.")
     compare_mle_weights: list[float] = field(
         default_factory=lambda: [1.0], metadata={"help": "Additional runs with these lambdas; 1 is the control, MLE."}
     )
@@ -109,10 +105,11 @@ class InstructionArguments:
 
 
 @dataclass
-class SmileLlamaConfig(SaveEveryEpoch, SmileSFTConfig):
+class SmileLlamaConfig(RecipeDefaults, SmileSFTConfig):
     """[`SmileSFTConfig`] with the settings that appendix B states."""
 
     output_dir: str | None = output_folder("smile_llama_lora")
+    eval_strategy: str = with_default(RecipeDefaults, "eval_strategy", "no")
     per_device_train_batch_size: int = documented(8, "Answers per device and step.")
     num_train_epochs: float = documented(5.0, "Number of epochs: 5, 10 or 20 in the paper.")
     learning_rate: float = documented(1e-4, "Peak learning rate; the paper does not state it.")
@@ -159,23 +156,20 @@ def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[
     return plan_runs(config, listed, own=own)
 
 
-def starting_point(arguments: LlamaArguments, train: Any, config: SmileSFTConfig, *, resume: bool) -> str:
+def starting_point(arguments: LlamaArguments, train: Any, config: SmileLlamaConfig) -> str:
     """Folder or name from which every run loads its model; the tiny one is pretrained and saved there first."""
     if arguments.model_name_or_path != TINY_LLAMA:
         return arguments.model_name_or_path
     folder = Path(str(config.output_dir)) / "base"
-    if resume and (folder / "tokenizer.json").exists():  # written last
+    if not config.overwrite_output_dir and (folder / "tokenizer.json").exists():  # written last
         return str(folder)
     model, tokenizer = tiny_llama((row["prompt"] + row["completion"] for row in train), seed=config.seed)
     if arguments.pretrain_epochs:
         first = copy.deepcopy(config)
         first.output_dir, first.save_strategy, first.max_steps = str(folder), "no", -1
         first.mle_weight, first.subset_scope = 1.0, "document"
-        first.num_train_epochs, first.learning_rate = arguments.pretrain_epochs, arguments.pretrain_learning_rate
+        first.num_train_epochs, first.learning_rate = arguments.pretrain_epochs, 3e-3
         trainer = SmileSFTTrainer(model, first, train_dataset=train, processing_class=tokenizer)
-        use_log_lines(trainer)
-        if config.process_index == 0:
-            print_heading(f"{TINY_LLAMA}, trained from scratch")
         trainer.train()
         model = trainer.accelerator.unwrap_model(trainer.model)
     model.save_pretrained(folder)
@@ -207,9 +201,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     """Train the runs, and let them answer and be judged."""
     *_, judge_args, config = arguments
     output_dir = Path(config.output_dir)
-    push, config.push_to_hub = config.push_to_hub, False
     config.hub_private_repo = True if config.hub_private_repo is None else config.hub_private_repo
-    resume = should_resume(config)
     judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
     if judge is not None and any(not q.reference for q in questions):
@@ -219,7 +211,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     if judge_args.answers:
         answers, main_process = read_answers(judge_args.answers, questions), True
     else:
-        answers, main_process = train_and_answer(arguments, questions, resume=resume, push=push)
+        answers, main_process = train_and_answer(arguments, questions)
     if not main_process:
         return output_dir / "results.json"
     write_answers(output_dir / "answers.jsonl", questions, answers)
@@ -234,9 +226,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     return path
 
 
-def train_and_answer(
-    arguments: tuple[Any, ...], questions: Sequence[Question], *, resume: bool, push: bool
-) -> tuple[dict[str, list[str]], bool]:
+def train_and_answer(arguments: tuple[Any, ...], questions: Sequence[Question]) -> tuple[dict[str, list[str]], bool]:
     """Train every run from the same start, and let each model answer the questions."""
     from peft import LoraConfig
 
@@ -246,13 +236,10 @@ def train_and_answer(
     with config.main_process_first(local=False, desc="loading the instructions"):
         train = load_instructions(
             name,
-            config=data_args.dataset_config,
-            revision=data_args.dataset_revision,
             max_rows=data_args.max_train_rows,
-            max_bad_fraction=data_args.max_bad_fraction,
             exclude=prompts,
         )
-    start = starting_point(model_args, train, config, resume=resume)
+    start = starting_point(model_args, train, config)
     model, tokenizer = load_model(model_args, start)
     settings = {"max_new_tokens": judge_args.answer_max_new_tokens, "batch_size": config.per_device_eval_batch_size}
     answers = {"start": answer_questions(model.to(config.device), tokenizer, prompts, **settings)}
@@ -261,23 +248,21 @@ def train_and_answer(
     for number, (row, run) in enumerate(runs.items()):
         if config.process_index == 0:
             values = ", ".join(f"{key}={value}" for key, value in differing[row].items())
-            print_heading(f"{number + 1} of {len(runs)}: {row} ({values})")
+            print(f"\n-- {number + 1} of {len(runs)}: {row} ({values})", flush=True)
         model, _ = load_model(model_args, start)
         lora = LoraConfig(
             r=model_args.lora_r,
             lora_alpha=model_args.lora_alpha,
-            lora_dropout=model_args.lora_dropout,
             target_modules=list(model_args.lora_target_modules),
             task_type="CAUSAL_LM",
         )
         trainer = SmileSFTTrainer(model, run, train_dataset=train, processing_class=tokenizer, peft_config=lora)
-        use_log_lines(trainer)
-        train_or_resume(trainer, resume)
+        train_or_resume(trainer)
         trainer.save_model()
         answers[row] = answer_questions(
             trainer.accelerator.unwrap_model(trainer.model), tokenizer, prompts, **settings
         )
-    if push:  # the last run is the recipe's own
+    if config.pushes:  # the last run is the recipe's own
         trainer.push_to_hub(commit_message="Add SMILE adapter")
     return answers, trainer.is_world_process_zero()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import graphlib
 import importlib
@@ -23,6 +24,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "hf_captionrl"
@@ -234,11 +236,47 @@ def check_configs(root: Path) -> Iterator[str]:
             yield f"recipes/{recipe}.py cannot parse {' '.join(arguments)}: {error}"
 
 
+MOST_OPTIONS = 280
+
+
+def options_of_commands_and_recipes(root: Path) -> list[str]:
+    """Every option that a command or a recipe declares, where it is new: not one of a base class, nor of a trainer's configuration."""
+    sys.path.insert(0, str(root))
+    main = importlib.import_module(f"{PACKAGE}.cli.main")
+    modules = [f"recipes.{path.stem}" for path in sorted((root / "recipes").glob("*.py"))]
+    modules += [f"{PACKAGE}.apps.experiments.{name}" for name in ("arguments", "data", "self_retrieval", "smile")]
+    commands = [inner for command in main.COMMANDS for inner in (command.subcommands or [command])]
+    kinds: list[Any] = [main._load(command.options) for command in commands]
+    for name in modules:
+        kinds += [kind for kind in vars(importlib.import_module(name)).values() if isinstance(kind, type)]
+    trained = importlib.import_module("transformers").TrainingArguments.__dataclass_fields__.keys()
+    trained |= importlib.import_module(f"{PACKAGE}.trainers").SelfRetrievalConfig.__dataclass_fields__.keys()
+    names = set()
+    owners: set[Any] = {owner for one in kinds for owner in one.__mro__ if dataclasses.is_dataclass(owner)}
+    for kind in owners:
+        if kind.__module__.startswith((PACKAGE, "recipes")) and not re.search(
+            r"\.(trainers|rewards)\.", kind.__module__
+        ):
+            inherited = {name for base in kind.__mro__[1:] for name in getattr(base, "__dataclass_fields__", ())}
+            before = inherited | (trained if kind.__name__.endswith(("Config", "Defaults")) else set())
+            fields = getattr(kind, "__dataclass_fields__", {})
+            new = [name for name in vars(kind).get("__annotations__", ()) if name in fields and name not in before]
+            names |= {f"{kind.__name__}.{name}" for name in new if "help" in fields[name].metadata}
+    return sorted(names)
+
+
+def check_options(root: Path) -> Iterator[str]:
+    """All commands and recipes together have at most `MOST_OPTIONS` options."""
+    number = len(options_of_commands_and_recipes(root))
+    if number > MOST_OPTIONS:
+        yield f"Commands and recipes have {number} options, and may have {MOST_OPTIONS}. Remove those that hardly anyone uses."
+
+
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 _BIN = Path(sys.executable).parent
 PARTS: dict[str, Sequence[Callable[[Path], Iterator[str]] | list[str]]] = {
-    "imports": [check_modules, check_configs],
+    "imports": [check_modules, check_configs, check_options],
     "types": [["mypy"]],
     "pages": [["python", f"scripts/{name}.py", "--check"] for name in ("reproduce", "docs_pictures")],
     "source": [check_layers, check_budgets, check_texts, check_loading],

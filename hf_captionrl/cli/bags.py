@@ -104,7 +104,7 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
         None,
         metavar="K",
         group="bags",
-        aliases=("--bag-sizes", "--bag_size", "--bag-size"),
+        aliases=["--bag_size"],
         help="images per bag, one size or several (default: 3 5 7)",
     )
     top: Positive = option(200, group="bags", help="number of neighbours per image")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from hf_captionrl.cli.features import ImageParts, rows_per_part
 from hf_captionrl.data.options import (
@@ -21,19 +18,18 @@ from hf_captionrl.data.options import (
     EndpointOptions,
     LoadedSplit,
     LoadingArguments,
-    PerImageOptions,
+    PromptOptions,
     TrainingImagesOptions,
     WordingOptions,
     ids_digest,
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
     NotNegative,
-    Number,
     Positive,
     Range,
     SeedOptions,
@@ -54,24 +50,8 @@ class DecodingOptions(SeedOptions, WritingOptions, WordingOptions, CommandOption
 
     heading: ClassVar[str] = "decoding"
 
-    compile_decoding: bool = option(
-        False, help="compile the decoding step with torch.compile; needs greedy or sampled captions (--num_beams 1)"
-    )
-    cache_implementation: Literal["dynamic", "static"] | None = option(
-        None, help="cache of keys and values; transformers compiles the decoding step of a static cache on a GPU"
-    )
     num_beams: Positive | None = option(None, help="number of beams (default: 3, or 1 with --do_sample)")
     num_return_sequences: Positive = option(1, help="number of captions per image")
-    rerank: str | None = option(
-        None,
-        metavar="SCORER",
-        help="write only the caption most similar to its image, by this scorer: a folder, a name on the Hub, scenes:clip-reward; "
-        "needs --num_return_sequences above 1, as in the authors' code of SLE (100 samples)",
-    )
-    length_penalty: Number = option(
-        1.0, help="exponent of the length that divides a beam's score; above 0: longer captions"
-    )
-    repetition_penalty: Annotated[float, Range(above=0)] = option(1.0, help="penalty on repeated tokens; 1: none")
     do_sample: bool = option(False, help="sample captions from the whole distribution")
     temperature: Annotated[float, Range(above=0)] = option(1.0, help="temperature of sampling")
     top_p: Annotated[float, Range(above=0, at_most=1)] = option(
@@ -87,7 +67,7 @@ class CaptionOptions(
     LoadingArguments,
     CaptionerOptions,
     EndpointOptions,
-    PerImageOptions,
+    PromptOptions,
     TrainingImagesOptions,
     DatasetOptions,
 ):
@@ -120,28 +100,22 @@ class CaptionOptions(
           captionrl caption MODEL --dataset OWNER/NAME --split train --output /shared/captions --engine ray --address auto
 
         a model of Ollama, vLLM, LM Studio or llama.cpp, and alternative texts that do not mention a word:
-          captionrl caption --dataset photos --endpoint http://127.0.0.1:11434/v1 --model qwen2.5vl --max_new_tokens 100
-          captionrl caption MODEL --dataset photos --do_not_mention logo watermark --decorative 'icons/*' --decorative_size 32
+          captionrl caption qwen2.5vl --dataset photos --endpoint http://127.0.0.1:11434/v1 --max_new_tokens 100
+          captionrl caption MODEL --dataset photos --do_not_mention logo watermark
     """
 
     model: str = option(
         positional=True,
-        aliases=("--model",),
         metavar="MODEL",
         help="captioner: a folder, a name on the Hub, or scenes:blip-mle; with --endpoint the name of the model there",
     )
     output: Path | None = option(
         None,
         metavar="FILE",
-        help="file of JSON Lines (.jsonl) to write, or to resume, or .csv, which is made of NAME.jsonl at the end; a folder with --processes or --engine (default: "
-        "captions.jsonl, or captions)",
+        help="file of JSON Lines (.jsonl) to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, "
+        "or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
-
-    @property
-    def has_decorative(self) -> bool:
-        """Whether there is a rule for images without content."""
-        return bool(self.decorative or self.decorative_size)
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -160,25 +134,20 @@ class CaptionOptions(
         if not self.do_sample and number > beams:
             raise ValueError(f"{given}. Use --num_beams {number} or more, or --do_sample for random samples.")
         self.check_wording()
-        if self.compile_decoding and beams > 1:
-            raise ValueError(f"--compile_decoding with --num_beams {beams}. Use --num_beams 1, or leave it out.")
-        if self.rerank is not None and number < 2:
-            raise ValueError(f"--rerank with {given} has no choice. Use --num_return_sequences 5, for example.")
-        names = ["num_return_sequences", "max_new_tokens", "repetition_penalty"]
-        names += [n for n in ("compile_decoding", "cache_implementation", "min_new_tokens") if getattr(self, n)]
-        names += ["length_penalty"] if beams > 1 else []
+        names = ["num_return_sequences", "max_new_tokens", *["min_new_tokens"] * bool(self.min_new_tokens)]
         names += ["temperature", "top_p", "top_k"] if self.do_sample else []
         more = {name: getattr(self, name) for name in names}
-        return {"do_sample": self.do_sample, "num_beams": beams, **more}
+        more |= {"length_penalty": 1.0} if beams > 1 else {}
+        return {"do_sample": self.do_sample, "num_beams": beams, "repetition_penalty": 1.0, **more}
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the captions; an output is resumed only with equal settings."""
         settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
-        names = "rerank include_training_images endpoint do_not_mention decorative decorative_size".split()
+        names = ("include_training_images", "endpoint", "do_not_mention")
         settings |= {name: value for name in names if (value := getattr(self, name))}
         if self.prompts is not None:
-            settings |= {"prompts": json_digest(self.prompts.read_text()), "max_context": self.max_context}
+            settings |= {"prompts": json_digest(self.prompts.read_text())}
         if self.do_sample:
             settings |= {"seed": self.seed, "batch_size": self.batch_size}
         return settings
@@ -188,10 +157,7 @@ class CaptionOptions(
 
 
 class BatchCaptioner:
-    """Captions the images of a split batch by batch, with the captioner and the scorer of `--rerank`.
-
-    `decorative` are the rows of images without content, whose only caption is empty.
-    """
+    """Captions the images of a split batch by batch."""
 
     def __init__(self, options: CaptionOptions, split: LoadedSplit, quarantine_path: Path | None = None) -> None:
         import torch
@@ -199,22 +165,12 @@ class BatchCaptioner:
         from hf_captionrl.captioners.loading import load_captioner
         from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens
         from hf_captionrl.data.columns import VIDEO_FRAMES
-        from hf_captionrl.data.images import decorative_rows
         from hf_captionrl.data.quarantine import ImageReader
 
         self.options, self.decoding, self.dataset = options, options.decoding, split.dataset
         self.has_videos = VIDEO_FRAMES in split.dataset.column_names
-        self.scorer: Any = None
-        if options.rerank is not None:
-            from hf_captionrl.evaluation.options import optional_scorer
-
-            if self.has_videos:
-                raise ValueError("--rerank is for images, but the data are videos. Leave it out.")
-            self.scorer = optional_scorer(options.rerank)
         self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
-        wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
-        self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, **wording)
-        self.decorative = decorative_rows(self.reader.ids, options.decorative)
+        self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, do_not_mention=options.do_not_mention)
         if self.has_videos and (options.endpoint or self.prompts.rows):
             raise ValueError("--endpoint and --prompts are for images, but the data are videos. Leave them out.")
         self.captioner: Any
@@ -240,67 +196,41 @@ class BatchCaptioner:
         """What else affects the captions."""
         from hf_captionrl.retrieval.feature_cache import model_fingerprint
 
-        if self.options.endpoint is not None:
-            return {"weights": self.captioner.backend.revision, "prompt": self.captioner.prompt}
-        return {"weights": model_fingerprint(self.captioner.base_model), "prompt": self.captioner.prompt}
+        is_local = self.options.endpoint is None
+        weights = model_fingerprint(self.captioner.base_model) if is_local else self.captioner.backend.revision
+        return {"weights": weights, "prompt": self.captioner.prompt}
 
     def __call__(self, rows: Sequence[int]) -> dict[int, list[str]]:
         """Captions of the rows of one batch, without those that cannot be read, or that the endpoint did not answer."""
         import torch
 
-        asked = [row for row in rows if row not in self.decorative]
-        images: dict[int, Any] = dict.fromkeys(asked)
-        if asked and not self.has_videos:
-            images = self.reader.open_all(asked)
-            smallest = (self.options.decorative_size or 0) + 1
-            self.decorative |= {row for row, image in images.items() if max(image.size) < smallest}
-        done = {row: [""] for row in rows if row in self.decorative}
-        good = [row for row in images if row not in done]
-        if not good:
-            return done
-        if self.options.do_sample:
-            torch.manual_seed(seed_of_batch(self.options.seed, self.reader.ids[rows[0]]))
-        # No variable holds the list, so the images are freed before the next batch is opened.
-        open_image = images.pop if self.scorer is None else images.__getitem__
-        groups = zip(good, self._generate([open_image(row) for row in good], good), strict=True)
-        texts = {row: mine for row, mine in groups if len(mine) == self.decoding["num_return_sequences"]}
-        if self.scorer is not None and texts:
-            best = self._reranked([images.pop(row) for row in texts], list(texts.values()))
-            texts = dict(zip(texts, best, strict=True))
-        return done | texts
-
-    def _generate(self, images: list[Any], rows: list[int]) -> list[list[str]]:
-        number = self.decoding["num_return_sequences"]
-        if self.has_videos:
-            from hf_captionrl.captioners.pipeline import CaptionPipeline
-
-            pipeline = CaptionPipeline(self.captioner)
-            found = pipeline(self.dataset.select(rows), batch_size=len(rows), **self.decoding)
-            return found if number > 1 else [[text] for text in found]
-        from hf_captionrl.captioners.head_tap import evaluating
+        from hf_captionrl.captioners.pipeline import CaptionPipeline, generate_captions
         from hf_captionrl.captioners.prompts import encode_with_prompts
 
-        ids = [self.reader.ids[row] for row in rows]
+        number = self.decoding["num_return_sequences"]
+        images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
+        readable = list(images)
+        if not readable:
+            return {}
+        if self.options.do_sample:
+            torch.manual_seed(seed_of_batch(self.options.seed, self.reader.ids[rows[0]]))
+        ids = [self.reader.ids[row] for row in readable]
         prompts = [self.prompts.of(image_id, self.captioner.prompt) for image_id in ids]
+        opened = [images.pop(row) for row in readable]
         if self.options.endpoint is not None:
-            return self.captioner.describe(ids, images, prompts, number)  # type: ignore[no-any-return]
-        with evaluating(self.captioner.model):
+            groups = self.captioner.describe(ids, opened, prompts, number)
+        elif self.has_videos:
+            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
+            texts = pipeline(self.dataset.select(readable))
+            groups = texts if number > 1 else [[text] for text in texts]
+        else:
             if self.prompts and self.captioner.family == "chat":
-                inputs = encode_with_prompts(self.captioner, images, prompts)
+                inputs = encode_with_prompts(self.captioner, opened, prompts)
+                texts = self.captioner.generate(**inputs, **self.decoding).captions
             else:
-                inputs = self.captioner.encode_images(images)
-            texts = self.captioner.generate(**inputs, **self.decoding).captions
-        return [texts[start : start + number] for start in range(0, len(texts), number)]
-
-    def _reranked(self, images: list[Any], texts: Sequence[Sequence[str]]) -> list[list[str]]:
-        """The caption of each image that is most similar to it; the first of equal ones."""
-        from hf_captionrl.metrics.caption_checks import spoken
-
-        best = []
-        for image, group in zip(self.scorer.image_features(images), texts, strict=True):
-            similarity = self.scorer.text_features(spoken(group)) @ image
-            best.append([group[int(similarity.argmax())]])
-        return best
+                texts = generate_captions(self.captioner, opened, batch_size=len(opened), **self.decoding)
+            groups = [texts[start : start + number] for start in range(0, len(texts), number)]
+        return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 
 
 class CaptionParts(ImageParts):
@@ -313,15 +243,10 @@ class CaptionParts(ImageParts):
     def columns(self) -> dict[str, pa.DataType]:
         import pyarrow as pa
 
-        decorative = {"decorative": pa.bool_()} if self.options.has_decorative else {}
-        return {"captions": pa.list_(pa.string()), **decorative}
+        return {"captions": pa.list_(pa.string())}
 
     def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
-        if self.options.has_decorative:
-            for row, one in found.items():
-                one["decorative"] = row in self._captioner.decorative
-        return found
+        return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -335,33 +260,21 @@ def write_captions(arguments: CaptionOptions) -> None:
     arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
-    lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
-    trained: list[str]
+    rows: Iterable[dict[str, Any]]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
         summary, report = _write_parts(arguments, output, listed)
-        trained = summary.pop("trained_on")
-        rows: Iterable[dict[str, Any]] = read_parts(output)
+        rows = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
-        summary, report = _write_lines(arguments, lines, listed)
-        trained = summary.pop("trained_on")
-        if lines != output:
-            _write_table(output, [row for _, row in read_jsonl(lines)])
-            summary["output"] = str(output)
-        rows = (row for _, row in read_jsonl(lines))
-    if arguments.has_decorative or arguments.do_not_mention:
+        summary, report = _write_lines(arguments, output, listed)
+        rows = (row for _, row in read_jsonl(output))
+    if arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
-        counts = {"decorative": 0, "mentions": 0}
-        for row in rows:
-            texts = row.get("captions") or [row.get("caption") or ""]
-            counts["decorative"] += bool(row.get("decorative"))
-            counts["mentions"] += sum(mentions(text, arguments.do_not_mention) for text in texts)
-        summary |= counts
-    print(
-        json.dumps(summary | {"trained_on": len(trained)}) if arguments.json else _sentence(arguments, summary, listed)
-    )
+        texts = (text for row in rows for text in row.get("captions") or [row.get("caption") or ""])
+        summary["mentions"] = sum(mentions(text, arguments.do_not_mention) for text in texts)
+    print(json.dumps(summary) if arguments.json else _sentence(arguments, summary, listed))
     for split in report.rows:
         stop_if_too_many(report, split, arguments.max_bad_fraction)
     if failed := summary.get("failed"):
@@ -385,8 +298,6 @@ def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) 
         named = ", ".join(f"{entry['image_id']!r} ({entry['reason']})" for entry in bad[:5])
         more = ", ..." if len(bad) > 5 else ""
         text += f"; {len(bad):,} cannot be read and are listed in {listed}: {named}{more}"
-    if number := summary.get("decorative"):
-        text += f"; {number:,} are decorative by the rules of the command and have the empty caption"
     if number := summary.get("mentions"):
         text += f"; {number:,} captions mention what they should not, and are kept"
     if cost := summary.get("endpoint"):
@@ -397,30 +308,7 @@ def _sentence(arguments: CaptionOptions, summary: dict[str, Any], listed: Path) 
 
 
 _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit load_in_8bit engine processes address rows_per_shard
-    compile_decoding cache_implementation min_new_tokens length_penalty repetition_penalty top_k"""
-
-
-def _write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
-    buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, list(dict.fromkeys(chain.from_iterable(rows))))
-    writer.writeheader()
-    for row in rows:
-        cells = {name: json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for name, v in row.items()}
-        writer.writerow({name: csv_cell(value) for name, value in cells.items()})
-    atomic_write_text(path, "\ufeff" + buffer.getvalue())
-
-
-_BEGIN = b'{"image_id": '
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
-    except RecursionError:
-        return True  # which `parse_captions` refuses
+    min_new_tokens top_k"""
 
 
 class CaptionWriter(LineFile):
@@ -443,13 +331,9 @@ class CaptionWriter(LineFile):
         data = b"" if self._overwrite else data
         end = data.rfind(b"\n") + 1
         self.torn = data[end:]
-        self._lacks_end = _is_json(self.torn)  # a line that an editor saved without a line feed
-        if self._lacks_end or not self.torn.strip():
+        self._lacks_end = self.torn.rstrip().endswith(b"}")  # a line that an editor saved without a line feed
+        if self._lacks_end:
             end, self.torn = len(data), b""
-        elif not self.torn.startswith(_BEGIN[: len(self.torn)]):
-            raise ValueError(
-                f"{self.path}: the last line, {self.torn[:60]!r}, is not a line of captions. Correct or remove it, or use another --output."
-            )
         self._whole = end
         self.done = parse_captions(data[:end], self.path) if end else {}
 
@@ -459,17 +343,13 @@ class CaptionWriter(LineFile):
         if self._lacks_end:
             self.append_bytes(b"\n")
 
-    def append(
-        self, image_ids: Sequence[str], captions: Sequence[Sequence[str]], decorative: Collection[str] = ()
-    ) -> None:
+    def append(self, image_ids: Sequence[str], captions: Sequence[Sequence[str]]) -> None:
         """Append images; they are on disk when this returns."""
         lines = []
         for image_id, group in zip(image_ids, captions, strict=True):
             row: dict[str, Any] = {"image_id": image_id, "caption": group[0]}
             if len(group) > 1:
                 row["captions"] = list(group)
-            if image_id in decorative:
-                row["decorative"] = True
             lines.append(json.dumps(to_plain(row), ensure_ascii=False) + "\n")
         # A lone surrogate has no UTF-8 form, but its escape is JSON.
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
@@ -501,18 +381,23 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     report = QuarantineReport({split.split: number}, tuple(entries), listed)
     if entries:
         report.write()
-    summary = {
+    summary = _summary(arguments, output, split, number - len(entries), done["resumed"], report)
+    return summary | {"shards": len(parts)}, report
+
+
+def _summary(
+    arguments: CaptionOptions, output: Path, split: LoadedSplit, captioned: int, resumed: int, report: QuarantineReport
+) -> dict[str, Any]:
+    return {
         "output": str(output),
         "split": arguments.split,
-        "images": number - len(entries),
+        "images": captioned,
         "of": len(split.all_ids),
-        "written": number - done["resumed"] - len(entries),
-        "resumed": done["resumed"],
-        "shards": len(parts),
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in entries],
-        "trained_on": split.trained,
+        "written": captioned - resumed,
+        "resumed": resumed,
+        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
+        "trained_on": len(split.trained),
     }
-    return summary, report
 
 
 def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
@@ -523,7 +408,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     if output.suffix != ".jsonl":
         raise ValueError(
-            f"--output {str(output)!r} must end in .jsonl (JSON Lines) or .csv. Use "
+            f"--output {str(output)!r} must end in .jsonl. Use "
             f"{str(output.with_suffix('.jsonl') if output.name else 'captions.jsonl')!r}."
         )
     from tqdm import tqdm
@@ -581,9 +466,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 # whole, so that a resumed output equals that of an uninterrupted run.
                 is_whole = arguments.do_sample and arguments.endpoint is None
                 texts = captioner(batch if is_whole else wanted) if wanted else {}
-                if good := [row for row in wanted if row in texts]:
-                    decorative = {id_of[row] for row in captioner.decorative.intersection(good)}
-                    writer.append([id_of[row] for row in good], [texts[row] for row in good], decorative)
+                if captioned := [row for row in wanted if row in texts]:
+                    writer.append([id_of[row] for row in captioned], [texts[row] for row in captioned])
                 progress.update(len(wanted))
         report = captioner.reader.report()
         if report.entries:
@@ -591,17 +475,8 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         else:
             listed.unlink(missing_ok=True)
         failed = {} if arguments.endpoint is None else captioner.captioner.failed
-        captioned = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
-    summary: dict[str, Any] = {
-        "output": str(output),
-        "split": arguments.split,
-        "images": captioned,
-        "of": len(split.all_ids),
-        "written": captioned - before,
-        "resumed": before,
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
-        "trained_on": split.trained,
-    }
+        number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
+    summary = _summary(arguments, output, split, number, before, report)
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]

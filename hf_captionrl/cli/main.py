@@ -8,37 +8,14 @@ import importlib
 import inspect
 import json
 import os
-import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
 from hf_captionrl.utils.console import flush_stdout, is_input_error, one_line
-from hf_captionrl.utils.options import CommandOptions, add_options, option, options_from
-
-# --- Help texts wrapped at the terminal's width ----------------------------------------------------------------------
-
-_LIST_ITEM = re.compile(r" +(?!captionrl )[\w./+-]+ {2,}(?=\S)")
-
-
-def filled(text: str) -> str:
-    """A text wrapped at the terminal's width. Examples stay as they are; list items (`name    text`) keep their indent."""
-    width = argparse.HelpFormatter("")._width
-    wrapped = []
-    for paragraph in inspect.cleandoc(text).split("\n\n"):
-        lines = paragraph.splitlines()
-        if not any(line.startswith(" ") for line in lines):
-            lines = [textwrap.fill(paragraph, width)]
-        for number, line in enumerate(lines if len(lines) > 1 else []):
-            item = _LIST_ITEM.match(line)
-            if item or not line.startswith(" "):
-                lines[number] = textwrap.fill(line, width, subsequent_indent=" " * item.end() if item else "")
-        wrapped.append("\n".join(lines))
-    return "\n\n".join(wrapped)
-
+from hf_captionrl.utils.options import CommandOptions, option, options_from
 
 # --- The commands of `captionrl`: what each is called, where its options are declared, and which function runs it ----
 
@@ -79,7 +56,7 @@ COMMANDS: tuple[Command, ...] = (
             "cli.audit_metric:AuditMetricOptions", "audit_metric"),
     Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags", is_resumable=True),
     Command("truematch", "build, review and use a benchmark of similar images",
-            description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption "
+            description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption\n"
                         "passes if it retrieves its target image within the bag.",
             subcommands=(
                 Command("build", "find bags of similar images and write the benchmark",
@@ -138,31 +115,29 @@ def _load(path: str) -> Any:
 
 
 def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | None = None) -> None:
-    """Add commands to a parser."""
+    """Add commands to a parser, with their options if they are the `chosen` one or none is chosen."""
     for command in commands:
-        parser = subparsers.add_parser(
-            command.name, help=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
         if chosen is not None and command.name != chosen:
+            subparsers.add_parser(command.name, help=command.help)
             continue
-        if command.subcommands:
-            parser.description = filled(command.description)
-            parser.epilog = filled(command.examples) or None
+        cls = _load(command.options) if command.options else None
+        text, examples = (command.description, command.examples) if cls is None else (cls.__doc__ or "", cls.examples)
+        parser = subparsers.add_parser(
+            command.name,
+            help=command.help,
+            dataclass_types=[] if cls is None else [cls],
+            description=inspect.cleandoc(text),
+            epilog=inspect.cleandoc(examples),
+        )
+        if cls is None:
             parser.set_defaults(traceback=False)
             nested = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
             add_commands(nested, command.subcommands)
-            examples = [(inner.epilog or "").removeprefix("examples:\n") for inner in nested.choices.values()]
-            parser.epilog = parser.epilog or "examples:\n" + "\n".join(filter(None, examples))
             continue
-        cls = _load(command.options)
-        parser.description = filled(cls.__doc__ or "")
-        parser.epilog = filled(cls.examples) or None
-        add_options(parser, cls)
         function = command.function
         if ":" not in function:
             function = f"{command.options.partition(':')[0]}:{function}"
-        run = functools.partial(_call, cls, function)
-        parser.set_defaults(run=run, is_resumable=command.is_resumable)
+        parser.set_defaults(run=functools.partial(_call, cls, function), is_resumable=command.is_resumable)
 
 
 def _call(cls: type[Any], function: str, arguments: argparse.Namespace) -> None:
@@ -221,22 +196,23 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser of the whole command line, or only of the options of one command."""
     parser = argparse.ArgumentParser(
         prog="captionrl",
-        description=filled(
-            "Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert models."
-        ),
+        description="Train captioners, write captions, compare captioners, mine bags of similar images, publish and convert "
+        "models.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    kind: Any = argparse.ArgumentParser
+    if chosen is None or chosen in {command.name for command in COMMANDS}:  # a quarter of a second
+        from hf_captionrl.utils.option_parser import OptionParser
+
+        kind = OptionParser
+    subcommands = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True, parser_class=kind)
     add_commands(subcommands, COMMANDS, chosen)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    if sys.stdout is None:
-        print("captionrl: error: stdout is closed. Use > /dev/null to discard the output.", file=sys.stderr)
-        return 2
     code = _run(argv)
     flush_stdout()
     return code

@@ -120,15 +120,15 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         None, metavar="NAME", help="names of the files in the tables (default: file names)"
     )
     suite: Literal["text", "smile", "discritune", "sle", "ndlb", "all"] | None = option(
-        None, help="tables to compute", shown_default="text without images, else smile"
+        None, help="tables to compute (default: text without images, else smile)"
     )
     output_dir: Path = option(Path("outputs/evaluate"), metavar="DIR", help="folder to write")
     dataset: str = option(
         "",
         group=DatasetOptions.heading,
         metavar="NAME",
-        help=f"images that are needed for retrieval: {DatasetOptions.__dataclass_fields__['dataset'].metadata['help']}; or 'none'",
-        shown_default="none with --references, else scenes",
+        help=f"images that are needed for retrieval: {DatasetOptions.__dataclass_fields__['dataset'].metadata['help']}; or 'none' "
+        "(default: none with --references, else scenes)",
     )
     clip_prefix: str | None = option(
         None,
@@ -139,7 +139,7 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
     )
     language_model: str | None = option(
         None,
-        aliases=("--perplexity_model",),  # its name in the recipes
+        aliases=["--perplexity_model"],  # its name in the recipes
         group="evaluation",
         metavar="NAME",
         help="causal language model for perplexity, such as openai-community/gpt2 (default: none, but scenes:gpt2-perplexity on "

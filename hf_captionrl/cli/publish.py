@@ -27,7 +27,7 @@ class PushOptions(CommandOptions):
           captionrl push outputs/lora/model --repo_id me/blip-sr --merged --public
           captionrl push boosted --repo_id me/scenes-boosted
           captionrl push self_retrieval --type space --repo_id me/self_retrieval --public
-          captionrl push demo --type space --repo_id me/album --model MLE=me/blip-mle --model SR=me/blip-sr
+          captionrl push demo --type space --repo_id me/album --model MLE=me/blip-mle SR=me/blip-sr
     """
 
     folder: str = option(
@@ -42,15 +42,10 @@ class PushOptions(CommandOptions):
     revision: str | None = option(None, metavar="BRANCH", help="branch, created if missing (default: main)")
     public: bool = option(False, help="make a new repository public")
     merged: bool = option(False, help="merge an adapter into its base model, and add it in adapter/")
-    gallery: bool = option(
-        False,
-        help="upload gallery.html even if it shows local images (default: only if all its images are already public)",
-    )
     overwrite: bool = option(False, help="push to a repository that holds other content")
     dry_run: bool = option(False, help="check the folder and list the files that would be uploaded; send nothing")
     model: list[str] | None = option(
         None,
-        repeated=True,
         group="the demo",
         metavar="NAME=MODEL",
         help="a captioner that it shows, as for `captionrl demo`",
@@ -80,45 +75,40 @@ def push(options: PushOptions) -> None:
     if repo_id not in (before.get("repo_id"), str(before.get("repo_id")).rpartition("/")[2]):
         before = {}  # settings of a push to another repository, perhaps a public one, do not apply to this one
     if options.dry_run:
-        contents = folder_contents(options.folder, kind, gallery=True if options.gallery else before.get("gallery"))
+        contents = folder_contents(options.folder, kind, gallery=before.get("gallery"))
         found: dict[str, Any] = {"published": list(contents.published), "left_out": list(contents.left_out)}
         text = "\n".join([*(f"+ {name}" for name in found["published"]), *(f"- {name}" for name in found["left_out"])])
         print(json.dumps(found) if options.json else text)
         return
     if repo_id is None:
-        raise ValueError(
-            f"{options.folder!r} was never pushed, so its repository is unknown. Use --repo_id owner/name."
-        )
+        raise ValueError(f"{options.folder!r} was never pushed. Use --repo_id owner/name.")
     settings: dict[str, Any] = {"private": not options.public, "overwrite": options.overwrite}
-    is_demo = kind == "space" and options.folder == DEMO and not Path(DEMO).is_dir()
+    is_folder = Path(options.folder).is_dir()
+    is_demo = kind == "space" and not is_folder and options.folder == DEMO
     if not is_demo and (options.model or options.scorer):
         raise ValueError(
-            "--model and --scorer belong to the demo. Use captionrl push demo --type space --repo_id owner/name."
+            "--model and --scorer belong to the demo. Use captionrl push demo --type space --repo_id NAME."
         )
     if is_demo:
         address = push_demo(repo_id, named_models(options.model), scorer=options.scorer, **settings)
-    elif kind == "space" and not Path(options.folder).is_dir():
+    elif kind == "space" and not is_folder:
         owner, _, name = repo_id.rpartition("/")
         if name != options.folder or not owner:
-            raise ValueError(
-                f"--repo_id is {repo_id!r}, but evaluate.load finds the metric only by its name. Use --repo_id OWNER/{options.folder}."
-            )
+            raise ValueError(f"evaluate.load finds a metric only by its name. Use --repo_id OWNER/{options.folder}.")
         address = push_metric(name, owner, **settings)
     else:
         # Settings of the last push to this repository, unless an option replaces them.
-        settings |= {
-            name: before[name] for name in ("revision", "merged", "gallery", "commit_message") if name in before
-        }
+        settings |= {key: before[key] for key in ("revision", "merged", "gallery", "commit_message") if key in before}
         settings["private"] = not options.public and before.get("private", True)
-        given = {"revision": options.revision, "merged": options.merged or None, "gallery": options.gallery or None}
-        settings |= {name: value for name, value in given.items() if value is not None}
+        settings |= {"revision": options.revision} if options.revision is not None else {}
+        settings |= {"merged": True} if options.merged else {}
         address = push_folder(options.folder, repo_id, repo_type=kind, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
 
 
 # --- `captionrl card`: write the card of a model or a data set from its measurements, or check one before a push -----
 
-_FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "dataset_description", "language")
+_FACTS = ("model_id", "base_model", "license", "dataset", "dataset_id", "language")
 
 
 @dataclass
@@ -146,7 +136,6 @@ class CardOptions(CommandOptions):
     license: str | None = option(None, metavar="TEXT", help="licence of the model or data set, as the Hub spells it")
     dataset: str | None = option(None, metavar="TEXT", help="name of the training data")
     dataset_id: str | None = option(None, metavar="TEXT", help="name of the data set on the Hub")
-    dataset_description: str | None = option(None, metavar="TEXT", help="description of the training data")
     language: str | None = option(None, metavar="TEXT", help="language of the captions")
 
 

@@ -7,17 +7,16 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from hf_captionrl.utils.console import ERROR_FOLDER, RESULT_FILE, run_main
+from hf_captionrl.utils.console import RESULT_FILE, run_main
 from hf_captionrl.utils.io import shipped_path
 from hf_captionrl.utils.options import CommandOptions, Positive, option
 
@@ -85,13 +84,11 @@ def recipe_path(*parts: str) -> Path:
 
 def _with_config(arguments: list[str], recipe: str) -> list[str]:
     """The arguments, with the path of a configuration in place of its name."""
-    found = []
-    for argument in arguments:
-        found += argument.split("=", 1) if argument.startswith("--config=") else [argument]
-    for index, (flag, name) in enumerate(itertools.pairwise(found)):
+    words = [word for a in arguments for word in (a.split("=", 1) if a.startswith("--config=") else [a])]
+    for index, (flag, name) in enumerate(itertools.pairwise(words)):
         if flag == "--config" and not Path(name).exists() and os.sep not in name:
-            found[index + 1] = str(recipe_path("configs", Path(recipe).stem, name))
-    return found
+            words[index + 1] = str(recipe_path("configs", Path(recipe).stem, name))
+    return words
 
 
 def run_recipe(recipe: Path, arguments: Sequence[str]) -> NoReturn:
@@ -105,67 +102,36 @@ def run_recipe(recipe: Path, arguments: Sequence[str]) -> NoReturn:
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """`accelerate launch` with three differences; returns the exit code of the first process that failed.
-
-    No process has the working folder on its path, where an accelerate.py would hide the library, and a user's error is
-    printed once for all processes.
-    """
-    import accelerate.utils.launch
+    """`accelerate launch`; returns the exit code of the first process that failed."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    os.environ["PYTHONSAFEPATH"] = "1"
-    # It would add the working folder to PYTHONPATH for DeepSpeed.
-    accelerate.utils.launch.env_var_path_add = lambda name, folder: os.environ.get(name, "")
-    # The lines below report a failed process instead of its loggers.
-    for name in ("agent", "multiprocessing"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[ERROR_FOLDER] = folder
-        try:
-            launch_command(launch_command_parser().parse_args(list(arguments)))
-            code = 0
-        except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-            if not list(Path(folder).iterdir()):
-                print(f"captionrl train: error: process {rank} ended with exit code {code}.", file=sys.stderr)
-        except SignalException as error:  # the processes received the signal and have saved
-            code = 128 + int(error.sigval)
-        except subprocess.CalledProcessError as error:
-            code = error.returncode if error.returncode > 0 else 128 - error.returncode
-        for line in sorted({file.read_text(encoding="utf-8") for file in Path(folder).iterdir()}):
-            print(line, file=sys.stderr)
-    return code
-
-
-@contextlib.contextmanager
-def _stdout_on_stderr() -> Iterator[None]:
-    """What this process and those that it starts print goes to stderr."""
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
+    os.environ["PYTHONSAFEPATH"] = "1"  # an accelerate.py in the working folder would hide the library
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
+        launch_command(launch_command_parser().parse_args(list(arguments)))
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+    except subprocess.CalledProcessError as error:
+        code = error.returncode
+    except SignalException as error:  # the processes received the signal and have saved
+        code = -int(error.sigval)
+    else:
+        code = 0
+    return code if code >= 0 else 128 - code
 
 
 def train(options: TrainOptions) -> None:
     """Run the recipe in this process, or in several by accelerate; with `--json` print its results."""
-    file = METHODS[options.method][0]
-    recipe = recipe_path(file)
-    own = _with_config(options.arguments, file)
-    passed = [*own, "--traceback"] if options.traceback else own
+    recipe = recipe_path(METHODS[options.method][0])
+    words = _with_config(options.arguments, recipe.name)
+    passed = [*words, "--traceback"] if options.traceback else words
     launched: list[str] = []
     if options.processes > 1 or options.accelerate_config:
         launched = ["--num_processes", str(options.processes)]
         if config := options.accelerate_config:
-            named = config if Path(config).exists() or os.sep in config else str(recipe_path("accelerate", config))
-            launched += ["--config_file", named]
+            is_path = Path(config).exists() or os.sep in config
+            launched += ["--config_file", config if is_path else str(recipe_path("accelerate", config))]
         launched += [str(recipe), *passed]
 
     def run() -> NoReturn:
@@ -178,18 +144,23 @@ def train(options: TrainOptions) -> None:
 
     from hf_captionrl.hub import public_command
 
+    stdout = os.dup(1)
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder, "results")
-        os.environ[RESULT_FILE] = str(said)
-        with _stdout_on_stderr():
-            try:
+        file = Path(folder, "results")
+        os.environ[RESULT_FILE] = str(file)
+        sys.stdout.flush()
+        os.dup2(2, 1)  # what this process and those that it starts print goes to stderr
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
                 run()
-            except SystemExit as stop:
-                if stop.code or not said.is_file():
-                    raise
-            finally:
-                del os.environ[RESULT_FILE]
-        path = said.read_text(encoding="utf-8") or None
+        except SystemExit as stop:
+            if stop.code or not file.is_file():
+                raise
+        finally:
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            del os.environ[RESULT_FILE]
+        path = file.read_text(encoding="utf-8") or None
     results = None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
-    result = {"method": options.method, "recipe": file, "arguments": public_command(own), "path": path}
+    result = {"method": options.method, "recipe": recipe.name, "arguments": public_command(words), "path": path}
     print(json.dumps({**result, "results": results}, ensure_ascii=False))

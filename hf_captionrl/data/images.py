@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import functools
 import importlib
 import io
@@ -21,7 +20,6 @@ import pyarrow.compute as pc
 from PIL import Image, JpegImagePlugin, UnidentifiedImageError
 
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.io import say
 
 T = TypeVar("T")
 
@@ -275,20 +273,3 @@ def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T
             return list(pool.map(or_error, values))
 
     return apply
-
-
-# --- Decorative images: by a rule of the user, never by a guess ------------------------------------------------------
-
-
-def decorative_rows(image_ids: Sequence[str], patterns: Sequence[str]) -> set[int]:
-    """Rows of images that a person declared to be without content.
-
-    `patterns` are names, or patterns of `fnmatch`, in which `*` also matches "/"; case matters.
-    """
-    decorative: set[int] = set()
-    for pattern in patterns:
-        rows = {row for row, name in enumerate(image_ids) if name == pattern or fnmatch.fnmatchcase(name, pattern)}
-        if not rows:
-            say(f"captionrl: --decorative {pattern!r} fits no image; they are called {image_ids[0]!r}, for instance.")
-        decorative |= rows
-    return decorative

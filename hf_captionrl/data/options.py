@@ -214,24 +214,8 @@ class PromptOptions:
     prompts: Path | None = option(
         None,
         metavar="FILE",
-        help="JSON Lines or CSV with the columns image, and prompt, context (the text around the image), or both; for chat "
+        help="JSON Lines or CSV with the columns image, and prompt, context (the text around the image, of which 1,000 characters count), or both; for chat "
         "models and endpoints",
-    )
-    max_context: Positive = option(1000, metavar="N", help="longest context in characters; longer ones are cut")
-
-
-@dataclass
-class PerImageOptions(PromptOptions):
-    """What the captioner is told about single images, and images that get no caption."""
-
-    decorative: list[str] = option(
-        [],
-        nargs="+",
-        metavar="PATTERN",
-        help="images without content, by name or pattern ('icons/*'): they get the empty caption, as alt=\"\"",
-    )
-    decorative_size: Positive | None = option(
-        None, metavar="N", help="images of at most N pixels on both sides are decorative, too"
     )
 
 

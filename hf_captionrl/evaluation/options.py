@@ -27,14 +27,18 @@ class EvaluationArguments:
         None,
         "Dual encoder that rewards, or selects checkpoints by retrieval; open_clip:NAME for open_clip. 'none': there is no "
         "scorer, unless held_out_scorer_name_or_path names one.",
+        aliases=["--scorer"],
     )
     held_out_scorer_name_or_path: str | None = documented(
-        None, "Dual encoder that computes the table; should differ from the one that selects."
+        None,
+        "Dual encoder that computes the table; should differ from the one that selects.",
+        aliases=["--held_out_scorer"],
     )
     perplexity_name_or_path: str | None = documented(
         None,
         "Causal language model for perplexity, such as openai-community/gpt2. None: no perplexity, but on the embedded world "
         "that of the shipped model.",
+        aliases=["--perplexity_model"],
     )
     learning_curves: bool = documented(
         False,
@@ -60,10 +64,6 @@ class EvaluationArguments:
         None,
         "Add the columns of a paper's tables: 'discritune' (P@1 in blocks of 100, BLEU-4, METEOR, SPICE), 'ndlb' "
         "(BLEU-4, ClipSc, vocabulary), 'sle' (METEOR, SPICE). P@1 and ClipSc are also computed with the other scorer, as in the papers.",
-    )
-    gallery_size: int = documented(48, "Images shown in gallery.html.")
-    push_gallery: bool = documented(
-        False, "With push_to_hub, also upload gallery.html where it shows images of this machine."
     )
 
     def __post_init__(self) -> None:

@@ -512,7 +512,7 @@ def reward_class(name: str) -> type[Reward]:
 def make_reward(reward: type[Reward], options: Any, **given: Any) -> Reward:
     """A reward with its documented fields from a configuration that has them; `given` replaces fields by name."""
     names = [field.name for field in dataclasses.fields(reward) if "help" in field.metadata]  # type: ignore[arg-type]
-    return reward(**{name: getattr(options, name) for name in names} | given)
+    return reward(**{name: getattr(options, name) for name in names if hasattr(options, name)} | given)
 
 
 def resolve_rewards(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 import datasets
+import yaml
 
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.rewards.base import Reward, RewardLike, make_reward, reward_class
@@ -30,6 +31,17 @@ def scorer_list(scorer: Scorer | Sequence[Scorer] | None) -> list[Scorer]:
 NotNegativeWeight = Annotated[float, Range(at_least=0)]
 
 
+def parse_weighted_reward(text: str) -> tuple[str, dict[str, Any], float]:
+    """Name, fields and weight of `NAME=WEIGHT` or `NAME:FIELD=VALUE,...=WEIGHT`."""
+    reward, _, weight = text.rpartition("=")
+    name, _, fields = reward.partition(":")
+    try:
+        values = dict(field.split("=", 1) for field in fields.split(",") if field)
+        return name, {key: yaml.safe_load(value) for key, value in values.items()}, float(weight)
+    except ValueError:
+        raise ValueError(f"rewards holds {text!r}. Use NAME=WEIGHT, such as claim_f1=1.") from None
+
+
 @dataclass
 class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, RetrievalOptions):
     """Weight and options of every registered reward; by default self-retrieval alone, as in DiscriTune."""
@@ -39,15 +51,12 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
     diversity_weight: NotNegativeWeight = documented(
         0.0, "Weight of the diversity of the captions of an image; 0 leaves it out."
     )
-    claim_f1_weight: NotNegativeWeight = documented(
-        0.0, "Weight of the exact F1 of claims, of data with the column 'facts' (scenes); 0 leaves it out."
-    )
-    claim_credit: Literal["caption", "claim"] = documented(
-        "caption",
-        "Credit of claim_f1_weight: the tokens of a caption share its advantage, or each has that of its 'claim'.",
-    )
-    question_oracle_weight: NotNegativeWeight = documented(
-        0.0, "Weight of the share of exact questions that a caption answers, of data with 'facts'; 0 leaves it out."
+    rewards: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Further registered rewards with their weights, as NAME=WEIGHT or NAME:FIELD=VALUE,...=WEIGHT, such as "
+            "claim_f1=1 or claim_f1:credit=claim=1."
+        },
     )
     repetition_weight: NotNegativeWeight = documented(0.0, "Weight of the penalty on repetition; 0 leaves it out.")
     length_weight: NotNegativeWeight = documented(
@@ -59,31 +68,27 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
 
     def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
         """The rewards with a weight above 0, and their weights; `given` replaces fields of [`SelfRetrieval`]."""
-        weights = {  # weighted sums add up in this order
-            "self_retrieval": self.retrieval_weight,
-            "cider": self.cider_weight,
-            "diversity": self.diversity_weight,
-            "claim_f1": self.claim_f1_weight,
-            "question_oracle": self.question_oracle_weight,
-            "repetition": self.repetition_weight,
-            "length": self.length_weight,
-            "truncation": self.truncation_weight,
-        }
-        more = {"self_retrieval": given, "claim_f1": {"credit": self.claim_credit}}
-        unused = {"claim_f1", "question_oracle"} - {name for name, weight in weights.items() if weight}
-        made = [
-            (make_reward(reward_class(name), self, **more.get(name, {})), weight)
-            for name, weight in weights.items()
-            if name not in unused  # the others' options are checked, too, where they have no effect
+        weights: list[tuple[str, dict[str, Any], float]] = [  # weighted sums add up in this order
+            ("self_retrieval", given, self.retrieval_weight),
+            ("cider", {}, self.cider_weight),
+            ("diversity", {}, self.diversity_weight),
+            *map(parse_weighted_reward, self.rewards),
+            ("repetition", {}, self.repetition_weight),
+            ("length", {}, self.length_weight),
+            ("truncation", {}, self.truncation_weight),
         ]
+        made = [(make_reward(reward_class(name), self, **fields), weight) for name, fields, weight in weights]
         return [(reward, weight) for reward, weight in made if weight]
 
     def check_rewards(self) -> None:
         """Refuse values that a reward does not accept, and weights that reward nothing."""
         self.make_rewards()
-        names = ("retrieval_weight", "cider_weight", "claim_f1_weight", "question_oracle_weight")
-        if not any(getattr(self, name) for name in names):  # penalties alone would teach empty captions
-            raise ValueError(f"{', '.join(names)} are all 0, so that nothing is rewarded. Set one of them above 0.")
+        if not (
+            self.retrieval_weight or self.cider_weight or self.rewards
+        ):  # penalties alone would teach empty captions
+            raise ValueError(
+                "retrieval_weight and cider_weight are 0 and rewards is empty, so that nothing is rewarded. Set one of them."
+            )
 
 
 @dataclass

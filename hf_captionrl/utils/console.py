@@ -16,8 +16,6 @@ from hf_captionrl.utils.io import say
 
 RESULT_FILE = "CAPTIONRL_RESULT_FILE"
 """Environment variable: where the main process of a recipe writes the path of its results."""
-ERROR_FOLDER = "CAPTIONRL_ERROR_FOLDER"
-"""Variable with the folder where the processes of one run write their errors; the launcher prints each once."""
 
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 _NETWORK_ERRORS = frozenset({"TransportError", "ConnectionError", "Timeout", "TimeoutError"})
@@ -88,11 +86,8 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
             raise
         if shows_traceback:
             traceback.print_exc()
-        message, code = f"{program}: error: {one_line(error)}", 2
-        folder, rank = os.environ.get(ERROR_FOLDER), os.environ.get("RANK", "0")
-        if folder and Path(folder).is_dir():
-            Path(folder, rank).write_text(message, encoding="utf-8")
-        else:
-            say(message if rank == "0" else f"process {rank}: {message}")
+        said, code = f"error: {one_line(error)}", 2
+        rank = os.environ.get("RANK", "0")
+        say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
     flush_stdout()
     sys.exit(code)

@@ -6,22 +6,12 @@ import argparse
 import dataclasses
 import functools
 import math
-import types
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-# @dataclass
-# class CaptionOptions(DatasetOptions):
-#     '''Caption every image of a folder or data set.'''
-#
-#     model: str = option(metavar="MODEL", positional=True, help="a folder, a name on the Hub, or scenes:blip-mle")
-#     batch_size: Positive = option(16, help="images captioned at once")
-#
-# The annotation of a field is the type of the option and the range of its values, and the help text shows its default. A plain
-# field with a help text, as the arguments of training have, is an option too. A command's options are listed before inherited ones;
-# each base class is a group. The function of a command takes the dataclass, so Python programs use the same names.
+# `utils.option_parser` reads these dataclasses for commands and recipes. The annotation of a field is the type of the option and the range
+# of its values. A command's options are listed before inherited ones; each base class is a group.
 
 T = TypeVar("T")
 LARGEST = 2**32 - 1
@@ -60,15 +50,14 @@ Fraction = Annotated[float, Range(at_least=0, at_most=1)]
 def _rules(cls: Any) -> dict[str, tuple[Range | None, tuple[Any, ...]]]:
     """Range and choices of each field that has one."""
 
-    def rule(annotation: Any) -> tuple[Range | None, tuple[Any, ...]]:
-        if typing.get_origin(annotation) is Literal:
-            return None, typing.get_args(annotation)
-        found = next((part for part in getattr(annotation, "__metadata__", ()) if isinstance(part, Range)), None)
-        inner = [rule(part) for part in typing.get_args(annotation) if typing.get_origin(annotation) is not dict]
-        return next((r for r in [(found, ()), *inner] if r[0] or r[1]), (None, ()))
+    def rule(hint: Any) -> tuple[Range | None, tuple[Any, ...]]:
+        if typing.get_origin(hint) is Literal:
+            return None, typing.get_args(hint)
+        ranges = [part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Range)]
+        inner = [rule(part) for part in typing.get_args(hint) if typing.get_origin(hint) is not dict]
+        return next((r for r in [*((numbers, ()) for numbers in ranges), *inner] if any(r)), (None, ()))
 
-    rules = {name: rule(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
-    return {name: found for name, found in rules.items() if found[0] or found[1]}
+    return {name: rule(hint) for name, hint in typing.get_type_hints(cls, include_extras=True).items()}
 
 
 def check_values(options: Any) -> None:
@@ -90,9 +79,7 @@ def documented(default: Any, help: str, **more: Any) -> Any:
 def option(default: Any = dataclasses.MISSING, *, help: str, **shown: Any) -> Any:
     """A field of an options dataclass; required without a default.
 
-    `shown` are `metavar`, `nargs`, `aliases`, `choices` (if the type is not a `Literal`), `group` (a heading), `positional`,
-    `repeated` (a list is given one value at a time: `--model A --model B`), and `shown_default`, which replaces the default at
-    the end of the help. A positional option with `aliases` may be given by name, too.
+    `shown` are `metavar`, `nargs`, `aliases` and `choices` of argparse, `group` (a heading), and `positional`.
     """
     metadata = {"help": help, **shown}
     if isinstance(default, list):
@@ -142,100 +129,6 @@ class WritingOptions:
 
     batch_size: Positive = option(16, help="images captioned at once")
     max_new_tokens: Positive = option(40, help="longest caption in tokens")
-
-
-def _unwrapped(annotation: Any) -> tuple[Any, bool, tuple[Any, ...]]:
-    """An annotation as (type of one value, whether there are several, choices)."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _unwrapped(arguments[0])
-    if origin in (Union, types.UnionType):
-        return _unwrapped(next(a for a in arguments if a is not type(None)))
-    if origin is list:
-        kind, _, choices = _unwrapped(arguments[0])
-        return kind, True, choices
-    if origin is Literal:
-        return type(arguments[0]), False, arguments
-    return annotation, False, ()
-
-
-_METAVARS = {int: "N", float: "X"}
-
-
-def _help(field: dataclasses.Field[Any], default: Any) -> str:
-    shown = field.metadata.get("shown_default")
-    if shown is None:
-        empty = default is dataclasses.MISSING or default is None or isinstance(default, bool) or default in ([], "")
-        values = default if isinstance(default, list) else [default]
-        shown = "" if empty else " ".join(map(str, values))
-    text = field.metadata["help"].replace("%", "%%")
-    if text.endswith("."):  # an argument of training, whose help is a sentence
-        text = text[0].lower() + text[1:-1]
-    return f"{text} (default: {shown})".strip().replace("  ", " ") if shown else text
-
-
-def add_options(
-    parser: argparse.ArgumentParser,
-    cls: type[Any],
-    *,
-    heading: str | None = None,
-    shows: Callable[[type[Any]], bool] = lambda owner: True,
-) -> None:
-    """Add the fields of an options dataclass to a parser, its fields before inherited ones.
-
-    Fields without a heading of their own stand under `heading`; only those of classes that `shows` accepts are added.
-    """
-    hints = typing.get_type_hints(cls, include_extras=True)
-    groups: dict[str, Any] = {}
-    seen: set[str] = set()
-    for owner in cls.__mro__:
-        for name in vars(owner).get("__annotations__", {}):
-            field = cls.__dataclass_fields__.get(name)
-            if name in seen or field is None or "help" not in field.metadata or not field.init:
-                continue
-            seen.add(name)
-            if not shows(owner):
-                continue
-            title = (
-                field.metadata.get("group") or (vars(owner).get("heading") if owner is not cls else None) or heading
-            )
-            if title and title not in groups:
-                groups[title] = parser.add_argument_group(title)
-            _add_option(groups[title] if title else parser, field, hints[name])
-
-
-def _add_option(group: Any, field: dataclasses.Field[Any], annotation: Any) -> None:
-    kind, is_list, choices = _unwrapped(annotation)
-    default = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    settings: dict[str, Any] = {"help": _help(field, default)}
-    required = default is dataclasses.MISSING
-    if not required:
-        settings["default"] = default
-    if kind is bool:
-        group.add_argument(
-            f"--{field.name}", action=argparse.BooleanOptionalAction if default else "store_true", **settings
-        )
-        return
-    given = field.metadata
-    metavar, allowed = given.get("metavar", _METAVARS.get(kind)), given.get("choices") or choices or None
-    settings |= {"type": kind, "metavar": metavar, "choices": allowed}
-    if given.get("repeated"):
-        group.add_argument(f"--{field.name}", action="append", required=required, **settings)
-        return
-    nargs = given.get("nargs") or ("+" if is_list else None)
-    if given.get("positional"):
-        if nargs is None and not required:
-            nargs = "?"
-        if aliases := given.get("aliases"):  # also by name
-            either = group.add_mutually_exclusive_group(required=required)
-            either.add_argument(*aliases, dest=field.name, **settings, nargs=nargs if is_list else None)
-            group, nargs, settings = either, nargs or "?", settings | {"default": argparse.SUPPRESS}
-        group.add_argument(field.name, nargs=nargs, **settings)
-        return
-    names = (f"--{field.name}", *given.get("aliases", ()))
-    group.add_argument(*names, dest=field.name, nargs=nargs, required=required, **settings)
 
 
 def options_from(cls: type[T], arguments: argparse.Namespace) -> T:

@@ -65,9 +65,27 @@ def settings_in(configs: Path, preset: str) -> dict[str, Any]:
     return read_yaml(base) if base.is_file() else load_row(configs, preset).settings
 
 
+_BEFORE: dict[str, dict[str, Any]] = {
+    "claim_f1=1": {"claim_f1_weight": 1.0},
+    "claim_f1:credit=claim=1": {"claim_f1_weight": 1.0, "claim_credit": "claim"},
+    "claim_f1:credit=caption=1": {"claim_credit": "caption"},
+}
+"""Settings under the names that they had when the committed results were made, by the words of `rewards`."""
+
+
+def under_former_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the names of options as the committed results recorded them."""
+    names: dict[str, Any] = {
+        key: under_former_names(value) if isinstance(value, Mapping) else value for key, value in settings.items()
+    }
+    for reward in names.pop("rewards", ()):
+        names |= _BEFORE.get(reward, {"rewards": reward})
+    return names
+
+
 def digest(settings: Mapping[str, Any]) -> str:
     """16 hexadecimal digits of the settings that matter to a result, in any order."""
-    kept = {key: value for key, value in settings.items() if key not in IGNORED}
+    kept = {key: value for key, value in under_former_names(settings).items() if key not in IGNORED}
     if kept.get("compare_mle_weights") == [1.0, 0.01]:  # the default before presets named it
         del kept["compare_mle_weights"]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

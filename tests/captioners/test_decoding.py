@@ -1,7 +1,6 @@
 """The decoding loop writes what transformers' loop writes, in the same distribution, with fewer rows."""
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,8 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from hf_captionrl.captioners import Captioner, decoding, load_captioner
 from hf_captionrl.captioners import captioner as generation
-from hf_captionrl.captioners.decoding import DecodingLoop, UndecodableError, draw_tokens
-from hf_captionrl.cli import main
+from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy, token_log_probs
 from tests.captioners.models import MODELS, captioner_of
 from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images
@@ -305,27 +303,6 @@ def test_compiled_decoding_gives_the_same_captions(compiled_by):
     assert (settings["dynamic"], settings["backend"]) == (True, "inductor")
     greedy = captioner.generate(**images, max_new_tokens=T).ids
     assert captioner.generate(**images, max_new_tokens=T, compile_decoding=True).ids.tolist() == greedy.tolist()
-
-
-def test_the_command_passes_the_settings_of_decoding(tmp_path, monkeypatch, capsys):
-    seen, decode = [], DecodingLoop.__call__
-
-    def spy(self, model, *args, **kwargs):
-        seen.append(self.compiled)
-        assert model.config._attn_implementation == "eager"
-        return decode(DecodingLoop(self.num_sampled, self.greedy, self.folded), model, *args, **kwargs)
-
-    monkeypatch.setattr(DecodingLoop, "__call__", spy)
-    line = ["caption", "scenes:blip-mle", "--max_images", "2", "--max_new_tokens", "4", "--output"]
-    more = ["--num_beams", "1", "--compile_decoding", "--attn_implementation", "eager"]
-    assert main([*line, str(tmp_path / "a.jsonl"), *more]) == 0
-    assert seen == [True]
-    settings = json.loads((tmp_path / "a.run.json").read_text())["settings"]
-    assert settings["compile_decoding"] is True
-    assert settings["attn_implementation"] == "eager"
-    assert "load_in_4bit" not in settings
-    assert main([*line, str(tmp_path / "b.jsonl"), "--compile_decoding"]) == 2
-    assert "--num_beams" in capsys.readouterr().err
 
 
 # Log-probabilities of sampled tokens are equal in generation, with caches and one token at a time, and in the loss

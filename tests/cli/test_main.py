@@ -63,15 +63,6 @@ def test_an_unknown_metric_is_refused(capsys):
     assert "self_retrieval" in capsys.readouterr().err
 
 
-def test_closed_stdout_is_refused_before_the_command_runs(monkeypatch, capsys):
-    called = []
-    monkeypatch.setattr("hf_captionrl.cli.metrics.print_path", called.append)
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(["metrics", "path", "clip_score"]) == 2
-    assert capsys.readouterr().err == "captionrl: error: stdout is closed. Use > /dev/null to discard the output.\n"
-    assert called == []
-
-
 def test_reader_that_stops_early_is_not_an_error(monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
@@ -143,7 +134,9 @@ def test_a_number_that_no_option_takes_is_refused_before_anything_is_loaded(valu
     for path, parser in COMMANDS.items():
         for option in parser._actions:
             name = next(iter(option.option_strings), None)
-            if option.type not in (int, float) or (value == "-1" and name in accepts_minus_one):
+            if getattr(option.type, "__name__", "") not in ("int", "float") or (
+                value == "-1" and name in accepts_minus_one
+            ):
                 continue
             assert main([*path, f"{name}={value}", *needed(parser, option)]) == 2
             last = capsys.readouterr().err.splitlines()[-1]
@@ -151,12 +144,6 @@ def test_a_number_that_no_option_takes_is_refused_before_anything_is_loaded(valu
             assert option.dest in last
             number += 1
     assert number > 100
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "99999"])
-def test_a_port_that_no_machine_has_is_refused(port, capsys):
-    assert main(["demo", "--port", port]) == 2
-    assert capsys.readouterr().err.count("port") == 1
 
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -210,7 +210,7 @@ SHORT = [
     *("--max_train_images", "16", "--max_eval_images", "8", "--max_test_images", "12", "--num_train_epochs", "3"),
     *("--per_device_train_batch_size", "4", "--generation_max_new_tokens", "8", "--generation_num_beams", "1"),
     *("--compare_mle_weights", "1", "--perplexity_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
-    *("--use_cpu", "--disable_tqdm", "true", "--gallery_size", "2", "--model_name_or_path", "scenes:blip-mle"),
+    *("--use_cpu", "--disable_tqdm", "true", "--model_name_or_path", "scenes:blip-mle"),
     *("--logging_strategy", "no", "--learning_rate", "1e-3"),
 ]
 
@@ -234,7 +234,7 @@ def test_the_same_command_resumes_a_recipe_of_several_trainings(warm_process, tm
 
 
 def test_a_recipe_starts_anew_on_request_only(warm_process, tmp_path):
-    few = [*SHORT[:-2], "--num_train_epochs", "1", "--compare_mle_weights", "none", "--output_dir", str(tmp_path)]
+    few = [*SHORT[:-2], "--num_train_epochs", "1", "--compare_mle_weights", "--output_dir", str(tmp_path)]
     assert run(warm_process, "recipe", arguments=[*few, "--learning_rate", "1e-3"], timeout=300)["steps"] == 4
     for other in ("--learning_rate", "1e-4"), ("--learning_rate", "1e-3", "--per_device_train_batch_size", "8"):
         refused = warm_process.run("recipe", arguments=[*few, *other], timeout=300)

@@ -419,7 +419,12 @@ def test_invalid_name_raises_at_construction(tmp_path):
 
 SHORT = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "101", "--compare_mle_weights", "0.0"),
-    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64", "--gallery_size", "2"),
+    *(
+        "--per_device_train_batch_size",
+        "8",
+        "--per_device_eval_batch_size",
+        "64",
+    ),
     *("--generation_max_new_tokens", "8", "--generation_num_beams", "1", "--use_cpu", "--disable_tqdm", "true"),
     *("--perplexity_name_or_path", "none", "--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"),
     *("--load_best_model_at_end", "false"),

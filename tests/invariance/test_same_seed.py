@@ -15,7 +15,14 @@ from recipes import self_retrieval_blip, sle_blip, smile_blip
 
 SHORT = [
     *("--max_steps", "1", "--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "32"),
-    *("--max_train_images", "8", "--max_eval_images", "4", "--max_test_images", "101", "--gallery_size", "2"),
+    *(
+        "--max_train_images",
+        "8",
+        "--max_eval_images",
+        "4",
+        "--max_test_images",
+        "101",
+    ),
     *("--generation_max_new_tokens", "6", "--generation_num_beams", "1", "--eval_strategy", "no"),
     *("--save_strategy", "no", "--use_cpu", "--disable_tqdm", "true", "--learning_rate", "1e-3"),
 ]
@@ -48,7 +55,7 @@ OF = {
     "self-retrieval": (
         self_retrieval_blip,
         (
-            *("--variants", "{}", "--bag_schedule", '{"1": 2}', "--num_neighbours", "4"),
+            *("--variants", "{}", "--bag_schedule", '{"1": 2}'),
             *("--num_generations", "2", "--max_completion_length", "6", "--guard", "off"),
         ),
     ),
@@ -65,8 +72,11 @@ def test_one_seed_gives_one_table(tmp_path, name):
     again, deterministic = table(recipe, tmp_path / "again", *more, "--seed", "3", "--deterministic")
     assert len(first) > 2
     assert first == again  # every number of every row, to the last bit
-    assert config["RunArguments"]["deterministic"] is False
-    assert deterministic["RunArguments"]["deterministic"] is True
+    settings, again = (
+        {k: v for part in c.values() if isinstance(part, dict) for k, v in part.items()}
+        for c in (config, deterministic)
+    )
+    assert (settings["deterministic"], again["deterministic"]) == (False, True)
     # The control: another seed is another table.
     torch.use_deterministic_algorithms(False)
     other, _ = table(recipe, tmp_path / "other", *more, "--seed", "4")
@@ -83,4 +93,4 @@ def test_the_argument_reaches_torch(tmp_path):
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert torch.backends.cudnn.deterministic
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    assert describe([config])["RunArguments"]["deterministic"] is True
+    assert describe([config])["SmileBlipConfig"]["deterministic"] is True

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-GENERATION = (
-    "--generation_max_new_tokens 12 --generation_num_beams 2 --use_cpu --disable_tqdm true --gallery_size 4".split()
-)
+GENERATION = "--generation_max_new_tokens 12 --generation_num_beams 2 --use_cpu --disable_tqdm true".split()
 """Arguments that make the run of a recipe small."""
 
 

@@ -18,7 +18,7 @@ from tests.recipes.conftest import GENERATION, train
 from tests.recipes.test_sle_blip import SHORT as SHORT_SLE
 
 SHORT = [
-    *"--max_train_images 24 --max_eval_images 12 --max_test_images 105 --num_train_epochs 2 --num_neighbours 8".split(),
+    *"--max_train_images 24 --max_eval_images 12 --max_test_images 105 --num_train_epochs 2".split(),
     *"--per_device_train_batch_size 8 --per_device_eval_batch_size 32 --max_completion_length 10 --logging_steps 1".split(),
     *(*GENERATION, "--bag_schedule", '{"1": 2, "2": 4}'),
 ]
@@ -109,10 +109,10 @@ def test_names_of_rows():
         ({"bag_schedule": 20, "beta": 0.1}, "SR (bags of 20, KL 0.1)"),
         ({"bag_distractors": "random"}, "SR (bag curriculum of random images)"),
         (
-            {"retrieval_weight": 0.0, "claim_f1_weight": 1.0, "claim_credit": "claim"},
+            {"retrieval_weight": 0.0, "rewards": ["claim_f1:credit=claim=1"]},
             "truth (bag curriculum, claims by claim)",
         ),
-        ({"question_oracle_weight": 0.5}, "SR (bag curriculum, questions)"),
+        ({"rewards": ["question_oracle=0.5"]}, "SR (bag curriculum, questions)"),
         ({"retrieval_weight": 2.0, "baseline": "none"}, "SR (bag curriculum, SR 2, baseline none)"),
     ):
         assert run_name(changed(config, changes)) == name
@@ -182,7 +182,7 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     printed = capsys.readouterr()
     lines = printed.out.rstrip().splitlines()
     assert "; there is no model" in printed.out
-    start = next(number for number, line in enumerate(lines) if line.startswith("-- Checkpoints"))
+    start = next(number for number, line in enumerate(lines) if line == "SR (bag curriculum)")
     beginnings = [
         "SR (bag curriculum) (no model)",
         "  No checkpoint was selected; the weights of step 6 are kept; the guard refused the evaluation at step 3, 6. Not delivered: ",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -12,9 +11,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from hf_captionrl.apps.instruct.instructions import format_prompt, load_instructions
-from hf_captionrl.apps.instruct.judges import answer_row, load_questions
+from hf_captionrl.apps.instruct.judges import load_questions
 from hf_captionrl.trainers.trl_smile_sft import SmileSFTTrainer
-from hf_captionrl.utils.prompts import BackendError
 from recipes import smile_llama_lora as recipe
 from tests.apps.boosting.server import ChatServer
 
@@ -81,15 +79,6 @@ def test_answers_can_be_judged_again(run, tmp_path, monkeypatch):
     judged("--output_dir", str(tmp_path / "again"), "--answers", str(run / "answers.jsonl"))
     assert not (tmp_path / "again" / "model").exists()
     assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"]
-
-
-def test_an_endpoint_that_is_gone_is_a_reason_in_the_table():
-    def rate(*args):
-        raise BackendError("gone")
-
-    questions = load_questions(recipe.DATA / "questions.jsonl")
-    row = answer_row("SMILE", questions, ["a"] * 26, SimpleNamespace(name="m", rate=rate), 0)
-    assert (row["overall"], row["overall_reason"], row["length"]) == (None, "gone", 1.0)
 
 
 def test_a_second_run_gives_the_same(run, tmp_path):

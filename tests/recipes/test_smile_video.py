@@ -20,7 +20,7 @@ from tests.tolerances import close
 CONFIGS = Path(__file__).parents[2] / "recipes" / "configs" / "smile_video"
 SHORT = [
     *"--per_device_train_batch_size 8 --per_device_eval_batch_size 32 --generation_num_beams 1 --max_steps 2".split(),
-    *"--generation_max_new_tokens 8 --use_cpu --disable_tqdm true --gallery_size 2 --eval_steps 2 --save_steps 2".split(),
+    *"--generation_max_new_tokens 8 --use_cpu --disable_tqdm true --eval_steps 2 --save_steps 2".split(),
     *"--eval_strategy steps --save_strategy steps".split(),
 ]
 

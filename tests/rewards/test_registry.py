@@ -80,7 +80,12 @@ def test_functions_are_named_and_equal_names_numbered():
 
 
 SCORER = SimpleNamespace(signature="tiny-clip@main|77")
-WEIGHTS = {"retrieval_weight" if name == "self_retrieval" else f"{name}_weight": name for name in REWARDS}
+EXPERIMENTAL = ("claim_f1", "question_oracle")
+WEIGHTS = {
+    "retrieval_weight" if name == "self_retrieval" else f"{name}_weight": name
+    for name in REWARDS
+    if name not in EXPERIMENTAL
+}
 
 
 def only(tmp_path, weight, **arguments):
@@ -104,9 +109,39 @@ def test_every_registered_reward_can_be_configured(tmp_path):
 
 
 def test_the_order_of_the_weighted_sum(tmp_path):
-    config = only(tmp_path, "retrieval_weight", **dict.fromkeys(WEIGHTS, 0.25))
+    rewards = [f"{name}=0.25" for name in EXPERIMENTAL]
+    config = only(tmp_path, "retrieval_weight", rewards=rewards, **dict.fromkeys(WEIGHTS, 0.25))
     order = "self_retrieval cider diversity claim_f1 question_oracle repetition length truncation".split()
     assert [reward.name for reward, _ in config.make_rewards(scorer=[SCORER])] == order
+
+
+def test_any_registered_reward_by_name_and_weight(tmp_path):
+    config = only(tmp_path, "retrieval_weight", rewards=["claim_f1:credit=claim=2", "question_oracle=0.5", "cider=1"])
+    made = config.make_rewards(scorer=[SCORER])
+    assert [(reward.name, weight) for reward, weight in made[1:]] == [
+        ("claim_f1", 2.0),
+        ("question_oracle", 0.5),
+        ("cider", 1.0),
+    ]
+    assert made[1][0].credit == "claim"
+    for text in ("claim_f1", "claim_f1=x"):
+        with pytest.raises(ValueError, match="rewards"):
+            only(tmp_path, "retrieval_weight", rewards=[text]).check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"reward_kind": "logit"}, "reward_kind"),
+        ({"bank_size": 1}, "bank_size"),
+        ({"distance": "hamming"}, "distance"),
+        ({"cider_weight": -1}, "cider_weight"),
+        ({"retrieval_weight": 0.0, "length_weight": 1.0}, "retrieval_weight"),
+    ],
+)
+def test_values_that_are_refused(tmp_path, settings, named):
+    with pytest.raises(ValueError, match=named):
+        SelfRetrievalConfig(str(tmp_path), use_cpu=True, **settings)
 
 
 def fixed(values, name="fixed"):

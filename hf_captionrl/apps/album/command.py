@@ -178,7 +178,7 @@ def describe_source(
     if options.model is None:
         steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited, progress)
         return steps.album(), {}
-    wording = {"do_not_mention": options.do_not_mention, "max_context": options.max_context}
+    wording = {"do_not_mention": options.do_not_mention}
     prompts = ImagePrompts.read(options.prompts, ids, **wording)
     captioner = load_model(options)
     prompts.check(captioner)

@@ -137,7 +137,7 @@ class DemoOptions(DeviceOptions, CommandOptions):
     examples: ClassVar[str] = """
         examples:
           captionrl demo
-          captionrl demo --images holidays --model MLE=Salesforce/blip-image-captioning-base --model SR=outputs/photos/model
+          captionrl demo --images holidays --model MLE=Salesforce/blip-image-captioning-base SR=outputs/photos/model
           captionrl demo --port 8000 --no_browser
 
         The default captioners are those of the embedded world; the default albums are its look-alikes.
@@ -145,9 +145,8 @@ class DemoOptions(DeviceOptions, CommandOptions):
 
     model: list[str] | None = option(
         None,
-        repeated=True,
         metavar="NAME=MODEL",
-        help="a captioner and its name: a folder, a name on the Hub, or scenes:blip-mle; may be given several times "
+        help="a captioner and its name: a folder, a name on the Hub, or scenes:blip-mle "
         "(default: the embedded MLE, SMILE and SR)",
     )
     scorer: str | None = option(
@@ -166,8 +165,7 @@ class DemoOptions(DeviceOptions, CommandOptions):
         "127.0.0.1",
         group="server",
         metavar="ADDRESS",
-        help="address to listen at",
-        shown_default="127.0.0.1, for this machine only",
+        help="address to listen at (default: 127.0.0.1, for this machine only)",
     )
     port: Annotated[int, Range(at_least=1, at_most=65_535)] | None = option(
         None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import difflib
 import itertools
-import json
 import os
 import sys
 import typing
@@ -19,20 +18,17 @@ import torch
 import yaml
 
 from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.cli.train import METHODS
 from hf_captionrl.data.options import LoadingArguments, SplitArguments
-from hf_captionrl.trainers.caption_config import CaptionConfig
-from hf_captionrl.trainers.caption_rl_trainer import CaptionRLConfig
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
 from hf_captionrl.utils.model_files import PREFIX, model_path
-from hf_captionrl.utils.options import NotNegative, Positive, add_options, check_values, documented
+from hf_captionrl.utils.option_parser import OptionParser
+from hf_captionrl.utils.options import NotNegative, Positive, check_values, documented
 
 # --- Rows of the papers' tables: a base configuration and what differs from it, selected by `--row ndlb/table5/row8` ---
 
-try:
-    from yaml import CSafeLoader as SafeLoader  # the C implementation is ten times faster
-except ImportError:
-    from yaml import SafeLoader  # type: ignore[assignment]
+SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C implementation is ten times faster
 
 ROWS = "rows"
 """Folder of the row files in `recipes/configs`; the other folders there contain the base files of each recipe."""
@@ -68,28 +64,23 @@ def row_names(configs: Path) -> list[str]:
 
 def load_row(configs: Path, name: str) -> Row:
     """A row by name, including the settings of its bases."""
-    paper, _, own = name.partition("/")
+    paper, _, title = name.partition("/")
     file = configs / ROWS / f"{paper}.yaml"
     rows = read_yaml(file) if file.is_file() else {}
-    if own not in rows:
+    if title not in rows:
         near = difflib.get_close_matches(name, row_names(configs), n=1)
         remedy = f"Use {near[0]!r}" if near else "Use one of recipes/configs/rows"
         raise ValueError(f"There is no row {name!r}. {remedy}, as in --row ndlb/table5/row8.")
 
-    def resolve(base: str, seen: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+    def resolve(base: str) -> tuple[str, dict[str, Any]]:
         """Recipe and settings of a row, or of a base file such as `smile_blip/coco`."""
         if base not in rows:
             return base.partition("/")[0], read_yaml(configs / f"{base}.yaml")
-        if not isinstance(rows[base], dict) or "base" not in rows[base] or base in seen:
-            raise ValueError(
-                f"The row {paper}/{base} has no base, or is its own base. Use a file such as smile_blip/coco, or another row of "
-                f"{file.name}."
-            )
-        recipe, settings = resolve(str(rows[base]["base"]), (*seen, base))
+        recipe, settings = resolve(str(rows[base]["base"]))
         return recipe, settings | {key: value for key, value in rows[base].items() if key not in ("title", "base")}
 
-    recipe, settings = resolve(own)
-    return Row(name, str(rows[own].get("title", own)), recipe, settings | {"output_dir": f"outputs/{name}"})
+    recipe, settings = resolve(title)
+    return Row(name, str(rows[title].get("title", title)), recipe, settings | {"output_dir": f"outputs/{name}"})
 
 
 # --- Arguments shared by the recipes: captioner, data, determinism ---------------------------------------------------
@@ -105,6 +96,7 @@ class ModelArguments(LoadingArguments):
         "scenes:blip-mle",
         "Captioner to start from: a folder, a name on the Hub (e.g. Salesforce/blip-image-captioning-base), or "
         "a shipped model (scenes:blip-mle).",
+        aliases=["--model"],
     )
     model_revision: str | None = documented(None, "Branch, tag or commit of the model on the Hub.")
     dtype: str = documented(
@@ -133,12 +125,13 @@ class ModelArguments(LoadingArguments):
     def __post_init__(self) -> None:
         check_values(self)
         check_model_init_kwargs({"dtype": self.dtype})
-        needs_lora = {name: "set" for name in _QUANTIZED if getattr(self, name)}
-        needs_lora |= {"lora_init": "'paper'"} if self.lora_init == "paper" else {}
-        for name, value in needs_lora.items() if self.tune is None else ():
+        needs_lora = [
+            *filter(lambda name: getattr(self, name), _QUANTIZED),
+            *["lora_init"] * (self.lora_init != "peft"),
+        ]
+        if needs_lora and self.tune is None:
             raise ValueError(
-                f"{name} is {value}, but tune is not set, so all weights are trained without a LoRA. Use --tune language, vision "
-                f"or both, or leave {name} out."
+                f"{needs_lora[0]} needs a LoRA, but tune is not set. Use --tune language, vision or both."
             )
 
     def load(self, prompt: str | None = None) -> Captioner:
@@ -187,6 +180,7 @@ class DataArguments(SplitArguments):
         "scenes",
         "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
         "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk.",
+        aliases=["--dataset"],
     )
     data_root: str | None = documented(None, "Folder that dataset_name, data_dir and image_root are relative to.")
     train_captions: str | None = documented(
@@ -232,28 +226,6 @@ class DataArguments(SplitArguments):
                         f"data_root {self.data_root!r} has no {given!r} ({name}). Use the folder that has it."
                     )
                 setattr(self, name, path)
-        shares = (self.validation_share, self.test_share)
-        if min(shares) < 0 or sum(shares) >= 1:
-            raise ValueError(
-                f"validation_share is {shares[0]} and test_share {shares[1]}; both must be at least 0, and together below 1. "
-                "Use 0.1 for a tenth."
-            )
-
-
-@dataclass
-class RunArguments:
-    """Arguments of the run itself; `parse_arguments` adds them to those of the recipe."""
-
-    deterministic: bool = documented(
-        False,
-        "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the "
-        "cost see docs/reliability.md.",
-    )
-    total_train_batch_size: int | None = documented(
-        None,
-        "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, "
-        "and per_device_train_batch_size is the most that a device holds at once. The papers' presets have it.",
-    )
 
 
 def enable_determinism() -> None:
@@ -267,13 +239,10 @@ def enable_determinism() -> None:
 
 
 def describe(arguments: Sequence[Any]) -> dict[str, Any]:
-    """Arguments by the names of their dataclasses, for results.json, and whether the run was deterministic; with them the
-    configuration that a recipe uses."""
-    run = RunArguments(deterministic=torch.are_deterministic_algorithms_enabled())
-    found = {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in (*arguments, run)}
-    return found | (
-        {"configuration": configuration_line(arguments)} if hasattr(arguments[-1], "configuration") else {}
-    )
+    """Arguments by the names of their dataclasses, for results.json, and the configuration that a recipe uses."""
+    values = {type(a).__name__: {f.name: getattr(a, f.name) for f in dataclasses.fields(a)} for a in arguments}
+    has_line = hasattr(arguments[-1], "configuration")
+    return values | ({"configuration": configuration_line(arguments)} if has_line else {})
 
 
 def configuration_line(arguments: Sequence[Any]) -> str:
@@ -295,22 +264,21 @@ def configuration_line(arguments: Sequence[Any]) -> str:
 # --- Parses the arguments of a recipe; errors are one sentence that names the argument, the rule and the remedy ------
 
 _EPILOG = """\
---model, --scorer, --held_out_scorer and --perplexity_model, the names of the other commands, are short for ..._name_or_path.
---scorer none trains and evaluates without a scorer. --config FILE reads arguments from a YAML file, --row NAME reads those of a row of recipes/configs/rows, such as
-ndlb/table5/row8; the command line overrides both. 'none' empties a list. --traceback shows where an error happened.
+--scorer none trains and evaluates without a scorer. The command line overrides --config and --row; a list option without values
+empties the list of either. --traceback shows where an error happened.
 """
 
-SHORT = {
-    "--model": "--model_name_or_path",
-    "--scorer": "--scorer_name_or_path",
-    "--held_out_scorer": "--held_out_scorer_name_or_path",
-    "--perplexity_model": "--perplexity_name_or_path",
-    "--dataset": "--dataset_name",
-}
 PARTS = ("vision_model", "language_model", "text_model")
 SCORERS = ("held_out_scorer_name_or_path", "scorer_name_or_path")
 MODEL_OPTIONS = ("model_name_or_path", *PARTS, *SCORERS, "perplexity_name_or_path")
 """Options that name a model; with `data_root`, its folder may stand there, as models/NAME."""
+_NAMED = {"--model_name_or_path", "--model", "--dataset_name", "--dataset", "--data_dir", "--image_root"}
+"""With another model or other data, the defaults are the paper's settings, not those of the tiny model."""
+
+
+class _RecipeParser(OptionParser):
+    def error(self, message: str) -> NoReturn:  # argparse would print the usage first, which is a hundred lines long
+        raise ValueError(f"{message[:1].upper()}{message[1:]}. Use --help for the list of arguments.")
 
 
 def parse_arguments(
@@ -320,77 +288,74 @@ def parse_arguments(
 
     `default_config` is used if the command line (None: `sys.argv`) names no configuration, row, model or data set.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    sources = ("--config=", "--row=")
-    arguments = [part for a in arguments for part in (a.split("=", 1) if a.startswith(sources) else [a])]
-    arguments = ["".join((SHORT.get(name, name), *rest)) for name, *rest in (a.partition("=") for a in arguments)]
-    # With another model or other data, the defaults are the paper's settings, not those of the tiny model.
-    own = ("--config", "--row", "--model_name_or_path", "--dataset_name", "--data_dir", "--image_root")
-    given = {a.split("=")[0].replace("-", "_").replace("__", "--", 1) for a in arguments if a.startswith("--")}
-    types = (*dataclass_types, RunArguments)
-    if asked := {"-h", "--help", "--help-all"}.intersection(arguments):
-        _show_help(types, everything="--help-all" in asked)
-    path, row = _take(arguments, "--config", "FILE.yaml"), _take(arguments, "--row", "ndlb/table5/row8")
-    parser = _make_parser(types)
-    if path is not None and row is not None:
-        raise ValueError(
-            f"--config is {path!r} and --row is {row!r}. Use one of them; the command line overrides either."
-        )
-    words: list[str] = []
-    configuration = "the defaults"
-    if row is not None:
-        configuration = f"--row {row}"
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--help", "-h", action="store_true", help="show the arguments of this method")
+    first.add_argument(
+        "--help-all", action="store_true", help="show also those of transformers and TRL, which all work here"
+    )
+    first.add_argument("--config", metavar="FILE", help="YAML file of arguments")
+    first.add_argument("--row", metavar="NAME", help="row of recipes/configs/rows, such as ndlb/table5/row8")
+    chosen, words = first.parse_known_args(argv)
+    stem = Path(sys.argv[0]).stem if default_config is None else default_config.parent.name
+    method = next((name for name, (file, _) in METHODS.items() if file == f"{stem}.py"), stem)
+    parser = _RecipeParser(
+        dataclass_types,
+        shows_foreign=chosen.help_all,
+        prog=f"captionrl train {method}",
+        usage="%(prog)s [--config FILE | --row NAME] [--ARGUMENT VALUE ...]",
+        epilog=_EPILOG,
+        parents=[first],
+        add_help=False,
+    )
+    if chosen.help or chosen.help_all:
+        parser.print_help()
+        raise SystemExit(0)
+    options = {"--" + word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    configuration, settings = "the defaults", {}
+    if chosen.row is not None and chosen.config is not None:
+        raise ValueError(f"--config is {chosen.config!r} and --row is {chosen.row!r}. Use one of them.")
+    if chosen.row is not None:
         if default_config is None:
-            raise ValueError(f"--row is {row!r}, but this program has no rows. Use --config.")
-        found = load_row(default_config.parents[1], row)
-        if found.recipe != default_config.parent.name:
-            raise ValueError(f"The row {row} belongs to another recipe. Use recipes/{found.recipe}.py.")
-        words = _apply_config(parser, types, row, found.settings)
-    elif path is not None:
-        configuration = f"--config {path}"
-        if not Path(path).is_file():
-            raise FileNotFoundError(
-                f"There is no configuration file {path!r}. Use --config with the path of a YAML file."
-            )
-        words = _apply_config(parser, types, Path(path).name, read_yaml(Path(path)))
+            raise ValueError(f"--row is {chosen.row!r}, but this program has no rows. Use --config.")
+        row = load_row(default_config.parents[1], chosen.row)
+        if row.recipe != stem:
+            raise ValueError(f"The row {chosen.row} belongs to another recipe. Use recipes/{row.recipe}.py.")
+        configuration, settings = f"--row {chosen.row}", row.settings
+    elif chosen.config is not None:
+        if not Path(chosen.config).is_file():
+            raise FileNotFoundError(f"There is no configuration file {chosen.config!r}. Use the path of a YAML file.")
+        configuration, settings = f"--config {chosen.config}", read_yaml(Path(chosen.config))
     elif default_config is not None:
-        name = f"{default_config.parent.name}/{default_config.name}"
-        if named := sorted(given & set(own)):
-            configuration = f"the defaults, not {name}, because of {' and '.join(named)}"
+        configuration = f"{stem}/{default_config.name}"
+        if reasons := sorted(options & _NAMED):
+            configuration = f"the defaults, not {configuration}, because of {' and '.join(reasons)}"
         else:
-            configuration = name
-            words = _apply_config(parser, types, default_config.name, read_yaml(default_config))
-    if "--gradient_accumulation_steps" in given and "--total_train_batch_size" not in given:
-        # The command line overrides the batch of a preset.
-        words = [word for word in words if not word.startswith("--total_train_batch_size=")]
-    words = _without_empty_lists(parser, types, [*words, *arguments])
-    try:
-        *parsed, run, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f'{error.doc[:80]!r} is not valid JSON ({error.msg}). Write such an argument as --model_init_kwargs \'{{"dtype": "float32"}}\'.'
-        ) from error
+            settings = read_yaml(default_config)
+    if "--gradient_accumulation_steps" in options and "--total_train_batch_size" not in options:
+        settings.pop("total_train_batch_size", None)  # the command line overrides the batch of a preset
+    os.environ.update({str(variable): str(value) for variable, value in settings.pop("env", {}).items()})
+    _set_defaults(parser, settings, configuration.removeprefix("--config "))
+    *parsed, _, unknown = parser.parse_args_into_dataclasses(
+        words, return_remaining_strings=True, look_for_args_file=False
+    )
     if unknown:
         name = unknown[0].split("=")[0]
-        raise ValueError(f"Unknown argument {name!r}.{_suggestion(types, name.lstrip('-'), '--')}")
+        raise ValueError(f"Unknown argument {name!r}.{_suggestion(parser, name.lstrip('-'), '--')}")
     root = next((part.data_root for part in parsed if getattr(part, "data_root", None)), None)
     for part, option in itertools.product(parsed if root else (), MODEL_OPTIONS):
         name = getattr(part, option, None) or ""
         folder = Path(str(root), "models", name.removeprefix("outputs/"))
         if name and folder.is_dir() and not os.path.exists(name):
             setattr(part, option, str(folder))
-    for config in parsed if run.total_train_batch_size is not None else ():
-        if hasattr(config, "gradient_accumulation_steps"):
-            set_total_batch(config, run.total_train_batch_size)
-    if run.deterministic:
+    config = parsed[-1]
+    if (total := getattr(config, "total_train_batch_size", None)) is not None:
+        set_total_batch(config, total)
+    if getattr(config, "deterministic", False):
         enable_determinism()
-    models = [arguments for arguments in parsed if isinstance(arguments, ModelArguments)]
-    for config in parsed if models else ():
-        # Recipes load the model and pass it to the trainer.
-        if isinstance(config, CaptionConfig) and config.model_init_kwargs:
-            given_kwargs: Any = config.model_init_kwargs
-            models[0].model_init_kwargs, config.model_init_kwargs = given_kwargs, None
-    parsed[-1].configuration = configuration
+    # Recipes load the model and pass it to the trainer.
+    if isinstance(parsed[0], ModelArguments) and getattr(config, "model_init_kwargs", None):
+        parsed[0].model_init_kwargs, config.model_init_kwargs = config.model_init_kwargs, None
+    config.configuration = configuration
     return tuple(parsed)
 
 
@@ -412,118 +377,33 @@ def set_total_batch(config: Any, total: int) -> None:
     config.per_device_train_batch_size, config.gradient_accumulation_steps = share // steps, steps
 
 
-def _take(arguments: list[str], option: str, example: str) -> str | None:
-    """Remove an option from the arguments; its last value, or None."""
-    value = None
-    while option in arguments:
-        position = arguments.index(option)
-        if position + 1 == len(arguments):
-            raise ValueError(f"{option} has no value. Use {option} {example}.")
-        value = arguments[position + 1]
-        del arguments[position : position + 2]
-    return value
-
-
-def _make_parser(types: Sequence[type]) -> Any:
-    from trl import TrlParser
-
-    class Parser(TrlParser):  # type: ignore[misc]
-        def error(self, message: str) -> NoReturn:
-            # argparse would print the usage first, which is a hundred lines long.
-            raise ValueError(f"{message[:1].upper()}{message[1:]}. Use --help for the list of arguments.")
-
-    return Parser(types, add_help=False)
-
-
-def _show_help(types: Sequence[type], *, everything: bool) -> NoReturn:
-    """Print the arguments that this package declares; with `everything` also those of transformers and TRL. Exits."""
-
-    def is_ours(owner: type) -> bool:
-        return owner.__module__.partition(".")[0] not in ("transformers", "trl")
-
-    parser = argparse.ArgumentParser(
-        usage=f"{Path(sys.argv[0]).name} [--config FILE | --row NAME] [--ARGUMENT VALUE ...]",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--help", action="store_true", help="show the arguments of this method")
-    inherited = "show also the arguments of transformers' TrainingArguments and of TRL, which all work here"
-    parser.add_argument("--help-all", action="store_true", help=inherited)
-    for kind in types:
-        add_options(parser, kind, heading=getattr(kind, "heading", None) or _heading(kind), shows=is_ours)
-    for kind in types if everything else ():
-        add_options(parser, kind, heading="transformers and TRL", shows=lambda owner: not is_ours(owner))
-    parser.print_help()
-    raise SystemExit(0)
-
-
-def _heading(kind: type) -> str:
-    return "training" if issubclass(kind, ExactResumeArguments) else kind.__name__.removesuffix("Arguments").lower()
-
-
-def _without_empty_lists(parser: Any, types: Sequence[type], words: Sequence[str]) -> list[str]:
-    """The words without the lists that `--name none` empties, also where a preset has filled them."""
-    hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
-    parts: list[list[str]] = [[]]  # each argument with its values
-    for word in words:
-        if word.startswith("--"):
-            parts.append([word])
-        else:
-            parts[-1].append(word)
-
-    def read(part: Sequence[str]) -> tuple[str, list[str]]:
-        name, *value = part[0].split("=", 1) if part else [""]
-        return name.removeprefix("--").replace("-", "_"), [*value, *part[1:]]
-
-    found = [read(part) for part in parts]
-    lists = {name for name, hint in hints.items() if typing.get_origin(hint) is list}
-    emptied = {name for name, values in found if name in lists and [value.lower() for value in values] == ["none"]}
-    parser.set_defaults(**{name: [] for name in emptied})
-    return [word for part, (name, _) in zip(parts, found, strict=True) if name not in emptied for word in part]
-
-
-def _suggestion(types: Sequence[type], name: str, prefix: str = "") -> str:
-    known = [field.name for kind in types for field in dataclasses.fields(kind)]
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+def _suggestion(parser: argparse.ArgumentParser, name: str, prefix: str = "") -> str:
+    near = difflib.get_close_matches(name.replace("-", "_"), [action.dest for action in parser._actions], n=1)
     return f" Use {prefix + near[0]!r}, or --help for the list." if near else " Use --help for the list of arguments."
 
 
-def _apply_config(parser: Any, types: Sequence[type], name: str, config: Mapping[str, Any]) -> list[str]:
-    """The values of a YAML file or of a row as words of a command line, so that the parser checks both alike.
-
-    None, `false`, mappings, empty lists and numbers where text is allowed too cannot be written there; they become
-    defaults of the parser.
-    """
-    variables = config.get("env", {})
-    if not isinstance(variables, Mapping):
-        raise ValueError(f"'env' in {name} is {variables!r}. Use a mapping from environment variables to values.")
-    os.environ.update({str(variable): str(value) for variable, value in variables.items()})
-    hints = {key: hint for kind in types for key, hint in typing.get_type_hints(kind).items()}
-    words: list[str] = []
-    for key, value in config.items():
-        if key == "env":
-            continue
+def _set_defaults(parser: Any, settings: Mapping[str, Any], source: str) -> None:
+    """Make the values of a YAML file or of a row the defaults of the parser, with the types of its arguments."""
+    actions = {action.dest: action for action in reversed(parser._actions)}
+    hints = {key: hint for kind in parser.dataclass_types for key, hint in typing.get_type_hints(kind).items()}
+    for key, value in settings.items():
         if key not in hints:
-            raise ValueError(f"{name} holds the unknown argument {key!r}.{_suggestion(types, str(key))}")
-        hint, kind = str(hints[key]), type(value).__name__
-        several = len(set(typing.get_args(hints[key])) - {type(None)}) > 1
-        if value is None and hints[key] in (int, float, bool):
-            raise ValueError(f"{key} in {name} is empty. Use a value of type {hints[key].__name__}, or leave it out.")
-        is_typed = kind in hint and (kind in ("bool", "dict") or (several and kind == "int"))
-        if value in (None, []) or is_typed:
-            parser.set_defaults(**{key: value})
-        elif isinstance(value, list) != ("list" in hint) and not (several and isinstance(value, str | int)):
-            wanted = "a list" if "list" in hint else "a single value"
-            raise ValueError(f"{key} in {name} is {value!r}. Use {wanted}.")
-        else:
-            words += [f"--{key}", *map(str, value)] if isinstance(value, list) else [f"--{key}={value}"]
-    try:
-        parser.parse_known_args(words)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    return words
+            raise ValueError(f"{source} holds the unknown argument {key!r}.{_suggestion(parser, str(key))}")
+        hint, convert = hints[key], actions[key].type
+        kinds = set(typing.get_args(hint)) - {type(None)} or {hint}  # of a union
+        if value is None and hint in (int, float, bool):
+            raise ValueError(f"{source}: {key} is empty. Use a value of type {hint.__name__}, or leave it out.")
+        if isinstance(value, list) != (typing.get_origin(hint) is list) and value is not None and len(kinds) == 1:
+            form = "a single value" if isinstance(value, list) else "a list"
+            raise ValueError(f"{source}: {key} is {value!r}. Use {form}.")
+        try:
+            if isinstance(value, list):
+                value = [convert(str(one)) for one in value]
+            elif isinstance(value, float | str) or (type(value) is int and len(kinds) == 1):
+                value = convert(str(value))
+        except (ValueError, TypeError, argparse.ArgumentTypeError):
+            raise ValueError(f"{source}: invalid value for --{key}: {str(value)!r}.") from None
+        parser.set_defaults(**{key: value})
 
 
 # --- Defaults of training arguments that several recipes share; base classes before the trainer's configuration ------
@@ -541,44 +421,30 @@ def output_folder(recipe: str) -> Any:
 
 @dataclass
 class RecipeDefaults:
-    """Defaults of every recipe."""
+    """Options and defaults of every recipe that trains: each epoch is saved and evaluated, and the best one is kept."""
 
-    save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
     overwrite_output_dir: bool = documented(
         False, "Start anew. Otherwise the same command resumes, and what is finished is not trained again."
     )
-
-
-@dataclass
-class SaveEveryEpoch(RecipeDefaults):
-    """Defaults of recipes that save every epoch."""
-
+    deterministic: bool = documented(
+        False,
+        "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the cost see "
+        "docs/reliability.md.",
+    )
+    total_train_batch_size: int | None = documented(
+        None,
+        "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, and "
+        "per_device_train_batch_size is the most that a device holds at once. The papers' presets have it.",
+    )
+    save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
     save_strategy: str = documented("epoch", "When to save: 'no', 'steps' or 'epoch'.")
     save_total_limit: int | None = documented(1, "Number of checkpoints to keep, in addition to the best one.")
-
-
-@dataclass
-class EvaluateEveryEpoch(SaveEveryEpoch):
-    """Defaults of recipes that also evaluate every epoch."""
-
     eval_strategy: str = documented("epoch", "When to evaluate: 'no', 'steps' or 'epoch'.")
-
-
-@dataclass
-class GuardedRecipe(EvaluateEveryEpoch):
-    """Defaults of recipes that train with rewards."""
-
-    guard: str = with_default(CaptionRLConfig, "guard", "rollback")
     load_best_model_at_end: bool | None = documented(
-        None,
-        "Select the checkpoint with the best R@1 on the validation split, by the reward scorer. None: yes, if every "
-        "checkpoint is evaluated.",
+        None, "Select the checkpoint with the best R@1 on the validation split. None: yes, if each is evaluated."
     )
 
     def __post_init__(self) -> None:
         if self.load_best_model_at_end is None:
-            evaluates, saves = (
-                str(getattr(value, "value", value)) for value in (self.eval_strategy, self.save_strategy)
-            )
-            self.load_best_model_at_end = evaluates == saves != "no"
+            self.load_best_model_at_end = str(self.eval_strategy) == str(self.save_strategy) != "no"
         super().__post_init__()  # type: ignore[misc]

@@ -52,8 +52,7 @@ def load_data(
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
     if is_embedded and (arguments.data_dir or arguments.image_root):
         raise ValueError(
-            f"data_dir or image_root is set, but dataset_name is {arguments.dataset_name!r}. Set --dataset_name imagefolder "
-            "too."
+            f"dataset_name is {arguments.dataset_name!r}, without folders. Set --dataset_name imagefolder."
         )
     validation, test = arguments.validation_share, arguments.test_share
     splits = load_caption_splits(
@@ -70,23 +69,19 @@ def load_data(
     )
     if not is_training and table_split not in SPLITS[1:]:
         if table_split not in splits:
-            raise ValueError(
-                f"table_split is {table_split!r}, but {arguments.dataset_name!r} has {list(splits)}. Use one of them."
-            )
+            raise ValueError(f"table_split is {table_split!r}, but {arguments.dataset_name!r} has {list(splits)}.")
         # Data such as nocaps have nothing to train on, and nothing is trained.
         splits = datasets.DatasetDict(dict.fromkeys(SPLITS, splits[table_split]))
     missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
     if missing:
         sizes = {name: len(rows) for name, rows in splits.items()}
         raise ValueError(
-            f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Give data with a train split, large "
-            f"enough for the shares of validation ({validation:g}) and test ({test:g}), or raise --validation_share and "
-            "--test_share."
+            f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Raise --validation_share ({validation:g}) "
+            f"and --test_share ({test:g}), or use more images."
         )
     if is_training and table_split not in SPLITS[1:]:
         raise ValueError(
-            f"table_split is {table_split!r}. Use 'test' or 'validation'; an evaluation, num_train_epochs 0, can use "
-            "any split of the data."
+            f"table_split is {table_split!r}. Use 'test' or 'validation'; an evaluation can use any split."
         )
     if table_split == "validation":
         splits["validation"], splits["test"] = splits["test"], splits["validation"]
@@ -112,10 +107,7 @@ def load_data(
         rows, files = splits["test"], _caption_files(arguments.test_references)
         found = exchange_captions(rows, files, column=arguments.test_references_column)
         if len(found) < len(rows):
-            raise ValueError(
-                f"test_references has {len(found)} of the {len(rows)} test images. Use a file of the whole test split, or "
-                "max_test_images."
-            )
+            raise ValueError(f"test_references has {len(found)} of the {len(rows)} test images. Use all.")
         splits["test"] = rows.add_column(MORE_REFERENCES, list(found["captions"]))
     return splits
 
@@ -140,6 +132,9 @@ def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Datase
     return f"{sizes} {images} with their captions{shortened}{of_frames}."
 
 
+PANEL_IMAGES = 6
+
+
 # --- Samples several captions per image and measures their diversity -------------------------------------------------
 
 
@@ -156,7 +151,6 @@ class SampleArguments:
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25],
         metadata={"help": "Temperatures of the trade-off plot. The table uses 1, which is always included."},
     )
-    panel_images: int = documented(6, "Images shown in panel.html; 0 writes none.")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -246,7 +240,7 @@ def write_samples(output_dir: str | os.PathLike[str], sampler: Sampler, *, title
     folder, samples = Path(output_dir), sampler.samples
     write_diversity_tradeoff(folder / "tradeoff.png", sampler.points, title=f"{title}: CIDEr-D against diversity")
     items = []
-    for index in range(min(sampler.arguments.panel_images, len(sampler.dataset))):
+    for index in range(min(PANEL_IMAGES, len(sampler.dataset))):
         row = sampler.dataset[index]
         captions = [GalleryCaption(name, samples=groups[index]) for name, groups in samples.items()]
         items.append(GalleryItem(open_still(row), str(row["image_id"]), captions, list(row["captions"])))

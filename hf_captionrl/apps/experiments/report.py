@@ -33,16 +33,6 @@ from hf_captionrl.apps.experiments.arguments import (
     describe,
 )
 from hf_captionrl.apps.experiments.data import describe_data, load_data
-from hf_captionrl.apps.experiments.logs import (
-    COLLAPSED_FOLDER,
-    checkpoint_lines,
-    find_collapse,
-    print_checkpoints,
-    print_heading,
-    silence_libraries,
-    use_log_lines,
-    withhold,
-)
 from hf_captionrl.captioners import Captioner
 from hf_captionrl.data import open_still
 from hf_captionrl.evaluation.evaluator import Evaluator
@@ -61,7 +51,7 @@ from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint
+from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
@@ -113,12 +103,6 @@ def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str
 # --- Writes card, manifest and results of a finished model -----------------------------------------------------------
 
 
-def defer_push(config: CaptionConfig) -> bool:
-    """Whether to push at the end. Disables the Trainer's own push, because the card needs the table."""
-    push, config.push_to_hub = config.push_to_hub, False
-    return push
-
-
 def write_publication(
     results_path: Path,
     captioner: Captioner,
@@ -158,8 +142,7 @@ def write_publication(
         **objective,
     )
     write_model_card(folder, results, card)
-    # Local photographs are uploaded only on request.
-    shows_images = name in EMBEDDED or on_hub or _of(EvaluationArguments, arguments).push_gallery
+    shows_images = name in EMBEDDED or on_hub  # local photographs are not uploaded
     write_manifest(
         folder,
         command=sys.argv,
@@ -188,6 +171,8 @@ def _of(kind: type, arguments: tuple[Any, ...]) -> Any:
 
 START = "MLE"
 """Row name of the captioner that every run starts from."""
+GALLERY_SIZE = 48
+"""Images of gallery.html."""
 
 
 @dataclass
@@ -216,9 +201,7 @@ class Comparison:
     is_main_process: bool = True  # whether this process writes the report
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # the arguments in which the runs differ
     collapsed: dict[str, str] = field(default_factory=dict)  # why the model must not be delivered
-    curves: dict[str, list[dict[str, float]]] = field(
-        default_factory=dict
-    )  # points of the learning curve, if asked for
+    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # learning curves, if there are any
 
 
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
@@ -253,18 +236,22 @@ def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
-    """Lock the recipe's folder while a function of the recipe's arguments, the trainer's last, writes to it."""
+    """Lock the recipe's folder while a function of the recipe's arguments, the trainer's last, writes to it.
+
+    The Trainer's own push is disabled, because the card needs the table: `finish` pushes if `config.pushes`.
+    """
 
     @functools.wraps(train)
     def alone(arguments: tuple[Any, ...], **kwargs: Any) -> Path:
         config = arguments[-1]
-        strategy = getattr(config.hub_strategy, "value", config.hub_strategy)
-        if config.push_to_hub and strategy in ("checkpoint", "all_checkpoints"):
+        if str(config.resume_from_checkpoint).lower() not in ("none", "true"):
             raise ValueError(
-                f"hub_strategy is {strategy!r}, but checkpoints contain the optimizer as a pickle, which is never "
-                "uploaded. Use 'end' or 'every_save': the finished model is pushed once, with its card."
+                f"resume_from_checkpoint is {config.resume_from_checkpoint!r}, but the same command resumes. Leave it out."
             )
-        silence_libraries(progress_bars=not config.disable_tqdm)
+        config.pushes, config.push_to_hub = config.push_to_hub, False
+        for part in arguments:
+            if isinstance(part, EvaluationArguments):
+                part.resolve(_of(DataArguments, arguments).dataset_name)
         if config.process_index == 0:
             print(configuration_line(arguments), flush=True)
         with FolderLock(config.output_dir) if config.process_index == 0 else contextlib.nullcontext():
@@ -273,62 +260,75 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
     return alone
 
 
-def should_resume(config: Any) -> bool:
-    """Whether to resume each training of a recipe from its last checkpoint: yes, unless it is to start anew."""
-    if str(config.resume_from_checkpoint).lower() not in ("none", "true"):
-        raise ValueError(
-            f"resume_from_checkpoint is {config.resume_from_checkpoint!r}, but the same command resumes, each training from its "
-            "last checkpoint. Leave it out; --overwrite_output_dir starts anew."
-        )
-    return not config.overwrite_output_dir
-
-
-def train_or_resume(trainer: ExactResumeTrainer, resume: bool) -> None:
-    """Train from the last checkpoint in the trainer's folder, if it has one and is to resume; says first what happens.
+def train_or_resume(trainer: ExactResumeTrainer) -> None:
+    """Train from the last checkpoint in the trainer's folder, if it has one and is not to start anew; says what happens.
 
     A run whose last checkpoint is that of its last step restores it, with the selected weights, and trains no further.
     """
     args, folder = trainer.args, Path(str(trainer.args.output_dir))
     if args.save_total_limit == 1 and args.load_best_model_at_end:
-        args.save_total_limit = (
-            2  # 1 keeps two, too, but in the end the Trainer removes the last one, which says that all is done
+        args.save_total_limit = 2  # with 1, the Trainer removes the last one in the end, which says that all is done
+    last = get_last_checkpoint(str(folder)) if has_checkpoint(folder) else None
+    resumes = last is not None and not args.overwrite_output_dir
+    if last is not None and trainer.is_world_process_zero():
+        state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME))
+        done, all_of = (
+            (state.global_step, args.max_steps) if args.max_steps > 0 else (state.epoch or 0.0, args.num_train_epochs)
         )
-    if not has_checkpoint(folder):
-        trainer.train()
-        return
-    last = Path(str(get_last_checkpoint(str(folder))))
-    state = TrainerState.load_from_json(str(last / TRAINER_STATE_NAME))
-    steps = f"step {state.global_step:,}"
-    is_finished = (
-        state.global_step >= args.max_steps if args.max_steps > 0 else (state.epoch or 0.0) >= args.num_train_epochs
-    )
-    if not resume:
-        text = (
-            f"Starting anew: the checkpoints in {folder}, up to {steps}, are moved aside when the first one is saved."
-        )
-    elif is_finished:
-        text = f"Trained before, up to {steps}: not trained again. --overwrite_output_dir starts anew."
-    else:
-        text = f"Resuming from {steps}, {last}. --overwrite_output_dir starts anew."
-    if trainer.is_world_process_zero():
-        print(text, flush=True)
-    trainer.train(resume_from_checkpoint=str(last) if resume else None)
+        text = f"Resuming from step {state.global_step:,}, {last}." if done < all_of else f"{last}: not trained again."
+        anew = f"Starting anew: the checkpoints in {folder} are moved aside when the first one is saved."
+        print(f"{text} --overwrite_output_dir starts anew." if resumes else anew, flush=True)
+    trainer.train(resume_from_checkpoint=last if resumes else None)
 
+
+# --- Which checkpoint of a run is delivered: reported at the end, and none if the captions have collapsed ------------
+
+COLLAPSED_FOLDER = "model-collapsed"
+"""Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
+
+
+def find_collapse(trainer: Any, captions: list[str]) -> str | None:
+    """Why a trained model must not be saved as the result; None if it may."""
+    # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
+    chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
+    if trainer.collapsed is None and not chosen and trainer.guard is not None:
+        reason = trainer.guard.reason_against(captions)
+        if reason is not None:
+            note_collapse(trainer, reason)
+    return trainer.collapsed
+
+
+def withhold(folder: Path) -> None:
+    """Leave no model in a folder, not even that of an earlier start; its checkpoints are moved to `COLLAPSED_FOLDER`."""
+    moved = folder.with_name(COLLAPSED_FOLDER)
+    shutil.rmtree(moved, ignore_errors=True)
+    if folder.is_dir():
+        for file in [path for path in folder.iterdir() if not path.is_dir()]:
+            file.unlink()
+        folder.rename(moved)
+
+
+def checkpoint_lines(selected: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
+    """Which weights a run ends with, when the guard tripped, and which evaluations it refused."""
+    if name not in selected:
+        return ["The weights of the last step; no checkpoint was selected."]
+    return [selection_line(selected[name])]
+
+
+# --- The steps of a recipe: models and data, runs, report ------------------------------------------------------------
 
 CONFIGURATIONS = ("config.json", "adapter_config.json", "open_clip_config.json")
 
 
 def check_models(arguments: tuple[Any, ...]) -> None:
-    """Refuse a model that is not there, and a metric that no evaluation computes, before the data are read."""
+    """Refuse a model that is not there before the data are read."""
     for part, option in itertools.product(arguments, MODEL_OPTIONS):
         name = getattr(part, option, None) or "none"
         is_unused = option in PARTS and getattr(part, "model_name_or_path", None)
         if name == "none" or name.startswith("open_clip:") or is_unused or os.path.exists(model_path(name)):
             continue  # what is in a folder, its loader tells
         if hub_name(name) is None:
-            raise FileNotFoundError(
-                f"{option} is {name!r}, and there is no such folder. Train that model first, or pass another."
-            )
+            raise FileNotFoundError(f"{option} is {name!r}, and there is no such folder. Train that model first.")
         revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
         revision = usable_revision(name, revision, CONFIGURATIONS)
         if not any(find_file(name, file, revision) for file in CONFIGURATIONS):
@@ -365,9 +365,7 @@ def prepare(
     return splits, scorer, evaluator
 
 
-def train_runs(
-    runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, resume: bool, output_dir: Path
-) -> Comparison:
+def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, output_dir: Path) -> Comparison:
     """Train the runs in order, and caption the test split with the initial captioner and with each trained one.
 
     The recipe's own model is not saved if its captions have collapsed. The row of the references is at the end.
@@ -376,10 +374,9 @@ def train_runs(
     before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
     for number, run in enumerate(runs):
         trainer = run.make()
-        use_log_lines(trainer)
         if run.is_trained and trainer.is_world_process_zero():
             settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
-            print_heading(f"{number + 1} of {len(runs)}: {run.name}" + (f" ({settings})" if settings else ""))
+            print(f"\n-- {number + 1} of {len(runs)}: {run.name} ({settings})".removesuffix(" ()"), flush=True)
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))
@@ -388,7 +385,7 @@ def train_runs(
                 before[run.starts_from] = trainer.evaluate()
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
-            train_or_resume(trainer, resume)
+            train_or_resume(trainer)
             if evaluator.learning_curves:
                 first = next(row for row in result.rows if row["name"] == run.starts_from)
                 points = curve_points(first, trainer.state)
@@ -428,7 +425,6 @@ def finish(
     splits: datasets.DatasetDict,
     *,
     title: str,
-    push: bool,
     objective: dict[str, Any],
     columns: Sequence[Column] = COLUMNS,
     more_files: Sequence[str] = (),
@@ -450,11 +446,9 @@ def finish(
         rows = zip(evaluator.dataset["image_id"], captions, strict=True)
         write_jsonl(folder / "captions" / f"{_slug(name)}.jsonl", ({"image_id": i, "caption": c} for i, c in rows))
     number = len(evaluator.dataset)
-    size = min(_of(EvaluationArguments, arguments).gallery_size, number)
-    chosen = random.Random(config.seed).sample(range(number), size)
-    if chosen:
-        items = [gallery_item(evaluator, index, result.captions) for index in sorted(chosen)]
-        write_gallery(folder / "gallery.html", items, title=title, note=" ".join(delivery))
+    chosen = sorted(random.Random(config.seed).sample(range(number), min(GALLERY_SIZE, number)))
+    items = [gallery_item(evaluator, index, result.captions) for index in chosen]
+    write_gallery(folder / "gallery.html", items, title=title, note=" ".join(delivery))
     if any(result.histories.values()):
         write_curves(folder / "curves.png", result.histories)
     if result.curves:
@@ -474,7 +468,7 @@ def finish(
     drawn = ["curves.png", *(["learning_curves.png"] if result.curves else [])]
     files = ", ".join(["results.json", "results.md", "captions/", "gallery.html", *drawn, *more_files])
     print(f"Written to {folder}: {files}; " + ("there is no model" if is_collapsed else "the checkpoint is model/"))
-    if push and not is_collapsed:
+    if config.pushes and not is_collapsed:  # type: ignore[attr-defined]
         pushed = push_folder(
             folder / "model",
             config.hub_model_id or folder.name,
@@ -483,8 +477,9 @@ def finish(
             revision=config.hub_revision,
         )
         print(f"Pushed: {pushed}")
-    if result.histories:
-        print_checkpoints(result.selected, list(result.histories), result.main)
+    for name in sorted(result.histories, key=result.main.__eq__):  # the recipe's own run last
+        lines = "\n  ".join(checkpoint_lines(result.selected, name))
+        print(f"{name}{' (model/)' if name == result.main and not is_collapsed else ''}\n  {lines}")
     if is_collapsed:
         raise SystemExit(
             f"The guard refuses {result.main!r}, so model/ was not written; its checkpoints are in {COLLAPSED_FOLDER}/. "

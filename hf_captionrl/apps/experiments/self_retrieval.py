@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +13,8 @@ import torch
 from hf_captionrl.apps.experiments.arguments import (
     SCORERS,
     DataArguments,
-    GuardedRecipe,
     ModelArguments,
+    RecipeDefaults,
     output_folder,
     parse_arguments,
     with_default,
@@ -22,22 +22,23 @@ from hf_captionrl.apps.experiments.arguments import (
 from hf_captionrl.apps.experiments.report import (
     Run,
     alone_in_folder,
-    defer_push,
     finish,
     plan_runs,
     prepare,
     settings_of,
-    should_resume,
     train_runs,
 )
 from hf_captionrl.data.columns import id_column
-from hf_captionrl.evaluation.options import EvaluationArguments, optional_scorer
+from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.evaluation.similarity import similarity_features
 from hf_captionrl.retrieval.bags import load_neighbours
 from hf_captionrl.retrieval.neighbours import nearest_neighbours
 from hf_captionrl.rewards import WeightedRewards
 from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers.self_retrieval_trainer import parse_weighted_reward
 from hf_captionrl.utils.options import check_values, documented
+
+NUM_NEIGHBOURS = 200
 
 
 @dataclass
@@ -52,10 +53,6 @@ class BagArguments:
         "multimodal",
         "Features for the similarity: image and captions with equal weights ('multimodal'), as in the paper, where captions "
         "that differ weigh less ('concatenated'), or only the image ('image').",
-    )
-    num_neighbours: int = documented(200, "Number of nearest images from which bags are filled.")
-    more_scorers: list[str] = field(
-        default_factory=list, metadata={"help": "Further reward scorers, for an ensemble (see scorer_ensemble)."}
     )
     variants: dict[str, Any] | str | None = documented(
         None, "Further runs: {row name: {argument of the trainer's configuration: value}}."
@@ -81,17 +78,21 @@ class BagArguments:
 
 
 @dataclass
-class SelfRetrievalRecipeConfig(GuardedRecipe, SelfRetrievalConfig):  # type: ignore[misc]
+class SelfRetrievalRecipeConfig(RecipeDefaults, SelfRetrievalConfig):  # type: ignore[misc]
     """[`SelfRetrievalConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the best one."""
 
     output_dir: str | None = output_folder("self_retrieval")
-    save_total_limit: int | None = with_default(GuardedRecipe, "save_total_limit", 2)
+    save_total_limit: int | None = with_default(RecipeDefaults, "save_total_limit", 2)
+    guard: Literal["off", "warn", "stop", "rollback"] = with_default(SelfRetrievalConfig, "guard", "rollback")
 
 
 def parse_args(argv: Sequence[str] | None = None, *, default_config: Path) -> tuple[Any, ...]:
     """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, BagArguments, SelfRetrievalRecipeConfig)
     return parse_arguments(types, argv, default_config=default_config)
+
+
+_TITLES = {"claim_f1": "claims", "question_oracle": "questions"}
 
 
 def run_name(config: SelfRetrievalConfig) -> str:
@@ -112,10 +113,8 @@ def run_name(config: SelfRetrievalConfig) -> str:
         notes.append(f"CIDEr {config.cider_weight:g}")
     if config.diversity_weight:
         notes.append(f"diversity {config.diversity_weight:g}")
-    if config.claim_f1_weight:
-        notes.append("claims by claim" if config.claim_credit == "claim" else "claims")
-    if config.question_oracle_weight:
-        notes.append("questions")
+    for name, fields, _ in map(parse_weighted_reward, config.rewards):
+        notes.append(_TITLES.get(name, name) + (" by claim" if fields.get("credit") == "claim" else ""))
     if config.beta:
         notes.append(f"KL {config.beta:g}")
     if config.baseline not in ("running_mean", "batch_mean", "greedy"):
@@ -145,10 +144,8 @@ def main(argv: Sequence[str] | None = None, *, default_config: Path) -> Path:
 @alone_in_folder
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare the runs of the recipe."""
-    model_args, data_args, eval_args, bag_args, config = arguments
-    eval_args.resolve(data_args.dataset_name)
+    model_args, _, eval_args, bag_args, config = arguments
     output_dir = Path(config.output_dir)
-    push = defer_push(config)
     for name in SCORERS:
         if getattr(eval_args, name) == "none":
             raise ValueError(
@@ -156,13 +153,12 @@ def compare(arguments: tuple[Any, ...]) -> Path:
                 "`captionrl train smile`, which takes --scorer none."
             )
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
-    if push and not is_training:
+    if config.pushes and not is_training:
         raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
-    resume = should_resume(config)
     configs = runs_of(config, bag_args.named_variants if is_training else {})
     settings = settings_of(configs)
     splits, scorer, evaluator = prepare(arguments, is_training=is_training)
-    scorers = [scorer, *map(optional_scorer, bag_args.more_scorers)]
+    scorers = [scorer]
     neighbours = None  # (N, k) rows of training images, most similar first, by the reward scorer
     if is_training and any(c.bag_schedule is not None and c.bag_distractors == "nearest" for c in configs.values()):
         train = splits["train"]
@@ -174,7 +170,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
             features = similarity_features(  # type: ignore[arg-type]
                 train, scorer, bag_args.bag_features, cache_dir=config.feature_cache_dir
             )
-            neighbours, _ = nearest_neighbours(features, min(bag_args.num_neighbours, len(train) - 1))
+            neighbours, _ = nearest_neighbours(features, min(NUM_NEIGHBOURS, len(train) - 1))
 
     def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
         def make() -> SelfRetrievalTrainer:
@@ -193,7 +189,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         return Run(name, Path(str(run.output_dir)).name, make, is_training, settings=settings[name])
 
     runs = [run_of(name, run) for name, run in configs.items()]
-    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    result = train_runs(runs, evaluator, splits["test"], output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
     if not is_training:
@@ -204,7 +200,6 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         arguments,
         splits,
         title="Self-retrieval",
-        push=push,
         objective={"objective": "self_retrieval", "reward": describe_reward(config, scorers)},
     )
 

@@ -13,17 +13,15 @@ from torch import Tensor
 from transformers import set_seed
 from transformers.trainer_utils import IntervalStrategy
 
-from hf_captionrl.apps.experiments.arguments import EvaluateEveryEpoch
+from hf_captionrl.apps.experiments.arguments import RecipeDefaults
 from hf_captionrl.apps.experiments.report import (
     START,
     Run,
     alone_in_folder,
-    defer_push,
     finish,
     plan_runs,
     prepare,
     settings_of,
-    should_resume,
     train_runs,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
@@ -116,10 +114,8 @@ class SmileArguments:
 
 
 @dataclass
-class SmileRecipeConfig(EvaluateEveryEpoch, SmileConfig):
+class SmileRecipeConfig(RecipeDefaults, SmileConfig):
     """[`SmileConfig`] with the defaults of a recipe: it evaluates every epoch and keeps the one with the best R@1."""
-
-    load_best_model_at_end: bool = documented(True, "Select the epoch with the best R@1 on the validation split.")
 
 
 def run_name(config: SmileConfig) -> str:
@@ -172,10 +168,8 @@ def compare_smile(
     columns: Sequence[Column] = COLUMNS,
 ) -> Path:
     """Train and compare the runs of a recipe."""
-    model_args, data_args, eval_args, smile_args, config = arguments
-    eval_args.resolve(data_args.dataset_name)
+    model_args, _, _, smile_args, config = arguments
     output_dir = Path(config.output_dir)
-    push = defer_push(config)
     is_training = config.num_train_epochs > 0 or config.max_steps > 0
     has_mle_stage = is_training and smile_args.mle_epochs > 0
     if has_mle_stage and model_args.tune is not None:
@@ -183,7 +177,6 @@ def compare_smile(
             f"mle_epochs is {smile_args.mle_epochs:g}, but the runs after these epochs train the whole model, not a "
             "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
         )
-    resume = should_resume(config)
     splits, scorer, evaluator = prepare(arguments, make_evaluator=make_evaluator)
     first_folder = output_dir / "model-mle"
 
@@ -212,7 +205,7 @@ def compare_smile(
     settings = settings_of(configs)
     runs = [made(FIRST, _first(config, smile_args, first_folder), {})] if has_mle_stage else []
     runs += [made(name, run, settings[name]) for name, run in configs.items()]
-    result = train_runs(runs, evaluator, splits["test"], resume=resume, output_dir=output_dir)
+    result = train_runs(runs, evaluator, splits["test"], output_dir=output_dir)
     if not result.is_main_process:
         return output_dir / "results.json"
     objective = {
@@ -220,4 +213,4 @@ def compare_smile(
         "mle_weight": config.mle_weight,
         "first_token": "mle" if config.first_token in (None, "mle") else "smile",
     }
-    return finish(result, evaluator, arguments, splits, title=title, push=push, objective=objective, columns=columns)
+    return finish(result, evaluator, arguments, splits, title=title, objective=objective, columns=columns)

@@ -59,11 +59,6 @@ def test_every_row_parses_and_writes_to_the_folder_of_its_name():
             assert list(runs_of(arguments[-1], variants))[:-1] == list(variants), name
 
 
-def test_the_command_line_overrides_a_row():
-    *_, config = smile_blip.parse_args(["--row=smile/table5/lambda-0.1", "--learning_rate", "3e-6"])
-    assert (config.mle_weight, config.learning_rate, config.num_train_epochs) == (0.1, 3e-6, 5)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,20 +72,6 @@ def test_a_wrong_row_is_an_error(arguments, message):
         self_retrieval_clipcap.parse_args(arguments)
     with pytest.raises(ValueError, match="no rows"):  # of a program without rows
         parse_arguments((smile_blip.SmileBlipConfig,), ["--row", "smile/table4/none"])
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ("a: {title: A}", "x/a has no base"),
-        ("a: {base: b}\nb: {base: a}", "is its own base"),
-    ],
-)
-def test_a_row_without_a_base_file_is_an_error(tmp_path, rows, message):
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "x.yaml").write_text(rows)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        load_row(tmp_path, "x/a")
 
 
 # --- How recipes load the captioner ---
@@ -211,10 +192,20 @@ def test_one_model_is_trained_unless_a_comparison_is_asked_for():
         photos: [],
         (*photos, "--compare_mle_weights", "1", "0.01"): [1.0, 0.01],
         (): [1.0, 0.01],  # the preset of the embedded world, which `make demo` shows
-        ("--compare-mle-weights", "None", "--learning_rate", "1e-4"): [],
+        ("--compare-mle-weights", "--learning_rate", "1e-4"): [],
         coco: [1.0, 0.01],
-        (*coco, "--compare_mle_weights=none"): [],
+        (*coco, "--compare_mle_weights"): [],
     }.items():
         _, _, _, smile, config = smile_blip.parse_args([*given, "--use_cpu"])
         assert smile.compare_mle_weights == weights, given
         assert len(smile_runs(config, weights)) == 1 + len(weights)
+
+
+def test_help_shows_our_arguments_and_help_all_those_of_transformers_too(capsys):
+    for word, shows_all in (("--help", False), ("--help-all", True)):
+        with pytest.raises(SystemExit):
+            smile_blip.parse_args([word])
+        text = capsys.readouterr().out
+        assert text.startswith("usage: captionrl train smile ")
+        assert ("--adam_beta1" in text) == shows_all
+        assert text.index("--mle_weight") < text.find("--adam_beta1") % len(text)

@@ -1,14 +1,11 @@
 """What the recipes share, with trainers that only count: curves, limits, the row of the references, and what is printed."""
 
 import dataclasses
-import logging
-import warnings
 from types import SimpleNamespace
 
 import datasets
 import pytest
 
-from hf_captionrl.apps.experiments.logs import silence_libraries
 from hf_captionrl.apps.experiments.report import Run, settings_of, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
@@ -24,7 +21,9 @@ class Counting:
         self.length, self.gain, self.evaluated = length, gain, 0
         self.state = SimpleNamespace(log_history=[])
         self.captioner = self.callback = None
-        self.args = SimpleNamespace(disable_tqdm=True, output_dir="nowhere", save_total_limit=None)
+        self.args = SimpleNamespace(
+            disable_tqdm=True, output_dir="nowhere", save_total_limit=None, overwrite_output_dir=False
+        )
         self.selection = {"step": gain} if gain > 1 else None
         self.collapsed = self.guard = None
 
@@ -65,7 +64,7 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     trainers = {"XE": Counting(2, 3), "alone": Counting(2, 7), "SLE": Counting(5, 1), "SLL": Counting(5, 2)}
     runs = [Run(name, name, lambda name=name: trainers[name]) for name in ("XE", "alone")]
     runs += [Run(name, name, lambda name=name: trainers[name], starts_from="XE") for name in ("SLE", "SLL")]
-    found = train_runs(runs, evaluator, None, resume=False, output_dir=tmp_path)
+    found = train_runs(runs, evaluator, None, output_dir=tmp_path)
     for curves in (found.histories, found.curves):
         assert {name: [(p["epoch"], p["length"]) for p in points] for name, points in curves.items()} == {
             "XE": [(0.0, 2), (0.5, 2), (1.0, 5)],
@@ -116,27 +115,3 @@ def test_a_reference_is_compared_with_the_others_and_not_with_itself():
     assert "cider_d_ci" not in row
     assert row["cider_d_reason"] == "an image has only one reference"
     assert row["length"] > 2
-
-
-# --- What a training prints: short lines, and every warning that a user can act on ---
-
-
-def test_warnings_that_a_user_can_act_on_stay(caplog):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        silence_libraries(progress_bars=True)
-        warnings.warn("`is_gradient_checkpointing` is deprecated and will be removed.", FutureWarning, stacklevel=1)
-        warnings.warn("`reward_funcs` is deprecated.", FutureWarning, stacklevel=1)
-        warnings.warn("The captions are long.", UserWarning, stacklevel=1)
-    assert [str(warning.message) for warning in seen] == ["`reward_funcs` is deprecated.", "The captions are long."]
-    loader = logging.getLogger("transformers.modeling_utils")
-    head = "CLIPVisionModel LOAD REPORT from: x\nKey | Status |  | \n----+----\n"
-    unused = "text_model.embeddings.weight | UNEXPECTED |  | \nlogit_scale | UNEXPECTED |  | \n"
-    shown = [unused + "vision_model.weight | MISSING | | ", unused + "lm_head.weight | UNEXPECTED | | ", "no report"]
-    loader.addHandler(caplog.handler)
-    try:
-        for text in (unused, *shown):
-            loader.warning(text if text == "no report" else head + text)
-    finally:
-        loader.removeHandler(caplog.handler)
-    assert {record.getMessage().removeprefix(head) for record in caplog.records} == set(shown)
