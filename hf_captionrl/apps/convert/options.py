@@ -30,7 +30,6 @@ class ConvertOptions(CommandOptions):
           captionrl convert openClip_ViT-L-14.pth pac-s-large --config laion/CLIP-ViT-L-14-laion2B-s32B-b82K
           captionrl convert coco_weights.pt clipcap-coco
           captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
-          captionrl convert outputs/clipcap clipcap-with-code --with_code
           captionrl convert open_clip_weights.pt open_clip_weights.safetensors
     """
 
@@ -70,6 +69,3 @@ class ConvertOptions(CommandOptions):
         None, group="ClipCap", metavar="N", help="number of attention heads of a transformer mapper (default: 8)"
     )
     stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")
-    with_code: bool = option(
-        False, group="ClipCap", help="add ClipCap's code to the folder, for users without this package"
-    )
