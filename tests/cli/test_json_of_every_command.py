@@ -39,7 +39,7 @@ RUNS = {
     "truematch apply": ["truematch"],
     "truematch evaluate": ["truematch", *FILES, "--cache_dir", "cache", "--output_dir", "judged"],
     "truematch leaderboard": ["truematch", "judged/results.json"],
-    "pairs": ["--captions", "a.jsonl", "b.jsonl", "--metric", "bleu_1", "--margin", "0.01"],
+    "pairs": ["--captions", "a.jsonl", "b.jsonl", "--reward", "cider", "--margin", "0.01"],
     "boost": ["--max_images", "4", "--output", "boosted"],
     "card": ["boosted", "--license", "mit"],
     "push": ["boosted", "--dry_run"],
