@@ -38,7 +38,6 @@ RUNS = {
     "truematch review": ["truematch"],
     "truematch apply": ["truematch"],
     "truematch evaluate": ["truematch", *FILES, "--cache_dir", "cache", "--output_dir", "judged"],
-    "truematch leaderboard": ["truematch", "judged/results.json"],
     "pairs": ["--captions", "a.jsonl", "b.jsonl", "--reward", "cider", "--margin", "0.01"],
     "boost": ["--max_images", "4", "--output", "boosted"],
     "card": ["boosted", "--license", "mit"],
