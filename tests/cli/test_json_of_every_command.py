@@ -126,7 +126,7 @@ def world(tmp_path_factory):
         patch.setattr("hf_captionrl.metrics.evaluate_modules.load.modules_cache", lambda: folder / "modules")
         patch.setattr("hf_captionrl.apps.album.demo.load_demo", lambda arguments: None)
         patch.setattr(
-            "hf_captionrl.apps.album.demo.serve", lambda demo, options, announce: announce("http://127.0.0.1:7860")
+            "hf_captionrl.apps.album.demo.serve", lambda demo, options: print('{"url": "http://127.0.0.1:7860"}')
         )
         for name, arguments in RUNS.items():
             words = name.split()

@@ -8,7 +8,7 @@ import os
 import posixpath
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ def build_page(demo: Demo) -> Any:
     return page
 
 
-def serve(demo: Demo, options: DemoOptions, announce: Callable[[str], object] = print) -> None:
+def serve(demo: Demo, options: DemoOptions) -> None:
     """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also delete the uploads
     # Read when gradio is imported, which would ask for a newer version.
@@ -136,14 +136,12 @@ def serve(demo: Demo, options: DemoOptions, announce: Callable[[str], object] = 
             from starlette.middleware import Middleware
             from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-            local_names = ["127.0.0.1", "localhost"]
             # Another site whose name points to this machine (DNS rebinding) gets no answer.
-            hosts = local_names if options.host in local_names and not options.share else ["*"]
+            hosts = ["127.0.0.1", "localhost"] if options.host in ("127.0.0.1", "localhost") else ["*"]
             page = build_page(demo)
-            _, local, public = page.launch(
+            _, url, _ = page.launch(
                 server_name=options.host,
                 server_port=options.port,
-                share=options.share,
                 inbrowser=not options.no_browser,
                 quiet=True,
                 ssr_mode=False,
@@ -154,7 +152,8 @@ def serve(demo: Demo, options: DemoOptions, announce: Callable[[str], object] = 
                 theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
                 app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]},
             )
-            announce((public or local).rstrip("/"))
+            text = f"The demo runs at {url.rstrip('/')} until you press Ctrl+C."
+            print(json.dumps({"url": url.rstrip("/")}) if options.json else text, flush=True)
             page.block_thread()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -202,9 +201,4 @@ def load_demo(options: DemoOptions) -> Demo:
 def serve_demo(options: DemoOptions) -> None:
     if importlib.util.find_spec("gradio") is None:
         raise ValueError("The demo needs gradio. Install it with: pip install 'hf-captionrl[demo]'")
-
-    def announce(url: str) -> None:
-        text = json.dumps({"url": url}) if options.json else f"The demo runs at {url} until you press Ctrl+C."
-        print(text, flush=True)
-
-    serve(load_demo(options), options, announce)
+    serve(load_demo(options), options)

@@ -173,6 +173,3 @@ class DemoOptions(DeviceOptions, CommandOptions):
         None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"
     )
     no_browser: bool = option(False, group="server", help="do not open a browser")
-    share: bool = option(
-        False, group="server", help="make the page public through gradio's servers, for everyone who has the link"
-    )
