@@ -1,6 +1,5 @@
 """`captionrl demo`: clicks in headless Chromium, compared with plain loops; and the functions behind the page."""
 
-import csv
 import json
 import os
 import runpy
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl import load_scorer, pipeline
-from hf_captionrl.apps.album.album import describe_album
 from hf_captionrl.apps.album.demo import Demo, albums_of, named_models, serve
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
@@ -17,8 +15,7 @@ from hf_captionrl.hub.push import check_card
 from hf_captionrl.hub.spaces import push_demo, write_demo_space
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.model_files import model_path
-from tests.apps.album.conftest import write_images
-from tests.apps.album.demo_server import TAB, compare, open_demo, pick, running_demo, wait_for_images
+from tests.apps.album.demo_server import compare, open_demo, pick, running_demo, wait_for_images
 from tests.browser import CHROMIUM, Browser
 from tests.hub.server import WRITE
 
@@ -77,19 +74,10 @@ def test_page_shows_the_numbers_of_the_library(rows, scorer, captioner, tmp_path
         assert page.evaluate("document.querySelectorAll('marquee').length") == 0
         assert page.evaluate("document.title") == "captionrl demo"
 
-        page.evaluate(TAB.format("One caption per image"))
-        page.wait("document.querySelector('#album-button')?.offsetParent")
-        page.click("#album-button")
-        page.wait("document.querySelectorAll('#album tbody tr').length === 3", 120)
-        chosen = describe_album(images, captioner, scorer)
-        assert page.evaluate(CELLS % "album") == [[one.caption, str(one.rank)] for one in chosen.images]
-        page.wait("document.querySelector('#export-button')")
-
         # An upload is a new album. A file that cannot be read is named, and the others are used.
         for name, row in (("own.png", rows[40]), ("two.png", rows[41])):
             row["image"].save(tmp_path / name)
         (tmp_path / "broken.png").write_bytes(b"no image")
-        page.evaluate(TAB.format("Side by side"))
         before = page.evaluate("[...document.querySelectorAll('#frame img')].map((e) => e.src)")
         node = page.call("Runtime.evaluate", expression="document.querySelector('input[type=file]')")
         files = [str(tmp_path / name) for name in ("own.png", "two.png", "broken.png")]
@@ -121,20 +109,6 @@ def test_ranks_and_finds_are_those_of_a_loop(small, rows, scorer):
         {"MLE": MODELS["MLE"], "again": MODELS["MLE"]}, scorer, images
     )
     assert "<b>" not in table.to_html()
-
-
-def test_the_exported_table_has_names_of_files_without_folders(small, rows, tmp_path):
-    files = [
-        str(write_images([image], ["same.png"], tmp_path / str(n)) / "same.png")
-        for n, image in enumerate(rows["image"][:2])
-    ]
-    table, path = small.distinct(files, "MLE")
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        written = list(csv.DictReader(file))
-    assert [row["image_id"] for row in written] == ["1: same.png", "2: same.png"]
-    assert [row["caption"] for row in written] == list(table["caption"])
-    assert str(tmp_path) not in Path(path).read_text(encoding="utf-8"), "no local path"
-    assert list(small.distinct(rows["image"][:2], "MLE")[0]["caption"]) == list(table["caption"])
 
 
 def test_names_of_models():
