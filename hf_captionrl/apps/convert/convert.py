@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_captionrl.apps.convert.options import ConvertOptions
-from hf_captionrl.apps.convert.published import write_published
+from hf_captionrl.apps.convert.published import kind_of, write_published
 from hf_captionrl.utils.io import temporary_path
 from hf_captionrl.utils.model_files import hub_name, read_object
 
@@ -25,6 +25,8 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "README*", "LI
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Pickles of a Trainer, which are not weights.
 _STATE = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state\S*)\.(bin|pt|pth)")
+# The models whose configuration, tokenizer and processor files of published code get without --config.
+_LIKE = {"BLIP captioner": "Salesforce/blip-image-captioning-base", "CLIP scorer": "openai/clip-vit-base-patch32"}
 # Kind of a folder, and names of its pickle and of the new file, by its configuration.
 _CONFIGS = {
     "adapter_config.json": ("adapter", "adapter_model.bin", "adapter_model.safetensors"),
@@ -163,13 +165,15 @@ def convert(
 def _write_checkpoint(
     place: Path, folder: Path, report: Report, config: str | None, image_size: int | None, clipcap: dict[str, Any]
 ) -> None:
-    """A file of published code: tensors renamed, with a configuration."""
-    like = None
-    if config is not None:
-        like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
-    state = read_pickle(place, report)
+    """A file of published code: tensors renamed, with configuration, tokenizer and processor of the model `config`."""
+    state, like = read_pickle(place, report), None
     try:
-        report.kind, notes = write_published(state, folder, like=like, image_size=image_size, clipcap=clipcap)
+        report.kind = kind_of(state)
+        if report.kind in _LIKE:
+            config = config or _LIKE[report.kind]
+            like = Path(config) if os.path.isdir(config) else _downloaded(config, None, with_weights=False)
+        settings: dict[str, Any] = {"like": like, "image_size": image_size, "clipcap": clipcap}
+        report.notes += write_published(state, report.kind, folder, **settings)
     except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         reason = (
             str(error)
@@ -177,11 +181,8 @@ def _write_checkpoint(
             else f"it does not have the tensors of published code ({error!r})."
         )
         raise ValueError(f"{place.name}: {reason}") from error
-    report.notes += notes
-    if like is not None and report.kind != "ClipCap captioner":
+    if like is not None:
         report.copied = _copy(like, folder)
-    if not (folder / "tokenizer_config.json").is_file():
-        report.notes.append("The folder has no tokenizer. Use --config with a folder or name that has one.")
 
 
 def _downloaded(name: str, revision: str | None, *, with_weights: bool) -> Path:

@@ -25,7 +25,6 @@ class ConvertOptions(CommandOptions):
           captionrl convert model_large_caption.pth blip-large --config Salesforce/blip-image-captioning-large
           captionrl convert model_base_capfilt_large.pth blip-pretrained --image_size 384 \\
               --config Salesforce/blip-image-captioning-base
-          captionrl convert clip.pth clip --config openai/clip-vit-base-patch32
           captionrl convert clip_ViT-B-32.pth pac-s --config openai/clip-vit-base-patch32
           captionrl convert openClip_ViT-L-14.pth pac-s-large --config laion/CLIP-ViT-L-14-laion2B-s32B-b82K
           captionrl convert coco_weights.pt clipcap-coco
@@ -43,8 +42,8 @@ class ConvertOptions(CommandOptions):
     config: str | None = option(
         None,
         metavar="MODEL",
-        help="folder or name with the configuration (attention heads, activation), tokenizer and processor for a file of BLIP or "
-        "CLIP; without it sizes come from the shapes, and heads are 64 wide",
+        help="folder or name with the configuration, tokenizer and processor for a file of BLIP or CLIP (default: "
+        "Salesforce/blip-image-captioning-base or openai/clip-vit-base-patch32)",
     )
     image_size: Positive | None = option(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +62,6 @@ def _renamed(name: str, rules: Mapping[str, str]) -> str:
     return name
 
 
-# --- Sizes of a model from the shapes of its tensors, and a comparison of two sets of shapes -------------------------
-
-
-def _tower_sizes(state: Mapping[str, Tensor], layers: str, mlp: str, width: int, config: Any | None) -> dict[str, int]:
-    """Sizes of a transformer whose layers are named by a prefix and a number, with a first matrix `mlp`.
-
-    Without a configuration its heads have width 64, as in BERT, ViT, CLIP and BLIP of every size.
-    """
-    heads = width // 64 if config is None else config.num_attention_heads
-    if not heads or width % heads:
-        raise ValueError(
-            f"A width of {width} cannot be split into {heads or 'heads of 64'}. Use --config with a folder of the model."
-        )
-    return {
-        "hidden_size": width,
-        "intermediate_size": state[f"{layers}0.{mlp}.weight"].shape[0],
-        "num_hidden_layers": len({n.removeprefix(layers).partition(".")[0] for n in state if n.startswith(layers)}),
-        "num_attention_heads": heads,
-    }
-
-
 def _misfits(state: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     """The first differences in names and shapes between two sets of tensors; empty if they fit."""
     wrong = [f"{name} is missing" for name in sorted(expected.keys() - state.keys())]
@@ -127,26 +106,6 @@ def resize_image_positions(state: dict[str, Tensor], image_size: int) -> None:
     state[_POSITIONS] = torch.cat([positions[:, :1], patches], dim=1)
 
 
-def blip_config(state: dict[str, Tensor], like: Any | None = None) -> Any:
-    """The configuration with the sizes of the tensors."""
-    from transformers import BlipConfig
-
-    patch = state[_PATCHES]  # (D, 3, P, P)
-    words = state["text_decoder.bert.embeddings.word_embeddings.weight"]  # (V, D)
-    width, patch_size = patch.shape[0], patch.shape[-1]
-    image_size = patch_size * math.isqrt(state[_POSITIONS].shape[1] - 1)
-    config = BlipConfig() if like is None else like
-    sizes = _tower_sizes(state, "vision_model.encoder.layers.", "mlp.fc1", width, like and like.vision_config)
-    config.vision_config.update(sizes | {"patch_size": patch_size, "image_size": image_size})
-    layers = "text_decoder.bert.encoder.layer."
-    sizes = _tower_sizes(state, layers, "intermediate.dense", words.shape[1], like and like.text_config)
-    positions = state["text_decoder.bert.embeddings.position_embeddings.weight"].shape[0]
-    sizes |= {"vocab_size": words.shape[0], "max_position_embeddings": positions, "encoder_hidden_size": width}
-    config.text_config.update(sizes | {"is_decoder": True})
-    config.architectures = ["BlipForConditionalGeneration"]
-    return config
-
-
 def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename the tensors of CLIP for transformers, with separate queries, keys and values, and transposed projections."""
     renamed: dict[str, Tensor] = {}
@@ -162,33 +121,12 @@ def clip_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def clip_config(state: dict[str, Tensor], like: Any | None = None) -> Any:
-    """The configuration with the sizes of the tensors."""
-    from transformers import CLIPConfig
-
-    patch = state[_PATCHES]  # (D, 3, P, P)
-    words = state["text_model.embeddings.token_embedding.weight"]  # (V, D)
-    length = state["text_model.embeddings.position_embedding.weight"].shape[0]
-    image_size = patch.shape[-1] * math.isqrt(state[f"{_POSITIONS}.weight"].shape[0] - 1)
-    config = CLIPConfig() if like is None else like
-    config.projection_dim = state["visual_projection.weight"].shape[0]
-    for tower, width, more in (
-        ("vision", patch.shape[0], {"patch_size": patch.shape[-1], "image_size": image_size}),
-        ("text", words.shape[1], {"vocab_size": words.shape[0], "max_position_embeddings": length}),
-    ):
-        part = getattr(config, f"{tower}_config")
-        sizes = _tower_sizes(state, f"{tower}_model.encoder.layers.", "mlp.fc1", width, like and part)
-        part.update(sizes | more | {"projection_dim": config.projection_dim})
-    config.architectures = ["CLIPModel"]
-    return config
-
-
 # --- ClipCap: the mapper (`clip_project.*`) and usually GPT-2 (`gpt.*`) ----------------------------------------------
 # The vision tower, the tokenizer and the shape of the language model come from other checkpoints; by default from those that the
 # published ones were trained with.
 
 _PARTS = {"clip_project": "mapper", "gpt": "language_model"}
-_CLIPCAP = {
+_CLIPCAP: dict[str, Any] = {
     "vision_model": "openai/clip-vit-base-patch32",
     "language_model": "openai-community/gpt2",
     "stop_at_period": True,
@@ -238,64 +176,48 @@ def _write_clipcap(state: dict[str, Tensor], folder: Path, settings: dict[str, A
 # --- Any of these checkpoints ----------------------------------------------------------------------------------------
 
 
-def write_published(
-    state: dict[str, Tensor], folder: Path, *, like: Path | None, image_size: int | None, clipcap: dict[str, Any]
-) -> tuple[str, list[str]]:
-    """Write model, configuration and image processor of a published checkpoint; returns its kind, and notes."""
-    is_blip = "visual_encoder.cls_token" in state
-    if image_size is not None and not is_blip:
-        raise ValueError(f"image_size is {image_size}, but the file is not a captioner of BLIP. Leave it out.")
-    if any(name.startswith("clip_project.") for name in state):
-        return "ClipCap captioner", _write_clipcap(state, folder, clipcap)
-    if is_blip:
-        return "BLIP captioner", _write_blip(state, folder, like, image_size)
-    if {"visual.proj", "token_embedding.weight"} <= state.keys():
-        return "CLIP scorer", _write_clip(state, folder, like)
+def kind_of(names: Collection[str]) -> str:
+    """What a checkpoint with tensors of these names is."""
+    if any(name.startswith("clip_project.") for name in names):
+        return "ClipCap captioner"
+    if "visual_encoder.cls_token" in names:
+        return "BLIP captioner"
+    if {"visual.proj", "token_embedding.weight"} <= set(names):
+        return "CLIP scorer"
     raise ValueError(
-        f"The tensors have names such as {min(state)}, which are not those of the published code of BLIP, CLIP and ClipCap. Use an "
+        f"The tensors have names such as {min(names)}, which are not those of the published code of BLIP, CLIP and ClipCap. Use an "
         "output that ends in .safetensors to keep the names, or a folder with a config.json."
     )
 
 
-def _write_blip(state: dict[str, Tensor], folder: Path, like: Path | None, image_size: int | None) -> list[str]:
-    from transformers import BlipForConditionalGeneration, BlipImageProcessor
-
-    state, dropped = blip_names(state)
-    if image_size is not None:
-        resize_image_positions(state, image_size)
-    config = blip_config(state, _config_of(like))
-    _save(state, config, BlipForConditionalGeneration, folder)
+def write_published(
+    state: dict[str, Tensor],
+    kind: str,
+    folder: Path,
+    *,
+    like: Path | None,
+    image_size: int | None,
+    clipcap: dict[str, Any],
+) -> list[str]:
+    """Write weights and configuration of a published checkpoint; returns notes."""
     if like is None:
-        size = config.vision_config.image_size
-        BlipImageProcessor(size={"height": size, "width": size}).save_pretrained(folder)
-    return [f"Omitted {', '.join(dropped)}, which captioning does not use."] if dropped else []
+        return _write_clipcap(state, folder, clipcap)
+    import transformers
 
-
-def _write_clip(state: dict[str, Tensor], folder: Path, like: Path | None) -> list[str]:
-    from transformers import CLIPImageProcessor, CLIPModel
-
-    state = clip_names(state)
-    config = clip_config(state, _config_of(like))
-    _save(state, config, CLIPModel, folder)
-    if like is not None:
-        return []
-    size = config.vision_config.image_size
-    crop = {"height": size, "width": size}
-    CLIPImageProcessor(size={"shortest_edge": size}, crop_size=crop).save_pretrained(folder)
-    return ["The activation is quick_gelu, as in OpenAI's models. Use --config for another one."]
-
-
-def _config_of(like: Path | None) -> Any:
-    config = None if like is None else read_config(str(like))
-    if config is not None:
-        config._name_or_path = ""
-    return config
-
-
-def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path) -> None:
-    """Write weights and configuration, if they fit the model class."""
+    dropped: list[str] = []
+    config = read_config(str(like))
+    if kind == "BLIP captioner":
+        model_class: Any = transformers.BlipForConditionalGeneration
+        state, dropped = blip_names(state)
+        if image_size is not None:
+            resize_image_positions(state, image_size)
+            config.vision_config.image_size = image_size
+    else:
+        model_class, state = transformers.CLIPModel, clip_names(state)
     if not isinstance(config, model_class.config_class):
         raise ValueError(f"--config is one of {config.model_type!r}, not a {model_class.config_class.__name__}.")
+    config._name_or_path = ""
+    config.architectures = [model_class.__name__]
     # The widest, because loading rounds to it: OpenAI's code stores some tensors in 16 bits and others in 32.
     floats = (value.dtype for value in state.values() if value.is_floating_point())
     config.dtype = max(floats, key=lambda dtype: dtype.itemsize)
@@ -303,9 +225,9 @@ def _save(state: dict[str, Tensor], config: Any, model_class: Any, folder: Path)
         wrong = _misfits(state, model_class(config).state_dict())
     if wrong:
         raise ValueError(
-            f"The checkpoint does not match {model_class.__name__}: {wrong}. Use a checkpoint as it was released, and "
-            "--config of the same model."
+            f"The checkpoint does not match --config {str(like)!r}: {wrong}. Use the --config of the same model."
         )
     state = {name: value.contiguous() for name, value in state.items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     config.save_pretrained(folder)
+    return [f"Omitted {', '.join(dropped)}, which captioning does not use."] if dropped else []

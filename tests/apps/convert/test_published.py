@@ -127,8 +127,7 @@ def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
     torch.save({"model": {**original_blip(model), **more}}, tmp_path / "model_base.pth")
     report = convert(tmp_path / "model_base.pth", tmp_path / "new", config=str(tmp_path / "like"))
     assert_same_tensors(tmp_path / "new", model)
-    assert report.notes[0] == f"Omitted {', '.join(parts)}, which captioning does not use."
-    assert "no tokenizer" in report.notes[1]
+    assert report.notes == [f"Omitted {', '.join(parts)}, which captioning does not use."]
 
 
 def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
@@ -146,31 +145,6 @@ def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
     convert(tmp_path / "w.pth", tmp_path / "same", config=like, image_size=size // 2)
     assert_same_tensors(tmp_path / "same", model)
     refused("image_size is 33", original_blip(model), tmp_path, config=like, image_size=33)
-    refused("image_size is 384", original_clip(make_clip()[0]), tmp_path, image_size=384)
-
-
-def test_sizes_of_blip_come_from_the_shapes(tmp_path):
-    """Without a configuration, heads are 64 wide; widths that are not a multiple of 64 need a configuration."""
-    model, _ = tiny_blip(
-        hidden_size=128, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=24
-    )
-    vision = model.config.vision_config
-    refused(r"A width of 32 cannot be split into heads of 64\. Use --config", original_blip(model), tmp_path)
-    vision.hidden_size, vision.num_attention_heads, vision.intermediate_size = 64, 1, 40
-    model.config.text_config.encoder_hidden_size = 64
-    model = type(model)(model.config)
-    torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
-    convert(tmp_path / "w.pth", tmp_path / "new")
-    found = type(model).from_pretrained(tmp_path / "new").eval()
-    for part, names in {
-        "vision_config": ("hidden_size", "intermediate_size", "image_size", "patch_size", "num_hidden_layers"),
-        "text_config": ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "encoder_hidden_size"),
-    }.items():
-        for name in (*names, "num_attention_heads"):
-            assert getattr(getattr(found.config, part), name) == getattr(getattr(model.config, part), name), name
-    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "input_ids": torch.arange(8).reshape(2, 4)}
-    with torch.no_grad():
-        torch.testing.assert_close(found(**inputs).logits, model.eval()(**inputs).logits)
 
 
 def test_clip_with_a_configuration(tmp_path):
@@ -216,25 +190,6 @@ def test_weights_of_pac_s(tmp_path, names):
         assert_close(again.image_features(images), features, dtype="float32", ulps=256)
 
 
-def test_sizes_of_clip_come_from_the_shapes(tmp_path):
-    part = {"hidden_size": 64, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 1}
-    config = CLIPConfig(
-        text_config={**part, "vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 39},
-        vision_config={**part, "image_size": 24, "patch_size": 8, "num_hidden_layers": 3},
-        projection_dim=20,
-    )
-    torch.manual_seed(0)
-    model = CLIPModel(config).eval()
-    torch.save(original_clip(model), tmp_path / "clip.pth")
-    convert(tmp_path / "clip.pth", tmp_path / "new")
-    found = CLIPModel.from_pretrained(tmp_path / "new").eval()
-    assert_same_tensors(tmp_path / "new", model)
-    pixels = torch.randn(2, 3, 24, 24)
-    with torch.no_grad():
-        expected = model.get_image_features(pixels).pooler_output
-        torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -245,8 +200,9 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
     ],
 )
 def test_tensors_without_numbers_raise(name, shape, tmp_path):
-    state = original_clip(make_clip()[0]) | {name: torch.zeros(shape)}
-    refused(r"CLIP|width|isqrt|tensors", state, tmp_path)
+    model, processor = make_clip()
+    state, like = original_clip(model) | {name: torch.zeros(shape)}, saved(model, processor, tmp_path / "like")
+    refused(r"does not match --config", state, tmp_path, config=like)
 
 
 def test_configuration_names_the_widest_dtype(tmp_path):
@@ -263,11 +219,11 @@ def test_configuration_names_the_widest_dtype(tmp_path):
 
 def test_other_checkpoints_raise(tmp_path):
     refused("names such as visual.layer1", {"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path)  # a ResNet
-    state = dict.fromkeys(("text_encoder.weight", "text_decoder.weight", "visual_encoder.cls_token"), torch.ones(1))
-    refused("so it is not a captioner of BLIP", state, tmp_path)  # of question answering
     model, _ = tiny_blip()
     model.config.save_pretrained(tmp_path / "like")
     like = {"config": str(tmp_path / "like")}
+    state = dict.fromkeys(("text_encoder.weight", "text_decoder.weight", "visual_encoder.cls_token"), torch.ones(1))
+    refused("so it is not a captioner of BLIP", state, tmp_path, **like)  # of question answering
     change = {"visual_encoder.blocks.0.attn.qkv.weight": torch.ones(3)}
     refused(r"qkv.weight is \(3,\) instead of \(96, 32\)", original_blip(model) | change, tmp_path, **like)
     refused(
