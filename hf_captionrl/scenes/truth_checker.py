@@ -348,7 +348,7 @@ def _as_facts(facts: Facts | Mapping[str, Any]) -> Facts:
 
 
 def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
-    """Judge a caption against the truth; exact for captions of the world's grammar, and words that it does not know are skipped.
+    """Judge a caption against the truth: exact for captions of the world's grammar; unknown words are skipped.
 
     Args:
         caption (`str`): Any text.

@@ -1,7 +1,7 @@
 """Checkpoints of the published code of BLIP, CLIP and ClipCap, identified by the names of their tensors.
 
-The renaming is documented by transformers' `convert_blip_original_pytorch_to_hf.py` and `convert_clip_original_pytorch_to_hf.py`.
-Names that no rule knows stay as they are, and the comparison with the model class refuses them.
+Transformers' `convert_blip_original_pytorch_to_hf.py` and `convert_clip_original_pytorch_to_hf.py` document the renaming. Names
+that no rule knows stay as they are, and the comparison with the model class refuses them.
 """
 
 from __future__ import annotations

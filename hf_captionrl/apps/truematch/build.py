@@ -191,7 +191,8 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
     new = [] if decisions is None else [line for line in read_decisions(decisions) if line not in benchmark.decisions]
     if foreign := {line.bag for line in new} - set(map(bag_id, benchmark.bags.bags)):
         raise ValueError(
-            f"{decisions} has a decision about bag {min(foreign)!r}, which is not in {folder}. Use a file of decisions on this benchmark."
+            f"{decisions} has a decision about bag {min(foreign)!r}, which is not in {folder}. Use a file of decisions on "
+            "this benchmark."
         )
     benchmark = replace(benchmark, decisions=[*benchmark.decisions, *new])
     remaining = benchmark.kept  # fails before anything is written if all bags are dropped
