@@ -21,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.scenes import CheckResult, check
 from hf_captionrl.utils.io import read_jsonl, write_json
+from scripts.reproduction.free_reader import check_free
+
+CHECKERS = {"grammar": check, "open": check_free}
 
 _KINDS = {
     "object": "object|absence|kind|second|category of .*",
@@ -47,9 +50,10 @@ def _words(text: str) -> frozenset[str]:
 
 def match(gold: Sequence[Mapping[str, str]], result: CheckResult) -> list[tuple[str, str, str]]:
     """Pairs of gold claims and claims of the reader as `(kind, gold verdict, verdict)`; `""` where one has no partner."""
+    undecided = getattr(result, "undecided", ())
     said = [
         (kind_of(claim.attribute), _words(claim.text), verdict)
-        for verdict, claims in (("true", result.right), ("false", result.wrong), ("undecided", result.undecided))
+        for verdict, claims in (("true", result.right), ("false", result.wrong), ("undecided", undecided))
         for claim in claims
     ]
     overlaps = sorted(
@@ -90,9 +94,9 @@ def _measure(pairs: Sequence[Sequence[tuple[str, str, str]]]) -> dict[str, Any]:
     return measured
 
 
-def evaluate(rows: Sequence[Mapping[str, Any]], vocabulary: Any = "open") -> dict[str, Any]:
-    """Measure one vocabulary of [`check`][hf_captionrl.scenes.check] on captions with gold claims, overall, per style and per kind."""
-    pairs = [match(row["claims"], check(row["caption"], row["facts"], vocabulary)) for row in rows]
+def evaluate(rows: Sequence[Mapping[str, Any]], vocabulary: str = "open") -> dict[str, Any]:
+    """Measure `check` (`"grammar"`) or `check_free` (`"open"`) on captions with gold claims, overall, per style and per kind."""
+    pairs = [match(row["claims"], CHECKERS[vocabulary](row["caption"], row["facts"])) for row in rows]
     by_style = {
         style: _measure([p for p, row in zip(pairs, rows, strict=True) if row["style"] == style])
         for style in sorted({row["style"] for row in rows})
@@ -111,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results: dict[str, Any] = {}
     for file in arguments.files:
         rows = [row for _, row in read_jsonl(file)]
-        measured = {vocabulary: evaluate(rows, vocabulary) for vocabulary in ("grammar", "open")}
+        measured = {vocabulary: evaluate(rows, vocabulary) for vocabulary in CHECKERS}
         results[file.stem] = {"num_captions": len(rows)} | measured
         for vocabulary, numbers in measured.items():
             print(f"{file.name}: {vocabulary}, {len(rows)} captions")

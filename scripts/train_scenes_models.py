@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -64,11 +65,16 @@ from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
 from hf_captionrl.scenes.dataset import DOMAINS, KINDS
-from hf_captionrl.scenes.grammar import ANNOTATORS, Annotator, annotate, vocabulary
+from hf_captionrl.scenes.grammar import ANNOTATORS, OPINIONS, WORDS, Annotator, annotate
 from hf_captionrl.scenes.render import IMAGE_SIZE, render_scene
 from hf_captionrl.scenes.world import (
+    BACKGROUNDS,
+    CATEGORIES,
+    COLOURS,
     EMOJI_KINDS,
     FACT_VALUES,
+    RELATIONS,
+    SIZES,
     Facts,
     Scene,
     names_of,
@@ -90,6 +96,24 @@ PATCH = 24
 
 NUM_GROUPS = 10_000
 """Groups of four images that a model is trained on."""
+
+
+SPECIAL_TOKENS: tuple[str, ...] = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
+"""BLIP's special tokens. The end token `[SEP]` has id 3: a CLIP whose end token has id 2 pools at the wrong place."""
+
+
+def vocabulary() -> list[str]:
+    """All tokens, in the order of their ids."""
+    words = set("a an two three some with alone at in on the of image picture background ,".split())
+    words |= {*BACKGROUNDS, *filter(None, COLOURS), *SIZES, *OPINIONS}
+    words |= {form for kind in EMOJI_KINDS for name in names_of(kind) for form in (name, plural(name))}
+    words |= {form for category in CATEGORIES for form in (category, plural(category))}
+    words |= {word for phrases in (*WORDS.values(), RELATIONS) for phrase in phrases for word in phrase.split()}
+    words |= {"moving", "still", "rest", "up", "down", "slowly", "fast"}
+    characters = string.ascii_lowercase + string.digits
+    first_words = ("a", "an", "two", "three", "some")
+    pieces = [f"##{c}" for c in characters] + [f"##{w}" for w in first_words if len(w) > 1]
+    return [*SPECIAL_TOKENS, *sorted(words), *(c for c in characters if c not in words), *pieces]
 
 
 def heads_of(kinds: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:

@@ -77,7 +77,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         *("--names", "every fact", *MODELS, "--references", "--output_dir"),
     )
     _run(*evaluate, str(results))
-    _run("leaderboard", str(folder), str(results / "results.json"))
     measured = json.loads((results / "results.json").read_text(encoding="utf-8"))
     # The other listeners: the reward scorer, which built the bags, and the truth checker.
     _run(*evaluate, str(results / "reward"), "--scorer", "scenes:clip-reward")
@@ -107,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     keys = ("benchmark", "fingerprint", "bags", "review", "num_images", "scorer", "rows", "seed", "versions")
     command = f"python scripts/truematch_scenes.py --output {arguments.output}"
     write_json(arguments.output, {"command": command} | {key: measured[key] for key in keys} | {"rows_gains": gains})
-    print((folder / "leaderboard.md").read_text(encoding="utf-8"))
+    print((results / "results.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

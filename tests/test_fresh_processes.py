@@ -52,8 +52,6 @@ rows = Dataset.from_list([{"prompt": "a red cat", "completion": " and a dog"}] *
 lora = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
 """,
 }
-# Blocks that need a server; the list is checked.
-NEEDS = {("claims.md", 1): "no answer in 1 tries"}
 
 
 def environment(folder):
@@ -227,8 +225,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(("page", "number"), BLOCKS, ids=[f"{page.stem}-{number}" for page, number in BLOCKS])
 def test_documented_python_runs(page, number, folder):
     status, output = run(program(page, number), folder)
-    reason = NEEDS.get((page.name, number))
-    assert (status, reason) == (0, None) or (status == 1 and reason is not None and reason in output), output
+    assert status == 0, output
 
 
 REAL = {

@@ -24,7 +24,6 @@ class PushOptions(CommandOptions):
         examples:
           captionrl push outputs/smile_blip/model --repo_id me/blip-smile
           captionrl push outputs/smile_blip/model
-          captionrl push outputs/lora/model --repo_id me/blip-sr --merged --public
           captionrl push boosted --repo_id me/scenes-boosted
           captionrl push self_retrieval --type space --repo_id me/self_retrieval --public
           captionrl push demo --type space --repo_id me/album --model MLE=me/blip-mle SR=me/blip-sr
@@ -41,7 +40,6 @@ class PushOptions(CommandOptions):
     )
     revision: str | None = option(None, metavar="BRANCH", help="branch, created if missing (default: main)")
     public: bool = option(False, help="make a new repository public")
-    merged: bool = option(False, help="merge an adapter into its base model, and add it in adapter/")
     overwrite: bool = option(False, help="push to a repository that holds other content")
     dry_run: bool = option(False, help="check the folder and list the files that would be uploaded; send nothing")
     model: list[str] | None = option(
@@ -98,10 +96,9 @@ def push(options: PushOptions) -> None:
         address = push_metric(name, owner, **settings)
     else:
         # Settings of the last push to this repository, unless an option replaces them.
-        settings |= {key: before[key] for key in ("revision", "merged", "gallery", "commit_message") if key in before}
+        settings |= {name: before[name] for name in ("revision", "gallery", "commit_message") if name in before}
         settings["private"] = not options.public and before.get("private", True)
         settings |= {"revision": options.revision} if options.revision is not None else {}
-        settings |= {"merged": True} if options.merged else {}
         address = push_folder(options.folder, repo_id, repo_type=kind, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
 

@@ -99,12 +99,8 @@ def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[M
     if absent := {facts.row, facts.baseline_row or facts.row} - set(by_name):
         raise ValueError(f"The results have no row {absent.pop()!r}. Use one of {sorted(by_name)}.")
     row = by_name[facts.row]
-    missing = [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]
-    if missing:
-        raise ValueError(
-            f"{', '.join(missing)} of {facts.row!r} is missing. "
-            "Measure it, or set <key>_reason to the reason why it cannot be measured."
-        )
+    if missing := [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]:
+        raise ValueError(f"{', '.join(missing)} of {facts.row!r} is missing. Measure it, or set <key>_reason.")
     if facts.scorer is not None and row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
         raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
     return rows, row

@@ -232,11 +232,9 @@ def _check_image_paths(name: str, path: Path) -> None:
     with pyarrow.parquet.ParquetFile(path) as file:
         columns = [column.path for column in file.schema if column.path.endswith(".path")]
         for batch in file.iter_batches(columns=columns):
-            images = [image for column in batch.columns for image in column.to_pylist() if image]
-            if any(os.path.isabs(image["path"] or "") for image in images):
+            if any(image and os.path.isabs(image["path"] or "") for c in batch.columns for image in c.to_pylist()):
                 raise ValueError(
-                    f"{name} refers to images by local paths, which others cannot access. Embed the images, or omit them "
-                    "(`captionrl boost ... --embed_images`, or --no_images)."
+                    f"{name} refers to images by local paths. Use `captionrl boost ... --embed_images`, or --no_images."
                 )
 
 
@@ -323,13 +321,14 @@ def push_folder(
     token: str | None = None,
     revision: str | None = None,
     commit_message: str = "Add captioner",
-    merged: bool | None = None,
     overwrite: bool = False,
     gallery: bool | None = None,
     attempts: int = 5,
     sleep: Callable[[float], object] = time.sleep,
 ) -> str:
     """Upload a finished folder with its card, in one commit. In the folder, only the card and `push_state.json` are written.
+
+    An adapter whose base model is a local folder, which others cannot load, is merged into it for the upload.
 
     Args:
         folder: Folder with weights in safetensors, processor, card and manifest; or a Space, or a data set.
@@ -339,8 +338,6 @@ def push_folder(
         token: Access token; by default the one stored by `hf auth login`.
         revision: Branch to push to, created if missing; by default `main`.
         commit_message: Message of the commit.
-        merged: Upload an adapter merged into its base model, with the adapter in `adapter/`. By default only if the
-            base model is a local folder, which others cannot load.
         overwrite: Also push to a repository that has other content.
         gallery: Whether to upload the HTML pages of a model, which contain the test images. By default only if these
             are public according to the manifest.
@@ -366,13 +363,12 @@ def push_folder(
     check_secret("commit_message", commit_message, sent)
     contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
     state: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
-    state |= {"commit_message": commit_message, "merged": merged, "gallery": gallery}
+    state |= {"commit_message": commit_message, "gallery": gallery}
     _save_state(folder, {**state, "state": "started"})
-    merge = repo_type == "model" and (local_base_model(folder) is not None if merged is None else merged)
     try:
         with contextlib.ExitStack() as stack:
             source = folder
-            if merge and (folder / "adapter_config.json").is_file():
+            if repo_type == "model" and local_base_model(folder) is not None:
                 source = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # not on a full disk
                 write_merged(folder, source, contents.published)
                 contents = folder_contents(source, repo_type, token=sent, gallery=gallery)

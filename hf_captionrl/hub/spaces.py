@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -15,11 +14,22 @@ from huggingface_hub import CardData
 from hf_captionrl.hub.cards import render_card
 from hf_captionrl.hub.push import push_folder
 from hf_captionrl.metrics.evaluate_modules import class_name
-from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS, Description
+from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from hf_captionrl.utils.io import atomic_write_text, shipped_path
 from hf_captionrl.utils.model_files import PREFIX, model_path
 
-# --- A metric: the files of its Space, from its description, and the page --------------------------------------------
+# --- A metric: the files of its Space, from its description ----------------------------------------------------------
+
+
+_PAGE = """from pathlib import Path
+
+import gradio
+
+with gradio.Blocks() as page:
+    gradio.Markdown(Path("README.md").read_text(encoding="utf-8").split("---", 2)[2])
+page.launch()
+"""
+"""The page of a metric is its card: it computes nothing for visitors."""
 
 
 def space_files(name: str, repo_id: str) -> dict[str, str]:
@@ -35,66 +45,9 @@ def space_files(name: str, repo_id: str) -> dict[str, str]:
     return {
         f"{name}.py": f'from hf_captionrl.metrics.evaluate_modules.{name} import {kind}\n\n__all__ = ["{kind}"]\n',
         "README.md": render_card("metric.md", CardData(), name=name, metric=metric, repo_id=repo_id),
-        "app.py": f'from hf_captionrl.hub.spaces import build_page\n\nbuild_page("{name}").launch()\n',
+        "app.py": _PAGE,
         "requirements.txt": f"hf-captionrl{extra}>=0.1.0\n",
     }
-
-
-def compute_from_json(metric: Any, text: str, about: Description) -> dict[str, Any]:
-    """Compute from the JSON that a visitor typed.
-
-    A public page must not let visitors open files or start programs of its server. It therefore accepts only the arguments
-    of its examples. Captions and `data_arguments` may have any value except strings and files. Options (names of models or
-    metrics) may have only the values of the examples.
-    """
-    try:
-        arguments = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"This is not JSON: {error}.") from None
-    if not isinstance(arguments, dict):
-        raise ValueError("Write one JSON object with the arguments, such as those of the examples.")
-    for name, value in arguments.items():
-        allowed = [case[name] for case in about.cases if name in case]
-        if name == "result" or not allowed:
-            raise ValueError(f"This page does not take {name!r}. Install the package to use it.")
-        is_data = name in ("predictions", "references", *about.data_arguments) and not isinstance(value, str)
-        if value not in allowed and not is_data:
-            raise ValueError(f"This page takes {name} {allowed} only, not {value!r}.")
-        if _holds_file(value):
-            raise ValueError(f"This page does not open files, but {name} contain a mapping with 'path' or 'bytes'.")
-    return metric.compute(**arguments)
-
-
-def _holds_file(value: Any) -> bool:
-    """Whether the value contains a mapping that would be opened as an image."""
-    if isinstance(value, Mapping):
-        return "path" in value or "bytes" in value or any(map(_holds_file, value.values()))
-    return isinstance(value, list) and any(map(_holds_file, value))
-
-
-def build_page(name: str) -> Any:
-    """The page: description, arguments as JSON, examples, result. The one of `evaluate` is broken."""
-    import evaluate
-    import gradio
-
-    metric, about = evaluate.load(name), DESCRIPTIONS[name]
-    examples = [json.dumps({k: v for k, v in case.items() if k != "result"}, indent=1) for case in about.cases]
-
-    def run(text: str) -> dict[str, Any]:
-        try:
-            return compute_from_json(metric, text, about)
-        except (ValueError, TypeError) as error:
-            raise gradio.Error(str(error)) from None
-
-    with gradio.Blocks(title=name) as page:
-        gradio.Markdown(f"# {name}\n\n{metric.description}")
-        arguments = gradio.Code(value=examples[0], language="json", label="Arguments of compute")
-        button = gradio.Button("Compute", variant="primary")
-        result = gradio.JSON(label="Result")
-        gradio.Examples([[example] for example in examples], inputs=[arguments])
-        button.click(run, inputs=[arguments], outputs=[result])
-        gradio.Markdown(f"```\n{metric.inputs_description}\n```")
-    return page
 
 
 def push_metric(name: str, owner: str, **settings: Any) -> str:

@@ -1,6 +1,6 @@
 """The embedded world: scenes whose truth is known, so that hallucination and recall are exact."""
 
-from hf_captionrl.scenes.dataset import BAG_SIZES, bags, load_moving_scenes, load_scenes, scene_stream
+from hf_captionrl.scenes.dataset import BAG_SIZES, bags, load_moving_scenes, load_scenes
 from hf_captionrl.scenes.grammar import full_caption
 from hf_captionrl.scenes.moving_world import Clip, MovingFacts, sample_clip
 from hf_captionrl.scenes.render import render_clip, render_scene
@@ -25,6 +25,5 @@ __all__ = [
     "sample_clip",
     "sample_look_alikes",
     "sample_scene",
-    "scene_stream",
     "vary_scene",
 ]

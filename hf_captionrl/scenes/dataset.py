@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,13 +76,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "held_back": {"annotators": "alt_text", "seed": 2027},  # nothing was ever tuned on it
 }
 """Arguments of [`load_scenes`] by the name of the configuration of the data set."""
-
-
-def scene_stream(seed: int, kinds: tuple[str, ...] = EMOJI_KINDS) -> Iterator[Scene]:
-    """Endless scenes, for training models on more than the data set holds; facts may repeat."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield sample_scene(rng, kinds)
 
 
 def _unique(draw: Callable[[], Any], seen: set[Facts], number: int) -> list[Any]:

@@ -1,8 +1,7 @@
-"""Captions of scenes and clips, and the WordPiece vocabulary that the embedded models share."""
+"""Captions of scenes and clips."""
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,13 +10,8 @@ import numpy as np
 
 from hf_captionrl.scenes.moving_world import ADVERBS, STILL
 from hf_captionrl.scenes.world import (
-    BACKGROUNDS,
     CATEGORIES,
-    COLOURS,
-    EMOJI_KINDS,
     FACT_VALUES,
-    RELATIONS,
-    SIZES,
     Facts,
     category_of,
     choose,
@@ -240,23 +234,3 @@ def annotate(rng: np.random.Generator, facts: Facts, annotator: Annotator) -> st
     if annotator.setting_first and rng.random() < 0.5:
         annotator = replace(annotator, setting_first=False)
     return write_sentence(said, Words(rng), annotator, opinion)
-
-
-# --- The WordPiece vocabulary that the embedded models share ---------------------------------------------------------
-
-SPECIAL_TOKENS: tuple[str, ...] = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]")
-"""BLIP's special tokens. The end token `[SEP]` has id 3: a CLIP whose end token has id 2 pools at the wrong place."""
-
-
-def vocabulary() -> list[str]:
-    """All tokens, in the order of their ids."""
-    words = set("a an two three some with alone at in on the of image picture background ,".split())
-    words |= {*BACKGROUNDS, *filter(None, COLOURS), *SIZES, *OPINIONS}
-    words |= {form for kind in EMOJI_KINDS for name in names_of(kind) for form in (name, plural(name))}
-    words |= {form for category in CATEGORIES for form in (category, plural(category))}
-    words |= {word for phrases in (*WORDS.values(), RELATIONS) for phrase in phrases for word in phrase.split()}
-    words |= {"moving", "still", "rest", "up", "down", "slowly", "fast"}
-    characters = string.ascii_lowercase + string.digits
-    first_words = ("a", "an", "two", "three", "some")
-    pieces = [f"##{c}" for c in characters] + [f"##{w}" for w in first_words if len(w) > 1]
-    return [*SPECIAL_TOKENS, *sorted(words), *(c for c in characters if c not in words), *pieces]

@@ -56,8 +56,6 @@ class CheckResult:
         missed (`tuple[str, ...]`): Names of the facts that no true claim states. Values of `UNMARKED` have no word and
             are never missed.
         unknown_words (`tuple[str, ...]`): Words without any meaning in this world.
-        undecided (`tuple[Claim, ...]`): Claims that the facts cannot decide, such as opinions, moods and actions. Only
-            `vocabulary="open"` reads them.
     """
 
     right: tuple[Claim, ...]
@@ -65,7 +63,6 @@ class CheckResult:
     recalled: tuple[str, ...]
     missed: tuple[str, ...]
     unknown_words: tuple[str, ...]
-    undecided: tuple[Claim, ...] = ()
 
 
 # --- The truth checker: right and wrong claims of a caption, and the facts that it recalls ---------------------------
@@ -350,20 +347,14 @@ def _as_facts(facts: Facts | Mapping[str, Any]) -> Facts:
     return kind(**{f.name: facts[f.name] for f in fields(kind) if f.default is MISSING or f.name in facts})
 
 
-def check(
-    caption: str, facts: Facts | Mapping[str, Any], vocabulary: Literal["grammar", "open"] = "grammar"
-) -> CheckResult:
-    """Judge a caption against the truth.
+def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
+    """Judge a caption against the truth: exact for captions of the world's grammar; unknown words are skipped.
 
     Args:
         caption (`str`): Any text.
         facts ([`Facts`] or `Mapping`): The scene's facts, for instance a row's `facts` column; with those of a clip
             ([`MovingFacts`]) claims of motion are judged too, elsewhere they are ignored. A mapping may omit
             what is absent from a scene, such as `second` or `weather`.
-        vocabulary (`"grammar"` or `"open"`): `"grammar"` is exact for captions of the world's grammar and skips words
-            that it does not know. `"open"` reads free text, with mistakes: every noun of a thing is a claim, an
-            adjective belongs to the noun that it stands with, negations are read, and what the facts cannot decide is
-            `undecided`. docs/scenes.md has its precision and recall.
 
     Returns:
         [`CheckResult`]: Claims right and wrong, facts recalled and missed. A caption without claims has neither right
@@ -371,7 +362,6 @@ def check(
 
     Raises:
         TypeError: If `caption` is not a string.
-        ValueError: If `vocabulary` is unknown, or `"open"` for a clip.
 
     Example:
         >>> facts = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
@@ -380,43 +370,27 @@ def check(
         (['pigs', 'two', 'on blue background'], ['large'])
         >>> result.recalled
         ('kind', 'count', 'background')
-        >>> result = check("a dinosaur wearing a top hat, and no mushroom", facts, vocabulary="open")
-        >>> [c.text for c in result.right], [c.text for c in result.wrong]
-        ([], ['dinosaur', 'top hat', 'no mushroom'])
     """
     if not isinstance(caption, str):
         raise TypeError(f"caption is {type(caption).__name__}, not a string. Check one caption at a time.")
     facts = _as_facts(facts)
-    undecided: dict[tuple[str, str], Claim] = {}
-    if vocabulary == "open":
-        from hf_captionrl.scenes.free_claims import FreeReader  # it imports this module
-
-        if isinstance(facts, MovingFacts):
-            raise ValueError('vocabulary is "open", which reads no motion. Use "grammar" for clips.')
-        free = FreeReader(caption, facts)
-        right, wrong, undecided, unknown = free.right, free.wrong, free.undecided, free.unknown
-    elif vocabulary == "grammar":
-        tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
-        reader = _Reader(facts, _begins_with_second(tokens, facts))
-        for token in tokens:
-            reader.take(*token)
-        reader.close()
-        unknown += reader.motion.unknown if reader.motion is not None else []
-        right, wrong = reader.right, reader.wrong
-    else:
-        raise ValueError(f'vocabulary is {vocabulary!r}. Use "grammar" or "open".')
+    tokens, unknown = _read(caption, isinstance(facts, MovingFacts))
+    reader = _Reader(facts, _begins_with_second(tokens, facts))
+    for token in tokens:
+        reader.take(*token)
+    reader.close()
+    unknown += reader.motion.unknown if reader.motion is not None else []
     # The facts that a caption can recall or miss; every clip shows one thing.
     names = [name for name in facts.__dataclass_fields__ if getattr(facts, name) not in ("", UNMARKED.get(name))]
     if isinstance(facts, MovingFacts):
         names.remove("count")
-    stated = {attribute for attribute, _ in right}
+    stated = {attribute for attribute, _ in reader.right}
     return CheckResult(
-        right=tuple(right.values()),
-        wrong=tuple(wrong.values()),
+        right=tuple(reader.right.values()),
+        wrong=tuple(reader.wrong.values()),
         recalled=tuple(n for n in names if n in stated),
         missed=tuple(n for n in names if n not in stated),
         unknown_words=tuple(unknown),
-        undecided=tuple(undecided.values()),
     )
 
 

@@ -37,8 +37,7 @@ RUNS = {
     "truematch review": ["truematch"],
     "truematch apply": ["truematch"],
     "truematch evaluate": ["truematch", *FILES, "--cache_dir", "cache", "--output_dir", "judged"],
-    "truematch leaderboard": ["truematch", "judged/results.json"],
-    "pairs": ["--captions", "a.jsonl", "b.jsonl", "--metric", "bleu_1", "--margin", "0.01"],
+    "pairs": ["--captions", "a.jsonl", "b.jsonl", "--reward", "cider", "--margin", "0.01"],
     "boost": ["--max_images", "4", "--output", "boosted"],
     "card": ["boosted", "--license", "mit"],
     "push": ["boosted", "--dry_run"],
@@ -125,7 +124,7 @@ def world(tmp_path_factory):
         patch.setattr("hf_captionrl.cli.train.recipe_path", lambda *parts: folder.joinpath("recipes", *parts))
         patch.setattr("hf_captionrl.apps.album.demo.load_demo", lambda arguments: None)
         patch.setattr(
-            "hf_captionrl.apps.album.demo.serve", lambda demo, options, announce: announce("http://127.0.0.1:7860")
+            "hf_captionrl.apps.album.demo.serve", lambda demo, options: print('{"url": "http://127.0.0.1:7860"}')
         )
         for name, arguments in RUNS.items():
             words = name.split()

@@ -168,7 +168,7 @@ LONG = (
         ("evaluate --captions GOOD --references FILE", "a.json", DEEP),
         ("evaluate --captions GOOD --max_images 1 --bags FILE", "a.json", DEEP),
         ("evaluate --captions GOOD", "good.run.json", DEEP),
-        ("pairs --metric bleu_1 --captions FILE", "a.jsonl", DEEP),
+        ("pairs --reward cider --captions FILE", "a.jsonl", DEEP),
         ("album scenes --scorer scenes:clip-reward --captions FILE", "a.jsonl", DEEP),
         ("album scenes --scorer scenes:clip-reward --captions FILE", "a.csv", LONG),
         ("album FILE --scorer scenes:clip-reward", "a.jsonl", DEEP),

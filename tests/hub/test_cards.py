@@ -350,32 +350,6 @@ def test_card_describes_the_boosted_captions(boosted):
     assert (manifest["rows"], manifest["card"]["sizes"]) == (6, {"test": 6})
 
 
-def test_card_is_rendered_again_from_the_manifest(boosted, tmp_path, capsys):
-    before = (boosted / "README.md").read_bytes()
-    (boosted / "README.md").unlink()
-    assert main(["card", str(boosted)]) == 0
-    assert (boosted / "README.md").read_bytes() == before
-    assert main(["card", str(boosted), "--dataset_id", "me/other"]) == 0
-    assert '"me/other"' in (boosted / "README.md").read_text()
-    assert main(["card", str(boosted), "--model_id", "me/x"]) == 2
-    assert "model_id" in capsys.readouterr().err
-    (tmp_path / "boosting.json").write_text('{"format": 1}')
-    assert main(["card", str(tmp_path)]) == 2
-    assert "boosting.json is not a manifest" in capsys.readouterr().err
-    assert '"me/other"' in (boosted / "README.md").read_text()
-    assert main(["card", str(boosted), "--dataset_id", "scenes-boosted"]) == 0
-    assert (boosted / "README.md").read_bytes() == before
-
-
-def test_push_publishes_captions_and_card_but_no_journal(boosted, hub, monkeypatch, capfd):
-    monkeypatch.setenv("HF_TOKEN", WRITE)
-    assert main(["push", str(boosted), "--repo_id", "boosted"]) == 0
-    files = hub.repo("tester/boosted", "dataset").files
-    assert {"README.md", "captions.parquet", "boosting.json", "statistics.json"} <= set(files)
-    assert not [name for name in files if name.startswith("journal") or name == "skipped.jsonl"]
-    assert "{{" not in files["README.md"].decode()
-
-
 def test_local_paths_of_images_are_not_published(tmp_path):
     command = [*photographs(tmp_path / "photos"), "--output", str(tmp_path / "out")]
     with ChatServer(endpoint_answer(scenes())) as server, pytest.MonkeyPatch.context() as patch:

@@ -329,28 +329,6 @@ def test_offline_mode_raises(hub, folder, monkeypatch):
         push_folder(folder, "smile", token=WRITE, sleep=lambda s: pytest.fail("waiting does not help"))
 
 
-FULL_DISK = """
-import json, resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no file can grow
-from hf_captionrl.hub import push_folder
-print(push_folder(sys.argv[1], "smile"))
-"""
-
-
-def test_full_disk_does_not_prevent_the_push(hub, folder, tmp_path):
-    before = hashes(folder)
-    run = fresh_process(["-c", FULL_DISK, str(folder)], hub, tmp_path / "home", WRITE)
-    assert run.returncode == 0, run.stderr
-    assert "README.md" in hub.repo("tester/smile").files
-    assert hashes(folder) == before
-    assert read_push_state(folder) == {}
-    assert not [path for path in folder.iterdir() if path.name.startswith(".tmp")]
-    card = (folder / "README.md").read_bytes()
-    assert b'load_captioner(".", ' in card  # not changed, because the disk is full
-    push(folder)
-    assert_complete(hub, folder)
-
-
 def fresh_process(command, hub, home, token, stdin=None):
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "PYTHONPATH": python_path(ROOT), "NO_PROXY": "*"}
@@ -398,18 +376,6 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     (tmp_path / "smile" / "README.md").write_text(card + "\nOne more sentence.\n")
     trainer.save_model()  # pushes, as in transformers
     assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
-
-
-def test_public_only_on_request_and_the_card_of_another_library_is_replaced(tmp_path, hub):
-    make(tmp_path / "smile", hub_private_repo=False, hub_model_id="tester/open").push_to_hub()
-    assert not hub.repo("tester/open").private
-    trainer = make(tmp_path / "other")
-    trainer.args.hub_private_repo = None
-    (tmp_path / "other").mkdir(exist_ok=True)
-    (tmp_path / "other" / "README.md").write_text("---\nlicense: other\n---\n\n[More Information Needed]\n")
-    trainer.push_to_hub()
-    assert hub.repo("tester/other").private
-    assert "No results are in this card" in hub.repo("tester/other").files["README.md"].decode()
 
 
 def test_invalid_name_raises_at_construction(tmp_path):

@@ -1,28 +1,83 @@
-"""The reward of questions and its readers against loops, and questions that a model writes once."""
+"""Questions about scenes, what captions answer against cases written by hand, and the reward against loops."""
 
-import json
-import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from hf_captionrl.experimental.question_rewards import (
-    LanguageModelReader,
+    PriorReader,
+    Question,
     QuestionReward,
-    make_questions,
-    parse_questions,
-    read_questions,
+    answers_of_claims,
+    scene_questions,
 )
-from hf_captionrl.scenes.questions import Question
-from hf_captionrl.utils.prompts import Failure
-from tests.rewards.test_claim_rewards import APPLE, PIGS, Spoken
-from tests.scenes.test_questions import share
+from hf_captionrl.scenes import Facts, full_caption, load_moving_scenes, sample_scene
 
-TWO = [Question("Which animal?", ("cat", "dog", "pig"), 1), Question("How many?", ("one", "two"), 0)]
+PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+APPLE = Facts("apple", 1, "large", "upright", "bottom", "gray")
 
 
-# --- The reward of scenes ---
+def share(caption, facts):
+    questions = scene_questions(facts)
+    answers = answers_of_claims(caption, facts, questions)
+    return sum(a == q.answer for a, q in zip(answers, questions, strict=True)) / len(questions)
+
+
+def answered(caption, facts):
+    """What a caption answers, by topic, in words."""
+    questions = scene_questions(facts)
+    answers = answers_of_claims(caption, facts, questions)
+    return {q.topic: None if a is None else q.options[a] for q, a in zip(questions, answers, strict=True)}
+
+
+def test_questions_have_the_facts_as_answers_and_full_captions_answer_them():
+    rng = np.random.default_rng(1)
+    places = Counter()
+    for _ in range(300):
+        facts = sample_scene(rng).facts
+        questions = scene_questions(facts)
+        assert questions == scene_questions(facts.to_dict())
+        for question in questions:
+            assert len(set(question.options)) == len(question.options) > 1
+            value = str(getattr(facts, question.topic))
+            assert question.options[question.answer] == value or not value
+            places[question.answer if question.topic == "kind" else "others"] += 1
+        topics = {question.topic for question in questions}
+        assert len(topics) == 11 + 2 * bool(facts.second)
+        assert share(full_caption(facts), facts) == 1.0
+    del places["others"]
+    assert len(places) == 4
+    assert max(places.values()) < 200  # the place of the right kind tells little
+
+
+ANSWERED = [
+    ("two small pigs", PIGS, {"kind": "pig", "count": "2", "size": "small", "position": None, "second": "nothing"}),
+    ("a mushroom right of pigs", PIGS, {"second": "mushroom", "relation": "left of"}),
+    ("pigs on a blue background on a green background", PIGS, {"background": None}),  # both are claimed
+    ("an animal", PIGS, {"kind": None}),
+    ("an apple in the rain at night", APPLE, {"weather": "rain", "time": "night", "colour": "its natural one"}),
+    ("a red apple", replace(APPLE, colour="blue"), {"colour": "red"}),
+    ("", APPLE, {"kind": None, "count": None, "second": "nothing"}),
+]
+
+
+@pytest.mark.parametrize(("caption", "facts", "expected"), ANSWERED, ids=[case[0] for case in ANSWERED])
+def test_answers_are_what_the_caption_claims(caption, facts, expected):
+    found = answered(caption, facts)
+    assert {topic: found[topic] for topic in expected} == expected
+
+
+def test_clips_are_asked_only_what_they_show():
+    facts = load_moving_scenes("shapes", num_train=4, num_validation=0, num_test=0)["train"]["facts"][:]
+    for one in facts:
+        assert {"kind", "background"} <= {question.topic for question in scene_questions(one)}
+        assert share(full_caption_of(one), one) == 1.0
+
+
+def full_caption_of(facts):
+    return full_caption(Facts(**{name: facts[name] for name in Facts.__dataclass_fields__}))
 
 
 def test_the_reward_equals_a_loop_and_subtracts_the_prior(rollouts):
@@ -33,7 +88,7 @@ def test_the_reward_equals_a_loop_and_subtracts_the_prior(rollouts):
     assert plain.tolist() == pytest.approx([share(c, f) for c, f in zip(captions, facts, strict=True)])
     assert len(set(plain.tolist())) == 4
     assert plain[0] > plain[1]
-    reward = QuestionReward(prior="prior")
+    reward = QuestionReward(prior=True)
     gained = reward(context)
     guessed = QuestionReward("prior")(context)
     assert gained.tolist() == pytest.approx((plain - guessed).tolist())
@@ -42,82 +97,32 @@ def test_the_reward_equals_a_loop_and_subtracts_the_prior(rollouts):
     assert reward.as_function()(captions, facts=[f.to_dict() for f in facts]) == pytest.approx(gained.tolist())
 
 
-# --- Language models as readers ---
+def test_the_prior_guesses_by_frequency():
+    two = [
+        Question("Which animal?", ("cat", "dog", "pig"), 1, "kind"),
+        Question("How many?", ("one", "two"), 0, "count"),
+    ]
+    reader = PriorReader([[two[0]], [replace(two[0], answer=2)], [replace(two[0], answer=2), two[1]]])
+    assert reader("", None, two) == [2, 0]
+    # An option that was not right before is not chosen; an unknown question gets its first option.
+    others = [Question("Which animal?", ("cat", "dog"), 0, "kind"), Question("?", ("a", "b"), 1, "kind")]
+    assert reader("", None, others) == [1, 0]
+    rng = np.random.default_rng(7)
+    prior, shares, chance = PriorReader.of_scenes(), [], []
+    for _ in range(400):
+        questions = scene_questions(sample_scene(rng).facts)
+        guesses = prior("", None, questions)
+        shares.append(np.mean([a == q.answer for a, q in zip(guesses, questions, strict=True)]))
+        chance.append(np.mean([1 / len(q.options) for q in questions]))
+    assert np.mean(shares) > np.mean(chance) + 0.1
 
 
-def reads(prompt):
-    """Answers with the letter of the first option that the description contains."""
-    head, _, question = prompt.user.partition("\n\nAnswer the question")
-    lines = [line.split(". ", 1) for line in question.split("\n") if ". " in line and line[1] == "."]
-    letter = next((letter for letter, option in lines if option in head), lines[-1][0])
-    return {"shouting": f" {letter.lower()}) ", "mumbling": "I think so"}.get(head.split()[-1], f"{letter}.")
-
-
-def test_written_answers_are_read_strictly_and_kept(tmp_path, rollouts):
-    backend = Spoken(reads)
-    reader = LanguageModelReader(backend, tmp_path / "a.jsonl")
-    captions = ["two dogs, one dog", "a pig", "dog shouting", "a dog mumbling"]
-    asked = [TWO] * 4
-    assert reader(captions, asked) == [[1, 0], [2, None], [1, None], [None, None]]
-    assert reader.num_unreadable == 2
-    number = len(backend.asked)
-    assert reader(captions, asked) == [[1, 0], [2, None], [1, None], [None, None]]
-    assert len(backend.asked) == number == 8
-    reward = QuestionReward(reader, questions={"i0": TWO, "i1": TWO[:1]}, prior=reader)
-    context = rollouts.context(["one dog", "a pig", "dog", "dog"], [0, 1])
-    assert reward(context).tolist() == pytest.approx([1.0, 0.0, 1.0, 1.0])  # an empty caption answers nothing
-    assert reward.name == "question_reader"
-    other = rollouts.context(["one dog", "a pig"], [0, 7])
-    assert [math.isnan(v) for v in reward(other).tolist()] == [False, True]  # an image without questions
-
-
-# --- Questions about photographs ---
-
-GOOD = [{"question": "Which animal?", "right": "dog", "wrong": ["cat", "pig", "cow"]}]
-
-
-@pytest.mark.parametrize(
-    ("answer", "readable"),
-    [
-        (json.dumps(GOOD), True),
-        (f"Sure!\n```json\n{json.dumps(GOOD)}\n```", True),
-        (json.dumps(GOOD * 2 + [{"question": "?", "right": "dog", "wrong": ["dog", "pig", "cow"]}]), False),
-        (json.dumps([{"question": "?", "right": "dog", "wrong": ["pig", "cow"]}]), False),
-        (json.dumps([{"question": "?", "right": 1, "wrong": ["a", "b", "c"]}]), False),
-        (json.dumps([{"question": " ", "right": "x", "wrong": ["a", "b", "c"]}]), False),
-        ("[]", False),
-        ("No.", False),
-        ("][", False),
-        ("[" * 100_000 + "]", False),
-        (None, False),
-    ],
-)
-def test_questions_of_a_model_are_read_strictly(answer, readable):
-    found = parse_questions(answer)
-    assert (found is not None) == readable
-    if readable:
-        (question,) = found
-        assert sorted(question.options) == ["cat", "cow", "dog", "pig"]
-        assert question.options[question.answer] == "dog"
-
-
-def test_questions_are_made_once(tmp_path, caplog):
-    images = {f"p{n}": Image.new("RGB", (2, 2), (n, 0, 0)) for n in range(4)}
-
-    def writes(prompt):
-        shade = prompt.image.getpixel((0, 0))[0]
-        if shade == 3 or (shade == 1 and not prompt.attempt):
-            return "I cannot see anything."
-        return Failure("backend_failed", "down") if shade == 2 and down[0] else json.dumps(GOOD)
-
-    backend, down = Spoken(writes, is_multimodal=True), [True]
-    path = tmp_path / "questions.jsonl"
-    assert make_questions(list(images), list(images.values()), backend, path) == 2
-    assert "2 of 4 images" in caplog.text
-    assert sorted(read_questions(path)) == ["p0", "p1"]
-    number, down[0] = len(backend.asked), False
-    assert make_questions(list(images), list(images.values()), backend, path) == 1
-    assert len(backend.asked) == number + 1  # only the image whose question had failed
-    found = read_questions(path)
-    assert sorted(found) == ["p0", "p1", "p2"]
-    assert found["p0"] == parse_questions(json.dumps(GOOD))
+def test_bad_input_is_named(rollouts):
+    cases = [
+        (lambda: QuestionReward("blind"), "reader"),
+        (lambda: QuestionReward().prepare(rollouts.data([["a"]], columns=["image"])), "facts"),
+        (lambda: QuestionReward().as_function()(["a"]), "facts"),
+    ]
+    for call, message in cases:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from hf_captionrl.scenes import CheckResult, Claim
+from hf_captionrl.scenes import Claim
 from scripts import free_claims
+from scripts.reproduction.free_reader import FreeResult
 
 GOLD = [
     {"kind": "object", "text": "red dogs", "about": "dogs", "verdict": "true"},
@@ -17,7 +18,7 @@ GOLD = [
 
 
 def result(right=(), wrong=(), undecided=()):
-    return CheckResult(right, wrong, (), (), (), undecided)
+    return FreeResult(right, wrong, (), (), (), undecided)
 
 
 def test_claims_match_by_kind_and_words_and_once():
@@ -55,7 +56,7 @@ def test_numbers_of_two_captions(monkeypatch):
         "good": result((dogs, two), (two,), (Claim("other", "", "mood"),)),
         "bad": result((), (dogs, Claim("object", "", "car"))),
     }
-    monkeypatch.setattr(free_claims, "check", lambda caption, facts, vocabulary: answers[caption])
+    monkeypatch.setitem(free_claims.CHECKERS, "open", lambda caption, facts: answers[caption])
     rows = [{"caption": caption, "facts": {}, "claims": GOLD, "style": caption} for caption in answers]
     numbers = free_claims.evaluate(rows)
     assert {name: cell["value"] for name, cell in numbers.items() if "value" in cell} == {

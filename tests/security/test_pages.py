@@ -8,7 +8,6 @@ from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import write_report
-from hf_captionrl.apps.truematch.evaluate import write_leaderboard
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.evaluation.pages import (
     GalleryCaption,
@@ -18,7 +17,6 @@ from hf_captionrl.evaluation.pages import (
     write_gallery,
 )
 from hf_captionrl.hub.cards import render_model_card
-from tests.apps.truematch.test_evaluate import COLUMNS, KEY
 from tests.browser import CHROMIUM, Browser
 from tests.hub.folders import FACTS, make_results
 
@@ -92,13 +90,6 @@ def panel(folder):
     return write_gallery(folder / "page.html", items, ALL, note=ALL)
 
 
-def leaderboard(folder):
-    rows = [{"name": text, KEY: 0.5, f"{KEY}_ci": [0.4, 0.6], "cider_d": 1.0} for text in TEXTS]
-    values = {text: {"values": [0.5] * 4, "groups": [0, 0, 1, 1]} for text in TEXTS}
-    write_leaderboard(folder, rows, values, columns=COLUMNS, key=KEY, title=ALL, note=ALL)
-    return folder / "leaderboard.html"
-
-
 def review(folder):
     images = {str(n): {"image_id": text, "source": DATA, "captions": [text]} for n, text in enumerate(TEXTS)}
     bags = [{"id": text, "similarity": 0.5, "images": list(images)} for text in TEXTS]
@@ -158,7 +149,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, panel, leaderboard, review, album_report, model_card]
+PAGES = [gallery, panel, review, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])

@@ -132,7 +132,7 @@ def test_credit_has_the_units_of_the_reward(tmp_path, data):
 
 
 def test_grpo_and_the_trainer_of_trl(tmp_path, data):
-    rewards = ["claim_f1", QuestionReward("oracle", prior="prior")]
+    rewards = ["claim_f1", QuestionReward("oracle", prior=True)]
     trainer = make_trainer(str(tmp_path), scorer=None, max_steps=1, trainer_arguments={"reward_funcs": rewards})
     seen = spy_on(trainer, "_calculate_rewards")
     contexts = spy_on(trainer, "reward_context")

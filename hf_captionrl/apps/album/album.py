@@ -146,11 +146,6 @@ class Album:
         """Write one JSON object per image."""
         return write_jsonl(path, self.rows())
 
-    def _repr_html_(self) -> str:
-        """A table of the captions, for notebooks."""
-        table = pd.DataFrame(self.rows(), dtype=object)[["image_id", "caption", "rank", "confused_with"]]
-        return str(table.to_html(max_rows=50, index=False))
-
 
 # --- The steps -------------------------------------------------------------------------------------------------------
 
@@ -250,7 +245,7 @@ class AlbumSteps:
 
     def __post_init__(self) -> None:
         texts = ([self.edited[row]] if row in self.edited else texts for row, texts in enumerate(self.existing))
-        self.existing = [[whole for text in row if (whole := whole_text(text)).strip()] for row in texts]
+        self.existing = [[text for text in row if text.strip()] for row in texts]
         self.unreadable: dict[int, str] = {}
         if self.scorer is None:
             self.rows, self.keys = list(range(len(self.images))), [""] * len(self.images)
@@ -375,11 +370,6 @@ class AlbumSteps:
             )
             for row, image_id in enumerate(self.image_ids)
         ]
-
-
-def whole_text(text: str) -> str:
-    """The text with a question mark for each half of a surrogate pair, such as that of a broken emoji, which no tokenizer reads."""
-    return text.encode("utf-8", "replace").decode()
 
 
 # --- Candidates from beams and samples -------------------------------------------------------------------------------

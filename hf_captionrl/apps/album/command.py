@@ -41,8 +41,7 @@ from hf_captionrl.utils.model_files import PREFIX, model_path
 def run(options: AlbumOptions) -> None:
     check_options(options)
     settings = {name: getattr(options, name) for name in ("split", "image_root") if getattr(options, name)}
-    extension = options.caption_extension if options.captions is None else None
-    source = load_album_source(options.images, extension=extension, **settings)
+    source = load_album_source(options.images, text_files=options.captions is None, **settings)
     if options.max_images is not None:
         source = source.first(options.max_images)
     texts = TextFiles(options, source)
@@ -241,7 +240,7 @@ class TextFiles:
     def __init__(self, options: AlbumOptions, source: AlbumSource) -> None:
         self.options, self.source = options, source
         if options.sidecars:
-            check_sidecars(source, options.caption_extension)
+            check_sidecars(source)
         files = [os.path.dirname(os.path.abspath(path)) for path in source.paths if path]
         self.folder = os.path.commonpath(files) if files else os.curdir
         self.path = Path(self.folder, ".captionrl.json")
@@ -250,7 +249,7 @@ class TextFiles:
 
     def path_of(self, image: str) -> tuple[Path, str]:
         """The text file of an image, and its name in the record."""
-        path = Path(image).with_suffix(self.options.caption_extension)
+        path = Path(image).with_suffix(".txt")
         return path, Path(os.path.relpath(os.path.abspath(path), self.folder)).as_posix()
 
     def restore(self) -> dict[int, str]:
@@ -299,13 +298,13 @@ class TextFiles:
         return number, kept
 
 
-def check_sidecars(source: AlbumSource, extension: str = ".txt") -> None:
+def check_sidecars(source: AlbumSource) -> None:
     """Refuse images that are not files or would share a text file."""
     owner: dict[Path, str] = {}
     for image_id, file in zip(source.image_ids, source.paths, strict=True):
         if file is None:
             raise ValueError(f"Image {image_id!r} is not a file, so no text file can stand beside it. Use --output.")
-        if (other := owner.setdefault(target := Path(file).with_suffix(extension), image_id)) != image_id:
+        if (other := owner.setdefault(target := Path(file).with_suffix(".txt"), image_id)) != image_id:
             raise ValueError(f"{other!r} and {image_id!r} would have the same text file, {str(target)!r}. Rename one.")
 
 
@@ -316,17 +315,14 @@ def summary_text(summary: dict[str, Any]) -> str:
         ranked = f"{summary['rank_1']:.1%} rank their image first among {summary['compared_with'] + 1:,}."
     lines = [
         f"{', '.join(summary['outputs'])}: captions of {summary['captions']:,} of {summary['images']:,} images in "
-        f"{summary['seconds']:,.0f} s; {summary['copies']:,} are copies, {summary['unreadable']:,} cannot be read.",
+        f"{summary['seconds']:,.0f} s; {summary['copies']:,} are copies, {summary['unreadable']:,} cannot be read, "
+        f"{summary['against_constraints']:,} do not meet the constraints on length and words.",
         f"{summary['distinct']:.1%} of the captions are distinct. {ranked}",
     ]
-    if summary["against_constraints"]:
-        lines.append(f"{summary['against_constraints']:,} captions do not meet the constraints on length and words.")
     lines += [f"Shared phrases{f' in {g!r}' if g else ''}: {', '.join(p)}." for g, p in summary["shared"].items()]
-    if kept := summary["kept_text_files"]:
+    if files := summary["kept_text_files"]:
         lines.append(
-            f"{len(kept):,} files have other texts that this command did not write, and are kept: {', '.join(kept[:10])}. "
+            f"{len(files):,} files have other texts that this command did not write, and are kept: {', '.join(files[:10])}. "
             "Use --prefer_existing without --captions to use their captions, or --overwrite to replace them."
         )
-    if "endpoint" in summary:
-        lines.append(cost_sentence(summary["endpoint"]))
-    return "\n".join(lines)
+    return "\n".join([*lines, *([cost_sentence(summary["endpoint"])] if "endpoint" in summary else [])])

@@ -1,4 +1,4 @@
-"""`captionrl demo`, which is also the program of the demo's Space: captioners side by side, and one caption per image."""
+"""`captionrl demo`, which is also the program of the demo's Space: captioners side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import posixpath
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_captionrl.apps.album.album import describe_album
 from hf_captionrl.apps.album.assignment import confusions_of
 from hf_captionrl.apps.album.options import DemoOptions
 from hf_captionrl.apps.album.sources import read_images
@@ -64,15 +63,6 @@ class Demo:
             columns[name] = pd.DataFrame({"caption": captions, "rank": ranks, "finds": finds}, numbers)
         return pd.concat(columns, axis=1)
 
-    def distinct(self, images: Sequence[Any], captioner: str) -> tuple[pd.DataFrame, Path]:
-        """One caption for each image, as different as the candidates allow, and the path of the table."""
-        names = [Path(image).name if isinstance(image, str) else "image" for image in images]
-        ids = [f"{number}: {name}" for number, name in enumerate(names, 1)]
-        album = describe_album(images, self.captioners[captioner], self.scorer, image_ids=ids)
-        folder = tempfile.mkdtemp(dir=os.environ.get("GRADIO_TEMP_DIR"))  # another request may read the last table
-        table = pd.DataFrame({"caption": album.captions, "rank": [image.rank for image in album.images]})
-        return table.set_axis(range(1, len(images) + 1)), album.to_csv(Path(folder, "captions.csv"))
-
 
 def build_page(demo: Demo) -> Any:
     import gradio
@@ -89,13 +79,9 @@ def build_page(demo: Demo) -> Any:
             picture.thumbnail((512, 512))
             usable.append(image)
             pictures.append((picture, str(len(usable))))
-        return usable, pictures, "", "", gradio.update(visible=False)
+        return usable, pictures, ""
 
-    def distinct(images: Sequence[Any], name: str) -> tuple[str, Any]:
-        table, path = demo.distinct(images, name)
-        return table.to_html(), gradio.update(value=str(path), visible=True)
-
-    names, captioners = list(demo.albums), list(demo.captioners)
+    names = list(demo.albums)
     # One request at a time: the captioners share the device and the random state.
     turn: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "captioners"}
     with gradio.Blocks(title="captionrl demo", analytics_enabled=False) as page:
@@ -107,24 +93,17 @@ def build_page(demo: Demo) -> Any:
                 "Upload an album", file_count="multiple", file_types=["image"], elem_id="upload"
             )
         shown = gradio.Gallery(format="png", columns=8, height=240, interactive=False, elem_id="frame")
-        with gradio.Tab("Side by side"):
-            compare_button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
-            compared = gradio.HTML(elem_id="compared")
-        with gradio.Tab("One caption per image"):
-            who = gradio.Radio(captioners, value=captioners[-1], label="Captioner", elem_id="captioner")
-            album_button = gradio.Button("Choose different captions", variant="primary", elem_id="album-button")
-            file = gradio.DownloadButton("Export as CSV", visible=False, elem_id="export-button")
-            album = gradio.HTML(elem_id="album")
-        results = [images, shown, compared, album, file]
+        compare_button = gradio.Button("Caption and search", variant="primary", elem_id="compare-button")
+        compared = gradio.HTML(elem_id="compared")
+        results = [images, shown, compared]
         for event, source in ((page.load, picker), (picker.input, picker)):
             event(lambda name: start(demo.albums[name]), source, results, **turn)
         upload.upload(start, upload, results, **turn)
         compare_button.click(lambda rows: demo.compare(rows).to_html(), images, compared, **turn)
-        album_button.click(distinct, [images, who], [album, file], **turn)
     return page
 
 
-def serve(demo: Demo, options: DemoOptions, announce: Callable[[str], object] = print) -> None:
+def serve(demo: Demo, options: DemoOptions) -> None:
     """Serve the page until it is interrupted. Uploads are deleted afterwards, and gradio sends no reports."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also delete the uploads
     # Read when gradio is imported, which would ask for a newer version.
@@ -136,14 +115,12 @@ def serve(demo: Demo, options: DemoOptions, announce: Callable[[str], object] = 
             from starlette.middleware import Middleware
             from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-            local_names = ["127.0.0.1", "localhost"]
             # Another site whose name points to this machine (DNS rebinding) gets no answer.
-            hosts = local_names if options.host in local_names and not options.share else ["*"]
+            hosts = ["127.0.0.1", "localhost"] if options.host in ("127.0.0.1", "localhost") else ["*"]
             page = build_page(demo)
-            _, local, public = page.launch(
+            _, url, _ = page.launch(
                 server_name=options.host,
                 server_port=options.port,
-                share=options.share,
                 inbrowser=not options.no_browser,
                 quiet=True,
                 ssr_mode=False,
@@ -154,7 +131,8 @@ def serve(demo: Demo, options: DemoOptions, announce: Callable[[str], object] = 
                 theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
                 app_kwargs={"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]},
             )
-            announce((public or local).rstrip("/"))
+            text = f"The demo runs at {url.rstrip('/')} until you press Ctrl+C."
+            print(json.dumps({"url": url.rstrip("/")}) if options.json else text, flush=True)
             page.block_thread()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -202,9 +180,4 @@ def load_demo(options: DemoOptions) -> Demo:
 def serve_demo(options: DemoOptions) -> None:
     if importlib.util.find_spec("gradio") is None:
         raise ValueError("The demo needs gradio. Install it with: pip install 'hf-captionrl[demo]'")
-
-    def announce(url: str) -> None:
-        text = json.dumps({"url": url}) if options.json else f"The demo runs at {url} until you press Ctrl+C."
-        print(text, flush=True)
-
-    serve(load_demo(options), options, announce)
+    serve(load_demo(options), options)

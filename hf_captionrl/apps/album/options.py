@@ -88,8 +88,7 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
     images: str = option(
         positional=True,
         metavar="IMAGES",
-        help="a folder with its subfolders, a list of files (.txt), a table (.jsonl, .csv, .parquet), 'scenes', or a data set "
-        "on the Hub",
+        help="a folder with its subfolders, a table (.jsonl, .csv, .parquet), 'scenes', or a data set on the Hub",
     )
     model: str | None = option(
         None,
@@ -108,7 +107,6 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
         metavar="FILE",
         help="existing captions: .jsonl or .csv (default: those of the data, and text files)",
     )
-    caption_extension: Literal[".txt", ".caption"] = option(".txt", help="extension of text files beside images")
     output: list[Path] = option(
         [Path("album.csv")], metavar="FILE", help=".csv, .jsonl or a page in .html; several allowed"
     )
@@ -131,7 +129,7 @@ class DemoOptions(DeviceOptions, CommandOptions):
     """Serve a page on this machine that captions and searches albums of similar images.
 
     Pick an album or upload one. The page shows the captions of several captioners, the image that each caption finds, and
-    its rank. It can also choose one caption per image so that all differ. Gradio's usage statistics are off.
+    its rank. Gradio's usage statistics are off.
     """
 
     examples: ClassVar[str] = """
@@ -171,6 +169,3 @@ class DemoOptions(DeviceOptions, CommandOptions):
         None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"
     )
     no_browser: bool = option(False, group="server", help="do not open a browser")
-    share: bool = option(
-        False, group="server", help="make the page public through gradio's servers, for everyone who has the link"
-    )

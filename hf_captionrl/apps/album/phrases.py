@@ -16,7 +16,7 @@ import numpy as np
 
 from hf_captionrl.apps.album.options import AlbumSettings
 from hf_captionrl.text.degenerate_captions import degenerate
-from hf_captionrl.text.tokenize import indefinite_article, word_characters, word_pattern
+from hf_captionrl.text.tokenize import word_characters, word_pattern
 
 # --- Words of a caption with their positions, and the English function words -----------------------------------------
 
@@ -165,33 +165,27 @@ def shared_of_groups(captions: Sequence[str], groups: Sequence[str], min_share: 
 
 # --- Removes shared phrases from captions, or puts a trigger in their place ------------------------------------------
 # Only the characters of the phrases and of what they leave without meaning are removed: spaces and punctuation around them
-# and, in English captions, their articles and joining words. All other characters stay as they are.
+# and, in English captions, the articles and joining words before them. All other characters stay as they are.
 
 _SEPARATORS = ",;:、，；：،؛"
 _STOPS = ".!?…。．！？।"
 # At the start of a caption these join it to something that was removed; "on the grass" stands for itself.
 _NEVER_FIRST = frozenset("and or of is are was were has have that which who while as".split())
-_NUMBERS = frozenset("two three four five six seven eight nine ten several many".split())
-_EXPLETIVES = frozenset("there there's it it's".split())
 _NEVER_LAST = FUNCTION_WORDS - {"up", "down"}  # "looking up" is complete
 _TRIGGER = "CaptionrlTrigger"  # a noun in place of the trigger, in which no phrase is found
 _VERBS = frozenset(
     "sits stands lies lays runs walks plays looks sleeps rests holds wears rides jumps eats carries leans poses swims flies "
-    "watches waits plays chases catches drinks hangs faces stares sniffs sat stood ran lay".split()
-)
-_NOT_VERBS = frozenset(
-    "string spring building ceiling painting clothing railing awning wedding crossing bedding evening morning frosting".split()
+    "watches waits chases catches drinks hangs faces stares sniffs sat stood ran lay".split()
 )
 
 
 def drop_shared(caption: str, phrases: Sequence[str], *, trigger: str | None = None) -> str:
     """The caption without shared phrases, or with a trigger in place of the first of them.
 
-    A phrase is removed whole or not at all: in English, a noun stays if an adjective would be left without it. What remains is
-    repaired only where something was removed: no article without a noun, no joining word at an end, no doubled comma, "a" or
-    "an" as the next word needs it. A caption that is nothing but shared phrases becomes the trigger; without a trigger it stays
-    as it is. Of tags separated by commas, whole tags are removed, and the trigger is the first tag. A trigger that the caption
-    contains is not added again.
+    A phrase is removed whole or not at all: in English it stays after an adjective and before a noun that it belongs to. It is
+    removed with its article and the joining words before it. A caption that is nothing but shared phrases becomes the trigger;
+    without a trigger it stays as it is. Of tags separated by commas, whole tags are removed, and the trigger is the first tag.
+    A trigger that the caption contains is not added again.
 
     Example:
         >>> drop_shared("a photo of a dog on a red sofa", ["a photo", "dog"], trigger="ohwx dog")
@@ -203,25 +197,26 @@ def drop_shared(caption: str, phrases: Sequence[str], *, trigger: str | None = N
         return drop_shared(caption.replace(trigger, _TRIGGER), phrases).replace(_TRIGGER, trigger)
     if tags := split_tags(caption):
         shared = set(map(_folded, phrases))
-        kept = [tag for tag in tags if _folded(tag) not in shared]
-        rest = caption if kept == tags else ", ".join(kept)
+        remaining = [tag for tag in tags if _folded(tag) not in shared]
+        rest = caption if remaining == tags else ", ".join(remaining)
         return (rest or caption) if trigger is None else ", ".join(filter(None, [trigger, rest]))
     words = caption_words(caption)
-    gone = _found(words, phrases)
-    if trigger is not None:
-        if (place := _place(words, list(gone))) is None:
-            rest = drop_shared(caption, phrases).strip() if caption.strip() else ""
-            return ", ".join(filter(None, [trigger, rest]))
-        start, end, joint = place
-        text = caption[: words[start].start] + _TRIGGER + joint + caption[words[end].end :]
-        return drop_shared(text, phrases).replace(_TRIGGER, trigger)
-    article: dict[int, str] = {}
-    if is_english(words):
-        _keep_parts(words, gone)
-        _drop_stranded(words, gone)
-        _drop_at_ends(words, gone)
-        article = _articles_at_seams(words, gone)
-    return _without(caption, words, gone, article) or caption
+    lower, english = [word.folded for word in words], is_english(words)
+    runs = [run for run in _runs(_matches(lower, phrases)) if not english or _is_whole(lower, *run)]
+    if trigger is None:
+        return _without(caption, words, runs, english) or caption
+    if not runs:
+        return ", ".join(filter(None, [trigger, caption.strip()]))
+    # The trigger replaces the first part, with its article and the parts that only joining words separate from it.
+    (start, end), *others = runs
+    start -= english and start > 0 and lower[start - 1] in DETERMINERS
+    for other, last in others if english else ():
+        if not all(word in JOINTS | DETERMINERS for word in lower[end + 1 : other]):
+            break
+        end = last
+    is_of = english and end + 1 < len(lower) and lower[end + 1] == "of"
+    text = caption[: words[start].start] + _TRIGGER + "," * is_of + caption[words[end + is_of].end :]
+    return drop_shared(text, phrases).replace(_TRIGGER, trigger)
 
 
 def without_loose_end(text: str) -> str:
@@ -239,20 +234,19 @@ def _folded(phrase: str) -> tuple[str, ...]:
     return tuple(word.folded for word in caption_words(phrase))
 
 
-def _found(words: Sequence[Word], phrases: Sequence[str]) -> list[bool]:
+def _matches(lower: Sequence[str], phrases: Sequence[str]) -> list[bool]:
     """Which words belong to one of the phrases; longer phrases first."""
-    lower = tuple(word.folded for word in words)
-    gone = [False] * len(words)
+    matches = [False] * len(lower)
     for phrase in sorted(filter(None, map(_folded, phrases)), key=len, reverse=True):
-        for at in range(len(words) - len(phrase) + 1):
+        for at in range(len(lower) - len(phrase) + 1):
             end = at + len(phrase)
-            if lower[at:end] == phrase and not any(gone[at:end]):
-                gone[at:end] = [True] * len(phrase)
-    return gone
+            if tuple(lower[at:end]) == phrase and not any(matches[at:end]):
+                matches[at:end] = [True] * len(phrase)
+    return matches
 
 
 def _runs(gone: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """First and last word of each removed part."""
+    """First and last word of each part."""
     for out, part in groupby(range(len(gone)), key=gone.__getitem__):
         if out:
             rows = list(part)
@@ -261,118 +255,38 @@ def _runs(gone: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 def _is_verb(lower: Sequence[str], at: int) -> bool:
     word = lower[at]
-    if word in _VERBS or (len(word) > 5 and word.endswith("ing") and word not in _NOT_VERBS):
+    if word in _VERBS or (len(word) > 5 and word.endswith("ing")):
         return True
     # "a dog covered in snow", but not "a spotted dog"
     return len(word) > 4 and word.endswith("ed") and not (at + 1 < len(lower) and is_content(lower[at + 1]))
 
 
-def _is_modified(lower: Sequence[str], start: int, end: int) -> bool:
-    """Whether a removed part would leave an adjective before it without its noun."""
+def _is_whole(lower: Sequence[str], start: int, end: int) -> bool:
+    """Whether a part is a whole noun phrase: no adjective stands before it, and no noun that it belongs to after it."""
+    if end + 1 < len(lower) and is_content(lower[end + 1]) and not _is_verb(lower, end + 1):
+        return False  # "dog" in "a dog house"
     if start == 0 or lower[start] in DETERMINERS:
-        return False
+        return True
     before = start - 1
-    if end > start and lower[before] in ("and", "or", ",") and before > 0 and is_content(lower[before - 1]):
-        return before == 1 or lower[before - 2] in DETERMINERS | _NUMBERS  # "a brown and" of "a brown and white dog"
-    if _precedes_noun(lower, end):
-        return False
-    # "a sleeping dog", but not "a man walking dogs"
+    # "a man walking dogs", but not "a sleeping dog"
     is_clause = _is_verb(lower, before) and (before == 0 or lower[before - 1] not in DETERMINERS)
-    return (is_content(lower[before]) or lower[before] == "very") and not is_clause
+    return is_clause or not (is_content(lower[before]) or lower[before] == "very")
 
 
-def _precedes_noun(lower: Sequence[str], end: int) -> bool:
-    """Whether a removed part belongs to a noun after it, as "dog" in "a dog house"."""
-    return end + 1 < len(lower) and is_content(lower[end + 1]) and not _is_verb(lower, end + 1)
-
-
-def _keep_parts(words: Sequence[Word], gone: list[bool]) -> None:
-    """Keep nouns whose adjectives would be left, before them or after "is"."""
-    lower = [word.folded for word in words]
-    for start, end in list(_runs(gone)):
-        is_subject = end + 1 < len(lower) and lower[end + 1] in ("is", "are", "was", "were")
-        if _is_modified(lower, start, end) or (is_subject and _precedes_noun(lower, end + 1)):
-            gone[start : end + 1] = [False] * (end + 1 - start)
-
-
-def _place(words: Sequence[Word], gone: list[bool]) -> tuple[int, int, str] | None:
-    """First and last word of the part that a trigger replaces, and the punctuation after it; None if there is no such part."""
-    # The first removed part that no noun follows, with its article and with the parts that only joining words separate from it.
-    lower, english = [word.folded for word in words], is_english(words)
-    runs = list(_runs(gone))
-    if english:
-        runs = [r for r in runs if not _is_modified(lower, *r) and not _precedes_noun(lower, r[1])]
-    if not runs:
-        return None
-    (start, end), *others = runs
-    if not english:
-        return start, end, ""
-    start -= start > 0 and lower[start - 1] in DETERMINERS
-    for other, last in others:
-        if not all(word in JOINTS | DETERMINERS for word in lower[end + 1 : other]):
-            break
-        end = last
-    is_of = end + 1 < len(lower) and lower[end + 1] == "of"
-    return start, end + is_of, "," * is_of
-
-
-def _drop_stranded(words: Sequence[Word], gone: list[bool]) -> None:
-    """Remove determiners that have lost their noun, and joining words that have lost what follows them."""
-    lower = [word.folded for word in words]
-    for start, end in list(_runs(gone)):
-        if _precedes_noun(lower, end):
-            continue  # a determiner before the phrase belongs to this noun now
-        joint = start - 1
-        if joint >= 0 and lower[start] not in DETERMINERS and lower[joint] in DETERMINERS:
-            gone[joint] = True
-            joint -= 1
-        while joint >= 0 and not gone[joint] and lower[joint] in JOINTS:
-            gone[joint] = True
-            joint -= 1
-
-
-def _drop_at_ends(words: Sequence[Word], gone: list[bool]) -> None:
-    """Remove joining words between a removed part and an end of the caption, and "there is" before one."""
-    start = gone.index(True) if True in gone else 0
-    if all(word.folded in _EXPLETIVES for word in words[:start]):
-        gone[:start] = [True] * start
-    for order, never in ((range(len(words)), _NEVER_FIRST), (range(len(words) - 1, -1, -1), _NEVER_LAST)):
-        is_seam = False
-        for at in order:
-            is_seam |= gone[at]
-            if gone[at] or not words[at].folded[0].isalnum():
-                continue
-            if not is_seam or words[at].folded not in never:
-                break
-            gone[at] = True
-
-
-def _articles_at_seams(words: Sequence[Word], gone: list[bool]) -> dict[int, str]:
-    """Correct articles before removed parts, by word; function words that would be repeated there are removed."""
-    found = {}
-    for start, end in list(_runs(gone)):
-        before, after = start - 1, end + 1
-        if before < 0 or after == len(words) or not words[after].folded[0].isalnum():
-            continue
-        left, right = words[before].folded, words[after].folded
-        if (left in DETERMINERS and right in DETERMINERS) or (left == right and left in FUNCTION_WORDS):
-            gone[before] = True
-        elif left in ("a", "an"):
-            found[before] = indefinite_article(right)
-    return found
-
-
-def _without(caption: str, words: Sequence[Word], gone: Sequence[bool], article: dict[int, str]) -> str:
-    """The caption without the removed words; empty if only punctuation remains."""
+def _without(caption: str, words: Sequence[Word], runs: Sequence[tuple[int, int]], english: bool) -> str:
+    """The caption without some parts; empty if only punctuation remains."""
+    gone = [any(start <= at <= end for start, end in runs) for at in range(len(words))]
+    for start, _ in runs if english else ():
+        while start > 0 and words[start - 1].folded in FUNCTION_WORDS:
+            start -= 1
+            gone[start] = True
+    at = 0
+    while english and gone and gone[0] and at < len(words) and (gone[at] or words[at].folded in _NEVER_FIRST):
+        gone[at] = True
+        at += 1
     text = caption
-    edits = [(words[a].start, words[b].end, "") for a, b in _runs(gone)]
-    edits += [(words[at].start, words[at].end, new) for at, new in article.items()]
-    for start, end, new in sorted(edits, reverse=True):
-        left, old, right = text[:start], text[start:end], text[end:]
-        if new:
-            text = left + (new.capitalize() if old[0].isupper() else new) + right
-        else:
-            text = _closed(left, right)
+    for start, end in reversed(list(_runs(gone))):
+        text = _closed(text[: words[start].start], text[words[end].end :])
     return text.strip() if any(letter.isalnum() for letter in text) else ""
 
 

@@ -21,7 +21,7 @@ from hf_captionrl.apps.album.phrases import split_tags
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
 from hf_captionrl.data.columns import caption_column, undecoded
-from hf_captionrl.data.images import paths_without_bytes, refuse_outside
+from hf_captionrl.data.images import paths_without_bytes
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.retrieval import FeatureCache, Scorer, image_hash
 
@@ -73,23 +73,20 @@ def sidecar_captions(path: Path) -> list[str]:
     return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
 
 
-def load_album_source(name: Any, *, extension: str | None = ".txt", **source: Any) -> AlbumSource:
+def load_album_source(name: Any, *, text_files: bool = True, **source: Any) -> AlbumSource:
     """Find the images that the command takes, or a data set in memory, and their captions: their own, or text files.
 
-    `source` are options of [`load_captions`]; with `extension` None, text files are not read.
+    `source` are options of [`load_captions`].
     """
     path = Path(name) if isinstance(name, str | os.PathLike) else None
-    if path is not None and path.suffix.lower() == ".txt" and path.is_file():
-        found = _listed(path, source.get("image_root"))
-    else:
-        found = _data_set(name, path, source | ({"text_files": extension} if extension else {}))
+    album = _data_set(name, path, source | ({"text_files": ".txt"} if text_files else {}))
     unread: list[Path] = []
-    for row, image in enumerate(found.paths):
-        if image is None or found.captions[row] or extension is None:
+    for row, image in enumerate(album.paths):
+        if image is None or album.captions[row] or not text_files:
             continue
-        text_file = Path(image).with_suffix(extension)
+        text_file = Path(image).with_suffix(".txt")
         try:
-            found.captions[row] = sidecar_captions(text_file)
+            album.captions[row] = sidecar_captions(text_file)
             is_read = read_regular(text_file) is not None or not os.path.lexists(text_file)
         except UnicodeDecodeError:
             is_read = False
@@ -98,15 +95,7 @@ def load_album_source(name: Any, *, extension: str | None = ".txt", **source: An
         logger.warning(
             "%d text files are not read, because they are links or not UTF-8, such as %s.", len(unread), unread[0]
         )
-    return found
-
-
-def _listed(path: Path, image_root: str | None) -> AlbumSource:
-    root = path.parent if image_root is None else Path(image_root)
-    names = list(dict.fromkeys(filter(str.strip, path.read_text(encoding="utf-8-sig").splitlines())))
-    files = [str(root / name) for name in names]
-    refuse_outside(files, root, str(path))
-    return AlbumSource(files, names, root=root)
+    return album
 
 
 def _data_set(name: Any, path: Path | None, source: dict[str, Any]) -> AlbumSource:

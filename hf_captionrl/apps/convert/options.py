@@ -25,12 +25,10 @@ class ConvertOptions(CommandOptions):
           captionrl convert model_large_caption.pth blip-large --config Salesforce/blip-image-captioning-large
           captionrl convert model_base_capfilt_large.pth blip-pretrained --image_size 384 \\
               --config Salesforce/blip-image-captioning-base
-          captionrl convert clip.pth clip --config openai/clip-vit-base-patch32
           captionrl convert clip_ViT-B-32.pth pac-s --config openai/clip-vit-base-patch32
           captionrl convert openClip_ViT-L-14.pth pac-s-large --config laion/CLIP-ViT-L-14-laion2B-s32B-b82K
           captionrl convert coco_weights.pt clipcap-coco
           captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
-          captionrl convert outputs/clipcap clipcap-with-code --with_code
           captionrl convert open_clip_weights.pt open_clip_weights.safetensors
     """
 
@@ -44,8 +42,8 @@ class ConvertOptions(CommandOptions):
     config: str | None = option(
         None,
         metavar="MODEL",
-        help="folder or name with the configuration (attention heads, activation), tokenizer and processor for a file of BLIP or "
-        "CLIP; without it sizes come from the shapes, and heads are 64 wide",
+        help="folder or name with the configuration, tokenizer and processor for a file of BLIP or CLIP (default: "
+        "Salesforce/blip-image-captioning-base or openai/clip-vit-base-patch32)",
     )
     image_size: Positive | None = option(
         None,
@@ -70,6 +68,3 @@ class ConvertOptions(CommandOptions):
         None, group="ClipCap", metavar="N", help="number of attention heads of a transformer mapper (default: 8)"
     )
     stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")
-    with_code: bool = option(
-        False, group="ClipCap", help="add ClipCap's code to the folder, for users without this package"
-    )

@@ -12,44 +12,37 @@ from hf_captionrl.utils.options import CacheOptions, DeviceOptions, Number, Posi
 
 @dataclass
 class PairsOptions(DeviceOptions, CacheOptions, DatasetOptions):
-    """Write preference pairs for TRL's DPOTrainer from several captions per image, by any reward or metric.
+    """Write preference pairs for TRL's DPOTrainer from several captions per image, by rewards.
 
-    A pair is two captions of an image whose scores differ by --margin or more; those that differ most come first. The columns are
-    those of TRL's vision preference format (prompt, chosen, rejected, images), and image_id, score_chosen, score_rejected. The
-    shares of ties and of pairs under the margin are printed.
+    A pair is two captions of an image whose rewards differ by --margin or more; those that differ most come first. The columns are
+    those of TRL's vision preference format (prompt, chosen, rejected, images), and image_id, score_chosen, score_rejected.
     """
 
     examples: ClassVar[str] = """
         examples:
           captionrl caption scenes:blip-mle --do_sample --num_return_sequences 5 --output sampled.jsonl
           captionrl pairs --captions sampled.jsonl --dataset scenes --reward self_retrieval --margin 0.5
-          captionrl pairs --captions a.jsonl b.jsonl --dataset scenes --metric cider_d --margin 0.1 --output cider.parquet
+          captionrl pairs --captions a.jsonl b.jsonl --dataset scenes --reward cider --margin 0.1 --output cider.parquet
     """
 
-    captions: list[Path] = option(
-        metavar="FILE", help="files of captions, one or several per image; those of an image are pooled"
-    )
-    output: Path = option(Path("pairs.parquet"), metavar="FILE", help="Parquet file to write")
-    reward: list[str] | None = option(
-        None, metavar="REWARD", help="rewards that score the captions, as NAME or NAME:FIELD=VALUE,FIELD=VALUE"
+    captions: list[Path] = option(metavar="FILE", help="files of captions; those of an image are pooled")
+    output: Path = option(Path("pairs.parquet"), metavar="FILE", help="Parquet file to write; replaced if it exists")
+    reward: list[str] = option(
+        ["self_retrieval"],
+        metavar="REWARD",
+        help="rewards that score the captions, as NAME or NAME:FIELD=VALUE,FIELD=VALUE",
     )
     reward_weights: list[Number] | None = option(None, metavar="X", help="weight of each reward (default: 1 each)")
     scorer: str | None = option(
         None,
         metavar="NAME",
-        help="reward scorer, a dual encoder: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: "
-        "scenes:clip-reward for --dataset scenes; else required by self_retrieval)",
+        help="reward scorer: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: scenes:clip-reward for "
+        "--dataset scenes; else required by self_retrieval)",
     )
-    metric: str | None = option(
-        None, metavar="METRIC", help="instead, a metric of `captionrl agreement`, or package.module:function"
-    )
-    margin: Annotated[float, Range(above=0)] = option(0.1, help="smallest difference of the scores of a pair")
+    margin: Annotated[float, Range(above=0)] = option(0.1, help="smallest difference of the rewards of a pair")
     max_pairs_per_image: Positive = option(1, help="most pairs of an image")
     prompt: str = option(
         "Describe the image in one sentence.", metavar="TEXT", help="the user's message beside the image"
-    )
-    rollout_images: Annotated[int, Range(at_least=2)] = option(
-        100, help="images scored at once, at least; they are distractors of each other"
     )
     dataset: str = option(
         "scenes",

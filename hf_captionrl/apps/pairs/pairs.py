@@ -1,4 +1,4 @@
-"""`captionrl pairs`: preference pairs for TRL's DPO from several captions per image and any reward or metric."""
+"""`captionrl pairs`: preference pairs for TRL's DPO from several captions per image and any reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow.parquet
 import torch
 import yaml
 from torch import Tensor
@@ -21,7 +20,6 @@ from hf_captionrl.data.columns import caption_column, id_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file
-from hf_captionrl.evaluation.metric_functions import SCORER_METRICS, call_metric, metric_function
 from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import Reward, RewardContext, RewardData, WeightedRewards
@@ -39,18 +37,14 @@ _FEATURES = datasets.Features(
 )
 """TRL's vision preference format, and where a pair comes from."""
 
+_IMAGES_AT_ONCE = 100  # at least; they are distractors of each other
 
-_COUNTS = ("compared", "ties", "under_margin", "written")
 
-
-def choose_pairs(scores: Mapping[str, float], margin: float, most: int) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """Pairs (chosen, rejected) of the captions of an image, widest first, and the numbers of pairs that `_COUNTS` names."""
-    ordered = [tuple(sorted(pair, key=lambda text: -scores[text])) for pair in combinations(scores, 2)]
-    gaps = np.array([scores[better] - scores[worse] for better, worse in ordered])
-    wide, ties = int((gaps >= margin).sum()), int((gaps == 0).sum())
-    chosen = np.argsort(-gaps, kind="stable")[: min(wide, most)].tolist()
-    counts = np.array([len(gaps), ties, len(gaps) - wide - ties, len(chosen)])
-    return [ordered[row] for row in chosen], counts  # type: ignore[misc]
+def choose_pairs(scores: Mapping[str, float], margin: float, most: int) -> list[tuple[str, str]]:
+    """Pairs (chosen, rejected) of the captions of an image, widest first."""
+    pairs = [sorted(pair, key=lambda text: -scores[text]) for pair in combinations(scores, 2)]
+    wide = [(better, worse) for better, worse in pairs if scores[better] - scores[worse] >= margin]
+    return sorted(wide, key=lambda pair: scores[pair[1]] - scores[pair[0]])[:most]
 
 
 def parse_reward(spec: str) -> Reward:
@@ -63,16 +57,9 @@ def parse_reward(spec: str) -> Reward:
         raise ValueError(f"--reward {spec!r} ({error}). Use NAME:FIELD=VALUE,FIELD=VALUE.") from None
 
 
-def _encoded(captions: Sequence[str], vocabulary: dict[str, int]) -> tuple[Tensor, Tensor]:
-    """Words as ids `(N, T)` with an end token, 0, and their mask; the vocabulary grows."""
-    batch = encode_words(ptb_tokenize_all(captions), vocabulary)
-    rows = [torch.cat([row, torch.zeros(1, dtype=row.dtype)]) for row in batch.tokens.split(batch.lengths.tolist())]
-    return pad_sequence(rows, batch_first=True), torch.arange(max(map(len, rows))) <= batch.lengths[:, None]
-
-
 def reward_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
-    """Weighted sums of the rewards of all captions, image after image; the images of a part are distractors of each other."""
-    total = WeightedRewards([parse_reward(spec) for spec in options.reward or []], options.reward_weights)
+    """Weighted sums of the rewards of all captions, image after image."""
+    total = WeightedRewards([parse_reward(spec) for spec in options.reward], options.reward_weights)
     name = options.scorer or ("scenes:clip-reward" if options.dataset in EMBEDDED else None)
     if name is None and "self_retrieval" in total.names:
         raise ValueError("--reward self_retrieval needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
@@ -88,12 +75,17 @@ def reward_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str
         return scorer_features(other, rows, cache_dir=options.cache_dir)
 
     def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return _encoded(captions, vocabulary)
+        """Words as ids `(N, T)` with an end token, 0, and their mask."""
+        batch = encode_words(ptb_tokenize_all(captions), vocabulary)
+        words = [
+            torch.cat([row, torch.zeros(1, dtype=row.dtype)]) for row in batch.tokens.split(batch.lengths.tolist())
+        ]
+        return pad_sequence(words, batch_first=True), torch.arange(max(map(len, words))) <= batch.lengths[:, None]
 
     device = getattr(scorer, "device", torch.device("cpu"))
     total.prepare(RewardData(ids, references, features, encode, 0, device, scorer, columns=data.column_names))
     scores: list[float] = []
-    for part in np.array_split(np.arange(len(texts)), max(1, len(texts) // options.rollout_images)):
+    for part in np.array_split(np.arange(len(texts)), max(1, len(texts) // _IMAGES_AT_ONCE)):
         lengths = [len(texts[image]) for image in part]
         # Rewards see groups of equal size; where images have different numbers of captions, each caption is a group.
         repeats = [1] * len(part) if len(set(lengths)) == 1 else lengths
@@ -119,33 +111,10 @@ def reward_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str
     return scores
 
 
-def metric_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
-    """Values of a metric of all captions, image after image."""
-    image_of = [row for row, captions in enumerate(texts) for _ in captions]  # (N,)
-    scorer = None
-    if options.metric in SCORER_METRICS:
-        scorer = load_scorer(model_path(str(options.scorer)), device=options.device)
-    function = metric_function(str(options.metric), scorer=scorer)
-    references, images = caption_column(rows), undecoded(rows)["image"][:]
-    of_captions = ([column[image] for image in image_of] for column in (references, images))
-    return call_metric(function, str(options.metric), [text for captions in texts for text in captions], *of_captions)
-
-
 def write_pairs(options: PairsOptions) -> None:
-    """Write the pairs, and print their number and the shares of ties and of pairs under the margin."""
-    if (options.reward is None) == (options.metric is None):
-        raise ValueError(f"--reward is {options.reward} and --metric {options.metric}. Use one of them.")
-    if options.metric is not None and options.reward_weights is not None:
-        raise ValueError(f"--reward_weights {options.reward_weights} has no effect with --metric. Leave it out.")
-    if options.metric in SCORER_METRICS and options.scorer is None:
-        raise ValueError(f"--metric {options.metric} needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-    if options.output.exists():
-        try:
-            is_ours = set(pyarrow.parquet.read_schema(options.output).names) == _FEATURES.keys()
-        except (pyarrow.ArrowInvalid, OSError):
-            is_ours = False
-        if not is_ours:
-            raise ValueError(f"--output {str(options.output)!r} exists and is no file of pairs. Use another --output.")
+    """Write the pairs, and print their number."""
+    if options.output.suffix != ".parquet":
+        raise ValueError(f"--output {str(options.output)!r} must end in .parquet.")
     pooled: dict[str, list[str]] = {}
     for path in options.captions:
         for image_id, captions in read_caption_file(path).captions.items():
@@ -156,33 +125,23 @@ def write_pairs(options: PairsOptions) -> None:
             f"--captions name {len(foreign)} images that are not in the data: {foreign[0]!r}, ... Check --split."
         )
     several = {image_id: list(dict.fromkeys(texts)) for image_id, texts in pooled.items() if len(set(texts)) > 1}
-    kept = [row for row, image_id in enumerate(id_column(split.dataset)) if image_id in several]
-    if not kept:
+    rows = split.dataset.select([row for row, image_id in enumerate(id_column(split.dataset)) if image_id in several])
+    if not len(rows):
         raise ValueError("--captions have no image of the data with two different captions. Write several per image.")
-    rows = split.dataset.select(kept)
     texts = [several[image_id] for image_id in id_column(rows)]
-    scores = iter((reward_scores if options.metric is None else metric_scores)(options, rows, texts))
+    scores = iter(reward_scores(options, rows, texts))
     pairs: list[dict[str, Any]] = []
-    totals: np.ndarray = np.zeros(len(_COUNTS), np.int64)
-    for value, image_id, own in zip(undecoded(rows)["image"], id_column(rows), texts, strict=True):
-        scored = dict(zip(own, scores, strict=False))
-        chosen, counts = choose_pairs(scored, options.margin, options.max_pairs_per_image)
-        totals += counts
-        for better, worse in chosen:
+    for value, image_id, captions in zip(undecoded(rows)["image"], id_column(rows), texts, strict=True):
+        scored = dict(zip(captions, scores, strict=False))
+        for pair in choose_pairs(scored, options.margin, options.max_pairs_per_image):
             row: dict[str, Any] = {"prompt": [{"role": "user", "content": options.prompt}], "image_id": image_id}
-            for name, text in (("chosen", better), ("rejected", worse)):
+            for name, text in zip(("chosen", "rejected"), pair, strict=True):
                 row |= {name: [{"role": "assistant", "content": text}], f"score_{name}": scored[text]}
             pairs.append(row | {"images": [image_bytes(value)]})
     if not pairs:
         raise ValueError(f"No two captions of an image differ by --margin {options.margin:g} or more. Lower it.")
     with atomic_file(options.output) as file:
         datasets.Dataset.from_list(pairs, features=_FEATURES).to_parquet(file)
-    number = dict(zip(_COUNTS, totals.tolist(), strict=True))
-    shares = {f"{name}_share": number[name] / number["compared"] for name in ("ties", "under_margin")}
-    images = {"images": len(pooled), "images_with_several": len(kept)}
-    text = (
-        f"{options.output}: {number['written']:,} pairs of {len(kept):,} images ({len(pooled) - len(kept):,} of {len(pooled):,} have no "
-        f"two different captions). Of {number['compared']:,} pairs compared, {shares['ties_share']:.1%} are ties and "
-        f"{shares['under_margin_share']:.1%} differ by less than {options.margin:g}."
-    )
-    print(json.dumps({"output": str(options.output), **images, **number, **shares}) if options.json else text)
+    numbers = {"images": len(pooled), "images_with_several": len(rows), "written": len(pairs)}
+    text = f"{options.output}: {len(pairs):,} pairs of {len(rows):,} images with several captions, of {len(pooled):,}."
+    print(json.dumps({"output": str(options.output), **numbers}) if options.json else text)

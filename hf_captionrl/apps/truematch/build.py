@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,16 +17,15 @@ from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
-from hf_captionrl.utils.io import LineFile, atomic_file, atomic_write_bytes, atomic_write_text, refuse_file, write_json
+from hf_captionrl.utils.io import atomic_file, atomic_write_text, read_jsonl, refuse_file, write_json, write_jsonl
 from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.truematch.options import BuildOptions
 
 
-# --- Decisions of the review: keep or drop a bag, one line per decision, flushed to disk immediately -----------------
-# The last line about a bag counts; a null decision undoes the previous ones. Readers skip an incomplete last line after a crash,
-# and the next writer removes it.
+# --- Decisions of the review: keep or drop a bag, one line per decision ----------------------------------------------
+# The last line about a bag counts; a null decision undoes the previous ones.
 
 REASONS: dict[str, str] = {
     "duplicates": "The same image, or no difference that can be named",
@@ -54,79 +53,38 @@ def bag_id(image_ids: Sequence[str]) -> str:
     return f"{len(image_ids)}-{hashlib.sha256(names.encode('ascii')).hexdigest()[:12]}"
 
 
-def check_decision(value: Any, where: str) -> Decision:
-    """A decision from parsed JSON."""
-    row = value if isinstance(value, dict) else {}
-    bag, decision, reason, time = map(row.get, ("bag", "decision", "reason", "time"))
-    if (
-        not isinstance(bag, str)
-        or not bag
-        or "decision" not in row
-        or decision not in ("keep", "drop", None)
-        or not (reason is None or (decision == "drop" and reason in tuple(REASONS)))
-        or not (time is None or isinstance(time, str))
-    ):
-        raise ValueError(
-            f'{where} is not a decision: {value!r:.80}. A line is {{"bag": "...", "decision": "keep", "drop" or null, "reason": null '
-            f"or, of dropped bags, one of {', '.join(REASONS)}}}."
-        )
-    return Decision(bag, decision, reason, time)
-
-
-def _json(line: bytes) -> Any:
-    """The parsed line, or the line if it is not JSON."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-
-
 def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
     """All decisions of a file, oldest first."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {str(path)!r}. `captionrl truematch review` writes one.")
-    lines = [_json(line.strip()) for line in path.read_bytes().split(b"\n")]
-    if isinstance(lines[-1], bytes):  # an incomplete line, or nothing after the last line break
-        lines.pop()
-    numbered = enumerate(lines, start=1)
-    return [check_decision(line, f"{path}, line {number},") for number, line in numbered if line != b""]
+    decisions = []
+    for number, row in read_jsonl(path):
+        try:
+            line = Decision(**row)
+        except TypeError:
+            line = Decision("", None)
+        allowed = (None, *REASONS) if line.decision == "drop" else (None,)
+        if not line.bag or line.decision not in ("keep", "drop", None) or line.reason not in allowed:
+            raise ValueError(
+                f'{path}, line {number}, is not a decision. Use {{"bag": "...", "decision": "keep", "drop" or null, "reason": null '
+                f"or, of dropped bags, one of {', '.join(REASONS)}}}."
+            )
+        decisions.append(line)
+    return decisions
 
 
 def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
     """The bags without those whose last decision is "drop"; undecided bags stay."""
     last = {decision.bag: decision.decision for decision in decisions}
-    kept = [pair for pair in zip(file.bags, file.similarities, strict=True) if last.get(bag_id(pair[0])) != "drop"]
-    if not kept:
+    rows = [row for row, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
+    if not rows:
         raise ValueError(f"All {len(file.bags)} bags are dropped, so the benchmark is empty. Keep at least one.")
-    return replace(file, bags=[bag for bag, _ in kept], similarities=[similarity for _, similarity in kept])
-
-
-class DecisionWriter(LineFile):
-    """Appends decisions to a file, which it locks; a context manager. `decisions` holds all of the file, oldest first."""
-
-    busy = "Stop the other review first."
-
-    def _begin(self, data: bytes) -> None:
-        self.decisions = read_decisions(self.path)
-        whole = data.rfind(b"\n") + 1
-        if isinstance(_json(data[whole:]), bytes):
-            self.truncate(whole)
-        else:
-            self.append_bytes(b"\n")  # only its line break was missing
-
-    def append(self, decision: Decision) -> Decision:
-        """Add a decision; it is on disk when this returns."""
-        written = replace(decision, time=decision.time or datetime.now(UTC).isoformat(timespec="seconds"))
-        self.append_bytes((json.dumps(vars(written)) + "\n").encode("ascii"))
-        self.decisions.append(written)
-        return written
+    similarities = [file.similarities[row] for row in rows]
+    return replace(file, bags=[file.bags[row] for row in rows], similarities=similarities)
 
 
 # --- The folder of a benchmark: bags, their images and captions, and the decisions of the review ---------------------
 # bags.json          all bags, most similar first (`retrieval.bag_files`)
 # kept.json          the same without the bags that were dropped
-# decisions.jsonl    keep or drop, one line per decision (`decisions.py`)
+# decisions.jsonl    keep or drop, one line per decision
 # data/*.parquet     image_id, captions, and optionally image and facts; rows that are in no bag are distractors
 # truematch.json     settings of the build; written last, so a folder without it is unfinished
 
@@ -144,8 +102,7 @@ class TrueMatch:
     folder: Path
     manifest: Mapping[str, Any]  # settings of the build, from `truematch.json`
     bags: BagFile  # all bags, also those that were dropped
-    decisions: Sequence[Decision]  # decisions on these bags, oldest first
-    foreign: int = 0  # number of decisions on bags of other benchmarks
+    decisions: Sequence[Decision]  # oldest first, perhaps also on bags of an earlier build
 
     @property
     def images(self) -> str:
@@ -156,11 +113,11 @@ class TrueMatch:
             )
         return str((self.folder / DATA_FOLDER).resolve())
 
-    @property
+    @cached_property
     def last(self) -> dict[str, Decision]:
         """The last decision on each bag, by its id; undecided bags are left out."""
-        found = {decision.bag: decision for decision in self.decisions}
-        return {bag: decision for bag, decision in found.items() if decision.decision is not None}
+        last = {decision.bag: decision for decision in self.decisions}
+        return {bag: decision for bag, decision in last.items() if decision.decision is not None}
 
     @property
     def kept(self) -> BagFile:
@@ -169,14 +126,13 @@ class TrueMatch:
 
     def status(self) -> dict[str, dict[str, int]]:
         """Numbers of kept, dropped and undecided bags, by bag size."""
-        found: dict[str, dict[str, int]] = {}
-        last = self.last
+        status: dict[str, dict[str, int]] = {}
         for bag in self.bags.bags:
-            counts = found.setdefault(str(len(bag)), {"bags": 0, "kept": 0, "dropped": 0, "undecided": 0})
-            decision = last.get(bag_id(bag))
+            counts = status.setdefault(str(len(bag)), {"bags": 0, "kept": 0, "dropped": 0, "undecided": 0})
+            decision = self.last.get(bag_id(bag))
             counts["bags"] += 1
             counts["undecided" if decision is None else "kept" if decision.decision == "keep" else "dropped"] += 1
-        return found
+        return status
 
 
 def bags_fingerprint(bags: BagFile) -> str:
@@ -206,12 +162,11 @@ def write_data(folder: str | Path, dataset: datasets.Dataset, *, embed_images: b
 def write_truematch(folder: Path, bags: BagFile, manifest: Mapping[str, Any]) -> TrueMatch:
     """Finish a benchmark whose data are written. Existing decisions stay."""
     save_bags(folder / BAGS_FILE, bags)
-    if not (folder / DECISIONS_FILE).exists():
-        atomic_write_bytes(folder / DECISIONS_FILE, b"")
+    (folder / DECISIONS_FILE).touch()
     write_json(folder / MANIFEST_FILE, manifest)
-    found = load_truematch(folder)
-    save_bags(folder / KEPT_FILE, found.kept)
-    return found
+    benchmark = load_truematch(folder)
+    save_bags(folder / KEPT_FILE, benchmark.kept)
+    return benchmark
 
 
 def load_truematch(folder: str | Path) -> TrueMatch:
@@ -224,13 +179,7 @@ def load_truematch(folder: str | Path) -> TrueMatch:
             "is finished by the same command."
         )
     manifest = parse_json(path.read_text(encoding="utf-8"), str(path))
-    if not isinstance(manifest, dict) or not {"source", "seed", "scorer"} <= set(manifest):
-        raise ValueError(f"{path} does not describe a benchmark. Build it again.")
-    bags = load_bags(folder / BAGS_FILE)
-    known = {bag_id(bag) for bag in bags.bags}
-    lines = read_decisions(folder / DECISIONS_FILE) if (folder / DECISIONS_FILE).is_file() else []
-    own = [line for line in lines if line.bag in known]
-    return TrueMatch(folder, manifest, bags, own, len(lines) - len(own))
+    return TrueMatch(folder, manifest, load_bags(folder / BAGS_FILE), read_decisions(folder / DECISIONS_FILE))
 
 
 def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMatch, int]:
@@ -238,32 +187,18 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
 
     Existing decisions are not added again, so a file can be applied twice.
     """
-    found = load_truematch(folder)
-    added = 0
-    if decisions is not None:
-        if not (new := read_decisions(decisions)):
-            raise ValueError(f"{decisions} has no decisions. Use the file that the review page downloads.")
-        known = {bag_id(bag) for bag in found.bags.bags}
-        for number, line in enumerate(new, start=1):
-            if line.bag not in known:
-                raise ValueError(
-                    f"{decisions}: decision {number} is about bag {line.bag!r}, which is not in {folder}. Use a file of "
-                    "decisions on this benchmark."
-                )
-        drop_bags(found.bags, [*found.decisions, *new])  # fails before anything is written if all bags are dropped
-        with DecisionWriter(folder / DECISIONS_FILE) as writer:
-            existing = set(writer.decisions)
-            last = {line.bag: astuple(line)[:3] for line in writer.decisions}
-            for line in new:
-                # A line without a time cannot be recognised; it is a repetition if it does not change the decision.
-                if line in existing or (line.time is None and last.get(line.bag) == astuple(line)[:3]):
-                    continue
-                last[line.bag] = astuple(line)[:3]
-                writer.append(line)
-                added += 1
-        found = load_truematch(folder)
-    save_bags(folder / KEPT_FILE, found.kept)
-    return found, added
+    benchmark = load_truematch(folder)
+    new = [] if decisions is None else [line for line in read_decisions(decisions) if line not in benchmark.decisions]
+    if foreign := {line.bag for line in new} - set(map(bag_id, benchmark.bags.bags)):
+        raise ValueError(
+            f"{decisions} has a decision about bag {min(foreign)!r}, which is not in {folder}. Use a file of decisions on "
+            "this benchmark."
+        )
+    benchmark = replace(benchmark, decisions=[*benchmark.decisions, *new])
+    remaining = benchmark.kept  # fails before anything is written if all bags are dropped
+    write_jsonl(folder / DECISIONS_FILE, map(vars, benchmark.decisions))
+    save_bags(folder / KEPT_FILE, remaining)
+    return benchmark, len(new)
 
 
 def write_truematch_card(found: TrueMatch) -> Path:
@@ -314,8 +249,6 @@ def print_status(found: TrueMatch) -> None:
             f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
             f"{counts['undecided']} undecided"
         )
-    if found.foreign:
-        print(f"  {found.foreign} lines of decisions.jsonl are about bags of other benchmarks and are ignored")
 
 
 def build(arguments: BuildOptions) -> None:

@@ -123,18 +123,3 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
     )
     all_bags: bool = option(False, group="evaluation", help="include bags that the review dropped")
     bag_images_only: bool = option(False, group="evaluation", help="leave out images that are in no bag")
-
-
-@dataclass
-class LeaderboardOptions(SeedOptions, CommandOptions):
-    """Combine results into one table, best first. Writes leaderboard.md and leaderboard.html."""
-
-    examples: ClassVar[str] = """
-        examples:
-          captionrl truematch leaderboard truematch results/*.json
-    """
-
-    folder: Path = option(positional=True, metavar="DIR", help="the benchmark, made by `captionrl truematch build`")
-    results: list[Path] = option(positional=True, metavar="FILE", help="results.json of `truematch evaluate`")
-    sort_by: str = option("3", metavar="K", help="score that orders the table: R@1 in bags of this size, or rd100")
-    output_dir: Path | None = option(None, metavar="DIR", help="folder of the table (default: DIR)")

@@ -15,8 +15,6 @@ from hf_captionrl.cli import main
 from tests.browser import Browser
 from tests.processes import Forked
 
-TAB = "[...document.querySelectorAll('button[role=tab]')].find((e) => e.textContent.trim() === {!r}).click()"
-
 
 @contextlib.contextmanager
 def running_demo(*arguments, temporary=None):
@@ -71,7 +69,7 @@ def pick(page, album, images):
 
 
 def compare(page, images):
-    """Press the button of the first tab, and wait for the captions of so many images."""
+    """Press the button, and wait for the captions of so many images."""
     page.click("#compare-button")
     page.wait(f"document.querySelectorAll('#compared tbody tr').length === {images}", 120)
 

@@ -188,15 +188,3 @@ def test_copies_in_different_folders_get_one_caption(scorer, images):
     assert found.copies == [(0, 3)]
     assert found.captions[3] == found.captions[0] == "asleep"
     assert found.captions[5] == "awake"
-
-
-def test_notebooks_show_a_table_of_escaped_captions():
-    html = Album([AlbumImage(f"{n}.png", f"<b>{n}", rank=n + 1) for n in range(3)], 3)._repr_html_()
-    assert html.count("<tr>") == 3
-    assert "<td>&lt;b&gt;2</td>" in html
-
-
-def test_half_of_an_emoji_stops_no_album(scorer, images, tmp_path):
-    found = describe_album(images, None, scorer, captions=["a \ud83d dog", "b", "c"], image_ids=["a", "b", "c"])
-    assert found.captions == ["a ? dog", "b", "c"]
-    assert "a ? dog" in found.to_csv(tmp_path / "o.csv").read_text(encoding="utf-8")

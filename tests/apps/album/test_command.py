@@ -133,9 +133,9 @@ def test_a_caption_that_a_person_edited_in_the_table_stays(photos):
     assert shown_captions("o") == before
 
 
-def texts_of(folder, extension=".txt"):
+def texts_of(folder):
     """The content of each text file, by its name."""
-    return {path.name: path.read_text(encoding="utf-8") for path in folder.glob(f"**/*{extension}")}
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.glob("**/*.txt")}
 
 
 def write_table(path, captions):
@@ -283,21 +283,18 @@ def test_without_a_scorer_texts_are_collected(photos, capsys, monkeypatch):
     assert not Path("p.csv").exists()
 
 
-def test_caption_files_and_files_of_tags(photos):
-    (photos / "b.txt").unlink()
+def test_files_of_tags(photos):
     tags = {"a": "1girl, solo, red hair", "b": "solo\n1girl\nblue hair,\n", "sub/c": "1girl, solo, hat"}
     for name, text in tags.items():
-        (photos / f"{name}.caption").write_text(text)
-    assert album() == 2, "no caption is read"
-    arguments = ["--caption_extension", ".caption", "--sidecars", "--overwrite", "--group_by", "album"]
-    assert album(*arguments, "--drop_shared", "--trigger", "ohwx girl") == 0
-    assert texts_of(photos, ".caption") == {
-        "a.caption": "ohwx girl, red hair\n",
-        "b.caption": "ohwx girl, blue hair\n",
-        "c.caption": "ohwx girl, hat\n",
-        "copy.caption": "ohwx girl, red hair\n",  # a.png has the same pixels
+        (photos / f"{name}.txt").write_text(text)
+    arguments = ["--sidecars", "--overwrite", "--group_by", "album", "--drop_shared", "--trigger", "ohwx girl"]
+    assert album(*arguments) == 0
+    assert texts_of(photos) == {
+        "a.txt": "ohwx girl, red hair\n",
+        "b.txt": "ohwx girl, blue hair\n",
+        "c.txt": "ohwx girl, hat\n",
+        "copy.txt": "ohwx girl, red hair\n",  # a.png has the same pixels
     }
-    assert texts_of(photos) == {}
 
 
 def test_links_and_pipes_are_no_text_files(photos, tmp_path, capsys, caplog):
@@ -339,15 +336,8 @@ def test_folders_without_images_are_refused(tmp_path, monkeypatch, capsys):
     assert "can be read" in capsys.readouterr().err
 
 
-def test_sources_read_lists_of_files(tmp_path, scenes):
-    names = ["a.png", "b.png"]
-    write_images([scenes[0]] * 2, names, tmp_path)
-    for listed in (b"a.png\n\nb.png\n", b"\xef\xbb\xbfa.png\nb.png\n"):
-        (tmp_path / "list.txt").write_bytes(listed)
-        assert load_album_source(tmp_path / "list.txt").image_ids == names
-    (tmp_path / "bad.txt").write_text("../x.png\n")
-    with pytest.raises(ValueError, match="not below"):
-        load_album_source(tmp_path / "bad.txt")
+def test_sources_read_tables(tmp_path, scenes):
+    write_images([scenes[0]] * 2, ["a.png", "b.png"], tmp_path)
     write_rows(tmp_path / "metadata.jsonl", [{"file_name": "a.png", "text": "a pig"}])
     found = load_album_source(tmp_path)
     assert (found.image_ids, found.captions) == (["a.png"], [["a pig"]])

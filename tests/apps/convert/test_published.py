@@ -1,8 +1,6 @@
 """Checkpoints of the published code of BLIP and CLIP: tensors and outputs equal the same model in transformers."""
 
 import json
-import subprocess
-import sys
 
 import open_clip
 import pytest
@@ -11,17 +9,14 @@ from safetensors.torch import load_file
 from transformers import CLIPConfig, CLIPModel, CLIPVisionModelWithProjection
 
 from hf_captionrl.apps.convert.convert import convert
-from hf_captionrl.apps.convert.published import MODULES, export_code
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.evaluation.metric_functions import metric_function
 from hf_captionrl.retrieval import load_scorer
 from tests.captioners.test_clipcap import MAPPERS, inputs, published_logits
-from tests.offline import python_path
 from tests.retrieval.tiny_scorers import make_clip
 from tests.tiny import HIDDEN, tiny_blip, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
 
-KINDS = ["ClipCapForConditionalGeneration", "ClipCapProcessor", "ClipCapConfig"]
 BLIP_NAMES = [
     ("vision_model.embeddings.class_embedding", "visual_encoder.cls_token"),
     ("vision_model.embeddings.position_embedding", "visual_encoder.pos_embed"),
@@ -132,8 +127,7 @@ def test_blip_pretraining_checkpoint_keeps_the_captioner(tmp_path):
     torch.save({"model": {**original_blip(model), **more}}, tmp_path / "model_base.pth")
     report = convert(tmp_path / "model_base.pth", tmp_path / "new", config=str(tmp_path / "like"))
     assert_same_tensors(tmp_path / "new", model)
-    assert report.notes[0] == f"Omitted {', '.join(parts)}, which captioning does not use."
-    assert "no tokenizer" in report.notes[1]
+    assert report.notes == [f"Omitted {', '.join(parts)}, which captioning does not use."]
 
 
 def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
@@ -151,31 +145,6 @@ def test_image_positions_are_interpolated_as_transformers_does(tmp_path):
     convert(tmp_path / "w.pth", tmp_path / "same", config=like, image_size=size // 2)
     assert_same_tensors(tmp_path / "same", model)
     refused("image_size is 33", original_blip(model), tmp_path, config=like, image_size=33)
-    refused("image_size is 384", original_clip(make_clip()[0]), tmp_path, image_size=384)
-
-
-def test_sizes_of_blip_come_from_the_shapes(tmp_path):
-    """Without a configuration, heads are 64 wide; widths that are not a multiple of 64 need a configuration."""
-    model, _ = tiny_blip(
-        hidden_size=128, intermediate_size=48, num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=24
-    )
-    vision = model.config.vision_config
-    refused(r"A width of 32 cannot be split into heads of 64\. Use --config", original_blip(model), tmp_path)
-    vision.hidden_size, vision.num_attention_heads, vision.intermediate_size = 64, 1, 40
-    model.config.text_config.encoder_hidden_size = 64
-    model = type(model)(model.config)
-    torch.save({"model": original_blip(model)}, tmp_path / "w.pth")
-    convert(tmp_path / "w.pth", tmp_path / "new")
-    found = type(model).from_pretrained(tmp_path / "new").eval()
-    for part, names in {
-        "vision_config": ("hidden_size", "intermediate_size", "image_size", "patch_size", "num_hidden_layers"),
-        "text_config": ("hidden_size", "intermediate_size", "vocab_size", "num_hidden_layers", "encoder_hidden_size"),
-    }.items():
-        for name in (*names, "num_attention_heads"):
-            assert getattr(getattr(found.config, part), name) == getattr(getattr(model.config, part), name), name
-    inputs = {"pixel_values": torch.randn(2, 3, 16, 16), "input_ids": torch.arange(8).reshape(2, 4)}
-    with torch.no_grad():
-        torch.testing.assert_close(found(**inputs).logits, model.eval()(**inputs).logits)
 
 
 def test_clip_with_a_configuration(tmp_path):
@@ -221,25 +190,6 @@ def test_weights_of_pac_s(tmp_path, names):
         assert_close(again.image_features(images), features, dtype="float32", ulps=256)
 
 
-def test_sizes_of_clip_come_from_the_shapes(tmp_path):
-    part = {"hidden_size": 64, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 1}
-    config = CLIPConfig(
-        text_config={**part, "vocab_size": 40, "max_position_embeddings": 12, "eos_token_id": 39},
-        vision_config={**part, "image_size": 24, "patch_size": 8, "num_hidden_layers": 3},
-        projection_dim=20,
-    )
-    torch.manual_seed(0)
-    model = CLIPModel(config).eval()
-    torch.save(original_clip(model), tmp_path / "clip.pth")
-    convert(tmp_path / "clip.pth", tmp_path / "new")
-    found = CLIPModel.from_pretrained(tmp_path / "new").eval()
-    assert_same_tensors(tmp_path / "new", model)
-    pixels = torch.randn(2, 3, 24, 24)
-    with torch.no_grad():
-        expected = model.get_image_features(pixels).pooler_output
-        torch.testing.assert_close(found.get_image_features(pixels).pooler_output, expected)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -250,8 +200,9 @@ def test_sizes_of_clip_come_from_the_shapes(tmp_path):
     ],
 )
 def test_tensors_without_numbers_raise(name, shape, tmp_path):
-    state = original_clip(make_clip()[0]) | {name: torch.zeros(shape)}
-    refused(r"CLIP|width|square|release", state, tmp_path)
+    model, processor = make_clip()
+    state, like = original_clip(model) | {name: torch.zeros(shape)}, saved(model, processor, tmp_path / "like")
+    refused(r"does not match --config", state, tmp_path, config=like)
 
 
 def test_configuration_names_the_widest_dtype(tmp_path):
@@ -266,22 +217,22 @@ def test_configuration_names_the_widest_dtype(tmp_path):
         assert json.loads((tmp_path / first / "config.json").read_text())["dtype"] == "float32"
 
 
-def test_resnet_and_other_checkpoints_raise(tmp_path):
-    resnet = {"visual.layer1.0.conv1.weight": torch.ones(1)}
-    refused(r"vision tower is a ResNet.*open_clip:RN50@openai", resnet, tmp_path)
-    for part in ("text_encoder", "text_decoder"):  # of question answering, and alone
-        state = dict.fromkeys(("text_encoder.weight", f"{part}.weight", "visual_encoder.cls_token"), torch.ones(1))
-        refused("so it is not a captioner of BLIP", state, tmp_path)
+def test_other_checkpoints_raise(tmp_path):
+    refused("names such as visual.layer1", {"visual.layer1.0.conv1.weight": torch.ones(1)}, tmp_path)  # a ResNet
     model, _ = tiny_blip()
     model.config.save_pretrained(tmp_path / "like")
     like = {"config": str(tmp_path / "like")}
-    for change, message in [
-        ({"visual_encoder.blocks.0.attn.qkv.weight": torch.ones(3)}, r"qkv.weight is \(3,\) instead of \(96, 32\)"),
-        ({"visual_encoder.strange": torch.ones(3)}, "visual_encoder.strange is unknown"),
-    ]:
-        refused(message, original_blip(model) | change, tmp_path, **like)
-    clip = original_clip(make_clip()[0])
-    refused("has model type 'blip', but the checkpoint has 'clip'", clip, tmp_path, **like)
+    state = dict.fromkeys(("text_encoder.weight", "text_decoder.weight", "visual_encoder.cls_token"), torch.ones(1))
+    refused("so it is not a captioner of BLIP", state, tmp_path, **like)  # of question answering
+    change = {"visual_encoder.blocks.0.attn.qkv.weight": torch.ones(3)}
+    refused(r"qkv.weight is \(3,\) instead of \(96, 32\)", original_blip(model) | change, tmp_path, **like)
+    refused(
+        "visual_encoder.strange is unknown",
+        original_blip(model) | {"visual_encoder.strange": torch.ones(3)},
+        tmp_path,
+        **like,
+    )
+    refused("CLIPConfig", original_clip(make_clip()[0]), tmp_path, **like)
 
 
 @pytest.fixture(scope="module")
@@ -379,58 +330,12 @@ def test_files_that_are_not_checkpoints_raise(tmp_path):
         ("clip_project.model.2.weight", (65, 96), r"\(65\)"),
         ("gpt.transformer.h.2.ln_1.weight", (64,), r"h\.2\.ln_1"),
         ("optimizer.step", (1,), "optimizer"),
-        ("clip_project.prefix_const", (3, 48), "width 48"),
+        ("clip_project.prefix_const", (3, 48), "linear.weight"),
         ("gpt.transformer.ln_f.bias", None, r"ln_f\.bias"),
-        ("clip_project.model.2.weight", None, "neither the published MLP"),
+        ("clip_project.model.2.weight", None, r"model\.2\.weight"),
     ],
 )
 def test_tensors_that_do_not_match_raise(name, shape, shown, parts, tmp_path):
     state = torch.load(published(tiny_clipcap()[0], tmp_path / "weights.pt"), weights_only=True)
     state.pop(name, None)
     refused(shown, state | ({} if shape is None else {name: torch.ones(shape)}), tmp_path, **parts)
-
-
-# First without, then with trust_remote_code.
-REMOTE = """
-import json, sys, torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
-folder = sys.argv[1]
-try:
-    AutoModelForImageTextToText.from_pretrained(folder, trust_remote_code=False)
-    raise SystemExit("was not asked")
-except ValueError as error:
-    assert "trust_remote_code" in str(error), error
-auto = (AutoModelForImageTextToText, AutoProcessor, AutoConfig)
-model, *_ = parts = [cls.from_pretrained(folder, trust_remote_code=True) for cls in auto]
-pixels = torch.load(folder + "/pixels.tensor", weights_only=True)
-ids = model.generate(pixels, max_new_tokens=5, do_sample=False).tolist()
-kinds, modules = [type(part).__name__ for part in parts], [type(part).__module__ for part in parts]
-print(json.dumps([ids, kinds, modules, "hf_captionrl" in sys.modules]))
-"""
-
-
-@pytest.mark.slow  # a fresh process without the package
-@pytest.mark.parametrize("kind", ["mlp", "transformer"])
-def test_exported_code_gives_identical_outputs_without_the_package(kind, tmp_path):
-    model, processor = tiny_clipcap(**MAPPERS[kind])
-    folder = tmp_path / "model"
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    pixel_values = processor(images=tiny_images(2), return_tensors="pt")["pixel_values"]
-    torch.save(pixel_values, folder / "pixels.tensor")
-    written = model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist()
-    export_code(folder)
-    environment = {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": ""}
-    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
-    command = [sys.executable, "-c", REMOTE, str(folder)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    ids, kinds, modules, ours = json.loads(done.stdout.splitlines()[-1])
-    assert (ids, kinds, ours) == (written, KINDS, False)
-    assert all(module.startswith("transformers_modules.") for module in modules)
-    # With the package installed, its classes are used, and no code of the folder runs.
-    for name in MODULES:
-        (folder / f"{name}.py").write_text("raise SystemExit('run')")
-    captioner = load_captioner(folder)
-    assert type(captioner.model).__module__ == "hf_captionrl.captioners.clipcap.modeling_clipcap"
-    assert captioner.model.generate(pixel_values, max_new_tokens=5, do_sample=False).tolist() == written

@@ -1,21 +1,16 @@
-"""`captionrl truematch evaluate` and `leaderboard`: metrics equal plain loops, and incomparable results are refused."""
+"""`captionrl truematch evaluate`: metrics equal plain loops, with and without dropped bags."""
 
 import json
 
-import numpy as np
 import pytest
 from datasets import load_dataset
 
 from hf_captionrl.apps.truematch.build import bag_id
-from hf_captionrl.apps.truematch.evaluate import rank_rows, write_leaderboard
 from hf_captionrl.data import open_image
-from hf_captionrl.metrics.columns import Column
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import model_path
 from tests.apps.truematch.conftest import IMAGES, build, truematch
 from tests.tiny import write_captions
-from tests.tolerances import within
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +66,6 @@ def test_dropped_bags_are_excluded(folder, measured, cache, tmp_path, capsys):
     left = [v for v, g in zip(before["hits"]["full"][key]["values"], groups, strict=True) if g != bag_id(dropped)]
     assert less["hits"]["full"][key]["values"] == left
     assert less["fingerprint"] != before["fingerprint"]
-    assert truematch("leaderboard", folder, tmp_path / "out" / "results.json", measured / "results.json") == 2
-    assert "has fingerprint" in capsys.readouterr().err
     more = ["--all_bags", "--bag_images_only", "--models", "scenes:blip-mle"]
     assert truematch("evaluate", folder, *options, *more) == 0
     result = json.loads(capsys.readouterr().out)
@@ -81,19 +74,15 @@ def test_dropped_bags_are_excluded(folder, measured, cache, tmp_path, capsys):
     assert result["num_images"] == len({i for bag in load_bags(folder / "bags.json").bags for i in bag})
 
 
-def test_all_bags_of_a_size_can_be_dropped(folder, measured, cache, tmp_path, capsys):
+def test_all_bags_of_a_size_can_be_dropped(folder, measured, cache, tmp_path):
     dropped = [bag for bag in load_bags(folder / "bags.json").bags if len(bag) == 5]
     lines = [json.dumps({"bag": bag_id(bag), "decision": "drop"}) + "\n" for bag in dropped]
     (folder / "decisions.jsonl").write_text("".join(lines))
     options = ["--captions", measured / "full.jsonl", "--cache_dir", cache, "--output_dir", tmp_path]
     assert truematch("evaluate", folder, *options) == 0
-    assert truematch("leaderboard", folder, tmp_path / "results.json", "--sort_by", 3, "--output_dir", tmp_path) == 0
-    header = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
+    header = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert "bags of 3" in header
-    assert "bags of 5 ↑" not in header
-    capsys.readouterr()
-    assert truematch("leaderboard", folder, tmp_path / "results.json", "--sort_by", 5) == 2
-    assert "Use one of 3, 7 or rd100" in capsys.readouterr().err
+    assert "bags of 5" not in header
 
 
 def test_benchmark_without_images_needs_a_data_set(cache, scenes, measured, tmp_path, capsys):
@@ -125,95 +114,3 @@ def test_invalid_evaluations_are_refused(built, measured, cache, tmp_path, capsy
     ]:
         assert truematch("evaluate", built, *options, *more) == 2
         assert message in capsys.readouterr().err
-
-
-# --- leaderboard --------------------------------------------------------------------------------------------------
-
-
-def test_leaderboard_sorts_and_marks_noise(built, measured, tmp_path, capsys):
-    options = [built, measured / "results.json", "--output_dir", tmp_path]
-    assert truematch("leaderboard", *options, "--sort_by", 5, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in said["rows"]] == ["full", "references", "same"]
-    assert [row["within_noise"] for row in said["rows"]] == [None, False, False]
-    text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
-    assert "R@1, bags of 5 ↑ ▼" in text
-    assert text.index("| full") < text.index("| references")
-    assert (tmp_path / "leaderboard.html").read_text(encoding="utf-8").count("<tr") == 4
-
-
-def test_invalid_results_are_refused(built, measured, tmp_path, capsys):
-    good = json.loads((measured / "results.json").read_text())
-    other = json.loads((measured / "results.json").read_text())
-    other["hits"]["full"]["bag_3_recall_at_1"]["values"][0] = 0.5
-    for value, message in [
-        (other, "already other results of 'full'"),
-        (good | {"scorer": "clip@1"}, "has scorer 'clip@1'"),
-        ({"rows": []}, "does not hold results"),
-        ([], "does not hold results"),
-    ]:
-        path = write_json(tmp_path / "r.json", value)
-        assert truematch("leaderboard", built, measured / "results.json", path, "--output_dir", tmp_path) == 2
-        assert message in capsys.readouterr().err
-    old = write_json(tmp_path / "r.json", good | {"fingerprint": "0" * 16})
-    assert truematch("leaderboard", built, old) == 2
-    assert "the review continued" in capsys.readouterr().err
-
-
-KEY = "bag_3_recall_at_1"
-COLUMNS = [Column(KEY, "R@1, bags of 3", "higher", is_fraction=True), Column("cider_d", "CIDEr-D", "higher")]
-
-
-def table(**hits):
-    """Rows and hits of captioners in 60 bags of 3."""
-    means = {name: float(np.mean(values)) for name, values in hits.items()}
-    rows = [
-        {"name": n, KEY: m, f"{KEY}_ci": [max(m - 0.1, 0), min(m + 0.1, 1)], "cider_d": 1.0} for n, m in means.items()
-    ]
-    groups = np.repeat(np.arange(60), 3).tolist()
-    return rows, {name: {"values": list(values), "groups": groups[:]} for name, values in hits.items()}
-
-
-def test_rows_are_sorted_and_noise_is_marked():
-    rng = np.random.default_rng(0)
-    best = (rng.random(180) < 0.8).astype(float)
-    close = best.copy()
-    close[[1, 50, 100]] = 1 - close[[1, 50, 100]]
-    far = (rng.random(180) < 0.3).astype(float)
-    rows, values = table(far=far, close=close, best=best)
-    ranked = rank_rows(rows, values, key=KEY)
-    means = [row[KEY] for row in ranked]
-    assert means == sorted(means, reverse=True)
-    assert [row["place"] for row in ranked] == [1, 2, 3]
-    assert {row["name"]: row["within_noise"] for row in ranked[1:]} == {ranked[1]["name"]: True, "far": False}
-    assert ranked[0]["difference"] is None
-    assert ranked[2]["difference"] == pytest.approx(far.mean() - max(best.mean(), close.mean()))
-    # A separate bootstrap over bags gives the same result for the distant row.
-    leader = values[ranked[0]["name"]]["values"]
-    sums = (far - np.array(leader)).reshape(60, 3).sum(axis=1)
-    drawn = sums[rng.integers(60, size=(2000, 60))].mean(axis=1) / 3
-    assert ranked[2]["difference_ci"] == within(np.quantile(drawn, [0.025, 0.975]), 0.02)
-
-
-def test_bootstrap_resamples_bags_not_captions():
-    # Two bags decide everything: with captions as the unit, the difference would look significant.
-    best = np.ones(180)
-    other = best.copy()
-    other[:6] = 0
-    rows, values = table(best=best, other=other)
-    low, high = rank_rows(rows, values, key=KEY)[1]["difference_ci"]
-    assert low < -0.07
-    assert high == 0.0  # some resamples contain neither bag
-    ranked = rank_rows(*table(b=best, a=best), key=KEY)  # ties
-    assert [row["name"] for row in ranked] == ["a", "b"]
-    assert ranked[1]["within_noise"] is True
-
-
-def test_names_are_escaped_in_markdown(tmp_path):
-    """In HTML, tests/security/test_pages.py looks at them in a browser."""
-    rows, values = table(**{"<script>alert(1)</script>|a*b": np.ones(180), "plain": np.zeros(180)})
-    options = {"columns": COLUMNS, "key": KEY, "title": "T <b>", "note": "3 & 4"}
-    write_leaderboard(tmp_path, rows, values, **options)
-    text = (tmp_path / "leaderboard.md").read_text(encoding="utf-8")
-    assert r"\<script\>alert(1)\</script\>\|a\*b" in text
-    assert text.count("\n| ") == 3

@@ -146,19 +146,12 @@ def test_arrows_undo_and_reload(browser, page):
 
 
 @needs_chromium
-def test_buttons_do_what_keys_do(browser, page):
-    for button, count in (("#keep", 1), ("[data-reason=bad_image]", 2), ("#undo", 1)):
-        browser.click(button)
-        browser.wait(f"document.getElementById('count').textContent.startsWith('{count} of 5')")
-    assert decisions(browser)[0] == [("keep", None), ("drop", "bad_image"), (None, None)]
-
-
-@needs_chromium
 def test_the_download_is_applied(browser, page, folder, capsys):
-    press(browser, "k", count=1)
+    browser.click("#keep")
     press(browser, "1", count=2)
     press(browser, "dd", count=3)
-    press(browser, "u", count=2)
+    browser.click("#undo")
+    press(browser, "", count=2)
     lines, path = decisions(browser)
     assert [decision for decision, _ in lines] == ["keep", "drop", "drop", None]
     assert main(["truematch", "apply", str(folder), "--decisions", str(path), "--json"]) == 0

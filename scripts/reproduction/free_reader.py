@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hf_captionrl.scenes.truth_checker import Claim
+from hf_captionrl.scenes.truth_checker import CheckResult, Claim
 from hf_captionrl.scenes.world import (
     CATEGORIES,
     EMOJI_KINDS,
@@ -21,6 +23,7 @@ from hf_captionrl.scenes.world import (
     POSITIONS,
     ROWS_TO_SECOND,
     SHAPE_KINDS,
+    UNMARKED,
     Facts,
     names_of,
     plural,
@@ -600,3 +603,33 @@ class FreeReader:
                 self._claim("attribute", "", start, end, None)
             return
         self._claim("object", token.value, start, end, False)
+
+
+@dataclass(frozen=True)
+class FreeResult(CheckResult):
+    """What `check` returns, and the claims that the facts cannot decide, such as opinions, moods and actions."""
+
+    undecided: tuple[Claim, ...] = ()
+
+
+def check_free(caption: str, facts: Facts | Mapping[str, Any]) -> FreeResult:
+    """Judge free text about a scene, with mistakes; negations are read, and "a" makes no claim of a number.
+
+    Example:
+        >>> facts = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
+        >>> result = check_free("a dinosaur wearing a top hat, and no mushroom", facts)
+        >>> [c.text for c in result.right], [c.text for c in result.wrong]
+        ([], ['dinosaur', 'top hat', 'no mushroom'])
+    """
+    facts = facts if isinstance(facts, Facts) else Facts(**{name: value for name, value in facts.items() if value})
+    reader = FreeReader(caption, facts)
+    stated = {attribute for attribute, _ in reader.right}
+    names = [name for name, value in facts.to_dict().items() if value not in ("", UNMARKED.get(name))]
+    return FreeResult(
+        tuple(reader.right.values()),
+        tuple(reader.wrong.values()),
+        tuple(name for name in names if name in stated),
+        tuple(name for name in names if name not in stated),
+        tuple(reader.unknown),
+        tuple(reader.undecided.values()),
+    )

@@ -1,4 +1,4 @@
-"""The open vocabulary of the truth checker: cases written by hand, agreement with the grammar, and captions with gold claims."""
+"""The reader of free text: cases written by hand, agreement with the grammar, and captions with gold claims."""
 
 import json
 from dataclasses import replace
@@ -10,6 +10,7 @@ import pytest
 from hf_captionrl.scenes import Facts, check, full_caption, sample_scene, vary_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
 from scripts import free_claims
+from scripts.reproduction.free_reader import check_free
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 CAR = Facts("car", 1, "large", "upright", "middle", "yellow", "house", "above", colour="purple", pattern="striped")
@@ -83,7 +84,7 @@ def listed(text):
 
 @pytest.mark.parametrize(("caption", "facts", "right", "wrong", "undecided"), CASES, ids=[c[0][:40] for c in CASES])
 def test_hand_written_cases(caption, facts, right, wrong, undecided):
-    result = check(caption, facts, vocabulary="open")
+    result = check_free(caption, facts)
     assert claims(result.right) == listed(right)
     assert claims(result.wrong) == listed(wrong)
     said = " | ".join(c.text for c in result.undecided)
@@ -102,7 +103,7 @@ def test_it_agrees_with_the_grammar_inside_the_grammar():
             for caption in captions:
                 if "thing" in caption:
                     continue
-                exact, free = check(caption, facts), check(caption, facts, vocabulary="open")
+                exact, free = check(caption, facts), check_free(caption, facts)
                 if any(c.attribute in ("kind", "second") for c in exact.wrong):
                     assert any(c.attribute == "object" for c in free.wrong), caption
                     continue
@@ -147,12 +148,15 @@ def test_one_changed_fact_makes_exactly_its_claims_wrong(name, value, attribute)
         "near the top of the frame, against a deep green backdrop covered with white polka dots. It is snowing heavily at "
         "night. No bird can be seen, and the mood is dreamy."
     )
-    assert check(caption, facts, vocabulary="open").wrong == ()
-    wrong = check(caption, replace(facts, **{name: value}), vocabulary="open").wrong
+    assert check_free(caption, facts).wrong == ()
+    wrong = check_free(caption, replace(facts, **{name: value})).wrong
     assert {c.attribute for c in wrong} == {attribute}
 
 
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "free_captions.jsonl").read_text("utf-8").splitlines()]
+ROWS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "scenes" / "free_captions.jsonl").read_text("utf-8").splitlines()
+]
 
 
 def test_captions_with_gold_claims():
@@ -169,7 +173,7 @@ def test_captions_with_gold_claims():
 
 def test_every_text_of_a_claim_is_in_its_caption():
     for row in ROWS:
-        result = check(row["caption"], row["facts"], vocabulary="open")
+        result = check_free(row["caption"], row["facts"])
         for claim in (*result.right, *result.wrong, *result.undecided):
             assert claim.text
             assert claim.text in row["caption"]
