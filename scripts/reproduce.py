@@ -6,8 +6,8 @@
     python scripts/reproduce.py --data_root DATA                # also rows on the papers' data
     python scripts/reproduce.py --check                         # exit code 1 if results are stale or rows of tables are wrong
 
-docs/paper_index.yaml defines the runs. A finished result with the same command, seeds, package version and version of
-the embedded world is not computed again.
+docs/paper_index.yaml defines the runs. A finished result of the same settings, seeds and version of the embedded world is not
+computed again.
 """
 
 from __future__ import annotations
@@ -110,6 +110,11 @@ def check() -> tuple[list[str], list[str]]:
     texts = {path.relative_to(RESULTS): path.read_text(encoding="utf-8") for path in sorted(RESULTS.rglob("*.json"))}
     wrong = [f"{name} was made from a checkout with changes." for name, text in texts.items() if "+changes" in text]
     unknown = []
+    wrong += [
+        f"docs/results/{name}.json is not recognised as the result of its run: settings or seeds differ."
+        for name in runs.keys() - results.keys()
+        if (RESULTS / f"{name}.json").exists()
+    ]
     wrong += [f"docs/paper_index.yaml: {fault}" for fault in index.faults(rows, runs, results)]
     for name, record in results.items():
         for preset, why in runs[name].changed(record).items():

@@ -179,20 +179,37 @@ def hardware() -> str:
     return ", ".join([processor_name(), torch.backends.cpu.get_cpu_capability(), threads, *gpu])
 
 
-def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
-    """The result of a run, if it is that of this command, these seeds and this version of the package.
+PLACES = {"--output", "--output_dir", "--runs_dir"}
+"""Options that say where a result goes, not what it is."""
 
-    A result that names no version or no command was made before these were recorded, and counts.
+RENAMED: dict[str, str] = {}
+"""Options by the names that committed results recorded, to those of today."""
+
+
+def made_by(commands: str | Sequence[str]) -> list[tuple[str, list[list[str]]]]:
+    """What commands do, wherever their programs and results lie: names of programs, and options with their values in any order."""
+    made = []
+    for command in [commands] if isinstance(commands, str) else commands:
+        prefix, _, text = command.rpartition(_EACH)
+        start, *options = re.split(r" (?=--\w)| (?=-- )", text)
+        words = [[RENAMED.get(name, name), *values] for name, *values in map(str.split, options)]
+        program = " ".join(Path(word).name if word.endswith(".py") else word for word in start.split())
+        made.append((prefix + _EACH + program, sorted(option for option in words if option[0] not in PLACES)))
+    return made
+
+
+def finished(run: Run, seeds: Sequence[int], output: Path) -> dict[str, Any] | None:
+    """The result of a run, if these seeds and the settings of this run made it; `changed` compares those of its presets.
+
+    A result that names no command was made before these were recorded, and counts.
     """
     path = output / f"{run.name}.json"
     if not path.exists():
         return None
     record = json.loads(path.read_text(encoding="utf-8"))
-    asked = run.recorded(seeds, said_of(path.with_suffix("")))
-    made = record.get("versions", {}).get("hf_captionrl", version("hf_captionrl"))
-    recorded = record.get("command", record.get("commands", asked))
-    same = recorded == asked and list(record.get("seeds", ())) == list(seeds)
-    return record if same and made == version("hf_captionrl") else None
+    now = run.recorded(seeds, said_of(path.with_suffix("")))
+    then = record.get("command", record.get("commands", now))
+    return record if list(record.get("seeds", ())) == list(seeds) and made_by(then) == made_by(now) else None
 
 
 def to_run(run: Run, seeds: Sequence[int], output: Path) -> bool:

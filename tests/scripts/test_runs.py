@@ -41,12 +41,17 @@ def write_result(path, **changed):
     (path / "tiny.json").write_text(json.dumps(record | changed))
 
 
-def test_a_result_counts_if_command_seeds_and_version_are_the_same(tmp_path):
+def test_a_result_counts_if_settings_and_seeds_are_the_same(tmp_path):
     assert finished(TINY, [0, 1], tmp_path) is None
     write_result(tmp_path)
     assert finished(TINY, [0, 1], tmp_path) is not None
     assert finished(TINY, [0, 1, 2], tmp_path) is None
-    for changed in ({"commands": ["python other.py"]}, {"seeds": [0]}, {"versions": {"hf_captionrl": "0.0.0"}}):
+    moved = [TINY.steps[0].replace("make.py", "elsewhere/make.py"), TINY.steps[1].replace("{folder}", "outputs")]
+    for same in ({"commands": moved}, {"versions": {"hf_captionrl": "0.0.0"}}):
+        write_result(tmp_path, **same)
+        assert finished(TINY, [0, 1], tmp_path) is not None
+    other = [TINY.steps[0].replace("--first", "--second"), TINY.steps[1]]
+    for changed in ({"commands": ["python other.py"]}, {"commands": other}, {"seeds": [0]}):
         write_result(tmp_path, **changed)
         assert finished(TINY, [0, 1], tmp_path) is None
 
@@ -165,6 +170,10 @@ def test_check_says_which_result_is_stale_or_of_a_checkout_with_changes(tmp_path
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
     record = json.loads((ROOT / "docs/results/smile_blip_seeds.json").read_text())
     record["settings"]["smile_blip/scenes"] = "0" * 16
+    monkeypatch.setattr(reproduce, "load_runs", lambda: {"smile_blip_seeds": RUNS["smile_blip_seeds"]})
+    monkeypatch.setattr(reproduce, "_results", lambda *_: {})
+    assert reproduce.main(["--check"]) == 1
+    assert "smile_blip_seeds.json is not recognised" in capsys.readouterr().out
     monkeypatch.setattr(reproduce, "_results", lambda *_: {"smile_blip_seeds": record})
     assert reproduce.main(["--check"]) == 1
     assert "smile_blip_seeds.json is stale: its preset smile_blip/scenes changed" in capsys.readouterr().out
