@@ -180,7 +180,7 @@ class RowLookup(Set[str]):
 # file. If the file of rows lacks some, or begins with another row than the one that was written, the index is not used, and
 # the next writer starts again.
 # An SQLite table with one record per key needs no memory and no time to open, but 5 to 8 times the CPU time to write and 6
-# times to look up all keys (docs/results/feature_store.json).
+# times to look up all keys (reproduction/results/feature_store.json).
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS row_file (identity TEXT, dtype TEXT, shape TEXT, file TEXT, number INTEGER, head BLOB)",

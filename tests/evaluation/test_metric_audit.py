@@ -34,7 +34,7 @@ from hf_captionrl.utils.io import write_jsonl
 from tests.apps.boosting.server import ChatServer, texts_of
 from tests.browser import CHROMIUM, Browser
 
-RESULTS = Path(__file__).parents[2] / "docs/results/metric_audit.json"
+RESULTS = Path(__file__).parents[2] / "reproduction/results/metric_audit.json"
 SCORERS = ("scenes:clip-reward", "scenes:siglip-held-out")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from hf_captionrl.scenes import Facts, check, full_caption, sample_scene, vary_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
-from scripts import free_claims
+from reproduction import free_claims
 
 PIGS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
 CAR = Facts("car", 1, "large", "upright", "middle", "yellow", "house", "above", colour="purple", pattern="striped")
