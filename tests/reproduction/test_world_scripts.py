@@ -16,7 +16,8 @@ from hf_captionrl.apps.boosting.conflicts import scene_conflicts, text_conflicts
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import SHAPE_KINDS, Facts
-from reproduction import boosted, frames, omission, train_scenes_models
+from reproduction import boosted, frames, omission
+from scripts import train_scenes_models
 
 SCENES = [Facts(**facts) for facts in load_scenes()["test"]["facts"][:200]]
 
