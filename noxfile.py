@@ -2,7 +2,7 @@
 
 `lowest` has the lower bounds of pyproject.toml, `newest` the versions of constraints.txt; transformers and TRL are those of
 `hf_captionrl.utils.versions.TESTED`. The tests are those in which this package
-meets the libraries. What passed is recorded in docs/results/test_versions.json.
+meets the libraries. What passed is recorded in reproduction/results/test_versions.json.
 """
 
 import json
@@ -73,6 +73,6 @@ def versions(session: nox.Session, libraries: str) -> None:
     recorded = {"revision": str(session.run("git", "rev-parse", "HEAD", external=True, silent=True)).strip()}
     recorded |= {"passed": int(suite["tests"]) - int(suite["skipped"]), "skipped": int(suite["skipped"])}
     recorded["versions"] = dict(re.findall(rf"^({'|'.join(RECORDED)})==([\d.]+)", frozen, re.M))
-    file = Path("docs/results/test_versions.json")
+    file = Path("reproduction/results/test_versions.json")
     found = json.loads(file.read_text(encoding="utf-8")) | {libraries: recorded}
     file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

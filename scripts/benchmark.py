@@ -27,9 +27,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, only scripts/ is on the path
 
 from hf_captionrl.utils.io import installed_versions, write_json
+from reproduction.runs import processor_name
 from scripts.benchmarks import data, models, reinforcement, smile
 from scripts.benchmarks.timing import Case, TooSlowError, in_a_line, measure
-from scripts.reproduction.runs import processor_name
 
 SECTIONS: dict[str, tuple[Callable[..., Case], Mapping[str, Any]]] = {
     "smile_head": (functools.partial(smile.head_case, trainable=True), smile.HEADS),

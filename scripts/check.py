@@ -105,7 +105,7 @@ def check_layers(root: Path) -> Iterator[str]:
             continue
         for line, module in imports(path, root):
             top, *rest = module.split(".")
-            if top in ("recipes", "scripts", "tests"):
+            if top in ("recipes", "reproduction", "scripts", "tests"):
                 yield f"{name}:{line}: the package imports {top}, which is above it."
             if top != PACKAGE or rest == ["__version__"] or not rest:
                 continue
@@ -180,7 +180,7 @@ def check_texts(root: Path) -> Iterator[str]:
 
 def check_loading(root: Path) -> Iterator[str]:
     """`from_pretrained` never asks to run a checkpoint's code, and never opens a pickle, as it would without these arguments."""
-    for path in python_files(root, PACKAGE, "recipes", "scripts"):
+    for path in python_files(root, PACKAGE, "recipes", "reproduction", "scripts"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if not isinstance(node, ast.Call) or not called.endswith(".from_pretrained"):
@@ -217,7 +217,7 @@ def check_modules(root: Path) -> Iterator[str]:
     loaded = subprocess.run([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if loaded.stdout.strip():
         yield f"{PACKAGE}/__init__.py: loads {loaded.stdout.strip()}. Import it where it is used."
-    for path in python_files(root, PACKAGE, "recipes", "scripts"):
+    for path in python_files(root, PACKAGE, "recipes", "reproduction", "scripts"):
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         if error := failure(functools.partial(importlib.import_module, name)):
             yield f"{path.relative_to(root).as_posix()}: cannot be imported: {error}"
@@ -278,12 +278,12 @@ _BIN = Path(sys.executable).parent
 PARTS: dict[str, Sequence[Callable[[Path], Iterator[str]] | list[str]]] = {
     "imports": [check_modules, check_configs, check_options],
     "types": [["mypy"]],
-    "pages": [["python", f"scripts/{name}.py", "--check"] for name in ("reproduce", "docs_pictures")],
+    "pages": [["python", name, "--check"] for name in ("reproduction/reproduce.py", "scripts/docs_pictures.py")],
     "source": [check_layers, check_budgets, check_texts, check_loading],
     "lint": [
         ["ruff", "check", "."],
         ["ruff", "format", "--check", "."],
-        ["bandit", "-q", "-c", "pyproject.toml", "-r", PACKAGE, "recipes", "scripts"],
+        ["bandit", "-q", "-c", "pyproject.toml", "-r", PACKAGE, "recipes", "reproduction", "scripts"],
     ],
 }
 """The longest first."""

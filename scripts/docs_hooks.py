@@ -1,7 +1,8 @@
 """What the site has beside the committed pages: a hook of mkdocs and an extension of griffe, both named in `mkdocs.yml`.
 
-- Pages made of docs/paper_index.yaml, docs/findings.yaml and docs/results/*.json, which are not committed.
-- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of docs/results/RUN.json; `<!-- metrics -->`,
+- Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
+- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json; 
+
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
@@ -29,7 +30,6 @@ from markdown.preprocessors import Preprocessor
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
 
 _LOG = logging.getLogger("mkdocs.hooks.pages")
 _MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
@@ -43,22 +43,33 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
+    """Add the pages and results of reproduction/, and the generated pages beside them."""
+    for path in sorted(
+        path for path in (ROOT / "reproduction").rglob("*") if path.suffix in (".md", ".yaml", ".json")
+    ):
+        files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     for name, text in generated_pages().items():
-        files.append(File.generated(config, name, content=text))
+        files.append(File.generated(config, f"reproduction/{name}", content=text))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put tables where a page has their markers. An unknown marker is an ordinary comment."""
-    return _MARKER.sub(lambda found: _table(found[1], found[2]) or found[0], markdown)
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """Put tables where a page has their markers, and let links between docs/ and reproduction/ hold in the site.
+
+    An unknown marker is an ordinary comment.
+    """
+    text = _MARKER.sub(lambda match: _table(match[1], match[2]) or match[0], markdown)
+    is_record = page is not None and page.file.src_uri.startswith("reproduction/")
+    text = text.replace("](../reproduction/", "](" if is_record else "](reproduction/")
+    return re.sub(r'(\]\(|")\.\./docs/', r"\1../", text) if is_record else text
 
 
 @functools.cache
 def campaign() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Rows of the papers, runs, and the results of finished runs."""
-    from scripts.make_paper_index import load_index
-    from scripts.reproduction.runs import Run, finished
+    from reproduction import RESULTS
+    from reproduction.make_paper_index import load_index
+    from reproduction.runs import Run, finished
 
     index = load_index()
     runs = {run["name"]: Run(**run) for run in index["runs"]}
@@ -69,9 +80,8 @@ def campaign() -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
 @functools.cache
 def generated_pages() -> dict[str, str]:
     """Markdown by file name."""
-    from scripts import make_paper_index
-    from scripts.reproduction import findings
-    from scripts.reproduction.pages import leaderboard_page, presets_page, reproduction_page
+    from reproduction import RESULTS, findings, make_paper_index
+    from reproduction.pages import leaderboard_page, presets_page, reproduction_page
 
     rows, runs, results = campaign()
     tables = [
@@ -95,7 +105,8 @@ def generated_pages() -> dict[str, str]:
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it; of `*-smile`, one row for each such result, by its name."""
     from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, table_columns
-    from scripts.run_seeds import to_markdown
+    from reproduction import RESULTS
+    from reproduction.run_seeds import to_markdown
 
     paths = sorted(RESULTS.glob(f"{run}.json"))
     record = json.loads((paths[0] if paths else RESULTS / f"{run}.json").read_text(encoding="utf-8"))
@@ -105,7 +116,7 @@ def full_table(run: str) -> str:
         trained = [{**found[1], "name": name} for name, found in rows]
         record |= {"rows": [rows[0][1][0], rows[0][1][-1], *trained], "command": "reproduce.py --only photographs"}
     of_videos = table_columns("emscore", "emscore_references")
-    command = record.get("command", f"python scripts/reproduce.py --only {run}")
+    command = record.get("command", f"python reproduction/reproduce.py --only {run}")
     further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
     return to_markdown(record["rows"], record["seeds"], command, further).strip()
 
@@ -127,27 +138,31 @@ def columns_of(table: str, headings: list[str]) -> str:
 
 def _table(name: str, arguments: str | None) -> str | None:
     """What a marker stands for."""
-    from scripts.reproduction import estimators, hacking, listening, worlds
+    from reproduction import RESULTS, estimators, hacking, listening, worlds
 
     if name == "table" and arguments:
         run, _, headings = arguments.partition(": ")
         try:
-            more = "" if "*" in run else f" [All columns](full_tables.md#{run})."
+            more = "" if "*" in run else f" [All columns](../reproduction/full_tables.md#{run})."
             return columns_of(full_table(run), headings.split("; ")) + more
         except (ValueError, OSError) as error:
             _LOG.warning("%s: %s", run, error)
     elif name == "findings":
         summary = generated_pages()[f"findings_{arguments}.md"]
         found = re.search(r"^\| \| finding \|.*?\n(?=\n)", summary, re.M | re.S)
-        return found[0] + f"\n[Every comparison with its interval](findings_{arguments}.md)." if found else None
+        return (
+            found[0] + f"\n[Every comparison with its interval](../reproduction/findings_{arguments}.md)."
+            if found
+            else None
+        )
     elif name == "metric_audit":
-        from scripts.metric_audit import tables
+        from reproduction.metric_audit import tables
 
         return tables(json.loads((RESULTS / "metric_audit.json").read_text(encoding="utf-8"))) + "\n"
     elif name in (known := {**hacking.TABLES, **worlds.TABLES}):
         run, section = known[name]
         record = campaign()[2].get(run)
-        return section(record) if record else f"Not finished: `python scripts/reproduce.py --only {run}`."
+        return section(record) if record else f"Not finished: `python reproduction/reproduce.py --only {run}`."
     return estimators.section(name, campaign()[2]) or listening.section(name, campaign()[2])
 
 

@@ -28,7 +28,10 @@ from hf_captionrl.evaluation.plots import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results"
+sys.path.insert(0, str(ROOT))  # as a program, only scripts/ is on the path
+
+from reproduction import RESULTS  # noqa: E402
+
 IMAGES = ROOT / "docs" / "images"
 
 

@@ -3,7 +3,7 @@
 python scripts/export_scenes.py --dataset_id me/scenes --output_dir outputs/scenes
 hf upload me/scenes outputs/scenes . --repo-type dataset
 
-python scripts/export_scenes.py --digests docs/results/scenes_digests.json     # the digests alone
+python scripts/export_scenes.py --digests reproduction/results/scenes_digests.json     # the digests alone
 """
 
 from __future__ import annotations

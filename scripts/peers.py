@@ -1,6 +1,6 @@
 """Runs TRL's tests of SFTTrainer and GRPOTrainer with the trainers of this package in their place.
 
-python scripts/peers.py --trl PATH_TO_LOCAL_CLONE --output docs/results/peers.json
+python scripts/peers.py --trl PATH_TO_LOCAL_CLONE --output reproduction/results/peers.json
 
 Nothing is downloaded. The data are those of TRL's own generators in the clone. The tiny models too, with a tokenizer trained
 here; those with images, whose generators need the Hub, are the tiny models of this project's tests. They lie in a folder

@@ -85,7 +85,7 @@ from hf_captionrl.scenes.world import (
 )
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import MODELS
-from scripts.omission import sentence
+from reproduction.omission import sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINTS = ROOT / "hf_captionrl" / "scenes" / "checkpoints"

@@ -174,7 +174,7 @@ print(json.dumps(failed))
 def test_programs_find_the_modules_they_import_and_one_that_does_not_is_noticed(tmp_path):
     assert len(PROGRAMS) > 5
     planted = tmp_path / "program.py"
-    planted.write_text("from scripts.reproduction.runs import processor_name\n")
+    planted.write_text("from reproduction.runs import processor_name\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", START, json.dumps([*PROGRAMS, str(planted)])]
     run = subprocess.run(

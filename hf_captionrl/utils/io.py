@@ -316,7 +316,7 @@ def _git_revision(package: Path) -> str | None:
         if Path(git("rev-parse", "--show-toplevel")).resolve() != package.parent:
             return None
         # Results change no number of other results.
-        inputs = (":(top)", ":(top,exclude)docs/results")
+        inputs = (":(top)", ":(top,exclude)reproduction/results")
         changed = git("status", "--porcelain", "--untracked-files=no", "--", *inputs)
         return git("rev-parse", "HEAD") + ("+changes" if changed else "")
     except (OSError, subprocess.SubprocessError):

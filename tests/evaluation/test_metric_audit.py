@@ -29,7 +29,7 @@ from hf_captionrl.rewards import SelfRetrieval
 from hf_captionrl.scenes import check, full_caption, render_scene, sample_scene
 from tests.apps.boosting.server import ChatServer, texts_of
 
-RESULTS = Path(__file__).parents[2] / "docs/results/metric_audit.json"
+RESULTS = Path(__file__).parents[2] / "reproduction/results/metric_audit.json"
 SCORERS = ("scenes:clip-reward", "scenes:siglip-held-out")
 
 

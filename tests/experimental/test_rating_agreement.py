@@ -85,7 +85,7 @@ def test_a_constant_metric_agrees_with_nobody():
 
 
 def test_scores_of_flickr8k_expert():
-    """Scores of the package's metrics for 300 rated captions; the tau of all 5,664 is in docs/results/agreement.json."""
+    """Scores of the package's metrics for 300 rated captions; the tau of all 5,664 is in reproduction/results/agreement.json."""
     for name, scores in SAMPLE["scores"].items():
         found = agreement(scores, SAMPLE["ratings"], groups=SAMPLE["images"], num_bootstrap=200)
         assert found["tau"] == pytest.approx(SAMPLE["tau"][name], abs=1e-9)

@@ -10,7 +10,7 @@ import torch
 from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.utils.model_files import model_path
 from recipes import mle_clipcap, scorer, self_retrieval_clipcap, sle_blip, smile_blip
-from scripts.reproduction import real
+from reproduction import real
 from tests.tiny import tiny_tower
 
 PHOTOGRAPHS = Path(__file__).parents[1] / "photographs"

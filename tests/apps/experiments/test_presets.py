@@ -4,7 +4,7 @@ from transformers import TrainingArguments
 
 from hf_captionrl.apps.experiments.arguments import row_names
 from hf_captionrl.data.bag_curriculum import PAPER_SCHEDULE
-from scripts.reproduction.real import columns_of
+from reproduction.real import columns_of
 from tests.apps.experiments.test_arguments import CONFIGS, parsed
 from tests.apps.experiments.values_of_the_papers import PAPERS
 

@@ -26,7 +26,7 @@ from hf_captionrl.retrieval.neighbours import multimodal_features
 from hf_captionrl.scenes import check
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
-from scripts.truematch_scenes import is_kept, truth
+from reproduction.truematch_scenes import is_kept, truth
 from tests.apps.truematch.conftest import build, truematch
 from tests.processes import Forked
 from tests.tolerances import close

@@ -1,0 +1,345 @@
+"""The campaign: what is finished is not run again, what was killed resumes, results know their settings, and the pages are those of the
+results; on the papers' data, what rows need, in which order they run, and where they start."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hf_captionrl.utils.io import write_json
+from reproduction import findings, real, reproduce, runs
+from reproduction.make_paper_index import PAPERS, load_rows, until_of
+from reproduction.measurements import look_up, measured, shown
+from reproduction.runs import CONFIGS, Run, execute, finished, in_order, moved_targets, to_run
+from scripts.docs_hooks import generated_pages, on_page_markdown
+
+ROOT = Path(__file__).parents[2]
+RUNS = reproduce.load_runs()
+RESULTS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "reproduction/results").glob("*.json")}
+PRESET = "smile/scenes/table5"
+
+
+TINY = Run(
+    name="tiny",
+    preset="none",
+    minutes=1,
+    seeds=[0, 1],
+    steps=["python make.py --first", "for each seed s: python train.py --seed s --output_dir {folder}/seed-s"],
+)
+
+
+def write_result(path, **changed):
+    record = {"commands": list(TINY.steps), "seeds": [0, 1], "versions": {"hf_captionrl": version("hf_captionrl")}}
+    path.mkdir(exist_ok=True)
+    (path / "tiny.json").write_text(json.dumps(record | changed))
+
+
+def test_a_result_counts_if_settings_and_seeds_are_the_same(tmp_path):
+    assert finished(TINY, [0, 1], tmp_path) is None
+    write_result(tmp_path)
+    assert finished(TINY, [0, 1], tmp_path) is not None
+    assert finished(TINY, [0, 1, 2], tmp_path) is None
+    moved = [TINY.steps[0].replace("make.py", "elsewhere/make.py"), TINY.steps[1].replace("{folder}", "outputs")]
+    for same in ({"commands": moved}, {"versions": {"hf_captionrl": "0.0.0"}}):
+        write_result(tmp_path, **same)
+        assert finished(TINY, [0, 1], tmp_path) is not None
+    other = [TINY.steps[0].replace("--first", "--second"), TINY.steps[1]]
+    for changed in ({"commands": ["python other.py"]}, {"commands": other}, {"seeds": [0]}):
+        write_result(tmp_path, **changed)
+        assert finished(TINY, [0, 1], tmp_path) is None
+
+
+@pytest.mark.parametrize("killed_after", [0, 2])
+def test_a_killed_run_resumes(tmp_path, killed_after):
+    """The whole run in two halves does each step once, and the step at which it was killed twice."""
+    output, runs_dir, called = tmp_path / "results", tmp_path / "runs", []
+
+    def caller(words, folder=None, *, stop=None):
+        called.append(" ".join(words[1:]))
+        if len(called) - 1 == stop:
+            raise KeyboardInterrupt
+        write_result(output)
+        return 0
+
+    arguments = {"output": output, "runs_dir": runs_dir, "others": {"tiny": TINY}, "told": lambda text: None}
+    with pytest.raises(KeyboardInterrupt):
+        execute(TINY, [0, 1], caller=lambda words: caller(words, stop=killed_after), **arguments)
+    assert execute(TINY, [0, 1], caller=caller, **arguments) is None
+    folder = TINY.folder(runs_dir)
+    steps = ["make.py --first", *(f"train.py --seed {s} --output_dir {folder}/seed-{s}" for s in (0, 1))]
+    assert called == [*steps[: killed_after + 1], *steps[killed_after:]]
+    assert finished(TINY, [0, 1], output)["hardware"] == runs.hardware()
+    called.clear()
+    execute(TINY, [0, 1, 2], caller=caller, **arguments)
+    assert [call for call in called if "--seed" in call] == [f"train.py --seed 2 --output_dir {folder}/seed-2"]
+
+
+def test_what_fails_or_is_missing_is_said(tmp_path):
+    arguments = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
+    assert "exit code 3 of `python make.py" in execute(TINY, [0], caller=lambda words: 3, **arguments)
+
+    def failing(selected):
+        """A recipe that writes its row, and fails."""
+
+        def caller(words):
+            if "--output_dir" not in words:
+                write_result(tmp_path)
+                return 0
+            write_json(Path(words[-1]) / "results.json", {"selected": {"SR": selected}})
+            return 1
+
+        return caller
+
+    assert "exit code 1" in execute(TINY, [0], caller=failing({"step": 50}), **arguments)
+    assert execute(TINY, [0], caller=failing({"collapsed": "loops"}), **arguments) is None
+    needy = Run(name="needy", preset="", minutes=1, command="python x.py", needs=["no-such-program"])
+    assert execute(needy, [], caller=lambda words: 0, **arguments) == "needs no-such-program"
+    other = Run(name="tiny", preset="none", minutes=1, seeds=[0, 1], steps=[*TINY.steps, "python more.py"])
+    assert other.folder(tmp_path) != TINY.folder(tmp_path)
+
+
+def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path, monkeypatch):
+    write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.7]}}])
+    steps = {"steps": ["python x.py"], "rows": {"until": ["{folder}/sr", "trained"]}}
+    run = Run("g", PRESET, 1, seeds=[0, 1], until={"until": ["tiny", "rows/SR/x"]}, **steps)
+    points = [{"step": step, "x": x, "y": step / 10} for step, x in ((0, 0.4), (10, 0.55), (20, 0.5), (30, 0.8))]
+    record = {"rows": [{"name": "MLE"}, {"name": "SR", "x": 0.9}], "learning_curves": {"SR": points}}
+    for seed in (0, 1):
+        place = run.folder(tmp_path) / "sr" / f"seed-{seed}"
+        name = ("results.json", "comparison.json")[seed]  # of a recipe or of `captionrl evaluate`
+        write_json(place / name, record | {"versions": {"git_revision": "ab"[seed]}})
+    settings = {"output": tmp_path, "runs_dir": tmp_path, "others": {}, "told": lambda text: None}
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
+    found = finished(run, [0, 1], tmp_path)
+    assert found["settings"] == runs.digests([PRESET], CONFIGS)
+    assert found["revisions"] == ["a", "b"]
+    # From 0.4 to 0.55 in ten steps, and from 0.5 to 0.8.
+    assert measured("rows/until/step", found).values == pytest.approx((10 * 0.1 / 0.15, 20 + 10 * 0.2 / 0.3))
+    assert measured("rows/until/x", found).values == pytest.approx((0.5, 0.7))
+    assert measured("rows/until/y", found).values == pytest.approx((0.1 / 0.15, 2 + 0.2 / 0.3))
+    assert not to_run(run, [0, 1], tmp_path)
+    write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.3, 0.41]}}])
+    assert moved_targets(run, found, tmp_path) == ["until"]
+    assert to_run(run, [0, 1], tmp_path)
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings) is None
+    assert not to_run(run, [0, 1], tmp_path)
+    with monkeypatch.context() as changed:
+        changed.setattr(runs, "digests", lambda presets, configs: dict.fromkeys(presets, "another preset"))
+        assert to_run(run, [0, 1], tmp_path)
+    # The first one starts above its target: its first evaluation counts, not the captioner before training.
+    steps = measured("rows/until/step", finished(run, [0, 1], tmp_path)).values
+    assert steps == pytest.approx((10.0, 10 * 0.01 / 0.15))
+    write_result(tmp_path, rows=[{"name": "SR", "x": {"values": [0.5, 0.95]}}])
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings).startswith(
+        "until: x does not reach 0.950 with seed 1"
+    )
+    write_result(tmp_path, seeds=[0], rows=[{"name": "SR", "x": {"values": [0.5]}}])
+    assert execute(run, [0, 1], caller=lambda words: 0, **settings) == "until: the other result has no seed 1."
+    (tmp_path / "tiny.json").unlink()
+    started = []
+    assert execute(run, [0, 1], caller=started.append, **settings) == "needs the results of tiny"
+    assert not started
+
+
+def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "smile_blip").mkdir()
+    (tmp_path / "rows/smile.yaml").write_text("a: {title: A, base: smile_blip/scenes, mle_weight: 0.5}")
+    base = tmp_path / "smile_blip/scenes.yaml"
+    base.write_text("learning_rate: 1.0e-4")
+    presets = ["smile/a", "smile_blip/scenes"]
+    record = {"settings": runs.digests(presets, tmp_path)}
+    assert runs.changed(record, presets, tmp_path) == {}
+    base.write_text("title: b\nlogging_steps: 5\nlearning_rate: 1.0e-4")
+    assert runs.changed(record, presets, tmp_path) == {}
+    base.write_text("learning_rate: 2.0e-4")
+    assert runs.changed(record, presets, tmp_path) == dict.fromkeys(presets, "stale")
+    assert runs.changed({}, presets, tmp_path) == dict.fromkeys(presets, "unknown")
+    record["settings"]["smile/a"] = "unknown"
+    assert runs.changed(record, presets, tmp_path) == {"smile/a": "unknown", "smile_blip/scenes": "stale"}
+
+
+def test_check_says_which_result_is_stale_or_of_a_checkout_with_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
+    record = json.loads((ROOT / "reproduction/results/smile_blip_seeds.json").read_text())
+    record["settings"]["smile_blip/scenes"] = "0" * 16
+    monkeypatch.setattr(reproduce, "load_runs", lambda: {"smile_blip_seeds": RUNS["smile_blip_seeds"]})
+    monkeypatch.setattr(reproduce, "_results", lambda *_: {})
+    assert reproduce.main(["--check"]) == 1
+    assert "smile_blip_seeds.json is not recognised" in capsys.readouterr().out
+    monkeypatch.setattr(reproduce, "_results", lambda *_: {"smile_blip_seeds": record})
+    assert reproduce.main(["--check"]) == 1
+    assert "smile_blip_seeds.json is stale: its preset smile_blip/scenes changed" in capsys.readouterr().out
+    record["settings"]["smile_blip/scenes"] = "unknown"
+    assert reproduce.main(["--check"]) == 0
+    assert "smile_blip_seeds.json does not say the settings of its preset smile_blip/scenes" in capsys.readouterr().out
+    for name, state in (("clean", ""), ("of/made", "+changes")):
+        write_json(tmp_path / f"{name}.json", {"versions": {"git_revision": f"f00{state}"}})
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
+    assert reproduce.main(["--check"]) == 1
+    assert capsys.readouterr().out.startswith("of/made.json was made from a checkout with changes.\n")
+
+
+def test_selected_checkpoints_are_among_the_evaluations_of_their_runs():
+    record = json.loads((ROOT / "reproduction/results/photographs_starts.json").read_text())
+    for name, selected in record["selected"].items():
+        steps = [point["step"] for point in record["validation"][name]]
+        assert steps == sorted({*steps, selected["step"]}), name
+
+
+def test_presets_differ_from_the_papers_only_as_the_page_says():
+    sections = dict(text.split("\n", 1) for text in generated_pages()["presets.md"].split("\n## ")[1:])
+    table = sections["ndlb/scenes/generic-lv"]
+    assert "| `learning_rate` | `0.0003` | `9e-08` |" in table
+    assert "| `lr_scheduler_type` | – | `constant` |" in table
+    assert not {"`temperature`", "`baseline`", "`lora_r`"} & set(table.split())  # as in the paper
+
+
+def test_every_figure_of_the_index_is_on_the_page():
+    page = generated_pages()["reproduction.md"]
+    sections = dict(zip(PAPERS, page.split("\n## ")[1:], strict=True))
+    for row in load_rows():
+        for entry in row.get("numbers", ()):
+            name = f"[{row['kind'].capitalize()} {row['number']}]"
+            lines = sections[row["paper"]].splitlines()
+            (line,) = [text for text in lines if name in text and f" | {entry['what']} |" in text]
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            assert cells[2] == (shown(entry["paper"]) if "paper" in entry else "")
+            if "run" in entry:
+                found = look_up(entry["at"], RESULTS[entry["run"]])
+                assert cells[3] == shown(found if isinstance(found, float) else found.get("mean", found.get("value")))
+            else:
+                assert cells[3] == ""
+                assert cells[7].startswith("not run: "), line
+
+
+def test_the_committed_results_are_up_to_date_and_those_of_the_runs(capsys):
+    assert reproduce.main(["--check"]) == 0, capsys.readouterr().out
+    assert [
+        name for name, run in RUNS.items() if finished(run, run.seeds, ROOT / "reproduction/results") is None
+    ] == []
+    commands = {row.get("command") for row in load_rows()}
+    guides = "\n".join(on_page_markdown(page.read_text()) for page in (ROOT / "docs").glob("*.md"))
+    tables = dict(text.split("\n", 1) for text in generated_pages()["full_tables.md"].split("\n## ")[1:])
+    for run in RUNS.values():
+        if not run.steps and "run_seeds" in run.command:
+            command = run.recorded(run.seeds, f"reproduction/results/{run.name}")
+            # A run of no paper's row is on the page of a guide, or in the full table that a guide links.
+            linked = tables[run.name] if f"(full_tables.md#{run.name})" in guides else ""
+            assert command in commands or command in guides or f"Made by `{command}`." in linked, run.name
+
+
+def test_findings_say_what_the_numbers_say():
+    pages = findings.pages(RESULTS)
+    smile = pages["findings_smile.md"]
+    assert re.search(r"\| 6 \| CLIPScore falls a little \| .* \| \*\*open\*\* \|", smile)
+    degenerate = measured("rows/SR (random)/degenerate", RESULTS["self_retrieval_clipcap_seeds"]).value
+    assert f"{shown(degenerate)} of ClipCap's captions" in pages["findings_discritune.md"]
+    assert "{" not in "".join(pages.values())
+    text = json.dumps(RESULTS["smile_blip_seeds"])
+    text = text.replace('"SMILE"', '"X"').replace('"MLE"', '"SMILE"').replace('"X"', '"MLE"')
+    upside_down = findings.pages({**RESULTS, "smile_blip_seeds": json.loads(text)})["findings_smile.md"]
+    first = "| 1 | Captions become more than twice as long | 10.0 to 22.3 words (Table 1) | **does not hold** |"
+    assert first in upside_down
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_runs_start_after_those_they_need_and_use_the_processes(processes):
+    needs = {"d": {"c"}, "a": set(), "b": set(), "c": {"a", "elsewhere"}}
+    lock, together, most, ended = threading.Lock(), [], [], []
+
+    def work(name):
+        with lock:
+            assert needs[name] & needs.keys() <= set(ended)
+            together.append(name)
+            most.append(len(together))
+        time.sleep(0.05)
+        with lock:
+            together.remove(name)
+            ended.append(name)
+
+    in_order(needs, work, processes)
+    assert sorted(ended) == ["a", "b", "c", "d"]
+    assert max(most) == min(processes, 2)
+    with pytest.raises(ValueError, match="cycle"):
+        in_order({"a": {"b"}, "b": {"a"}}, print, 2)
+
+
+# --- On the papers' data ---
+
+
+NDLB_DATA = "dataset_coco.json images truematch boosted/train/captions.parquet boosted/test/captions.parquet".split()
+MODELS = ("openai/clip-vit-base-patch32", "openai/clip-vit-large-patch14", "openai-community/gpt2")
+
+
+def make_data(data):
+    for name in (*NDLB_DATA, *(f"models/{name}" for name in MODELS)):
+        (data / name).mkdir(parents=True)
+
+
+def test_every_preset_of_the_index_says_what_it_needs(tmp_path):
+    presets = reproduce._presets(load_rows())
+    assert real.is_embedded("smile/scenes/figure4a-random")
+    rows = [row for row in load_rows() if row["kind"] == "table"]
+    assert {line["preset"] for row in rows for line in row["lines"] if "preset" in line} <= set(presets)
+    for preset in presets:
+        assert "scenes" not in str(real.settings_of(preset)), preset
+        assert real.missing_of(preset, None), preset
+        recipe, option, value, *_ = real.arguments_of(preset, tmp_path, 0, tmp_path / "out")
+        assert (ROOT / recipe).is_file()
+        assert option == ("--config" if value.endswith(".yaml") else "--row")
+        assert value in (preset, f"recipes/configs/{preset}.yaml")
+
+
+def test_a_preset_runs_where_its_data_are(tmp_path):
+    preset, data, called = "discritune/coco", tmp_path / "data", []
+    arguments = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "told": lambda text: None}
+    said = real.run_preset(preset, data, [0], caller=lambda words: 1, **arguments)
+    assert said.startswith("models/clipcap-coco, models/openai/clip-vit-large-patch14, ")
+    make_data(data)
+    (data / "models/clipcap-coco").mkdir()
+
+    def caller(words):
+        called.append(words)
+        rows = [{"name": "MLE", "cider_d": 1.0}, {"name": "SR (random)", "cider_d": 0.5 + len(called)}]
+        found = {"rows": rows, "selected": {"SR (random)": {"step": len(called)}}}
+        write_json(Path(words[words.index("--output_dir") + 1]) / "results.json", found)
+        return 0
+
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert real.run_preset(preset, data, [0, 1], caller=caller, **arguments) is None
+    assert len(called) == 2
+    assert called[0][called[0].index("--image_root") + 1] == str(data / "images")
+    record = json.loads(real.result_path(preset, tmp_path / "out").read_text())
+    assert measured("trained/cider_d", record).values == (1.5, 2.5)
+    assert record["selected"] == [{"SR (random)": {"step": 1}}, {"SR (random)": {"step": 2}}]
+    assert str(tmp_path) not in json.dumps(record["commands"])
+
+
+def test_what_a_start_needs_is_missing_instead_of_the_start(tmp_path):
+    preset, start = "ndlb/table5/row8", "models/ndlb/table11/holisticcap/model"
+    assert real.makers_of(preset) == {"model_name_or_path": "ndlb/table11/holisticcap"}
+    assert real.makers_of("smile_blip/coco") == real.makers_of("ndlb/table11/coco") == {}
+    make_data(tmp_path)
+    assert real.missing_of(preset, tmp_path) == []
+    (tmp_path / "models/openai-community/gpt2").rmdir()  # only maximum likelihood begins with it
+    assert real.missing_of(preset, tmp_path) == ["models/openai-community/gpt2"]
+    (tmp_path / start).mkdir(parents=True)
+    assert real.missing_of(preset, tmp_path) == []
+    assert start not in real.missing_of(preset, None)
+    # A preset whose curve has to reach the result of another one comes after it.
+    until = until_of(load_rows())
+    assert until["ndlb/table14/coco"] == ["ndlb/table4/row2", "trained/reward_rd100_recall_at_1"]
+    ordered = real.with_makers(["ndlb/table14/coco"], None, until)
+    assert list(ordered)[-2:] == ["ndlb/table4/row2", "ndlb/table14/coco"]
+    assert "ndlb/table4/row2" in ordered["ndlb/table14/coco"]
+    make_data(tmp_path / "data")
+    folders = {"output": tmp_path / "out", "runs_dir": tmp_path / "runs", "caller": None}
+    said = real.run_preset(preset, tmp_path / "data", [0], **folders)
+    assert said == "the model of ndlb/table11/holisticcap is not there, which it needs"
