@@ -85,7 +85,8 @@ class _Row:
             return numbers | {"skipped": self.fault}
         blend, holistic = self.texts["blend"], self.texts["holistic"]
         conflicts = text_conflicts(blend, holistic) if facts is None else scene_conflicts(blend, holistic, facts)
-        columns = {"references": list(self.references), "captions": [holistic], "conflicts": [*map(str, conflicts)]}
+        columns: dict[str, Any] = {"references": list(self.references), "captions": [holistic]}
+        columns["conflicts"] = [*map(str, conflicts)]
         for stage in STAGES:
             columns |= {f"{stage}_caption": self.texts[stage], f"{stage}_source": self.sources[stage]}
         return numbers | columns | {"skipped": None}
@@ -323,9 +324,9 @@ def boost(arguments: BoostOptions) -> None:
     for role in ("text", "vision"):
         check_backend(arguments, role, dataset)  # before a model is loaded
     backends = {role: load_backend(arguments, role, dataset) for role in ("text", "vision")}
-    settings = {"attempts": arguments.attempts, "max_words": arguments.max_words}
+    settings: dict[str, Any] = {"attempts": arguments.attempts, "max_words": arguments.max_words, **backends}
     exact = arguments.dataset == "scenes"
-    rows = list(boost_rows(dataset, folder, **backends, **settings, exact_facts=exact))
+    rows = list(boost_rows(dataset, folder, **settings, exact_facts=exact))
     done = [row for row in rows if row["skipped"] is None]
     skipped = [{"row": row["row"], "image_id": row["image_id"], **row["skipped"]} for row in rows if row["skipped"]]
     write_jsonl(folder / SKIPPED_FILE, skipped)
