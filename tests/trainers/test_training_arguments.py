@@ -48,7 +48,6 @@ REFUSED: dict[type, dict[str, Any]] = {
         "subset": "nouns",
         "num_random": 0,
         "cache_image_features": True,  # without a frozen tower
-        "cache_pixels": "png",
         "generation_num_beams": 0,
         "per_device_train_batch_size": 0,
         "weight_decay": math.inf,
