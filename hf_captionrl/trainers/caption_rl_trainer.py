@@ -354,8 +354,8 @@ class RewardedImages:
             mask=completions.mask,
             ended=completions.ended,
             rows=rows,
-            image_ids=self.image_ids[numbers],
-            references=self.references[numbers],
+            image_ids=[self.image_ids[row] for row in numbers],
+            references=[self.references[row] for row in numbers],
             candidates=self.accelerator.gather(rows),  # (C,), process after process
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device),
             bag_size=bag_size if bag_size > 1 else 0,
@@ -541,7 +541,7 @@ class CaptionRLTrainer(CaptionTrainer):
     `cache_image_features`. The policy's log-probabilities come from the tapped head, so `(N, T, V)` logits never exist.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy.
+        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. None only with `model_init`.
         reward_funcs: A [`Reward`], a function of a [`RewardContext`], a function with TRL's signature
             (`def reward(completions, **columns)`, see [`CompletionReward`]), a name (`"self_retrieval"`, `"cider"`, ...), or
             a list of them, with weights as `(reward, weight)` or in `args.reward_weights`.
@@ -556,8 +556,8 @@ class CaptionRLTrainer(CaptionTrainer):
             consist of bags of similar images, as `args.bag_schedule` says.
         guard_thresholds ([`GuardThresholds`], *optional*): Limits of the guard; `args.guard` is its action. It also checks
             the captions of every evaluation: one that breaks a limit selects no checkpoint.
-        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`, `compute_metrics`.
-            `eval_loss` is the cross-entropy of the references.
+        kwargs (`Any`): For [`CaptionTrainer`]: `processing_class`, `peft_config`, `callbacks`, `optimizers`, `model_init`,
+            `compute_metrics`. `eval_loss` is the cross-entropy of the references.
 
     Example:
         >>> trainer = CaptionRLTrainer("Salesforce/blip-image-captioning-base", "cider", CaptionRLConfig("out"), train)  # doctest: +SKIP
@@ -605,14 +605,16 @@ class CaptionRLTrainer(CaptionTrainer):
         self.batch_sampler: Any = None
         if train_dataset is not None:
             self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
-            self.batch_sampler = self._make_batch_sampler(neighbours)
-            self.add_callback(CurriculumCallback(self.batch_sampler))
+            self._neighbours = neighbours
+            self.batch_sampler = self._make_batch_sampler()
+            self._curriculum = CurriculumCallback(self.batch_sampler)
+            self.add_callback(self._curriculum)
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds)
 
-    def _make_batch_sampler(self, neighbours: Any) -> BagCurriculumSampler:
+    def _make_batch_sampler(self) -> BagCurriculumSampler:
         args, images, processes = self.args, len(self.rollouts.images), self.accelerator.num_processes
         batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
         if images < batch_size:
@@ -624,7 +626,7 @@ class CaptionRLTrainer(CaptionTrainer):
             args,
             batch_size,
             images,
-            neighbours=neighbours,
+            neighbours=self._neighbours,
             random=args.bag_distractors == "random",
             process_index=self.accelerator.process_index,
             num_processes=processes,
@@ -667,6 +669,9 @@ class CaptionRLTrainer(CaptionTrainer):
     def get_train_dataloader(self) -> DataLoader:
         # Batches of this process. accelerate does not shard them further, which would split bags.
         args = self.args
+        if self.model_init is not None:  # there is a new policy, and a trial may have changed arguments
+            self.rollouts.reset(self.captioner)
+            self.batch_sampler = self._curriculum.dataset = self._make_batch_sampler()
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
@@ -705,6 +710,8 @@ class CaptionRLTrainer(CaptionTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         # The policy-gradient loss of a micro-batch, as its share of the whole optimizer step.
+        if "advantages" not in inputs:
+            raise ValueError("The batch has no rollout. Use train(), or evaluate() for the loss of the references.")
         args = self.args
         log_probs, entropy = token_log_probs(self.captioner, inputs, args, model)
         mask = self.captioner.align_labels(inputs["labels"]) != IGNORE_INDEX

@@ -14,6 +14,7 @@ Private overrides of transformers and TRL, which may break with their next relea
 | `_get_num_items_in_batch` | CaptionTrainer | counts supervised tokens over processes; see `CaptionTrainer` |
 | `_determine_best_metric` | CaptionRLTrainer | a collapsed policy may have the highest recall |
 | `_get_train_sampler` | SelfRetrievalGRPOTrainer | rollouts of bags |
+| `_generate_and_score_completions` | SelfRetrievalGRPOTrainer | TRL would fail with a KeyError on other data |
 | `_calculate_rewards` | SelfRetrievalGRPOTrainer | rewards see the images of all processes |
 """
 
@@ -29,7 +30,7 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
@@ -38,7 +39,7 @@ from transformers import (
     TrainerState,
     set_seed,
 )
-from transformers.trainer_utils import denumpify_detensorize, speed_metrics
+from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
 
 import hf_captionrl.data as caption_data
 import hf_captionrl.metrics as caption_metrics  # each metric is imported at its first use
@@ -67,7 +68,7 @@ from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
-from hf_captionrl.trainers.guard import show_completions
+from hf_captionrl.trainers.guard import UnchangedCallback, show_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ class CaptionTrainer(ExactResumeTrainer):
     `modules_to_save` stay in fp32 over a 16-bit base; other trainable weights in 16 bits are refused.
 
     Args:
-        model (`Captioner`, `PreTrainedModel` or `str`): The policy. A model or a name is passed to `load_captioner`.
+        model (`Captioner`, `PreTrainedModel` or `str`, *optional*): The policy. A model or a name is passed to
+            `load_captioner`. None only with `model_init`.
         args ([`CaptionConfig`], *optional*): Configuration. None: the defaults, in the folder `{model name}-{method}`.
         train_dataset (`datasets.Dataset`, *optional*): A data set that `load_captions` makes or accepts.
         eval_dataset (`datasets.Dataset` or `dict` of them, *optional*): As `train_dataset`; of several splits, `validation`. With
@@ -137,6 +139,8 @@ class CaptionTrainer(ExactResumeTrainer):
             [`language_lora`]; a dict holds the arguments of `Captioner.lora_config`.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`): Optimizer and scheduler, as for `Trainer`.
+        model_init (`Callable`, *optional*): Instead of `model`: returns a value for `model`, a new one for each `train()`. It
+            may take the trial of a hyperparameter search.
         compute_metrics (`Callable`, *optional*): From an `EvalPrediction` to a dict of numbers. `predictions` are the
             captions, one per image, `label_ids` lists of references.
     """
@@ -152,7 +156,7 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def __init__(
         self,
-        model: Captioner | PreTrainedModel | str,
+        model: Captioner | PreTrainedModel | str | None = None,
         args: CaptionConfig | None = None,
         train_dataset: datasets.Dataset | None = None,
         eval_dataset: datasets.Dataset | Mapping[str, datasets.Dataset] | None = None,
@@ -162,13 +166,23 @@ class CaptionTrainer(ExactResumeTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         *,
+        model_init: Callable[..., Any] | None = None,
         compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
     ) -> None:
         args = self._resolve_args(model, args)
         train_dataset = training_rows(train_dataset, whole_set_for=self.whole_set_for)
         eval_dataset = evaluation_rows(eval_dataset)
+        if (model is None) == (model_init is None) or (model_init is not None and optimizers != (None, None)):
+            raise ValueError(
+                "Pass the policy as model, or as model_init a function that makes it, without optimizers."
+            )
         set_seed(args.seed)  # before an adapter draws its weights; the Trainer seeds later
-        self.captioner = make_policy(model, args, processor=processing_class, peft_config=peft_config)
+        self.model_init, self._policy_settings = (
+            model_init,
+            {"processor": processing_class, "peft_config": peft_config},
+        )
+        policy = super().call_model_init() if model is None else model
+        self.captioner = make_policy(policy, args, **self._policy_settings)
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
@@ -179,7 +193,9 @@ class CaptionTrainer(ExactResumeTrainer):
         items = None
         if train_dataset is not None:
             items = self._caption_dataset(train_dataset, args)
-            callbacks = [*(callbacks or []), EpochCallback(items)]
+            self._epochs = EpochCallback(items)
+            callbacks = [*(callbacks or []), self._epochs]
+        self._unchanged = UnchangedCallback()
         super().__init__(
             model=self.captioner.model,
             args=args,
@@ -189,9 +205,10 @@ class CaptionTrainer(ExactResumeTrainer):
             eval_dataset=eval_dataset,
             processing_class=processing_class or self.captioner.processor,
             compute_metrics=compute_metrics,
-            callbacks=callbacks,
+            callbacks=[*(callbacks or []), self._unchanged],
             optimizers=optimizers,
         )
+        self.model_init = model_init
         # Losses are divided by num_items_in_batch; without this, the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
 
@@ -214,6 +231,15 @@ class CaptionTrainer(ExactResumeTrainer):
         args = super()._resolve_args(model, args)
         refuse_unsupported(args)  # fields may have changed since it was created
         return args
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        self.captioner = make_policy(super().call_model_init(trial), self.args, **self._policy_settings)
+        self.caption_collator.captioner, self._tap_checked = self.captioner, False
+        for key in [key for key in self._once if key[0] in ("tower", "pixels")]:
+            del self._once[key]  # the new tower may differ
+        if self._train_source is not None:
+            self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
+        return self.captioner.model
 
     # Data
 
@@ -339,7 +365,7 @@ class CaptionTrainer(ExactResumeTrainer):
         """
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
-            dataset = self.eval_dataset[dataset]
+            dataset = self.eval_dataset.get(dataset, dataset)
         if dataset is None:
             raise ValueError("There are no evaluation data. Pass eval_dataset to evaluate or to the trainer.")
         if isinstance(dataset, Mapping):
@@ -350,15 +376,46 @@ class CaptionTrainer(ExactResumeTrainer):
         dataset = self._rows_of(dataset)
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
         self.log(metrics)
+        if self.is_in_train:
+            self._unchanged.compare(metric_key_prefix, captions, self.args, self.state)
         if self.args.log_completions and self.is_world_process_zero():
             self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
         return metrics
 
-    def _rows_of(self, dataset: Any) -> datasets.Dataset:
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """As `evaluate`, of the split `test` of several, without logging.
+
+        Returns:
+            `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
+        """
+        dataset = self._rows_of(test_dataset, "test")
+        captions, _, metrics = self._measure(dataset, metric_key_prefix)
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        return PredictionOutput(captions, references_of(dataset), metrics)  # type: ignore[arg-type]
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Batches with one reference per image, the same in each epoch, for `evaluation_loop`."""
+        return self.get_test_dataloader(self.eval_dataset if eval_dataset is None else eval_dataset, "validation")
+
+    def get_test_dataloader(self, test_dataset: Any, split: str = "test") -> DataLoader:
+        """As `get_eval_dataloader`, of the split `test` of several."""
+        data: Any = Subset(*self._reference_items(self._rows_of(test_dataset, split)))
+        settings = loader_settings(self.args) | {"collate_fn": self.caption_collator}
+        return self.accelerator.prepare(DataLoader(data, self.args.eval_batch_size, **settings))  # type: ignore[no-any-return]
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> tuple[Any, None, None]:
+        """`eval_loss` of a batch with references; instead of logits, `predict` gives captions."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            return self.loss_sum(inputs) / (inputs["labels"] != IGNORE_INDEX).sum(), None, None
+
+    def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        return self._kept("rows", (dataset,), lambda: evaluation_rows(dataset))
+        return self._kept(f"rows of {split}", (dataset,), lambda: evaluation_rows(dataset, split))
 
     def _measure(self, dataset: datasets.Dataset, prefix: str) -> tuple[list[str], Any, dict[str, float]]:
         """Captions as generated, ranks of the images, and metrics with the prefix."""

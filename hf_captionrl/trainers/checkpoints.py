@@ -12,6 +12,7 @@ import inspect
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -29,7 +30,7 @@ import datasets
 import torch
 from accelerate.utils import gather_object
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
@@ -142,7 +143,7 @@ def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
     return os.path.isdir(folder) and get_last_checkpoint(os.fspath(folder)) is not None
 
 
-def checkpoint_to_resume(trainer: Any, checkpoint: str | bool) -> str:
+def checkpoint_to_resume(trainer: Any, checkpoint: str | bool, trial: Any = None) -> str:
     """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it."""
     folder = trainer.args.output_dir
     path = get_last_checkpoint(folder) if checkpoint is True and os.path.isdir(folder) else checkpoint
@@ -153,6 +154,8 @@ def checkpoint_to_resume(trainer: Any, checkpoint: str | bool) -> str:
             raise ValueError(f"{str(file)!r} is a pickle; weights are safetensors. Use {convert_command(path)}.")
         if file.name.endswith(".safetensors.index.json"):
             check_index(file)
+    if trial is not None:
+        return path  # of a search, which may go on with other settings
     if not any(Path(path).glob("rng_state*.pth")):
         raise ValueError(f"{path!r} holds the model only (save_only_model=True). Use it as the model of a new run.")
     saved, configuration = read_run(path).get("configuration", {}), run_configuration(trainer)
@@ -249,18 +252,20 @@ def conclude_selection(trainer: Any) -> None:
         note_collapse(trainer, fault)
 
 
-def first_non_finite(model: nn.Module) -> str | None:
-    """Name of the first trainable weight of this process that is NaN or infinite; copies no weights."""
+def trainable_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and values of each trainable weight: the part that this process holds, without a copy."""
     for name, weight in model.named_parameters():
-        # The part that this process holds: under DeepSpeed's stage 3 the parameter itself is empty; DTensor is FSDP2's.
-        values: Any = getattr(weight, "ds_tensor", weight)
-        values = (values.to_local() if hasattr(values, "to_local") else values).detach()
+        if weight.requires_grad:
+            # Under DeepSpeed's stage 3 the parameter itself is empty; DTensor is FSDP2's.
+            values: Any = getattr(weight, "ds_tensor", weight)
+            yield name, (values.to_local() if hasattr(values, "to_local") else values).detach()
+
+
+def first_non_finite(model: nn.Module) -> str | None:
+    """Name of the first trainable weight of this process that is NaN or infinite."""
+    for name, values in trainable_values(model):
         # The largest magnitude is NaN if any value is, and cannot overflow.
-        if (
-            weight.requires_grad
-            and values.numel()
-            and not torch.linalg.vector_norm(values, ord=float("inf")).isfinite()
-        ):
+        if values.numel() and not torch.linalg.vector_norm(values, ord=float("inf")).isfinite():
             return name.removeprefix("module.")
     return None
 
@@ -331,6 +336,13 @@ class StopOnSignal(TrainerCallback):
 # --- The base class of every trainer ---------------------------------------------------------------------------------
 
 
+_LOWEST = {
+    **dict.fromkeys("learning_rate projection_learning_rate weight_decay adam_epsilon max_grad_norm".split(), 0),
+    **dict.fromkeys("per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps".split(), 1),
+}
+"""Smallest values of numbers that transformers does not check."""
+
+
 @dataclass
 class ExactResumeArguments:
     """Arguments of [`ExactResumeTrainer`]; a base class before `transformers.TrainingArguments`."""
@@ -342,6 +354,10 @@ class ExactResumeArguments:
     )
 
     def __post_init__(self) -> None:
+        for name, lowest in _LOWEST.items():
+            value = getattr(self, name, None)
+            if isinstance(value, int | float) and not lowest <= value < math.inf:
+                raise ValueError(f"{name} is {value}, but must be a number of at least {lowest}.")
         is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
         takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
         if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:
@@ -428,13 +444,15 @@ class ExactResumeTrainer(CheckedPush):
                 given["revision"] = check_checkpoint(model, given.get("revision"))["revision"]
             args.model_init_kwargs = {"attn_implementation": None, **given, "use_safetensors": True}
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Train as `transformers.Trainer.train` does, with a lock on the output folder; report the selected checkpoint.
 
         `resume_from_checkpoint` is a checkpoint, or True for the newest one in `args.output_dir`. Checkpoints of other runs in that
-        folder are moved into a folder `earlier-N`.
+        folder are moved into a folder `earlier-N`. A trial of a hyperparameter search has a folder of its own.
         """
-        folder = Path(self.args.output_dir)
+        folder = Path(self._get_output_dir(trial))
         with contextlib.ExitStack() as stack:
 
             def begin() -> str | None:
@@ -442,13 +460,14 @@ class ExactResumeTrainer(CheckedPush):
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
                 self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
                 self.training_image_hashes()  # may take minutes: not while a checkpoint is written
-                return checkpoint_to_resume(self, resume_from_checkpoint) if resume_from_checkpoint else None
+                checkpoint = resume_from_checkpoint
+                return checkpoint_to_resume(self, checkpoint, trial) if checkpoint else None
 
             self._resumed, self._has_saved = on_main_process(self.accelerator, begin), False
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
             self.selection = self.collapsed = None
-            output = super().train(self._resumed, *args, **kwargs)
+            output = super().train(self._resumed, trial, *args, **kwargs)
             conclude_selection(self)
             self.refuse_diverged()
             return output
@@ -523,11 +542,11 @@ class ExactResumeTrainer(CheckedPush):
         """Do nothing; `push_to_hub` publishes the finished model."""
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        run = Path(self.args.output_dir)
+        run, output_dir = Path(self._get_output_dir(trial)), self.args.output_dir
         folder, written = run / f"checkpoint-{self.state.global_step}", run / PARTIAL
-        partial = written / folder.name
         self.refuse_diverged(model, folder.name)
         self.args.output_dir = str(written)
+        partial = Path(self._get_output_dir(trial)) / folder.name
         try:
             super()._save_checkpoint(model, trial)
             if not self.args.save_only_model:
@@ -536,7 +555,7 @@ class ExactResumeTrainer(CheckedPush):
             shutil.rmtree(written, ignore_errors=True)  # the disk may be full
             raise
         finally:
-            self.args.output_dir = str(run)
+            self.args.output_dir = output_dir
         if Path(self.state.best_model_checkpoint or "") == partial:
             self.state.best_model_checkpoint = str(folder)
         self.accelerator.wait_for_everyone()

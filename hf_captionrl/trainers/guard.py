@@ -23,6 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_captionrl.text.degenerate_captions import caption_words, count_words, find_repeats, mark_degenerate
 from hf_captionrl.text.ngrams import distinct_share
+from hf_captionrl.trainers.checkpoints import trainable_values
 from hf_captionrl.utils.io import escape_markdown
 from hf_captionrl.utils.options import Fraction, Positive, Range, check_values
 
@@ -92,6 +93,41 @@ def show_completions(
         frame["image"] = [module.Image(image.convert("RGB")) for image in images]
         # Without step=: the Trainer's callbacks let the tracker count steps, and wandb drops logs for earlier steps.
         module.log({tag: module.Table(dataframe=frame), "train/global_step": step})
+
+
+# --- A training that changes nothing ---------------------------------------------------------------------------------
+
+
+class UnchangedCallback(TrainerCallback):
+    """Warns of a training that leaves the captions of evaluations, or the weights, as they were."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._begin, self._weights = state.global_step, _some_weights(model)
+        self._first: dict[str, tuple[int, Sequence[str] | None]] = {}
+
+    def compare(self, name: str, captions: Sequence[str], args: Any, state: TrainerState) -> None:
+        """Compare captions with those of the first evaluation of this name; warn once, in the second half of a training."""
+        step, first = self._first.setdefault(name, (state.global_step, captions))
+        if captions == first and step < state.global_step and 2 * state.global_step >= state.max_steps:
+            self._first[name] = step, None
+            self._warn(f"The captions of the {len(captions)} evaluated images are still those of step {step}", args)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        change = (_some_weights(model) - self._weights).norm() / self._weights.norm()
+        if state.global_step > self._begin and change < 1e-6:  # a step at 1e-7 changes weights of 0.02 by 5e-6
+            self._warn(f"The weights have changed by {change:.1g} of their size", args)
+
+    def _warn(self, fact: str, args: Any) -> None:
+        if args.process_index == 0:
+            better = max(1e-5, 10 * args.learning_rate)
+            text = "%s with learning_rate=%g. Use a higher learning_rate, such as %g, or train longer."
+            logger.warning(text, fact, args.learning_rate, better)
+
+
+def _some_weights(model: Any) -> Tensor:
+    """Up to 128 values of each trainable weight."""
+    parts = (values.flatten() for _, values in trainable_values(model))
+    return torch.cat([part[:: max(1, len(part) // 64)].float().cpu() for part in parts])
 
 
 # --- Statistics of the captions of one training step -----------------------------------------------------------------

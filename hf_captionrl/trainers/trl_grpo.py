@@ -26,6 +26,7 @@ from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_
 from hf_captionrl.rewards.base import completion_text, refuse_token_credit
 from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, RewardedImages, make_bag_sampler
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
+from hf_captionrl.trainers.guard import UnchangedCallback
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.images import to_rgb
@@ -188,6 +189,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
         self.add_callback(CurriculumCallback(self.bags))
+        self.add_callback(UnchangedCallback())
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewarded = RewardedImages(train_dataset, self.accelerator)
             self.rewards.prepare(self._reward_data())
@@ -225,6 +227,11 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
 
     def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
         return self._sampler
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if _ROW not in inputs[0]:
+            raise ValueError("Rewards are prepared for trainer.train_dataset. Pass that or a part of it.")
+        return super()._generate_and_score_completions(inputs)  # type: ignore[no-any-return]
 
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]

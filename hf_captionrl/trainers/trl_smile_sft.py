@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.utils import FusedCausalLMOutput
 
@@ -310,7 +310,7 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
 
     Args:
         model (`PreTrainedModel`, `PeftModel` or `str`): The causal language model, or its name.
-        args ([`SmileSFTConfig`], *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
+        args ([`SmileSFTConfig`] or `TrainingArguments`, *optional*): Configuration. None: the defaults, in `{model name}-SMILE`.
         kwargs (`Any`): As for `trl.SFTTrainer`: `train_dataset`, `eval_dataset`, `processing_class`, `peft_config`, ...
 
     Example:
@@ -323,7 +323,11 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
     config_class = SmileSFTConfig
     method_name = "SMILE"
 
-    def __init__(self, model: PreTrainedModel | Any, args: SmileSFTConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: PreTrainedModel | Any, args: SmileSFTConfig | TrainingArguments | None = None, **kwargs: Any
+    ) -> None:
+        if isinstance(args, TrainingArguments) and not isinstance(args, SFTConfig):  # as TRL does
+            args = self.config_class(**{**args.to_dict(), "hub_token": args.hub_token})
         args = self._resolve_args(model, args)
         refuse_data_parallel(args, model)
         self._load_safely(args, by_name=isinstance(model, str), model=model)

@@ -23,6 +23,7 @@ SMALL = [
 OPTIONS = {
     "--lerning_rate 1": "'--lerning_rate'.* Use '--learning_rate'",
     "--config nowhere.yaml": r"nowhere\.yaml",
+    "--per_device_train_batch_size 0": "per_device_train_batch_size",
     "--max_train_images 0": "max_train_images",
     "--load_best_model_at_end true --eval_strategy no --save_strategy epoch": "load_best_model_at_end",
     "--resume_from_checkpoint model/checkpoint-40": "resume_from_checkpoint",  # of which training

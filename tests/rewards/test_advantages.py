@@ -258,6 +258,15 @@ def test_a_rollout_without_a_number_is_refused_by_name(rollouts):
         with_greedy(rollouts, values, values[:B], ["running_mean", "none"])
 
 
+def test_a_reward_without_a_number_leaves_the_running_mean(rollouts):
+    values = torch.tensor([[1.0, torch.nan]] * (B * G), dtype=torch.float64)
+    rewards = WeightedRewards([column(0, values), column(1, values, "running_mean")], WEIGHTS)
+    used = {name: make_baseline(name, G) for name in ("none", "running_mean")}
+    context = rollouts.context(["c"] * (B * G), list(range(B)))
+    assert compute_advantages(rewards, used, "none", context, None, lambda rows: rows)[0].tolist() == [1.0] * (B * G)
+    assert used["running_mean"].state_dict() == {"mean": 0.0, "number": 0}
+
+
 def test_equal_rewards_give_no_gradient(rollouts):
     equal = torch.full((8, 2), 0.25, dtype=torch.float64)
     for scale in ("group", "batch"):

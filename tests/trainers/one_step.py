@@ -35,7 +35,7 @@ SMALL = {**PLAIN_SGD, "per_device_train_batch_size": 8, "generation_max_new_toke
 def tiny_trainer(folder, scenes, *, cls=SmileTrainer, trainer_arguments=None, **settings):
     """A trainer of a tiny BLIP; `trainer_arguments` may hold another model."""
     given = {"eval_dataset": scenes["validation"], **(trainer_arguments or {})}
-    model = given.pop("model", None) or tiny_captioner("blip")
+    model = given.pop("model", None) or (None if "model_init" in given else tiny_captioner("blip"))
     return cls(model, SmileConfig(str(folder), **{**SMALL, **settings}), scenes["train"], **given)
 
 

@@ -186,7 +186,9 @@ def test_the_digest_of_data_is_of_their_content(tmp_path):
 
 def test_a_run_of_another_configuration_does_not_resume(tmp_path):
     toy(tmp_path, max_steps=2).train()
-    for name, changed in (("learning_rate", {"learning_rate": 0.01}), ("training_data", {"data": 1})):
+    others: dict = {"learning_rate": {"learning_rate": 0.01}, "training_data": {"data": 1}}
+    others["rows per step"] = {"gradient_accumulation_steps": 2}  # rows would be read twice or never
+    for name, changed in others.items():
         with pytest.raises(ValueError, match=f"another run: its {name} is"):
             toy(tmp_path, **changed).train(resume_from_checkpoint=True)
     folder = tmp_path / "checkpoint-2"

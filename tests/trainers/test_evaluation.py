@@ -1,13 +1,15 @@
-"""Evaluation as users of transformers know it: eval_loss, several data sets, predict, compute_metrics."""
+"""Evaluation as users of transformers know it: eval_loss, several data sets, predict, compute_metrics, model_init."""
 
 import json
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
+from peft import LoraConfig
 
 from hf_captionrl.captioners.captioner import is_sharded
 from hf_captionrl.captioners.pipeline import generate_captions
@@ -16,16 +18,20 @@ from hf_captionrl.metrics import cider_d
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import (
     CaptionRLConfig,
+    CaptionRLTrainer,
     SelfRetrievalConfig,
     SelfRetrievalTrainer,
+    SLEConfig,
+    SLETrainer,
     SmileConfig,
     SmileTrainer,
 )
 from hf_captionrl.trainers.policy import default_output_dir
+from hf_captionrl.trainers.publishing import read_run
 from tests.captioners.test_distributed import shard
 from tests.processes import run_in_processes
 from tests.tiny import tiny_blip, tiny_captioner
-from tests.trainers.one_step import SMALL, tiny_trainer
+from tests.trainers.one_step import SMALL, tiny_trainer, weights
 
 
 def looped_loss(captioner, dataset, seed, *, smile):
@@ -129,6 +135,106 @@ def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
     assert {type(metrics["eval_words"]), type(metrics["eval_named"])} == {float}
 
 
+SEARCHED = {0.5: 8, 0.1: 4}  # learning rates, and the batch of each
+
+
+def searching(kind, folder, scenes, scorer, **settings):
+    """A trainer that makes its tiny captioner itself, and so can be searched."""
+    rows = {"train_dataset": scenes["train"], "eval_dataset": scenes["validation"]}
+    rows["model_init"] = lambda: tiny_captioner("blip")
+    settings = {**SMALL, "save_strategy": "steps", "save_steps": 1, **settings}
+    if kind == "smile":
+        return SmileTrainer(None, SmileConfig(str(folder), **settings), **rows)
+    settings |= {"max_completion_length": 4, "guard": "off", "do_sample": True, "num_generations": 3, "beta": 0.1}
+    if kind == "sle":
+        return SLETrainer(None, SLEConfig(str(folder), **settings), **rows)
+    if kind == "self-retrieval":
+        return SelfRetrievalTrainer(None, scorer, SelfRetrievalConfig(str(folder), **settings), **rows)
+    return CaptionRLTrainer(None, "cider", CaptionRLConfig(str(folder), **settings), **rows)
+
+
+KINDS = ["smile", "sle", "self-retrieval", "caption-rl"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_trial_of_a_search_is_the_training_with_its_settings(tmp_path, scenes, scorer, kind):
+    trainer, trials, losses = searching(kind, tmp_path, scenes, scorer), [], []
+
+    def space(trial):
+        rate = trial.suggest_categorical("learning_rate", list(SEARCHED))
+        trials.append({"learning_rate": rate, "per_device_train_batch_size": SEARCHED[rate]})
+        return trials[-1]
+
+    def objective(metrics):
+        losses.append(metrics["eval_loss"])
+        return losses[-1]
+
+    both = optuna.samplers.GridSampler({"learning_rate": list(SEARCHED)})
+    best = trainer.hyperparameter_search(space, objective, n_trials=2, backend="optuna", sampler=both)
+    assert losses[0] != losses[1]
+    assert best.objective == min(losses)
+    for number, (settings, loss) in enumerate(zip(trials, losses, strict=True)):
+        saved = read_run(tmp_path / f"run-{number}" / "checkpoint-1")["configuration"]
+        assert saved["learning_rate"] == settings["learning_rate"]
+        alone = searching(kind, tmp_path / f"alone-{number}", scenes, scorer, **settings)
+        alone.train()
+        assert alone.evaluate()["eval_loss"] == loss
+
+
+def test_a_trial_resumes_from_the_checkpoint_that_ray_passes(tmp_path, scenes, scorer):
+    """Ray removes the model, and saves a trial without random states; it may continue with another learning rate."""
+    trainer = searching("smile", tmp_path, scenes, scorer)
+    trainer.train()
+    trainer._tune_save_checkpoint(str(tmp_path / "ray"))
+    trainer.model, trainer.args.max_steps, trainer.args.learning_rate = None, 2, 0.01
+    assert trainer.train(str(tmp_path / "ray" / "checkpoint-1"), trial={}).global_step == 2
+    with pytest.raises(ValueError, match="save_only_model"):  # the control: it is no checkpoint of a run
+        trainer.train(resume_from_checkpoint=str(tmp_path / "ray" / "checkpoint-1"))
+
+
+def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
+    seeds = iter([0, 0, 1])
+    given = {"model_init": lambda: tiny_captioner("blip", seed=next(seeds))}
+    given["peft_config"] = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query")
+    cache = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
+    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments=given, **cache)
+    trainer.train()
+    first, features = weights(trainer), trainer.train_dataset[0]["image_features"]
+    trainer.train()
+    other = trainer.train_dataset[0]["image_features"]
+    assert any("lora" in name for name in first)
+    assert not torch.equal(features, other)  # of the new model's tower
+    pixels = trainer.captioner.encode_images([scenes["train"][0]["image"]])
+    torch.testing.assert_close(other[None], trainer.captioner.image_features(**pixels).detach())
+
+
+def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
+    optimizer, new = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), lambda: tiny_captioner("blip")
+    for given in ({"model": new(), "model_init": new}, {"model_init": new, "optimizers": (optimizer, None)}):
+        with pytest.raises(ValueError, match="model_init"):
+            tiny_trainer(tmp_path, scenes, trainer_arguments=given)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_public_methods_outside_a_run(tmp_path, scenes, scorer, kind):
+    trainer, rows = searching(kind, tmp_path, scenes, scorer), scenes["validation"].select(range(5))
+    output = trainer.predict(DatasetDict({"validation": scenes["validation"], "test": rows}))
+    assert output.predictions == trainer.generate_captions(rows)
+    assert output.label_ids == [list(captions) for captions in rows["captions"]]
+    batches = list(trainer.get_test_dataloader(rows))  # one
+    loss, *nothing = trainer.prediction_step(trainer.model, dict(batches[0]), prediction_loss_only=False)
+    assert (float(loss), nothing) == (pytest.approx(output.metrics["test_loss"], rel=1e-5), [None, None])
+    for loader in (trainer.get_eval_dataloader(), trainer.get_eval_dataloader(rows)):
+        assert trainer.evaluation_loop(loader, "evaluation").metrics["eval_loss"] > 0
+    if kind in ("smile", "sle"):  # SLE begins with cross-entropy
+        assert trainer.compute_loss(trainer.model, batches[0], return_outputs=True)[0].requires_grad
+    else:
+        with pytest.raises(ValueError, match="no rollout"):
+            trainer.compute_loss(trainer.model, batches[0], return_outputs=True)
+    with pytest.raises(ValueError, match="evaluation data"):
+        tiny_trainer(tmp_path, scenes, trainer_arguments={"eval_dataset": None}).evaluate()
+
+
 def test_default_output_folder_has_the_name_of_the_model(tmp_path, scenes, scorer, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, processor = tiny_blip()
@@ -157,7 +263,7 @@ def test_other_column_names_are_accepted_in_evaluate(tmp_path, scenes):
     assert "eval_raw_loss" in trainer.evaluate({"raw": raw})
     named, given = trainer.evaluate("scenes"), trainer.evaluate(load_scenes()["validation"])
     assert named["eval_loss"] == given["eval_loss"]
-    with pytest.raises(ValueError, match=r"lack the column\(s\) \['image'\]"):
+    with pytest.raises(ValueError, match="no column 'image'"):
         trainer.evaluate(raw.remove_columns("image"))
 
 

@@ -170,6 +170,35 @@ def test_contradictory_arguments_are_refused_before_training(tmp_path, name, set
         make_trainer(str(tmp_path), **{"per_device_train_batch_size": 8, **settings})
 
 
+def test_evaluation_outside_a_run(tmp_path):
+    """Each caption is rewarded with the columns of its image, also with another number of captions per image."""
+    marks = []
+
+    def reward(completions, mark, **columns):
+        marks.append(mark)
+        return [float(value) for value in mark]
+
+    settings = {"per_device_train_batch_size": 8, "num_generations_eval": 1, "scorer": None}
+    trainer = make_trainer(str(tmp_path), **settings, trainer_arguments={"reward_funcs": reward})
+    metrics = trainer.evaluate(trainer.train_dataset.select([5, 2, 7]))
+    assert [sorted(mark) for mark in marks] == [[102, 105, 107]]
+    assert metrics["eval_reward"] == pytest.approx((105 + 102 + 107) / 3)
+    with pytest.raises(ValueError, match="train_dataset"):
+        trainer.evaluate(trainer.caption_data)
+
+
+def test_steps_outside_a_run(tmp_path):
+    trainer = make_trainer(str(tmp_path), per_device_train_batch_size=8)
+    batch = next(iter(trainer.get_train_dataloader()))
+    for mode in (True, False):
+        trainer.model.train(mode)
+        loss, logits, labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=True)
+        assert (loss.isfinite().item(), logits, labels) == (True, None, None)
+        assert trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch)).requires_grad
+    with pytest.raises(ValueError, match="outputs"):
+        trainer.compute_loss(trainer.model, trainer._prepare_inputs(batch), return_outputs=True)
+
+
 def test_a_model_without_images_is_refused_before_training(tmp_path, parts):
     model, tokenizer = copy.deepcopy(parts)  # TRL changes a model that it is given
     with pytest.raises(ValueError, match="images"):

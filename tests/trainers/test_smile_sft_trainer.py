@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig
 from torch import Tensor
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from hf_captionrl.losses import IGNORE_INDEX
@@ -282,6 +283,24 @@ def test_wrong_types_are_refused(parts, tmp_path):
     trainer = make(parts, tmp_path, peft=prompt_tuning, packing=True, max_length=64)
     with pytest.raises(ValueError, match="position_ids"):
         trainer.compute_loss(trainer.model, batch_of(trainer))
+
+
+def test_training_arguments_are_converted(parts, tmp_path):
+    model, tokenizer = parts
+    args = TrainingArguments(str(tmp_path), learning_rate=3e-4, hub_token="secret", use_cpu=True, report_to=[])
+    rows = datasets.Dataset.from_list(ROWS)
+    trainer = SmileSFTTrainer(copy.deepcopy(model), args, train_dataset=rows, processing_class=tokenizer)
+    assert type(trainer.args) is SmileSFTConfig
+    assert (trainer.args.learning_rate, trainer.args.hub_token, trainer.args.mle_weight) == (3e-4, "secret", 0.0)
+
+
+def test_router_losses_are_refused_before_training(parts, tmp_path):
+    _, tokenizer = parts
+    sizes = dict.fromkeys(["hidden_size", "intermediate_size", "moe_intermediate_size"], 8)
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=len(tokenizer), num_experts_per_tok=2, **sizes))
+    with pytest.raises(ValueError, match="router_aux_loss_coef"):
+        make((model, tokenizer), tmp_path)
 
 
 def test_logit_factors_are_those_of_trl(parts, tmp_path):

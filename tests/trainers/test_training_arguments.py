@@ -48,8 +48,9 @@ REFUSED: dict[type, dict[str, Any]] = {
         "subset": "nouns",
         "num_random": 0,
         "cache_image_features": True,  # without a frozen tower
-        "cache_pixels": "png",
         "generation_num_beams": 0,
+        "per_device_train_batch_size": 0,
+        "weight_decay": math.inf,
     },
     CaptionRLConfig: {
         "auto_find_batch_size": True,
@@ -65,7 +66,7 @@ REFUSED: dict[type, dict[str, Any]] = {
         "top_k": -1,
         "guard": "pray",
     },
-    SelfRetrievalConfig: {"similarity_scale": "blog", "retrieval_weight": math.nan},
+    SelfRetrievalConfig: {"similarity_scale": "blog", "retrieval_weight": math.nan, "dataloader_drop_last": False},
     SLEConfig: {
         "alpha": 1.1,
         "num_generations": 1,

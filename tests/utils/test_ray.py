@@ -13,6 +13,7 @@ from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import read_parts
 from tests.tiny import write_captions
+from tests.trainers.test_evaluation import searching
 from tests.utils import dying
 from tests.utils.toy import Squares, expected, pids, run, two_nodes
 
@@ -102,3 +103,31 @@ def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(
     if command is caption:
         ids = [row["image_id"] for row in read_parts("out")]
         assert len(ids) == len(set(ids)) == 6
+
+
+@pytest.mark.slow
+def test_trials_of_a_hyperparameter_search_run_side_by_side(cluster, tmp_path):
+    import ray
+
+    scenes = load_scenes(num_train=16, num_validation=12, num_test=0)
+    rates = (0.5, 0.1)
+    ray.init(cluster, log_to_driver=False)
+    try:
+        best = searching("smile", tmp_path, scenes, None).hyperparameter_search(
+            hp_space=lambda _: {"learning_rate": ray.tune.grid_search(list(rates))},
+            n_trials=1,
+            backend="ray",
+            compute_objective=lambda metrics: metrics["eval_loss"],
+            storage_path=str(tmp_path / "ray"),
+            verbose=0,
+        )
+    finally:
+        ray.shutdown()
+    losses = {}
+    for rate in rates:
+        alone = searching("smile", tmp_path / f"{rate}", scenes, None, learning_rate=rate)
+        alone.train()
+        losses[rate] = alone.evaluate()["eval_loss"]
+    assert best.hyperparameters["learning_rate"] == min(losses, key=losses.get)
+    assert best.objective == min(losses.values())
+    assert len(list(tmp_path.glob("run-*/checkpoint-1"))) == 2
