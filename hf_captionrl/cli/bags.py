@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
-from hf_captionrl.utils.io import atomic_write_bytes
+from hf_captionrl.utils.io import atomic_write_bytes, refuse_other_file
 from hf_captionrl.utils.options import EngineOptions, Positive, Range, option
 from hf_captionrl.utils.parts import MakePart, check_settings, read_tables, run_parts, split_rows
 
@@ -142,11 +142,15 @@ def mine_bags(arguments: BagsOptions) -> None:
         NeighbourFile,
         candidate_bags,
         curate_bags,
+        load_bags,
+        load_neighbours,
         save_bags,
         save_neighbours,
     )
     from hf_captionrl.retrieval.neighbours import nearest_neighbours
 
+    reader: Any = load_neighbours if arguments.mode == "neighbours" else load_bags
+    refuse_other_file(output, reader, f"--mode {arguments.mode}")
     split = load_split(
         arguments,
         quarantine_path=output.with_suffix(".quarantine.jsonl"),

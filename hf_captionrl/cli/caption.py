@@ -25,7 +25,7 @@ from hf_captionrl.data.options import (
     load_split,
     source_settings,
 )
-from hf_captionrl.utils.io import LineFile, json_digest, read_jsonl, to_plain, write_json
+from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
     CommandOptions,
     EngineOptions,
@@ -112,7 +112,7 @@ class CaptionOptions(
     output: Path | None = option(
         None,
         metavar="FILE",
-        help="file of JSON Lines (.jsonl) to write, or to resume; a folder with --processes or --engine (default: captions.jsonl, "
+        help="file of JSON Lines (.jsonl) to write, or to resume, or .csv, made of NAME.jsonl at the end; a folder with --processes or --engine (default: captions.jsonl, "
         "or captions)",
     )
     overwrite: bool = option(False, help="start again even if the file exists")
@@ -267,8 +267,11 @@ def write_captions(arguments: CaptionOptions) -> None:
         rows = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
-        summary, report = _write_lines(arguments, output, listed)
-        rows = (row for _, row in read_jsonl(output))
+        lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
+        summary, report = _write_lines(arguments, lines, listed)
+        summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)]
+        if lines != output:
+            _write_table(output, rows)
     if arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
@@ -311,6 +314,17 @@ _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit loa
     min_new_tokens top_k"""
 
 
+_BEGIN = b'{"image_id": '
+
+
+def _write_table(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows).map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
+    atomic_write_text(path, "\ufeff" + table.to_csv(index=False))
+
+
 class CaptionWriter(LineFile):
     """Appends captions to a file that one process writes at a time; use it as a context manager.
 
@@ -334,6 +348,9 @@ class CaptionWriter(LineFile):
         self._lacks_end = self.torn.rstrip().endswith(b"}")  # a line that an editor saved without a line feed
         if self._lacks_end:
             end, self.torn = len(data), b""
+        elif not self.torn.startswith(_BEGIN[: len(self.torn)]):
+            text = f"the last line, {self.torn[:60]!r}, is not a line of captions. Use another --output."
+            raise ValueError(f"{self.path}: {text}")
         self._whole = end
         self.done = parse_captions(data[:end], self.path) if end else {}
 
@@ -408,7 +425,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         )
     if output.suffix != ".jsonl":
         raise ValueError(
-            f"--output {str(output)!r} must end in .jsonl. Use "
+            f"--output {str(output)!r} must end in .jsonl or .csv. Use "
             f"{str(output.with_suffix('.jsonl') if output.name else 'captions.jsonl')!r}."
         )
     from tqdm import tqdm

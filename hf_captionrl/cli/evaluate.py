@@ -55,6 +55,7 @@ from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
 from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
+from hf_captionrl.text.tokenize import lacks_blanks, split_characters
 from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
@@ -276,6 +277,7 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     if arguments.uses_shards and scorer is not None:
         cache_image_features(arguments, split, scorer)
     evaluator = Evaluator(split.dataset, scorer, language_model, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator.tokenize = arguments.tokenize
     evaluator.clip_prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)
     if arguments.pool is not None and scorer is not None:
         whole = replace(arguments, split="all", max_images=None)
@@ -287,6 +289,9 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
         Source(str(file["name"]), captions, evaluator.references)
         for file, captions in zip(described, aligned, strict=True)
     ]
+    if arguments.tokenize == "ptb" and any(lacks_blanks(_texts(source)) for source in sources):
+        text = "most captions of a file have no blanks, and count as one word each. Use --tokenize char."
+        print(f"captionrl evaluate: {text}", file=sys.stderr)
     human = None if arguments.no_references else human_captions(evaluator)
     if human is not None:
         sources.append(human)
@@ -321,7 +326,8 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     atomic_write_text(folder / "comparison.md", text)
     atomic_write_text(folder / "comparison.csv", comparison_csv(shown))
     atomic_write_text(folder / "comparison.tex", comparison_latex(shown))
-    lengths = {source.name: [len(text.split()) for text in _texts(source)] for source in sources}
+    words_of = split_characters if arguments.tokenize == "char" else list
+    lengths = {source.name: [len(text.split()) for text in words_of(_texts(source))] for source in sources}
     write_length_histogram(folder / "lengths.png", lengths)
     written = [f"comparison.{suffix}" for suffix in ("json", "md", "csv", "tex")] + ["lengths.png"]
     if arguments.json:

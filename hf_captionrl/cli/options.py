@@ -159,18 +159,6 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
         '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
     )
-    entropy_of: str | None = option(
-        None,
-        group="evaluation",
-        metavar="CAPTIONER",
-        help="also compute the mean entropy of this captioner's distributions along the captions, in nats",
-    )
-    pac_s: str | None = option(
-        None,
-        group="evaluation",
-        metavar="SCORER",
-        help="also compute PAC-S with this scorer, converted by captionrl convert clip_ViT-B-32.pth",
-    )
     tokenize: Literal["ptb", "char"] = option(
         "ptb",
         group="evaluation",

@@ -238,6 +238,7 @@ class SourceArguments:
     # `video_frames` with that number, and `image` is not decoded on access.
     num_frames: NotNegative = 0
     require_captions: bool = True  # False also accepts data without captions; `captions` is then empty
+    text_files: str = ""  # extension of text files beside images that the caller reads
 
     def __post_init__(self) -> None:
         check_values(self)

@@ -97,11 +97,13 @@ def _metadata_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _read_image_folder(folder: Path, root: Path | None, require_captions: bool) -> Source:
+def _read_image_folder(folder: Path, root: Path | None, arguments: SourceArguments) -> Source:
+    require_captions = arguments.require_captions
     if not folder.is_dir():
         raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
     listing = list_images(folder)
     if not (files := _metadata_files(folder)):
+        listing.others.pop(arguments.text_files, None)
         return _read_bare_folder(folder, listing, root, require_captions)
     splits: dict[str, list[Row]] = {}
     for name, path in files.items():
@@ -161,7 +163,7 @@ _DATA_SUFFIXES = {".parquet", ".arrow", ".tar"}  # files of a data set; a .csv o
 
 def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     """Determine the kind of `dataset_name` and read it."""
-    data_dir, require_captions = arguments.data_dir, arguments.require_captions
+    data_dir = arguments.data_dir
     root = None if arguments.image_root is None else Path(arguments.image_root)
     if root is not None and not root.is_dir():
         raise FileNotFoundError(f"image_root ({str(root)!r}) is not a folder. Use the folder that holds the images.")
@@ -169,7 +171,7 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     if dataset_name == "imagefolder":
         if data_dir is None:
             raise ValueError("dataset_name 'imagefolder' needs a folder. Set data_dir to a folder of images.")
-        return _read_image_folder(Path(data_dir).expanduser(), root, require_captions)
+        return _read_image_folder(Path(data_dir).expanduser(), root, arguments)
     from hf_captionrl.data import benchmarks
 
     if dataset_name in benchmarks.PUBLISHED:
@@ -183,7 +185,7 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
     if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
         listing = list_images(path)
         if _metadata_files(path) or (listing.images and not listing.others.keys() & _DATA_SUFFIXES):
-            return _read_image_folder(path, root, require_captions)
+            return _read_image_folder(path, root, arguments)
     if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
         raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
     return _read_with_datasets(dataset_name, path, arguments, root)

@@ -147,6 +147,8 @@ class Evaluator:
         self.learning_curves = learning_curves
         self.held_out_scorer = held_out_scorer
         self.seed = seed
+        self.tokenize = "ptb"
+        """[`SuiteRow.tokenize`] of the tables."""
         self.clip_prefix = ""
         """Text before each caption for CLIPScore."""
         self.ranks: dict[str, Any] = {}  # row name -> rank of each test image in the whole pool
@@ -248,6 +250,7 @@ class Evaluator:
             check=check,
             bags=self.bags,
             parts=self.parts,
+            tokenize=self.tokenize,
             seed=self.seed,
             **inputs,
         )
@@ -439,7 +442,8 @@ def sle_row(source: Source, evaluator: Evaluator) -> dict[str, Any]:
         empty.missing("one caption per image; this table needs several", *SUITES["sle"])
         return {"name": source.name, **empty.result()}
     references = source.references if all(source.references) and not source.is_human else None
-    row = suite("sle", source.captions, references=references, details=True, seed=evaluator.seed)
+    options = {"tokenize": evaluator.tokenize, "seed": evaluator.seed}
+    row = suite("sle", source.captions, references=references, details=True, **options)
     reasons = [f"{key}_reason" for key in ("cider_d", "best_cider_d")] if source.is_human else []
     return {"name": source.name, **row, **dict.fromkeys(reasons, "the references are the captions")}
 

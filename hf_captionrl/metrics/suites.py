@@ -40,7 +40,7 @@ from hf_captionrl.metrics.words import vocabulary_size
 from hf_captionrl.text.bleu import bleu_scores, corpus_bleu
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.degenerate_captions import degenerate, is_empty
-from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.text.tokenize import ptb_tokenize, split_characters
 
 NlgMetric = Callable[[list[str], list[list[str]]], Mapping[str, Any]]
 """Maps captions and references to a result like that of [`hf_captionrl.metrics.meteor_spice.meteor`]; raises a `RuntimeError`
@@ -99,9 +99,15 @@ class SuiteRow:
     meteor: NlgMetric | None = None
     spice: NlgMetric | None = None
     scorer: str = ""  # its signature, for the signatures of the numbers
+    tokenize: str = "ptb"  # "char": each character of a script without spaces is a word of captions and references
     seed: int = 0  # of the bootstrap
 
     def __post_init__(self) -> None:
+        self._spoken = spoken(self.captions)  # as a language model reads them
+        if self.tokenize == "char":
+            for name in ("captions", "references", "sampled"):
+                if getattr(self, name) is not None:
+                    setattr(self, name, split_characters(getattr(self, name)))
         names = ("references", "text_features", "clip_features", "facts")
         rows = len(self.captions if self.sampled is None else self.sampled)
         for name, value in [*((name, getattr(self, name)) for name in names), *self.parts.items()]:
@@ -149,7 +155,8 @@ class SuiteRow:
         """Set a number of the whole set that is not a mean over images and has no interval."""
         self.numbers[key] = value
         if signature:
-            self.signatures[key] = signature
+            is_char = self.tokenize == "char"
+            self.signatures[key] = re.sub("tok:ptb|words:whitespace", "tok:char", signature) if is_char else signature
 
     def mean(
         self,
@@ -389,7 +396,7 @@ class SuiteRow:
 
     def set_perplexity(self, keys: Sequence[str]) -> None:
         """Perplexity; its interval is that of the mean loss per token, over captions."""
-        losses = self.perplexity(self.texts)
+        losses = self.perplexity(self._spoken)
         nats, tokens = (np.asarray(losses[name], dtype=np.float64) for name in ("nats", "tokens"))
         value = float(losses["perplexity"])
         self.number("perplexity", value, signature=str(losses.get("signature", "")))

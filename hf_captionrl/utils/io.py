@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -116,6 +116,16 @@ def refuse_file(output: Path) -> None:
     """Refuse a file as the folder of `--output`."""
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
+
+
+def refuse_other_file(output: Path, read: Callable[[Path], Any], kind: str) -> None:
+    """Refuse to replace a file that `read` does not accept as one of the command."""
+    if output.exists():
+        try:
+            read(output)
+        except (ValueError, OSError) as error:
+            text = f"--output {str(output)!r} exists and is no file of {kind}. Use another --output."
+            raise ValueError(text) from error
 
 
 def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> Path:

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from hf_captionrl.cli import main
 from hf_captionrl.data import BagCurriculumSampler
@@ -84,6 +86,27 @@ def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, argu
     assert named in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        ("truematch", "captions.json"),
+        ("neighbours", "model.safetensors"),
+    ],
+)
+def test_a_file_of_something_else_is_not_replaced(cache, tmp_path, capsys, monkeypatch, mode, name):
+    path = tmp_path / name
+    if path.suffix == ".safetensors":
+        save_file({"weight": torch.ones(3)}, path)
+    else:
+        path.write_text('[{"image_id": "test-00000", "caption": "a pig"}]')
+    before = path.read_bytes()
+    monkeypatch.setattr("hf_captionrl.cli.bags.load_split", None)  # nothing is read
+    assert bags(cache, path, "--mode", mode) == 2
+    assert "--output" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_command_replaces_its_own_files(cache, tmp_path):

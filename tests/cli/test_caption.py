@@ -1,5 +1,6 @@
 """`captionrl caption` with the shipped captioner: output, and resuming after `kill -9`."""
 
+import csv
 import json
 import os
 import signal
@@ -235,6 +236,9 @@ def test_a_last_line_without_a_line_feed_is_kept_if_it_is_whole(tmp_path, capsys
     output.write_text(first + '{"image_id": "1.png", "caption": "mine"}')
     assert caption_folder(output, tmp_path / "photos") == 0
     assert read_caption_file(output).captions["1.png"] == ["mine"]
+    output.write_text(first + "my notes")
+    assert caption_folder(output, tmp_path / "photos") == 2
+    assert output.read_text() == first + "my notes"
     output.write_text(first + '{"image_id": "1.png", "capt')  # what a kill leaves
     assert caption_folder(output, tmp_path / "photos") == 0
     assert '"capt' in capsys.readouterr().err  # shown before it is removed
@@ -263,3 +267,20 @@ def write_and_be_killed(last, arguments):
     """Run a command until its n-th write to a growing file; in a separate process."""
     hf_captionrl.utils.io.os = KillingOs(last)
     return main(arguments)
+
+
+@pytest.mark.parametrize("more", [SAMPLES, ["--max_new_tokens", "4"]])
+def test_csv_has_the_columns_of_the_lines_and_is_read_again(tmp_path, more):
+    path = tmp_path / "x.csv"
+    assert caption(path, *more, images=4) == 0
+    rows = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        table = list(csv.DictReader(file))
+    assert [row.keys() for row in table] == [row.keys() for row in rows]
+    assert [row["caption"] for row in table] == [row["caption"] for row in rows]
+    assert read_caption_file(path).captions == read_caption_file(tmp_path / "x.jsonl").captions
+    before = path.read_bytes()
+    assert caption(path, *more, images=5) == 0  # resumes
+    assert path.read_bytes().startswith(before)
+    assert len(read_caption_file(path).captions) == 5
+    assert caption(tmp_path / "x.txt", *more, images=4) == 2

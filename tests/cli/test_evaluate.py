@@ -448,3 +448,27 @@ def test_a_scorer_needs_images_but_no_references(tmp_path, scenes, monkeypatch, 
     assert 0 < rows_of("outputs/evaluate", "sle")["x"]["div_2"] < 1
     assert main([*command, "--dataset", "none"]) == 2  # the images are needed
     assert "--dataset" in capsys.readouterr().err
+
+
+def test_characters_count_as_words_on_request(folder, capsys):
+    captions = ["一只狗在草地上跑。", "一只猫在桌子上", "一只狗" * 12, "..."]
+    references = ["一只狗在草地上奔跑", "桌子上有一只猫", "一只狗", "一只鸟在飞"]
+    for name, texts in (("c.json", captions), ("d.json", references)):
+        Path(name).write_text(json.dumps({str(i): [text] for i, text in enumerate(texts)}))
+    command = ["evaluate", "--captions", "c.json", "--references", "d.json", "--output_dir"]
+    assert main([*command, "words"]) == 0
+    assert capsys.readouterr().err.count("--tokenize char") == 1
+    assert main([*command, "characters", "--tokenize", "char"]) == 0
+    assert "--tokenize" not in capsys.readouterr().err
+    words, characters = (rows_of(name, "text")["c"] for name in ("words", "characters"))
+    assert (words["length"], characters["length"]) == (1, (8 + 7 + 36 + 1) / 4)
+    assert [words["bleu_4"], words["cider_d"]] == pytest.approx([0, 0], abs=1e-9)
+    spaced = [[" ".join(text.strip("。"))] for text in captions[:3]] + [["..."]]
+    expected = cider_d(spaced, [[" ".join(text)] for text in references])
+    assert characters["cider_d"] == pytest.approx(expected["cider_d"])
+    assert characters["bleu_4"] > 0.1
+    for folder_name in ("words", "characters"):
+        row = rows_of(folder_name, "captions")["c"]
+        assert (row["empty"], row["degenerate"]) == (0.25, 0.5)
+    signatures = json.loads(Path("characters/comparison.json").read_text())["signatures"]["text"]
+    assert all("tok:char" in signatures[key] for key in ("cider_d", "length", "bleu_4"))

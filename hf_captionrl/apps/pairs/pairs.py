@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet
 import torch
 import yaml
 from torch import Tensor
@@ -26,7 +28,7 @@ from hf_captionrl.rewards import Reward, RewardContext, RewardData, WeightedRewa
 from hf_captionrl.rewards.base import reward_class
 from hf_captionrl.text.ngrams import encode_words
 from hf_captionrl.text.tokenize import ptb_tokenize_all
-from hf_captionrl.utils.io import atomic_file
+from hf_captionrl.utils.io import atomic_file, refuse_other_file
 from hf_captionrl.utils.model_files import model_path
 
 _MESSAGES = datasets.List({"role": datasets.Value("string"), "content": datasets.Value("string")})
@@ -111,10 +113,17 @@ def reward_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str
     return scores
 
 
+def _read_columns(path: Path) -> None:
+    """Raises a `ValueError` if the file is none of pairs."""
+    if set(pyarrow.parquet.read_schema(path).names) != _FEATURES.keys():
+        raise ValueError(f"{path} has other columns.")
+
+
 def write_pairs(options: PairsOptions) -> None:
     """Write the pairs, and print their number."""
     if options.output.suffix != ".parquet":
         raise ValueError(f"--output {str(options.output)!r} must end in .parquet.")
+    refuse_other_file(options.output, _read_columns, "pairs")
     pooled: dict[str, list[str]] = {}
     for path in options.captions:
         for image_id, captions in read_caption_file(path).captions.items():

@@ -118,6 +118,20 @@ def test_trl_trains_on_the_file(sampled, tmp_path):
     assert trainer.state.log_history[0]["rewards/accuracies"] >= 0
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "rows.parquet", "pairs.parquet"])
+def test_only_a_file_of_pairs_is_replaced(sampled, tmp_path, capsys, name):
+    """Not the captions themselves, and not the images."""
+    datasets.Dataset.from_dict({"image": ["a.png"], "captions": [["a pig"]]}).to_parquet(tmp_path / "rows.parquet")
+    options = ["--reward", "self_retrieval", "--margin", 1e-6, "--output", tmp_path / name]
+    is_ours = name == "pairs.parquet"
+    if is_ours:
+        assert pairs(tmp_path, *options) == 0
+    before = (tmp_path / name).read_bytes()
+    assert pairs(tmp_path, *options, "--prompt", "Other words") == (0 if is_ours else 2)
+    assert ((tmp_path / name).read_bytes() != before) == is_ours
+    assert ("--output" in capsys.readouterr().err) == (not is_ours)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
