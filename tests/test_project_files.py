@@ -153,7 +153,7 @@ def test_release_check_finds_what_is_missing_and_what_should_not_be_there(tmp_pa
 
 # --- Each program of scripts/ starts from any folder, although only its folder is on the path ---------------------------
 
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+SCRIPTS = sorted([*(ROOT / "reproduction").glob("*.py"), *(ROOT / "scripts").glob("*.py")])
 PROGRAMS = [str(path) for path in SCRIPTS if '__name__ == "__main__"' in path.read_text()]
 # In one interpreter, because each of them would import the libraries again.
 START = """
@@ -161,7 +161,7 @@ import json, runpy, sys
 before, failed = sys.path[1:], {}
 for program in json.loads(sys.argv[1]):
     sys.path[:] = [program.rpartition("/")[0], *before]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("reproduction", "scripts")]:
         del sys.modules[name]
     try:
         runpy.run_path(program, run_name="not_started")
@@ -182,5 +182,5 @@ def test_programs_find_the_modules_they_import_and_one_that_does_not_is_noticed(
     )
     assert run.returncode == 0, run.stderr
     failed = json.loads(run.stdout.splitlines()[-1])
-    assert "No module named 'scripts'" in failed.pop(str(planted))
+    assert "No module named 'reproduction'" in failed.pop(str(planted))
     assert failed == {}

@@ -251,12 +251,9 @@ def test_types_that_read_images_differently_are_refused_before_the_weights(kind,
             load_captioner(given)
 
 
-@pytest.mark.parametrize(
-    ("kind", "instead"),
-    [("moondream1", "SmolVLM2"), ("internvl_chat", "-HF"), ("minicpmv", "MiniCPM-V-4.6"), ("molmo", "Molmo2")],
-)
-def test_code_in_a_checkpoint_is_refused_with_an_alternative(kind, instead, tmp_path):
+@pytest.mark.parametrize("kind", ["moondream1", "internvl_chat"])
+def test_code_in_a_checkpoint_is_refused_with_an_alternative(kind, tmp_path):
     code = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
-    with pytest.raises(ValueError, match=f"auto_map.*{instead}"):
+    with pytest.raises(ValueError, match="auto_map.* end in -hf"):
         load_captioner(tmp_path)

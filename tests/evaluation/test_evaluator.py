@@ -13,7 +13,7 @@ from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
 from hf_captionrl.cli import main
 from hf_captionrl.cli.features import FeatureParts
-from hf_captionrl.data.columns import ColumnView, replace_column, undecoded
+from hf_captionrl.data.columns import replace_column, undecoded
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, pool_images
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
@@ -203,4 +203,4 @@ def test_drawn_references_equal_a_plain_loop():
         expected.append([*group[place : place + 1], *(c for i, c in enumerate(group) if i != place)])
     features = datasets.Features({"captions": datasets.List(datasets.Value("string"))})
     dataset = datasets.Dataset.from_dict({"captions": rows}, features=features)
-    assert list(draw_references(ColumnView(dataset, "captions"), seed)) == expected
+    assert list(draw_references(dataset["captions"][:], seed)) == expected

@@ -284,7 +284,7 @@ def test_a_judge_is_audited(tmp_path, capsys, monkeypatch):
 BAD = {
     "an unknown metric": (["--metric", "cidre"], "cidre"),
     "few scenes": (["--metric", "length", "--n", "49"], "n is 49"),
-    "no judge": (["--metric", "fleur"], "--judge"),
+    "no judge": (["--metric", "clair"], "--judge"),
     "a reward of several captions": (["--metric", "reward:diversity", "--n", "50"], "num_generations"),
 }
 

@@ -130,7 +130,6 @@ def refused(folder, capsys, **kwargs):
     [
         ("config.json", {"vision_config": []}),
         ("config.json", {"text_config": {"hidden_size": "wide"}}),
-        ("captioner.json", {"prompt": None}),
         ("processor_config.json", {"image_processor": 3}),
     ],
     ids=str,

@@ -53,7 +53,7 @@ def check_rows(values: Any, name: str, kinds: tuple[str, ...]) -> list[Any]:
 def _plain(row: Any, where: str) -> Any:
     if hasattr(row, "detach"):
         row = row.detach().cpu().float().numpy()
-    if isinstance(row, np.ndarray) and row.ndim in (2, 3) and row.dtype == np.uint8:
+    if isinstance(row, np.ndarray) and row.ndim in (2, 3) and row.dtype in (np.uint8, np.uint16, np.bool_):
         row = Image.fromarray(row)
     if isinstance(row, np.ndarray | np.generic):
         return row.tolist()

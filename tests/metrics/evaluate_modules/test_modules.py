@@ -254,7 +254,7 @@ PATHS, EYE = ["a.png", "b.png"], np.eye(2)
         ("self_retrieval", {"predictions": ["a", 3]}, r"predictions\[1\]"),
         ("self_retrieval", {"references": [[1.0, 0.0]]}, "1 references"),
         ("self_retrieval", {"references": [[1.0, 0.0], "b.png"]}, r"references\[1\]"),
-        ("self_retrieval", {"references": [[1.0, 0.0], [0.0]]}, r"references\[1\] has shape"),
+        ("self_retrieval", {"references": [[1.0, 0.0], [0.0]]}, r"references is not a matrix"),
         ("self_retrieval", {"references": PATHS, "scorer": SCORER}, r"references\[0\]: .*'a.png' is not a file"),
         ("self_retrieval", {"references": [{"bytes": b"no image", "path": None}] * 2}, r"references\[0\]: .*8 bytes"),
         ("self_retrieval", {"references": ["x", "y"], "image_features": {"x": [1.0, 0.0]}}, r"references\[1\]"),
