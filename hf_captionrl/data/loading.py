@@ -103,7 +103,8 @@ def _read_image_folder(folder: Path, root: Path | None, arguments: SourceArgumen
         raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
     listing = list_images(folder)
     if not (files := _metadata_files(folder)):
-        listing.others.pop(arguments.text_files, None)
+        if arguments.text_files:
+            listing.others.pop(arguments.text_files, None)
         return _read_bare_folder(folder, listing, root, require_captions)
     splits: dict[str, list[Row]] = {}
     for name, path in files.items():

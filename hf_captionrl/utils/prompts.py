@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
-from hf_captionrl.utils.io import LineFile, json_digest
+from hf_captionrl.utils.io import LineFile, json_digest, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +167,10 @@ class KeptAnswers(LineFile, AnswerScores):
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             try:
                 entry = json.loads(line)
-                self._answers.setdefault(entry["key"], _read(entry["answer"]))
+                if _is_usable(answer := _read(entry["answer"])):
+                    self._answers.setdefault(entry["key"], answer)
+                else:
+                    say(f"{self.path}, line {number}: {_UNUSABLE}, so its question is asked again.")
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise ValueError(
                     f"{self.path}, line {number}, is not a kept answer: {line[:60]!r}. Remove that line; its question is "
@@ -193,6 +197,7 @@ class KeptAnswers(LineFile, AnswerScores):
         left = len(firsts) if self.max_requests is None else max(self.max_requests - self.num_requests, 0)
         for at, answer in ask([prompts[i] for i in firsts[:left]]) if firsts[:left] else ():
             self.num_requests += 1
+            answer = answer if _is_usable(answer) else Failure("backend_failed", _UNUSABLE)
             key, prompt = keys[firsts[at]], prompts[firsts[at]]
             if self._is_kept(answer) and getattr(answer, "reason", "") != "backend_failed":
                 entry = {"key": key, "stage": prompt.stage, "image_id": prompt.image_id, "model": self.model}
@@ -211,6 +216,17 @@ class KeptAnswers(LineFile, AnswerScores):
                 f"max_requests is {self.max_requests}, and {len(firsts) - left} questions are left. The answers so far are in "
                 f"{self.path.name!r}; raise max_requests to ask the others."
             )
+
+
+_UNUSABLE = "the answer has half of a surrogate pair, or log-probabilities that are not finite"
+
+
+def _is_usable(answer: Any) -> bool:
+    """Whether files can hold the text of an answer, and its log-probabilities are numbers; of several, some may be -inf."""
+    if isinstance(answer, list):
+        return all(value < math.inf for value in answer) and any(value > -math.inf for value in answer)
+    text = getattr(answer, "text", answer)
+    return not isinstance(text, str) or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _plain(answer: Any) -> Any:

@@ -1,6 +1,7 @@
 """Kept answers: nothing is asked twice, also after a kill; a limit on requests; damaged files."""
 
 import json
+import math
 from collections import Counter
 
 import numpy as np
@@ -141,3 +142,49 @@ def test_letters_of_images_end_with_the_alphabet():
     assert image_labels(26)[-1] == "Z"
     with pytest.raises(ValueError, match="27 images"):
         image_labels(27)
+
+
+HALF = "a \ud83d dog"
+UNUSABLE = [
+    HALF,
+    Truncated(HALF),
+    [math.nan, -1.0],
+    [-math.inf, -math.inf],
+    [math.inf, 0.0],
+]
+
+
+@pytest.mark.parametrize("answer", UNUSABLE, ids=repr)
+def test_an_answer_that_cannot_be_used_is_asked_again(tmp_path, answer, capsys):
+    """Whether it comes from the backend, or stands in the file."""
+    path, good = tmp_path / "kept.jsonl", [-1.0, -math.inf] if isinstance(answer, list) else "a dog"
+    answers = ["x", "y"] if isinstance(answer, list) else None
+
+    class Changing(Counting):
+        now = answer
+
+        def complete(self, prompts):
+            return self._each(prompts, lambda prompt: self.now)
+
+        def score_answers(self, prompts, answers):
+            return self.complete(prompts)
+
+    def ask():
+        with KeptAnswers(backend, path) as kept:
+            prompts = prompts_of("a")
+            return dict(kept.complete(prompts) if answers is None else kept.score_answers(prompts, answers))[0]
+
+    backend = Changing()
+    assert ask().reason == ask().reason == "backend_failed"
+    assert not path.exists()
+    backend.now = good
+    assert ask() == ask() == good
+    assert len(backend.asked) == 3
+    # As an earlier version wrote it, or a person.
+    entry = json.loads(path.read_text())
+    stored = {"truncated": answer.text} if isinstance(answer, Truncated) else answer
+    path.write_text(json.dumps(entry | {"answer": stored}) + "\n")
+    capsys.readouterr()
+    assert ask() == good
+    assert len(backend.asked) == 4
+    assert f"{path}, line 1" in capsys.readouterr().err
