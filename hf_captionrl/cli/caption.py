@@ -257,7 +257,6 @@ def write_captions(arguments: CaptionOptions) -> None:
     from hf_captionrl.data.quarantine import stop_if_too_many
 
     _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
-    arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
     rows: Iterable[dict[str, Any]]

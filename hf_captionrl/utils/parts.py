@@ -78,7 +78,6 @@ def run_parts(
     from tqdm import tqdm
 
     engine = engine or EngineOptions()
-    engine.check_engine()
     folder, num_rows = Path(folder), parts[-1].stop
     with FolderLock(folder):
         for path in _present(folder) if overwrite else ():

@@ -248,7 +248,7 @@ def test_digest_changes_with_a_word_and_with_a_pixel():
 
 def test_committed_digests_are_those_of_the_test_split():
     """The world is frozen: whoever changes its rules gives it another version and makes the results again."""
-    path = Path(__file__).parents[2] / "docs" / "results" / "scenes_digests.json"
+    path = Path(__file__).parents[2] / "reproduction" / "results" / "scenes_digests.json"
     committed = json.loads(path.read_text())
     entry = next(e for e in committed["splits"] if (e["configuration"], e["split"]) == ("captions", "test"))
     assert committed["world_version"] == export_scenes.WORLD_VERSION

@@ -79,7 +79,7 @@ def browser():
 
 def gallery(folder):
     items = [
-        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [Mark(text, "wrong", 0, 2, text)], 1, 2)], [text])
+        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [Mark(text, "wrong", 0, 2)], 1, 2)], [text])
         for text in TEXTS
     ]
     return write_gallery(folder / "page.html", items, ALL, note=ALL)

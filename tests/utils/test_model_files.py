@@ -15,7 +15,7 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.evaluation.options import optional_scorer
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.utils.model_files import load_language_model, model_path, read_config
+from hf_captionrl.utils.model_files import model_path, read_config
 from tests.tiny import tiny_captioner
 
 NAME = "openai/clip-vit-base-patch32"
@@ -56,13 +56,10 @@ def pickle_in(cache, commit):
     torch.save(load_file(SOURCE / WEIGHTS), cache / "snapshots" / commit / "pytorch_model.bin")
 
 
-@pytest.mark.parametrize("layout", ["weights in the pull request", "all in the pull request", "on main"])
+@pytest.mark.parametrize("layout", ["weights in the pull request", "on main"])
 def test_default_scorer_from_a_cache(layout, cache):
     if layout == "on main":
         download(cache, "main", MAIN, *SMALL, WEIGHTS)
-    elif layout == "all in the pull request":  # `hf download NAME --revision refs/pr/15`
-        download(cache, "refs/pr/15", PULL, *SMALL, WEIGHTS)
-        download(cache, "refs/pr/9", "3" * 40, *SMALL)  # another pull request, without weights
     else:  # as after loading with transformers
         download(cache, "main", MAIN, *SMALL)
         pickle_in(cache, MAIN)
@@ -130,7 +127,6 @@ def refused(folder, capsys, **kwargs):
     [
         ("config.json", {"vision_config": []}),
         ("config.json", {"text_config": {"hidden_size": "wide"}}),
-        ("captioner.json", {"prompt": None}),
         ("processor_config.json", {"image_processor": 3}),
     ],
     ids=str,
@@ -146,7 +142,7 @@ def test_values_of_a_wrong_type(file, change, copy, capsys):
 def test_damaged_weights(kept, copy, capsys):
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[kept])
-    assert f"{path} is truncated or not a safetensors file" in refused(copy, capsys)
+    assert "cannot be loaded as " in refused(copy, capsys)
 
 
 @pytest.mark.parametrize(
@@ -192,17 +188,6 @@ def test_index_entries_must_be_plain_names_of_safetensors(entry, copy):
         load_captioner(copy)
 
 
-@pytest.mark.parametrize(
-    ("load", "name"),
-    [(load_scorer, "siglip-held-out"), (load_language_model, "gpt2-perplexity"), (load_captioner, "clipcap-mle")],
-)
-def test_index_entries_of_other_models(load, name, tmp_path):
-    shutil.copytree(model_path(f"scenes:{name}"), tmp_path / "model")
-    sharded(tmp_path / "model", HOSTILE[1])
-    with pytest.raises(ValueError, match="plain name of a"):
-        load(str(tmp_path / "model"))
-
-
 def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
     sharded(copy)
     expected = load_captioner(saved).model.state_dict()
@@ -210,7 +195,7 @@ def test_shards_load_unless_one_is_truncated_or_missing(copy, saved):
         assert torch.equal(value, expected[name])
     shard = copy / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"model-00002-of-00002\.safetensors is truncated"):
+    with pytest.raises(ValueError, match="cannot be loaded as "):
         load_captioner(copy)
     shard.unlink()
     with pytest.raises(OSError, match=r"model-00002-of-00002\.safetensors"):
