@@ -97,8 +97,6 @@ def run_parts(
         with tqdm(total=num_rows, initial=resumed, unit=" rows", disable=None) as progress:
             for number in finished:
                 progress.update(len(parts[number]))
-        for path in worker.paths[1:]:
-            refuse_other_settings(_run_of(worker.paths[0])["made_by"], _run_of(path)["made_by"])
     return resumed
 
 
@@ -140,13 +138,6 @@ def _present(folder: Path) -> list[Path]:
     return list(folder.glob("part-[0-9]*-of-[0-9]*.parquet"))
 
 
-def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    import pyarrow.parquet
-
-    # Without partitioning, folders such as "a=b" in the path would become columns.
-    return pyarrow.parquet.read_table(path, columns=columns and list(columns), partitioning=None)
-
-
 def _run_of(path: Path) -> dict[str, Any]:
     """`settings` and `made_by` of a part."""
     import pyarrow.parquet
@@ -170,7 +161,11 @@ def part_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Parts of a finished folder, in the order of the source. Only one is in memory."""
-    return (_read(path, columns) for path in part_files(folder))
+    import pyarrow.parquet
+
+    for path in part_files(folder):
+        # Without partitioning, folders such as "a=b" in the path would become columns.
+        yield pyarrow.parquet.read_table(path, columns=columns and list(columns), partitioning=None)
 
 
 def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -213,7 +208,7 @@ class _Worker:
         return number
 
 
-_REMEDY = "perhaps because memory ran out. The same command resumes; use fewer --processes, or a smaller --batch_size."
+_REMEDY = "perhaps because memory ran out. The same command resumes; use fewer --processes."
 
 _worker: _Worker  # of a spawned process
 
@@ -280,8 +275,7 @@ def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayActorError as error:
-        reason = " ".join(str(error).split())[-200:]  # such as a module that an actor cannot import
-        raise RuntimeError(f"A worker died again and again ({reason}), {_REMEDY}") from error
+        raise RuntimeError(f"A worker died again and again, {_REMEDY}") from error
     finally:
         for actor in actors:
             ray.kill(actor)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,16 +105,6 @@ _LFS_ENDINGS = (".safetensors", ".bin", ".parquet")
 _TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
 
 
-@dataclass
-class Fault:
-    """A planted fault: what fails, where, and how often."""
-
-    pattern: re.Pattern[str]
-    action: int | str
-    times: int
-    hits: int = 0
-
-
 class HubServer:
     """Runs during the `with` block; `url` is its address."""
 
@@ -123,7 +112,7 @@ class HubServer:
         self.repos: dict[tuple[str, str], Repo] = {}
         self.objects: dict[str, bytes] = {}
         self.tokens = {WRITE: "write", READ: "read"}
-        self.faults: list[Fault] = []
+        self.faults: list[tuple[str, int | str]] = []
         self.requests: list[tuple[str, str, int | str]] = []
         self.lock = threading.RLock()
 
@@ -141,11 +130,9 @@ class HubServer:
         self._http.server_close()
         self._thread.join()
 
-    def fail(self, pattern: str, action: int | str, times: int = 1_000_000) -> Fault:
-        """Plant a fault: requests `METHOD /path` that match get a status, or `"cut"`: the connection is reset."""
-        fault = Fault(re.compile(pattern), action, times)
-        self.faults.append(fault)
-        return fault
+    def fail(self, pattern: str, action: int | str) -> None:
+        """Requests `METHOD /path` that match get a status, or `"cut"`: the connection is closed."""
+        self.faults.append((pattern, action))
 
     def end_fault(self) -> None:
         self.faults.clear()
@@ -159,14 +146,6 @@ class HubServer:
 
     def repo(self, repo_id: str, repo_type: str = "model") -> Repo:
         return self.repos[repo_type, repo_id]
-
-    def fault_of(self, request: str) -> int | str | None:
-        with self.lock:
-            for fault in self.faults:
-                if fault.hits < fault.times and fault.pattern.search(request):
-                    fault.hits += 1
-                    return fault.action
-        return None
 
 
 _ID = r"(?P<repo_id>[\w.-]+(?:/[\w.-]+)?)"
@@ -187,11 +166,10 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         self.query = parse_qs(address.query)
         request = f"{self.command} {address.path}"
-        fault = self.hub.fault_of(request)
+        fault = next((action for pattern, action in self.hub.faults if re.search(pattern, request)), None)
         if fault == "cut":
             self.hub.requests.append((self.command, address.path, "cut"))
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -223,10 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, text)
         self.end_headers()
         if self.command != "HEAD":
-            try:
-                self.wfile.write(data)
-            except OSError:  # the client has disconnected
-                self.close_connection = True
+            self.wfile.write(data)
 
     # Permissions
 

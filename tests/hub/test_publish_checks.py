@@ -48,7 +48,6 @@ def test_keys_of_any_service_are_found_and_redacted(service):
 def test_private_key_is_redacted_completely():
     key = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
     assert public_values(f"before\n{key}\nafter") == "before\n[removed]\nafter"
-    assert public_values(f"before\n{key[:50]}") == "before\n[removed]"
 
 
 @pytest.mark.parametrize(

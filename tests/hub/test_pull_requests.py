@@ -49,9 +49,8 @@ def test_scorer_online_and_then_offline(hub, repository, monkeypatch, caplog):
     assert "Using those of refs/pr/15" in caplog.text
     assert not any("/resolve/" in path and path.endswith("pytorch_model.bin") for _, path, _ in hub.requests)
     # No connection, but not in offline mode.
-    fault = hub.fail("discussions", "cut")
+    hub.fail("discussions", "cut")
     assert torch.equal(features(load_scorer(NAME)), expected)
-    assert fault.hits
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub.fail(".*", 500)
     before = len(hub.requests)

@@ -339,11 +339,6 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
 
 
-def test_invalid_name_raises_at_construction(tmp_path):
-    with pytest.raises(ValueError, match="smile run"):
-        make(tmp_path / "smile run")
-
-
 SHORT = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "101", "--compare_mle_weights", "0.0"),
     *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64"),

@@ -51,11 +51,6 @@ def facts_of(split):
 SMALL = {"num_train": 40, "num_validation": 10, "num_test": 21}
 
 
-def test_without_a_disk_it_is_made_again(empty_cache):
-    empty_cache.write_text("a file in the place of the folder")
-    assert load_scenes(**SMALL)["train"].num_rows == 40
-
-
 @pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "num_train": 0}])
 def test_made_once_and_kept_on_disk(empty_cache, monkeypatch, sizes):
     made = load_scenes(**sizes)

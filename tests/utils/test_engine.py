@@ -137,17 +137,3 @@ def test_other_weights_are_refused(tmp_path, notes):
     with pytest.raises(ValueError, match="written with weights 'a', but weights is now 'b'"):
         run(tmp_path / "out", Squares(notes, weights="b"))
     assert not (tmp_path / "out/part-00003-of-00005.parquet").exists()
-
-
-def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-captionrl\[ray\]'"):
-        run(tmp_path / "out", Squares(notes), EngineOptions(engine="ray"))
-
-
-def test_parts_without_gpu_run_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    make_part = Squares(notes)
-    make_part.needs_gpu = False
-    run(tmp_path / "out", make_part)
-    assert pids(notes, "loaded") == {os.getpid()}
