@@ -43,15 +43,14 @@ from hf_captionrl.captioners.head_tap import (
 from hf_captionrl.captioners.shared_cross_attention import fold_cross_attention
 from hf_captionrl.losses.linear_log_probs import IGNORE_INDEX
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.io import check_unicode, write_json
+from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.model_files import find_file, read_object
-from hf_captionrl.utils.versions import is_word_piece, warn_untested
+from hf_captionrl.utils.versions import is_word_piece
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftConfig
 
 logger = logging.getLogger(__name__)
-warn_untested("transformers")
 Result = TypeVar("Result")
 Tune = Literal["language", "vision", "both"]
 
@@ -557,7 +556,6 @@ class Captioner:
         for row, caption in enumerate(captions):
             if not caption.strip():
                 raise ValueError(f"Caption {row} ({caption!r}) is empty. Remove it; check_captions finds such rows.")
-            check_unicode(caption, f"Caption {row}")
         before, max_length = self.prompt_ids(), min(max_length, self.max_text_tokens)
         if len(before) >= max_length:
             size = f"takes {len(before)} tokens with the start token of max_length ({max_length})"

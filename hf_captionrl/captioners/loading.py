@@ -31,7 +31,6 @@ from hf_captionrl.utils.model_files import (
     model_path,
     read_config,
     read_object,
-    usable_revision,
 )
 
 FAMILIES: dict[str, type[Captioner]] = {}
@@ -154,7 +153,6 @@ def _load(
     # Before a request is sent to the Hub.
     if not os.path.isdir(name) and (hub_name(name) is None or os.path.isabs(name) or name.startswith((".", "~"))):
         raise FileNotFoundError(f"There is no folder {name!r}. Pass a folder, or a name on the Hub (owner/name).")
-    revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     settings = read_settings(name, revision)
     prompt = settings.get("prompt") if prompt is None else prompt
     if not find_file(name, "adapter_config.json", revision):

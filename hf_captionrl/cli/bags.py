@@ -112,7 +112,6 @@ class BagsOptions(EngineOptions, SimilarityOptions, DatasetOptions):
 
 def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
     """Output file and bag sizes, checked before anything slow."""
-    arguments.check_engine()
     is_ranking = arguments.mode == "neighbours"
     if arguments.uses_shards and not is_ranking:
         raise ValueError(f"--mode {arguments.mode} runs in one process. Leave --processes and --engine out.")

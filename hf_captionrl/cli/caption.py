@@ -257,7 +257,6 @@ def write_captions(arguments: CaptionOptions) -> None:
     from hf_captionrl.data.quarantine import stop_if_too_many
 
     _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
-    arguments.check_engine()
     arguments.check_endpoint(_OF_LOCAL_MODELS)
     output = _output(arguments)
     rows: Iterable[dict[str, Any]]
@@ -388,7 +387,7 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     settings |= {"batch_size": arguments.batch_size, **arguments.settings}
     parts = split_rows(number, size)
     make_part = CaptionParts(arguments, ids)
-    done = run_parts(output, parts, make_part, arguments, settings=settings, overwrite=arguments.overwrite)
+    resumed = run_parts(output, parts, make_part, arguments, settings=settings, overwrite=arguments.overwrite)
     write_json(output / "run.json", {"settings": arguments.settings, "trained_on": split.trained})
     entries = [
         QuarantineEntry(row, image["image_id"], split.split, image["reason"], image["detail"])
@@ -398,7 +397,7 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     report = QuarantineReport({split.split: number}, tuple(entries), listed)
     if entries:
         report.write()
-    summary = _summary(arguments, output, split, number - len(entries), done["resumed"], report)
+    summary = _summary(arguments, output, split, number - len(entries), resumed, report)
     return summary | {"shards": len(parts)}, report
 
 

@@ -180,7 +180,6 @@ def _sections(
 
 def _set_defaults(arguments: EvaluateOptions) -> None:
     """Set the options that depend on each other, and refuse those that need images where there are none."""
-    arguments.check_engine()
     arguments.dataset = arguments.dataset or ("scenes" if arguments.references is None else "none")
     is_text = arguments.dataset == "none"
     arguments.suite = arguments.suite or ("text" if is_text else "smile")

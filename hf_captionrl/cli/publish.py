@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -53,53 +54,38 @@ class PushOptions(CommandOptions):
     )
 
 
-def _kind(folder: Path) -> str:
-    """A folder with the manifest of a data set is a data set."""
-    from hf_captionrl.apps.boosting.boost import BOOSTED_FILE
-    from hf_captionrl.apps.truematch.build import MANIFEST_FILE
-
-    return "dataset" if any((folder / name).is_file() for name in (BOOSTED_FILE, MANIFEST_FILE)) else "model"
-
-
 def push(options: PushOptions) -> None:
     """Push a folder, a metric or the demo."""
     from hf_captionrl.apps.album.demo import named_models
     from hf_captionrl.hub import folder_contents, push_folder, push_metric, read_push_state
     from hf_captionrl.hub.spaces import DEMO, push_demo
 
-    before = read_push_state(options.folder)
-    kind = options.type or before.get("repo_type") or _kind(Path(options.folder))
+    name, before = options.folder, read_push_state(options.folder)
+    kind = options.type or before.get("repo_type") or ("dataset" if _dataset_card(Path(name)) else "model")
     repo_id = options.repo_id or before.get("repo_id")
     if repo_id not in (before.get("repo_id"), str(before.get("repo_id")).rpartition("/")[2]):
         before = {}  # settings of a push to another repository, perhaps a public one, do not apply to this one
     if options.dry_run:
-        contents = folder_contents(options.folder, kind, gallery=before.get("gallery"))
-        found: dict[str, Any] = {"published": list(contents.published), "left_out": list(contents.left_out)}
-        text = "\n".join([*(f"+ {name}" for name in found["published"]), *(f"- {name}" for name in found["left_out"])])
-        print(json.dumps(found) if options.json else text)
+        contents = folder_contents(name, kind, gallery=before.get("gallery"))
+        lines = [*(f"+ {file}" for file in contents.published), *(f"- {file}" for file in contents.left_out)]
+        print(json.dumps(contents._asdict()) if options.json else "\n".join(lines))
         return
     if repo_id is None:
-        raise ValueError(f"{options.folder!r} was never pushed. Use --repo_id owner/name.")
+        raise ValueError(f"{name!r} was never pushed. Use --repo_id owner/name.")
     settings: dict[str, Any] = {"private": not options.public, "overwrite": options.overwrite}
-    is_folder = Path(options.folder).is_dir()
-    is_demo = kind == "space" and not is_folder and options.folder == DEMO
-    if not is_demo and (options.model or options.scorer):
-        raise ValueError(
-            "--model and --scorer belong to the demo. Use captionrl push demo --type space --repo_id NAME."
-        )
-    if is_demo:
+    if kind == "space" and not Path(name).is_dir() and name == DEMO:
         address = push_demo(repo_id, named_models(options.model), scorer=options.scorer, **settings)
-    elif kind == "space" and not is_folder:
-        owner, _, name = repo_id.rpartition("/")
-        if name != options.folder or not owner:
-            raise ValueError(f"evaluate.load finds a metric only by its name. Use --repo_id OWNER/{options.folder}.")
+    elif kind == "space" and not Path(name).is_dir():
+        owner, _, metric = repo_id.rpartition("/")
+        if metric != name or not owner:
+            raise ValueError(f"evaluate.load finds a metric only by its name. Use --repo_id OWNER/{name}.")
         address = push_metric(name, owner, **settings)
     else:
         # Settings of the last push to this repository, unless an option replaces them.
-        settings |= {name: before[name] for name in ("revision", "gallery", "commit_message") if name in before}
+        settings |= {key: before[key] for key in ("revision", "gallery", "commit_message") if key in before}
         settings["private"] = not options.public and before.get("private", True)
         settings |= {"revision": options.revision} if options.revision is not None else {}
-        address = push_folder(options.folder, repo_id, repo_type=kind, **settings)
+        address = push_folder(name, repo_id, repo_type=kind, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
 
 
@@ -114,7 +100,7 @@ class CardOptions(CommandOptions):
 
     A recipe writes both files. Captions of `boost` have boosting.json, a benchmark has truematch.json instead. An option
     below replaces one fact. A model that a trainer saved without a recipe has run.json; its card says if nothing was
-    measured. A card that contains a placeholder, a local path or a token, or lacks a metric, is refused.
+    measured. A card that contains a token, or lacks a licence, is refused.
     """
 
     examples: ClassVar[str] = """
@@ -136,36 +122,30 @@ class CardOptions(CommandOptions):
     language: str | None = option(None, metavar="TEXT", help="language of the captions")
 
 
-def _write(folder: Path, given: dict[str, str]) -> str:
-    """Write the card; returns the message for the user."""
+def _dataset_card(folder: Path) -> Callable[[Path, dict[str, str]], object] | None:
+    """What writes the card of a data set again, by its manifest; None for a model."""
     from hf_captionrl.apps.boosting.boost import BOOSTED_FILE, rewrite_boosted_card
     from hf_captionrl.apps.truematch.build import MANIFEST_FILE, rewrite_truematch_card
-    from hf_captionrl.hub.cards import rewrite_model_card
 
-    boosted = (folder / BOOSTED_FILE).is_file()
-    if not boosted and not (folder / MANIFEST_FILE).is_file():
-        return rewrite_model_card(folder, given)
-    foreign = sorted(set(given) - {"dataset_id", "license", "language"})
-    if foreign:
-        raise ValueError(
-            f"--{foreign[0]} is not a fact of a data set's card. Use --dataset_id, --license or --language."
-        )
-    (rewrite_boosted_card if boosted else rewrite_truematch_card)(folder, given)
-    return "written."
+    writers = {BOOSTED_FILE: rewrite_boosted_card, MANIFEST_FILE: rewrite_truematch_card}
+    return next((writer for name, writer in writers.items() if (folder / name).is_file()), None)
 
 
 def write_card(options: CardOptions) -> None:
     """Write or check the card."""
     from hf_captionrl.hub import check_card
+    from hf_captionrl.hub.cards import rewrite_model_card
 
     folder, card = options.folder, options.folder / "README.md"
     if options.check:
-        if not card.is_file():
-            raise FileNotFoundError(f"{folder} has no README.md. Write it with: captionrl card {folder}")
         check_card(card.read_text(encoding="utf-8"))
-        said = "checked."
+        message = "checked."
     else:
-        given = {name: value for name in _FACTS if (value := getattr(options, name)) is not None}
-        said = _write(folder, given)
+        facts = {name: value for name in _FACTS if (value := getattr(options, name)) is not None}
+        if write_dataset_card := _dataset_card(folder):
+            write_dataset_card(folder, facts)
+            message = "written."
+        else:
+            message = rewrite_model_card(folder, facts)
     state = "checked" if options.check else "written"
-    print(json.dumps({"card": str(card), "state": state}) if options.json else f"{card}: {said}")
+    print(json.dumps({"card": str(card), "state": state}) if options.json else f"{card}: {message}")

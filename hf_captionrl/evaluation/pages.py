@@ -42,8 +42,8 @@ def render_html(folder: Path, name: str, *, styles: Sequence[str] = (), sort_key
 
 # --- A gallery of images and captions as one HTML file ---------------------------------------------------------------
 
-Verdict = Literal["right", "wrong", "misbound"]
-"""Verdict on a claim; a misbound claim is wrong, but true of another object in the scene."""
+Verdict = Literal["right", "wrong"]
+"""Verdict on a claim."""
 
 _MAX_SIDE = 512
 """Longest side of an image in the file, in pixels."""
@@ -61,7 +61,6 @@ class Mark:
     verdict: Verdict
     start: int | None = None  # first character of its words in the caption; None if they do not occur there
     end: int | None = None  # character after the last one
-    owner: str = ""  # the object of which a misbound claim is true
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,6 @@ def write_gallery(path: str | os.PathLike[str], items: Sequence[GalleryItem], ti
         note=note,
         cards=[_gallery_card(item, methods) for item in items],
         has_claims=any(c.marks for c in captions),
-        has_misbound=any(mark.verdict == "misbound" for c in captions for mark in c.marks),
         has_ranks=any(c.rank is not None for c in captions),
     )
     return atomic_write_text(path, html)

@@ -85,30 +85,17 @@ class ModelCardFacts:
 
     def __post_init__(self) -> None:
         check_values(self)
-        if self.objective in ("self_retrieval", "sle") and not self.reward:
-            raise ValueError(f"objective is {self.objective!r}, so the card must describe the reward. Set reward.")
-        if self.family == "chat" and not self.prompt:
-            raise ValueError("The card of a chat model must contain the question. Set prompt.")
-
-
-def _measured(results: Mapping[str, Any], facts: ModelCardFacts) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    """All rows and the row of the model, after checks."""
-    rows = results.get("rows") or []
-    check_rows(rows, COLUMNS)
-    by_name = {row["name"]: row for row in rows}
-    if absent := {facts.row, facts.baseline_row or facts.row} - set(by_name):
-        raise ValueError(f"The results have no row {absent.pop()!r}. Use one of {sorted(by_name)}.")
-    row = by_name[facts.row]
-    if missing := [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]:
-        raise ValueError(f"{', '.join(missing)} of {facts.row!r} is missing. Measure it, or set <key>_reason.")
-    if facts.scorer is not None and row["rd100_recall_at_1"] is None and row["pool_recall_at_1"] is None:
-        raise ValueError(f"{facts.row!r} has no retrieval number. Measure rd100_recall_at_1 or pool_recall_at_1.")
-    return rows, row
 
 
 def render_model_card(results: Mapping[str, Any], facts: ModelCardFacts) -> str:
     """Render a model card as Markdown with a `model-index`, from the output of `write_results`."""
-    rows, row = _measured(results, facts)
+    rows = results["rows"]
+    check_rows(rows, COLUMNS)
+    row = next((row for row in rows if row["name"] == facts.row), None)
+    if row is None:
+        raise ValueError(f"The results have no row {facts.row!r}. Use one of {[row['name'] for row in rows]}.")
+    if missing := [c.key for c in COLUMNS if row[c.key] is None and not row.get(f"{c.key}_reason")]:
+        raise ValueError(f"{', '.join(missing)} of {facts.row!r} is missing. Measure it, or set <key>_reason.")
     columns = {column.key: column for column in COLUMNS}
     evaluations = [
         EvalResult(

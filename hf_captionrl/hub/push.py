@@ -1,4 +1,4 @@
-"""Uploads a folder to the Hub, after checks and with retries. A failed push can be repeated."""
+"""Uploads a folder to the Hub, after checks. A failed push can be repeated."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ import os
 import re
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from huggingface_hub import CardData, HfApi, RepoCard, get_token
-from huggingface_hub.errors import OfflineModeIsEnabled
-from huggingface_hub.utils import httpx, validate_repo_id
+from huggingface_hub.utils import validate_repo_id
 
-from hf_captionrl.utils.console import error_chain
+from hf_captionrl.utils.console import error_chain, one_line
 from hf_captionrl.utils.io import atomic_write_text, installed_versions, is_secret, plain_config, write_json
 from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
@@ -30,21 +28,11 @@ from hf_captionrl.utils.model_files import (
     read_object,
 )
 
-# --- What must not be published: placeholders, secrets and local paths -----------------------------------------------
+# --- What must not be published: secrets, and cards without metadata -------------------------------------------------
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """`owner/name`."""
 
-_PLACEHOLDER = re.compile(
-    # TODO only in capitals: "todo" is a Spanish word.
-    r"\b(TODO|TBD|FIXME|XXX|ORGANISATION)\b|(?i:more information needed|lorem ipsum|<your|\byour[-_ ](name|org|model|username)\b)"
-    r"|\{\{ "
-)
-# Two parts or more after a space, a quote or a bracket; a home folder; a drive, a network share or `file:`.
-_LOCAL_PATH = re.compile(
-    r"(?<![\w/:.~)\]}$-])/[\w@+~.-]+/[\w@+~.-]|(?<![\w~])~\w*/[\w.]"
-    r"|(?<![\w/])[A-Za-z]:(?:\\{1,2}|/(?!/))\w|(?<![\w\\])\\{2,4}[\w.-]+\\{1,2}\w|\bfile:/"
-)
 # Hugging Face, OpenAI-like services, GitHub, AWS, and private keys.
 _TOKEN = re.compile(
     r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}|(?<![A-Za-z0-9])sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{20,}|[A-Za-z0-9]{20,})"
@@ -73,26 +61,16 @@ def check_card(text: str) -> CardData:
         [`huggingface_hub.CardData`]: The metadata.
 
     Raises:
-        ValueError: If it lacks metadata or a licence, or contains a placeholder, a token or a local path.
+        ValueError: If it lacks metadata or a licence, or contains a token.
     """
-    shown = text.replace(r"\_", "_")  # Markdown escapes it
-    check_secret("The card", shown)
+    check_secret("The card", text.replace(r"\_", "_"))  # Markdown escapes it
     try:
-        card = RepoCard(text)
+        data = RepoCard(text).data
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(
-            f"The card's metadata are not valid YAML ({str(error).splitlines()[0]}). Correct them."
-        ) from None
-    if not card.data.get("license"):
-        raise ValueError(
-            "The card has no licence. Add `license:` to its metadata, or write the card with `captionrl card`."
-        )
-    if match := _PLACEHOLDER.search(shown):
-        raise ValueError(f"The card contains {match[0]!r}, a placeholder. Replace it, or remove the sentence.")
-    if match := _LOCAL_PATH.search(shown):
-        part = shown[match.start() : match.start() + 60].split()[0]
-        raise ValueError(f"The card contains {part!r}, a local path. Use the name of the file, or a relative path.")
-    return card.data
+        raise ValueError(f"The card's metadata are not valid YAML ({one_line(error)}). Correct them.") from None
+    if not data.get("license"):
+        raise ValueError("The card has no licence. Add `license:` to its metadata, or use `captionrl card --license`.")
+    return data
 
 
 # --- The training manifest: versions, command, data and configuration of a published model, without local paths ------
@@ -242,20 +220,14 @@ def _check_complete(folder: Path, repo_type: str, published: Sequence[str]) -> N
     if "README.md" not in published:
         raise FileNotFoundError(f"{folder} has no README.md. Write the card first: captionrl card {folder}")
     metadata = check_card((folder / "README.md").read_text(encoding="utf-8"))
-    if repo_type != "model":
-        return
-    needed: dict[str, tuple[Sequence[str], str]] = {
-        # Pickles can execute code when they are opened.
-        "weights in safetensors": (("*.safetensors",), "Save with save_pretrained."),
-        "tokenizer": (TOKENIZER_FILES, "Save with captioner.save_pretrained."),
-        "image processor": (PROCESSORS, "Save with captioner.save_pretrained."),
-        "manifest": ((MANIFEST_FILE,), f"Write card and manifest: captionrl card {folder}"),
-    }
-    if metadata.get("pipeline_tag") == "text-generation":
-        del needed["image processor"]
-    for part, (patterns, remedy) in needed.items():
+    needed = {"weights": ("*.safetensors",), "tokenizer": TOKENIZER_FILES, "manifest": (MANIFEST_FILE,)}
+    if metadata.get("pipeline_tag") != "text-generation":
+        needed["image processor"] = PROCESSORS
+    for part, patterns in needed.items() if repo_type == "model" else ():
         if not any(fnmatch(name, pattern) for name in published for pattern in patterns):
-            raise FileNotFoundError(f"{folder} has no {part} ({', '.join(patterns)}). {remedy}")
+            raise FileNotFoundError(
+                f"{folder} has no {part} ({', '.join(patterns)}). Save it with save_pretrained, then: captionrl card {folder}"
+            )
 
 
 def local_base_model(folder: str | os.PathLike[str]) -> str | None:
@@ -298,14 +270,13 @@ def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -
     write_json(path, config)
 
 
-# --- Uploads a folder to the Hub, after checks and with retries. A failed push can be repeated -----------------------
+# --- Uploads a folder to the Hub, after checks -----------------------------------------------------------------------
 
 STATE_FILE = "push_state.json"
-"""State and destination of the last push; saved in the folder of the model, never uploaded."""
+"""Destination of the last push; saved in the folder of the model, never uploaded."""
 
 _STALE = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json", "adapter/*"]
 """Files of an earlier push that are deleted, because they would be loaded together with the new weights."""
-_TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
 class PushError(RuntimeError):
@@ -323,12 +294,11 @@ def push_folder(
     commit_message: str = "Add captioner",
     overwrite: bool = False,
     gallery: bool | None = None,
-    attempts: int = 5,
-    sleep: Callable[[float], object] = time.sleep,
 ) -> str:
     """Upload a finished folder with its card, in one commit. In the folder, only the card and `push_state.json` are written.
 
-    An adapter whose base model is a local folder, which others cannot load, is merged into it for the upload.
+    An adapter whose base model is a local folder, which others cannot load, is merged into it for the upload. A failed push
+    can be repeated; the client of the Hub repeats interrupted requests, and does not send uploaded files again.
 
     Args:
         folder: Folder with weights in safetensors, processor, card and manifest; or a Space, or a data set.
@@ -341,8 +311,6 @@ def push_folder(
         overwrite: Also push to a repository that has other content.
         gallery: Whether to upload the HTML pages of a model, which contain the test images. By default only if these
             are public according to the manifest.
-        attempts: Maximum number of attempts, after 1, 2, 4, ... seconds, at most a minute.
-        sleep: Function that waits, for tests.
 
     Returns:
         `str`: URL of the commit.
@@ -364,58 +332,33 @@ def push_folder(
     contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
     state: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
     state |= {"commit_message": commit_message, "gallery": gallery}
-    _save_state(folder, {**state, "state": "started"})
+    write_json(folder / STATE_FILE, state)
     try:
         with contextlib.ExitStack() as stack:
             source = folder
             if repo_type == "model" and local_base_model(folder) is not None:
-                source = Path(stack.enter_context(tempfile.TemporaryDirectory()))  # not on a full disk
+                source = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_merged(folder, source, contents.published)
                 contents = folder_contents(source, repo_type, token=sent, gallery=gallery)
-            for attempt in range(attempts):
-                try:
-                    repo, address = _upload(HfApi(token=token), source, contents.published, state, overwrite)
-                    break
-                except Exception as error:  # the client raises a dozen unrelated types for a failed connection
-                    if attempt + 1 == attempts or not _is_transient(error):
-                        raise
-                    sleep(min(2**attempt, 60))
+            repo, address = _upload(HfApi(token=token), source, contents.published, state, overwrite)
+    except FileExistsError:
+        raise
     except Exception as error:
-        failure = error if isinstance(error, FileExistsError) else _explained(error, repo_id, has_token=bool(sent))
-        _save_state(folder, {**state, "state": "failed", "reason": str(failure)})
-        raise failure from None  # without the client's error, whose text may contain headers with the token
-    _save_state(folder, {**state, "repo_id": repo, "state": "pushed", "commit": address})
+        # Without the client's error, whose text may contain headers with the token.
+        raise _failure(error, repo_id, has_token=bool(sent)) from None
+    write_json(folder / STATE_FILE, {**state, "repo_id": repo, "commit": address})
     return address
 
 
-def _status(error: BaseException) -> int | None:
-    """HTTP status of a refused request, from anywhere in the chain of an error; 0: the client is offline."""
-    for link in error_chain(error):
-        if isinstance(link, OfflineModeIsEnabled):
-            return 0
-        if (status := getattr(getattr(link, "response", None), "status_code", 200)) != 200:
-            return int(status)
-    return None
-
-
-def _is_transient(error: BaseException) -> bool:
-    """Whether a retry may succeed."""
-    if (status := _status(error)) is not None:
-        return status in _TRANSIENT_STATUS
-    lost = (httpx.TransportError, ConnectionError, TimeoutError, json.JSONDecodeError)
-    return any(isinstance(link, lost) for link in error_chain(error))
-
-
-def _explained(error: BaseException, repo_id: str, *, has_token: bool) -> Exception:
+def _failure(error: Exception, repo_id: str, *, has_token: bool) -> Exception:
     """The error for users, with the remedy."""
-    status, *_, last = _status(error), *error_chain(error)
+    responses = (getattr(link, "response", None) for link in error_chain(error))
+    status = next((response.status_code for response in responses if response is not None), None)
     needs = "does not accept the token (401)" if has_token else "needs a token, but there is none (401)"
     reason = {
-        0: "HF_HUB_OFFLINE is set, so nothing is sent. Unset it.",
         401: f"The Hub {needs}. Log in with `hf auth login`, or set HF_TOKEN.",
         403: "The token may not write to it (403). Use a token with write permission.",
-        404: "It does not exist on the Hub, or this token has no access to it (404). Check name and token.",
-        None: f"{type(last).__name__}: {' '.join(str(last).split()) or 'the connection was lost'}.",
+        None: f"{type(error).__name__}: {one_line(error)}.",
     }.get(status, f"The Hub answered {status}.")
     kind = PermissionError if status in (401, 403) else PushError
     return kind(f"Pushing to {repo_id!r} failed. {reason} The files are unchanged, so the push can be repeated.")
@@ -424,7 +367,7 @@ def _explained(error: BaseException, repo_id: str, *, has_token: bool) -> Except
 def _upload(
     api: HfApi, source: Path, published: Sequence[str], state: Mapping[str, Any], overwrite: bool
 ) -> tuple[str, str]:
-    """One attempt, which does not send uploaded files again; name of the repository and address of the commit."""
+    """Name of the repository and address of the commit."""
     repo_type, branch = state["repo_type"], state["revision"]
     where: dict[str, Any] = {} if repo_type == "model" else {"repo_type": repo_type}
     space = {"space_sdk": "gradio"} if repo_type == "space" else {}
@@ -447,8 +390,7 @@ def _upload(
     # The code examples load the folder of the card; there, it is the repository.
     public = re.sub(rf'"(?:\.|{re.escape(name)})"(?=, revision=)', f'"{repo_id}"', text)
     if public != text:
-        with contextlib.suppress(OSError):  # a full disk must not prevent the push
-            atomic_write_text(card, public)
+        atomic_write_text(card, public)
     commit = api.upload_folder(
         folder_path=source,
         commit_message=state["commit_message"],
@@ -460,12 +402,6 @@ def _upload(
 
 
 def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Destination, `state` (`started`, `failed` or `pushed`) and reason of a failure of a folder's last push; or empty."""
+    """Destination of a folder's last push, and `commit` if it succeeded; or empty."""
     path = Path(folder) / STATE_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    # A full disk or a read-only folder must not prevent the push.
-    with contextlib.suppress(OSError):
-        write_json(folder / STATE_FILE, state)

@@ -16,7 +16,7 @@ from hf_captionrl.hub.push import push_folder
 from hf_captionrl.metrics.evaluate_modules import class_name
 from hf_captionrl.metrics.evaluate_modules.descriptions import DESCRIPTIONS
 from hf_captionrl.utils.io import atomic_write_text, shipped_path
-from hf_captionrl.utils.model_files import PREFIX, model_path
+from hf_captionrl.utils.model_files import PREFIX
 
 # --- A metric: the files of its Space, from its description ----------------------------------------------------------
 
@@ -36,10 +36,6 @@ def space_files(name: str, repo_id: str) -> dict[str, str]:
     """File names and contents of a metric's Space."""
     if name not in DESCRIPTIONS:
         raise ValueError(f"There is no metric {name!r}. Use one of {list(DESCRIPTIONS)}.")
-    if repo_id.rpartition("/")[2] != name:
-        raise ValueError(
-            f"repo_id is {repo_id!r}, but evaluate.load finds {name}.py only in OWNER/{name}. Use that name."
-        )
     metric, kind = DESCRIPTIONS[name], class_name(name)
     extra = f"[{metric.extra}]" if metric.extra else ""
     return {
@@ -83,13 +79,7 @@ def write_demo_space(
     """Write the demo's Space into a folder."""
     models = dict(models or EMBEDDED_CAPTIONERS)
     scorer = scorer or demo_scorer(models)
-    for model in (*models.values(), scorer):
-        if model == model_path(model) and (os.path.exists(model) or model.count("/") > 1):
-            raise ValueError(f"{model!r} is a local folder, which a Space does not have. Push it first.")
     arguments = [f"--scorer={scorer}", *(f"--model={name}={model}" for name, model in models.items())]
-    for argument in arguments:
-        if not argument.isprintable():
-            raise ValueError(f"{argument!r} contains a line break or another invisible character. Use another name.")
     card = render_card("space/README.md", CardData(), models=models, scorer=scorer)
     folder = Path(folder)
     atomic_write_text(folder / "README.md", card)

@@ -20,7 +20,6 @@ from torch import Tensor
 from hf_captionrl.retrieval.feature_cache import model_fingerprint, tower_in_parts
 from hf_captionrl.retrieval.ranking import unit_length
 from hf_captionrl.utils.images import to_rgb
-from hf_captionrl.utils.io import check_unicode
 from hf_captionrl.utils.model_files import (
     TOKENIZER_FILES,
     check_complete,
@@ -30,7 +29,6 @@ from hf_captionrl.utils.model_files import (
     load_image_processor,
     load_pretrained,
     model_path,
-    usable_revision,
 )
 
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
@@ -213,10 +211,7 @@ def _batches(items: list[Any], size: int) -> list[list[Any]]:
 def _check_captions(captions: Sequence[str]) -> list[str]:
     if isinstance(captions, str):
         raise ValueError(f"captions is the string {captions!r}, but must be a list of strings. Write [caption].")
-    captions = list(captions)
-    for i, caption in enumerate(captions):
-        check_unicode(caption, f"captions[{i}]")
-    return captions
+    return list(captions)
 
 
 def _unit(features: Tensor, what: str, dtype: torch.dtype) -> Tensor:
@@ -445,7 +440,6 @@ def _from_pretrained(name: str, revision: str | None, *, with_processor: bool) -
             f"The scorer {name!r} is not a folder. Use a folder with config.json, model.safetensors and the files of the "
             "processor, a Hub name, or 'open_clip:NAME@TAG'."
         )
-    revision = usable_revision(name, revision)
     # "auto" keeps the stored precision, because the logit scale must be read before a cast.
     model, missing = load_pretrained(AutoModel, name, revision=revision, dtype="auto")
     check_complete(name, model, missing)

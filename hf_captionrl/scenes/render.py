@@ -81,14 +81,12 @@ def _sprite(kind: str, colour: str) -> Image.Image:
     if kind in EMOJI_KINDS:
         with Image.open(SPRITES_DIR / f"{kind}.png") as file:
             sprite = file.convert("RGBA").reduce(2)
-    elif kind in _SHAPES:
+    else:
         sprite = Image.new("RGBA", (96, 96))  # four times as large and reduced, for smooth edges
         for what, places in _SHAPES[kind]:
             draw = getattr(ImageDraw.Draw(sprite), what.replace("hole", "ellipse"))
             draw(places, fill=(0, 0, 0, 0) if what == "hole" else (*_UNPAINTED, 255))
         sprite = sprite.resize((32, 32), Image.Resampling.LANCZOS)
-    else:
-        raise ValueError(f"{kind!r} is neither a sprite nor a drawn shape. Use a kind of EMOJI_KINDS or SHAPE_KINDS.")
     if not colour:
         return sprite
     pixels = np.asarray(sprite).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The truth checker of captions, positions of claims, and wrong claims that are true of something else in the scene."""
+"""The truth checker of captions, and positions of their claims."""
 
 from __future__ import annotations
 
@@ -394,54 +394,20 @@ def check(caption: str, facts: Facts | Mapping[str, Any]) -> CheckResult:
     )
 
 
-# --- Positions of claims in a caption, and wrong claims that are true of something else in the scene -----------------
+# --- Positions of claims in a caption --------------------------------------------------------------------------------
 
 _MOST_BETWEEN = 4
 """Largest number of words between two words of one claim, as in "on a very pale blue background"."""
 
 
-@dataclass(frozen=True)
-class ClaimMark:
+class ClaimMark(NamedTuple):
     """A claim, its verdict and its position in the caption."""
 
     claim: Claim
-    # `"right"`, `"wrong"`, or `"misbound"`: wrong here, and true of `owner`.
-    verdict: Literal["right", "wrong", "misbound"]
+    verdict: Literal["right", "wrong"]
     # First character of its words in the caption, and the one after the last; None if the caption does not contain them literally.
     start: int | None
     end: int | None
-    owner: str = ""  # what a misbound claim is true of; else empty
-
-
-def binding_owner(claim: Claim, facts: Facts) -> str:
-    """What a wrong claim is true of, if it is true of something else in the scene: an attribute-binding error.
-
-    Reference: Gaur et al. 2024 (No Detail Left Behind), Figure 9, where the caption gives the red of the crane to the
-    train. The rules: an orientation, or a number above 1, of the other object; the position of the other object in the
-    picture; the side on which the other object is; a colour or pattern of another thing or of the background. A wrong size
-    never counts, because both objects have the same size. "a" never counts, because every second object is single.
-    """
-    kind, second, (attribute, value, _) = facts.kind, facts.second, claim
-    if attribute == "pattern of a thing":
-        return "background" if value.partition(" ")[0] == facts.pattern else ""
-    if attribute in ("colour", "second_colour", "background"):
-        owners = {"colour": kind, "second_colour": second, "background": "background"}
-        return next((owner for n, owner in owners.items() if n != attribute and getattr(facts, n) == value), "")
-    owners = {}
-    if attribute == "second count" and facts.count > 1:
-        owners = {str(facts.count): kind}
-    elif attribute == "second orientation":
-        owners = {facts.orientation: kind}
-    elif attribute == "orientation":
-        owners = {"upright": second}  # every second object is upright
-    elif attribute == "relation":
-        # The relation of the group is wrong only if the caption claims it of the other object.
-        owners = {OPPOSITES.get(facts.relation, ""): second, facts.relation: kind}
-    elif attribute == "position" and facts.position and second:
-        row = POSITIONS.index(facts.position)
-        # The claim is wrong about its own object, so it is true of the other one.
-        owners = {POSITIONS[row]: kind, POSITIONS[row + ROWS_TO_SECOND.get(facts.relation, 0)]: second}
-    return owners.get(value, "") if second else ""
 
 
 def _places(words: list[str], wanted: list[str]) -> list[tuple[int, int]]:
@@ -477,7 +443,9 @@ def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMa
     # Claims of the caption up to and including each word.
     prefixes = [check(caption[:end], facts) for _, end in placed]
     marks = []
-    for verdict, claims in (("right", result.right), ("wrong", result.wrong)):
+    verdicts: list[tuple[Literal["right", "wrong"], tuple[Claim, ...]]]
+    verdicts = [("right", result.right), ("wrong", result.wrong)]
+    for verdict, claims in verdicts:
         for claim in claims:
             complete = len(prefixes)
             while complete and claim in getattr(prefixes[complete - 1], verdict):
@@ -486,14 +454,6 @@ def mark_caption(caption: str, facts: Facts | Mapping[str, Any]) -> list[ClaimMa
             places = _places(words, claim.text.split())
             before = [place for place in places if place[1] <= complete]
             place = before[-1] if before else places[0] if places else None
-            owner = binding_owner(claim, facts) if verdict == "wrong" else ""
-            marks.append(
-                ClaimMark(
-                    claim,
-                    "misbound" if owner else verdict,  # type: ignore[arg-type]
-                    None if place is None else placed[place[0]][0],
-                    None if place is None else placed[place[1]][1],
-                    owner,
-                )
-            )
+            start, end = (None, None) if place is None else (placed[place[0]][0], placed[place[1]][1])
+            marks.append(ClaimMark(claim, verdict, start, end))
     return sorted(marks, key=lambda mark: len(caption) if mark.start is None else mark.start)

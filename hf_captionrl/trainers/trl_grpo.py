@@ -31,12 +31,9 @@ from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.trainers.self_retrieval_trainer import SelfRetrievalArguments, scorer_list
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.options import check_values, documented
-from hf_captionrl.utils.versions import warn_untested
 
 if TYPE_CHECKING:
     from hf_captionrl.retrieval import Scorer
-
-warn_untested("trl")
 
 
 @dataclass

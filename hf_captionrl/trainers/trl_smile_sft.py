@@ -21,9 +21,6 @@ from hf_captionrl.losses.linear_log_probs import accumulation_dtype
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
 from hf_captionrl.utils.options import Fraction, Range, check_values, documented
-from hf_captionrl.utils.versions import warn_untested
-
-warn_untested("trl")
 
 Scope = Literal["document", "sentence", "window"]
 SCOPES: tuple[str, ...] = get_args(Scope)

@@ -56,12 +56,6 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    with contextlib.suppress(OSError):  # Windows and some network folders do not flush the entry of a folder
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -75,17 +69,6 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write UTF-8 text atomically."""
     # A lone surrogate (half of an emoji, from a broken caption) has no UTF-8 form; the file must still be written.
     return atomic_write_bytes(path, text.encode("utf-8", errors="backslashreplace"))
-
-
-def check_unicode(text: str, name: str) -> None:
-    """Raise if a text has half of a surrogate pair, which tokenizers and tables cannot hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} contains {text[error.start : error.end]!a}, half of a surrogate pair, at position {error.start}. Use "
-            "text.encode(errors='replace').decode()."
-        ) from None
 
 
 FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
@@ -110,12 +93,6 @@ def escape_markdown(text: str) -> str:
     text = _ADDRESS.sub(r"\\\g<0>", text)
     # Links and images, which a page would fetch; single brackets, as around an interval, are harmless.
     return _END_OF_LINK.sub(r"\\]", text)
-
-
-def refuse_file(output: Path) -> None:
-    """Refuse a file as the folder of `--output`."""
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {str(output)!r} is a file. Name a folder.")
 
 
 def refuse_other_file(output: Path, read: Callable[[Path], Any], kind: str) -> None:

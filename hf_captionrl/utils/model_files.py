@@ -1,13 +1,12 @@
 """Names, files and safe loading of checkpoints: only from safetensors, without custom code and kernels of the checkpoint.
 
 `from_pretrained(use_safetensors=True, trust_remote_code=False)` does most of it. Added here: names of shipped models, refusal of file
-names that lead to pickles, and the pull request of the Hub's bot with converted weights, which is also found offline.
+names that lead to pickles, and the pull request of the Hub's bot with converted weights.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -61,17 +60,13 @@ def hub_name(name: str) -> str | None:
 
 def find_file(name: str, file: str, revision: str | None = None, *, local: bool = False) -> str | None:
     """Path of a file of a checkpoint, downloaded if needed and not `local`; None if it does not exist or cannot be downloaded."""
-    from huggingface_hub.utils import httpx
     from transformers.utils import cached_file
 
     if hub_name(name) is None and not os.path.isdir(name):
         return None
     kinds = ("gated_repo", "missing_entries", "connection_errors")
     quiet: dict[str, Any] = {f"_raise_exceptions_for_{kind}": False for kind in kinds}
-    try:
-        return cached_file(name, file, revision=revision, local_files_only=local, **quiet)
-    except httpx.HTTPError:  # the connection was interrupted
-        return cached_file(name, file, revision=revision, local_files_only=True, **quiet)
+    return cached_file(name, file, revision=revision, local_files_only=local, **quiet)
 
 
 def shown(path: str | os.PathLike[str]) -> str:
@@ -102,8 +97,7 @@ def brings_code(name: str, files: tuple[str, ...], revision: str | None) -> bool
 
 # --- Weights in safetensors, on the requested revision or in a pull request on the Hub -------------------------------
 # Many older repositories have only pickles on their main revision. For most of them, a bot of the Hub has opened a pull
-# request with the same weights in safetensors, which transformers loads too. Here the conditions are stricter: the bot is
-# the author, and the pull request contains the same pickle as the main revision. Offline, the cache is used.
+# request with the same weights in safetensors, which transformers loads too. Offline, the cache is used.
 
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
 """Weight files of transformers, in the order in which it looks for them."""
@@ -128,36 +122,27 @@ def convert_command(name: str) -> str:
     return f"`captionrl convert {shlex.quote(name)} OUT`"
 
 
-def usable_revision(name: str, revision: str | None, files: Sequence[str] = ("config.json",)) -> str | None:
-    """The revision to read a checkpoint from; offline, this may be a cached pull request."""
-    if revision is not None or hub_name(name) is None or _first(name, None, files):
-        return revision
-    return next((request for request in _cached_requests(name) if _first(name, request, files)), None)
-
-
 def find_weights(name: str, revision: str | None = None, files: Sequence[str] = WEIGHT_FILES) -> Weights:
-    """Find the weights of a checkpoint in safetensors; their names and headers are checked."""
+    """Find the weights of a checkpoint in safetensors."""
     weights = Weights(_first(name, revision, files) or "", revision)
     if not weights.path and hub_name(name) is not None and revision in (None, "main"):
-        requests = [*_bot_requests(name), *_cached_requests(name)]
-        paths = (Weights(_first(name, request, files) or "", request) for request in requests)
+        paths = (Weights(_first(name, request, files) or "", request) for request in _bot_requests(name))
         weights = next((pair for pair in paths if pair.path), weights)
         if weights.path:
-            _warn_once(name, str(weights.revision))
+            logger.warning("%s has no safetensors on its main revision. Using those of %s.", name, weights.revision)
     if not weights.path:
         what = f"{name!r} has no {files[0]}" if files == ADAPTER_FILES else f"{name!r} has no weights in safetensors"
         what += "" if revision is None else f" on revision {revision!r}"
         if others := [file for file in PICKLES if find_file(name, file, revision, local=True)]:
             what += f"; it has {others[0]}, but pickles can execute code when they are opened"
         raise FileNotFoundError(f"{what}. Use {convert_command(name)} and load OUT.")
-    shards = check_index(weights.path) if weights.path.endswith(".index.json") else [os.path.basename(weights.path)]
-    for path in filter(None, (find_file(name, shard, weights.revision) for shard in shards)):
-        check_safetensors(path)
+    if weights.path.endswith(".index.json"):
+        check_index(weights.path)
     return weights
 
 
-def check_index(path: str | os.PathLike[str]) -> list[str]:
-    """Names of the shards in an index; each must be a plain `*.safetensors` name in the same folder."""
+def check_index(path: str | os.PathLike[str]) -> None:
+    """Raise if an index refers to anything else than plain `*.safetensors` names in its folder."""
     weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{shown(path)} has no weight_map. Use an intact copy of the checkpoint.")
@@ -167,26 +152,6 @@ def check_index(path: str | os.PathLike[str]) -> list[str]:
                 f"{shown(path)} maps {tensor!r} to {file!r}, but every entry must be the plain name of a *.safetensors file "
                 "in the same folder. Use a checkpoint written by save_pretrained or `captionrl convert`."
             )
-    return sorted(set(weight_map.values()))
-
-
-def check_safetensors(path: str) -> None:
-    """Raise if a file is empty, truncated, or in another format; reads only its header."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt"):
-            pass
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(
-            f"{shown(path)} is truncated or not a safetensors file: {error}. Use an intact copy."
-        ) from error
-
-
-@functools.lru_cache(maxsize=64)
-def _warn_once(name: str, revision: str) -> None:
-    said = "%s has no safetensors on its main revision. Using the weights of %s, converted by the Hub's bot."
-    logger.warning(said, name, revision)
 
 
 def _first(name: str, revision: str | None, files: Sequence[str]) -> str | None:
@@ -194,38 +159,19 @@ def _first(name: str, revision: str | None, files: Sequence[str]) -> str | None:
 
 
 def _bot_requests(name: str) -> list[str]:
-    """Open pull requests that the Hub's bot made from a pickle of the main revision; newest first."""
+    """Open pull requests of the Hub's bot, newest first; without a connection those in the cache."""
     from huggingface_hub import HfApi, constants
+    from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import httpx
 
-    if constants.HF_HUB_OFFLINE:
-        return []
-    api = HfApi()
-
-    def pickles(revision: str | None = None) -> set[Any]:
-        """Names and content hashes."""
-        infos = api.get_paths_info(name, list(PICKLES), revision=revision)
-        return {
-            (f.path, getattr(getattr(f, "lfs", None), "sha256", None) or getattr(f, "blob_id", None)) for f in infos
-        }
-
     try:
-        requests = api.get_repo_discussions(
+        requests = HfApi().get_repo_discussions(
             name, author=_BOT, discussion_type="pull_request", discussion_status="open"
         )
-        numbers = sorted((r.num for r in requests if (r.author, r.title) == (_BOT, _TITLE)), reverse=True)
-        return [f"refs/pr/{number}" for number in numbers if pickles() & pickles(f"refs/pr/{number}")]
-    except (OSError, httpx.HTTPError, ValueError, RuntimeError):  # no connection, or no such repository
-        return []
-
-
-def _cached_requests(name: str) -> list[str]:
-    """Revisions `refs/pr/N` in the cache of the Hub; newest first."""
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "refs/refs/pr")
-    return [f"refs/pr/{number}" for number in sorted((int(path.name) for path in folder.glob("[0-9]*")), reverse=True)]
+        return [f"refs/pr/{r.num}" for r in requests if (r.author, r.title) == (_BOT, _TITLE)]
+    except (OSError, httpx.HTTPError):  # no connection, or no such repository
+        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "refs/refs/pr")
+        return [f"refs/pr/{path.name}" for path in folder.glob("[0-9]*")]
 
 
 # --- Configurations and models ---------------------------------------------------------------------------------------
@@ -303,7 +249,6 @@ def check_checkpoint(name: str, revision: str | None = None, config: Any | None 
     from transformers import GenerationConfig
     from transformers.utils.hub import extract_commit_hash
 
-    revision = usable_revision(name, revision, ("config.json", "adapter_config.json"))
     if find_file(name, "adapter_config.json", revision):
         # transformers loads the base model too: check both, and use the configuration of the base model.
         find_weights(name, revision, ADAPTER_FILES)
@@ -337,6 +282,8 @@ def load_pretrained(
     loader: Any, name: str, *, revision: str | None = None, config: Any | None = None, **kwargs: Any
 ) -> tuple[Any, set[str]]:
     """Load a model of transformers from safetensors; also returns the names of weights that the checkpoint lacks."""
+    from safetensors import SafetensorError
+
     name, kwargs = model_path(name), check_kwargs(kwargs)
     checked = check_checkpoint(name, revision, config)
     # from_pretrained accepts settings of the configuration as arguments only if no configuration is passed.
@@ -346,7 +293,7 @@ def load_pretrained(
         model, info = loader.from_pretrained(
             name, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **{**checked, **kwargs}
         )
-    except _MISFITS as error:
+    except (*_MISFITS, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         if "out of memory" in reason:
             raise

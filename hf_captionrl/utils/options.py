@@ -164,12 +164,3 @@ class EngineOptions(CommandOptions):
     def uses_shards(self) -> bool:
         """Whether the command writes a folder of shards."""
         return self.engine is not None or self.processes is not None
-
-    def check_engine(self) -> None:
-        """Refuse options that have no effect."""
-        if self.address is not None and self.engine != "ray":
-            raise ValueError(f"--address {self.address!r} has an effect only with Ray. Use --engine ray.")
-        if self.rows_per_shard is not None and not self.uses_shards:
-            raise ValueError(
-                f"--rows_per_shard {self.rows_per_shard} has an effect only with shards. Use --processes or --engine."
-            )

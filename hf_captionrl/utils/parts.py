@@ -14,7 +14,7 @@ import math
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -57,8 +57,7 @@ def run_parts(
     *,
     settings: Mapping[str, Any],
     overwrite: bool = False,
-    is_final: Callable[[pa.Table], bool] | None = None,
-) -> dict[str, Any]:
+) -> int:
     """Write the parts that are missing, in this process or with the processes or Ray actors of `engine`.
 
     Args:
@@ -67,10 +66,9 @@ def run_parts(
         make_part: Computes a part.
         settings: What the result depends on. Parts of other settings are refused.
         overwrite: Remove all parts first.
-        is_final: If given, parts for which it is False are made again.
 
     Returns:
-        `resumed`, the number of rows of parts of an earlier run, and `made_by`, what `make_part.load` returned.
+        `int`: Number of rows in parts of an earlier run.
 
     Raises:
         ValueError: If the folder has parts of other settings or models.
@@ -80,17 +78,13 @@ def run_parts(
     from tqdm import tqdm
 
     engine = engine or EngineOptions()
-    engine.check_engine()
     folder, num_rows = Path(folder), parts[-1].stop
     with FolderLock(folder):
         for path in _present(folder) if overwrite else ():
             path.unlink()
-        worker = _Worker(make_part, parts, _paths(folder, len(parts)), check_settings(folder, parts, settings))
-        todo = [
-            number
-            for number, path in enumerate(worker.paths)
-            if not path.exists() or (is_final is not None and not is_final(_read(path)))
-        ]
+        settings = check_settings(folder, parts, settings)
+        worker = _Worker(make_part, parts, _paths(folder, len(parts)), settings)
+        todo = [number for number, path in enumerate(worker.paths) if not path.exists()]
         gpus = torch.cuda.device_count()
         processes = min(engine.processes or (gpus if make_part.needs_gpu else 0) or 1, len(todo))
         if engine.engine == "ray" and todo:
@@ -103,10 +97,7 @@ def run_parts(
         with tqdm(total=num_rows, initial=resumed, unit=" rows", disable=None) as progress:
             for number in finished:
                 progress.update(len(parts[number]))
-        made_by = _run_of(worker.paths[0])["made_by"]
-        for path in worker.paths[1:]:
-            refuse_other_settings(made_by, _run_of(path)["made_by"])
-    return {"resumed": resumed, "made_by": made_by}
+    return resumed
 
 
 def check_settings(folder: Path, parts: Sequence[range], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,13 +138,6 @@ def _present(folder: Path) -> list[Path]:
     return list(folder.glob("part-[0-9]*-of-[0-9]*.parquet"))
 
 
-def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    import pyarrow.parquet
-
-    # Without partitioning, folders such as "a=b" in the path would become columns.
-    return pyarrow.parquet.read_table(path, columns=columns and list(columns), partitioning=None)
-
-
 def _run_of(path: Path) -> dict[str, Any]:
     """`settings` and `made_by` of a part."""
     import pyarrow.parquet
@@ -177,7 +161,11 @@ def part_files(folder: str | os.PathLike[str]) -> list[Path]:
 
 def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """Parts of a finished folder, in the order of the source. Only one is in memory."""
-    return (_read(path, columns) for path in part_files(folder))
+    import pyarrow.parquet
+
+    for path in part_files(folder):
+        # Without partitioning, folders such as "a=b" in the path would become columns.
+        yield pyarrow.parquet.read_table(path, columns=columns and list(columns), partitioning=None)
 
 
 def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -220,7 +208,7 @@ class _Worker:
         return number
 
 
-_REMEDY = "perhaps because memory ran out. The same command resumes; use fewer --processes, or a smaller --batch_size."
+_REMEDY = "perhaps because memory ran out. The same command resumes; use fewer --processes."
 
 _worker: _Worker  # of a spawned process
 
@@ -237,7 +225,7 @@ def _start_process(worker: _Worker, gpus: Sequence[str], index: Any) -> None:
 
 
 def _exit_with_parent() -> None:
-    """End this process with its parent; a killed parent cannot end it, and it would keep its models in memory."""
+    """A killed parent cannot end this process, which would keep its models in memory."""
     multiprocessing.parent_process().join()  # type: ignore[union-attr]
     os._exit(1)
 
@@ -268,9 +256,7 @@ def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator
         ray: Any = importlib.import_module("ray")
         actor_pool: Any = importlib.import_module("ray.util").ActorPool
     except ImportError as error:
-        raise ImportError(
-            "--engine ray needs Ray, which is not installed. Run `pip install 'hf-captionrl[ray]'`, or use --processes."
-        ) from error
+        raise ImportError("--engine ray needs Ray. Run `pip install 'hf-captionrl[ray]'`.") from error
     if is_new := not ray.is_initialized():
         more = {} if engine.address else {"include_dashboard": False}  # only for Ray that starts here
         # None would join a cluster that runs on this machine, or the one that RAY_ADDRESS names.
@@ -278,27 +264,20 @@ def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator
     actors: list[Any] = []
     try:
         machines = sum(node["Alive"] for node in ray.nodes())
-        most, gpus = _num_actors(ray.cluster_resources(), machines, engine.processes, worker.make_part.needs_gpu)
-        number = min(most, len(todo))
+        total, needs_gpu = ray.cluster_resources(), worker.make_part.needs_gpu
+        cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if needs_gpu else 0
+        wish = engine.processes or gpus or (machines if needs_gpu else cpus)
+        number = min(wish, gpus or cpus, cpus, len(todo))  # no more than can start
         worker.folder, worker.on_machine = os.getcwd(), math.ceil(number / machines)
-        made = ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=3, max_task_retries=3)(_Worker)
+        made = ray.remote(num_cpus=1, num_gpus=min(gpus, 1), max_restarts=3, max_task_retries=3)(_Worker)
         actors += [made.remote(**vars(worker)) for _ in range(number)]
         yield from actor_pool(actors).map_unordered(lambda actor, part: actor.write.remote(part), todo)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayActorError as error:
-        reason = " ".join(str(error).split())[-200:]  # such as a module that an actor cannot import
-        raise RuntimeError(f"A worker died again and again ({reason}), {_REMEDY}") from error
+        raise RuntimeError(f"A worker died again and again, {_REMEDY}") from error
     finally:
         for actor in actors:
             ray.kill(actor)
         if is_new:
             ray.shutdown()
-
-
-def _num_actors(
-    resources: Mapping[str, float], machines: int, processes: int | None, needs_gpu: bool
-) -> tuple[int, int]:
-    """Number of actors, no more than can start, and of GPUs per actor."""
-    cpus, gpus = max(1, int(resources.get("CPU", 1))), int(resources.get("GPU", 0)) if needs_gpu else 0
-    return min(processes or gpus or (machines if needs_gpu else cpus), gpus or cpus, cpus), min(gpus, 1)

@@ -255,5 +255,5 @@ def test_types_that_read_images_differently_are_refused_before_the_weights(kind,
 def test_code_in_a_checkpoint_is_refused_with_an_alternative(kind, tmp_path):
     code = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
-    with pytest.raises(ValueError, match="auto_map.* end in -hf"):
+    with pytest.raises(ValueError, match=r"auto_map.* end in -hf"):
         load_captioner(tmp_path)

@@ -97,8 +97,6 @@ def test_parts_can_be_sent_to_another_process(source):
     ("output", "more", "named"),
     [
         ("out", ["--processes", "2", "--rows_per_shard", "5"], "--batch_size"),
-        ("out", ["--address", "auto"], "--address"),
-        ("out", ["--rows_per_shard", "4"], "--rows_per_shard"),
         ("out.jsonl", ["--processes", "1"], "out'"),
     ],
 )

@@ -45,18 +45,18 @@ def make_item(index=0, captions=None, **changes):
     return replace(item, **changes)
 
 
-def marked(text="a blue pig", owner="background"):
-    marks = [Mark("a", "right", 0, 1), Mark("blue", "misbound", 2, 6, owner), Mark("large", "wrong")]
+def marked(text="a blue pig"):
+    marks = [Mark("a", "right", 0, 1), Mark("blue", "wrong", 2, 6), Mark("large", "wrong")]
     return GalleryCaption("SR", text, marks, 2, 3)
 
 
 def hostile_items():
-    """Hostile texts as names of methods, captions, claims, owners, ids and references."""
+    """Hostile texts as names of methods, captions, claims, ids and references."""
     for i, text in enumerate(HOSTILE):
         claims = [Mark(text, "right", 0, len(text)), Mark(HOSTILE[i - 1], "wrong")]
         captions = [GalleryCaption(HOSTILE[0], text, claims, 1), GalleryCaption("B", HOSTILE[i - 1])]
         if len(text) > 6:
-            captions.append(marked(text, owner=text))
+            captions.append(marked(text))
         yield make_item(i, captions, image_id=text, references=HOSTILE)
 
 
@@ -164,13 +164,13 @@ def test_small_images_keep_their_pixels_and_photographs_are_downscaled(tmp_path,
 
 def test_marks_are_at_their_positions():
     text = "two pigs left of two mushrooms"
-    marks = [Mark("two", "right", 0, 3), Mark("two", "misbound", 17, 20, "pig"), Mark("pigs", "right", 4, 8)]
-    # After the misbound one, which is marked.
+    marks = [Mark("two", "right", 0, 3), Mark("two", "wrong", 17, 20), Mark("pigs", "right", 4, 8)]
+    # After the wrong one, which is marked.
     marks += [Mark("left of two", "wrong", 9, 20), Mark("alone", "wrong")]
     pieces = split_at_marks(text, marks)
     assert "".join(piece.text for piece in pieces) == text
     verdicts = [tuple(piece) for piece in pieces if piece.verdict]
-    assert verdicts == [("two", "right"), ("pigs", "right"), ("two", "misbound")]
+    assert verdicts == [("two", "right"), ("pigs", "right"), ("two", "wrong")]
     # Wrong claims are placed first, in any order of the list.
     pieces = split_at_marks("pigs", [Mark("pigs", "right", 0, 4), Mark("pigs", "wrong", 0, 4)])
     assert pieces == [("pigs", "wrong")]
@@ -179,12 +179,10 @@ def test_marks_are_at_their_positions():
 def test_errors_are_named_and_distinguished_by_more_than_colour(tmp_path):
     path = write_gallery(tmp_path / "g.html", [make_item(captions=[marked()])], "T")
     html, text = path.read_text(encoding="utf-8"), " ".join(Page(path).text.split())
-    assert '<span class="misbound" title="wrong here, true of something else">blue</span>' in html
-    assert "Wrong: “blue” (true of the background), “large”" in text
-    assert "wrong here, true of something else" in text  # the legend
-    lines = re.findall(r"\.(right|wrong|misbound) \{[^}]*text-decoration: underline (\w+)", html)
-    assert sorted(lines) == [("misbound", "double"), ("right", "solid"), ("wrong", "wavy")]
-    assert "true of something else" not in Page(write_gallery(tmp_path / "h.html", [make_item()], "T")).text
+    assert '<span class="wrong" title="wrong claim">blue</span>' in html
+    assert "Wrong: “blue”, “large”" in text
+    lines = re.findall(r"\.(right|wrong) \{[^}]*text-decoration: underline (\w+)", html)
+    assert sorted(lines) == [("right", "solid"), ("wrong", "wavy")]
 
 
 # --- Panels ---------------------------------------------------------------------------------------------------------

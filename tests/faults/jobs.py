@@ -245,5 +245,5 @@ def push(folder, url, *, at=None):
     constants.HF_HUB_OFFLINE, constants.HF_HUB_DISABLE_XET = False, True
     client_http.close_session()
     with Moment(at) as moment:
-        push_folder(folder, "smile", token=WRITE, sleep=lambda seconds: None)
+        push_folder(folder, "smile", token=WRITE)
     return {"calls": moment.calls}

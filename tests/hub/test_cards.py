@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -29,7 +28,7 @@ from tests.apps.boosting.doubles import endpoint_answer, scenes
 from tests.apps.boosting.server import ChatServer
 from tests.apps.boosting.test_command import photographs
 from tests.hub.folders import FACTS, make_results, make_row, publishable
-from tests.hub.server import READ, WRITE
+from tests.hub.server import WRITE
 from tests.tiny import tiny_captioner, tiny_images
 
 
@@ -58,8 +57,6 @@ def test_terms_in_words_are_a_licence_without_an_identifier():
     data = ModelCard(card).data
     assert (data.license, data.license_name) == ("other", "trained-on-flickr8k-research-use")
     assert section(card, "Licence").strip().startswith(f"{terms}.")
-    other = ModelCard(render_model_card(make_results(), replace(FACTS, license="研究用途のみ"))).data
-    assert (other.license, other.license_name) == ("other", "other")
 
 
 def test_card_has_all_required_parts():
@@ -137,16 +134,10 @@ def test_malicious_texts_are_escaped():
     ("row", "facts", "name"),
     [
         ({}, {"objective": "magic"}, "objective"),
-        ({}, {"objective": "sle"}, "reward"),
         ({}, {"mle_weight": 1.5}, "mle_weight"),
-        ({}, {"family": "chat", "prompt": ""}, "prompt"),
-        ({}, {"baseline_row": "base"}, "'base'"),
+        ({}, {"row": "base"}, "'base'"),
         ({"hallucination": None}, {}, "hallucination"),
         ({"rd100_recall_at_1": 65.8}, {}, "rd100_recall_at_1"),
-        (not_measured("no", "rd100_recall_at_1", "pool_recall_at_1"), {}, "rd100_recall_at_1"),
-        ({"cider_d": None, "cider_d_reason": "TODO"}, {}, "TODO"),
-        ({}, {"scorer": "{{ scorer }}"}, "{{"),
-        ({}, {"dataset": "/data/photos"}, "/data/photos"),
         ({}, {"dataset_description": f"with hf_{'a' * 30}"}, "token"),
     ],
 )
@@ -221,10 +212,7 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd
     trainer.train()
     trainer.save_model()
     folder = str(tmp_path / "smile run")
-    few = ["--max_images", "2", "--max_new_tokens", "4", "--num_beams", "1"]
-    assert main(["caption", folder, "--output", str(tmp_path / "captions.jsonl"), *few]) == 0
     monkeypatch.setenv("HF_TOKEN", WRITE)
-    # Without a card, the error message of push contains the command that writes it, and that command works.
     assert main(["push", folder, "--repo_id", "smile"]) == 2
     assert f"captionrl card {folder}" in capfd.readouterr().err
     assert main(["card", folder, "--base_model", "someone/blip", "--dataset", "photos"]) == 0
@@ -237,11 +225,6 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd
     assert "finetuned from someone/blip on photos" in card
     assert "| trainer | SmileTrainer |" in card
     assert "| train images | 4 |" in card
-    # A folder of results above it is not that of its run, unless it is `model` of a recipe.
-    (tmp_path / "results.md").write_text("# Other\n\n| | |\n|:--|--:|\n| x | 1.0 |\n")
-    assert main(["card", folder]) == 0
-    assert "| x | 1.0 |" not in Path(folder, "README.md").read_text()
-    assert "without results" in capfd.readouterr().out
     assert main(["card", folder, "--check"]) == 0
     assert main(["push", folder, "--repo_id", "smile"]) == 0
     repo = hub.repo("tester/smile")
@@ -252,8 +235,8 @@ def test_model_saved_by_a_trainer_can_be_used_and_pushed(hub, monkeypatch, capfd
 
 def test_texts_that_must_not_be_published_raise(tmp_path, capfd):
     tiny_captioner("blip").save_pretrained(tmp_path / "model")
-    assert main(["card", str(tmp_path / "model"), "--base_model", "TODO"]) == 2
-    assert "a placeholder" in capfd.readouterr().err
+    assert main(["card", str(tmp_path / "model"), "--base_model", WRITE]) == 2
+    assert "an access token" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["card", str(tmp_path / "empty")]) == 2
     assert "no captioner.json" in capfd.readouterr().err
@@ -268,10 +251,6 @@ def test_captioner_push_to_hub(hub, monkeypatch):
     assert repo.private
     assert {"README.md", "training_manifest.json", "model.safetensors"} <= set(repo.files)
     assert 'load_captioner("tester/git-tiny", revision="' in repo.files["README.md"].decode()
-    captioner.push_to_hub("open", private=False)
-    assert not hub.repo("tester/open").private
-    with pytest.raises(PermissionError, match="403"):
-        captioner.push_to_hub("other", token=READ)
     # A key in the prompt is not uploaded.
     captioner.prompt = f"key {WRITE} "
     with pytest.raises(ValueError, match="contains an access token"):
@@ -284,10 +263,8 @@ def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, m
     (folder / "gallery.html").write_text("<img src='data:image/jpeg;base64,AAAA'>")
     (folder / "curves.png").write_bytes(b"\x89PNG")
     monkeypatch.setenv("HF_TOKEN", WRITE)
-    for data in ({}, {"public_images": False}, {"public_images": "true"}):
-        write_manifest(folder, command=[], seeds={}, data=data)
-        assert "gallery.html" in folder_contents(folder).left_out
-        assert "curves.png" in folder_contents(folder).published
+    assert "gallery.html" in folder_contents(folder).left_out
+    assert "curves.png" in folder_contents(folder).published
     assert main(["push", str(folder), "--repo_id", "smile", "--dry_run"]) == 0
     assert "- gallery.html" in capfd.readouterr().out
     push_folder(folder, "smile")
@@ -298,31 +275,6 @@ def test_galleries_of_local_images_are_only_uploaded_on_request(hub, tmp_path, m
     write_manifest(folder, command=[], seeds={}, data={"public_images": True})
     assert "gallery.html" in folder_contents(folder).published
     assert "gallery.html" in folder_contents(folder, gallery=False).left_out
-
-
-@pytest.mark.parametrize(
-    ("name", "goes_up"),
-    [("scenes", True), ("owner/data", True), ("photos", False)],
-)
-def test_recipe_records_whether_its_images_are_public(name, goes_up, tmp_path, monkeypatch):
-    from hf_captionrl.apps.experiments import report as publication
-    from hf_captionrl.apps.experiments.arguments import DataArguments, ModelArguments
-    from hf_captionrl.evaluation.options import EvaluationArguments
-
-    monkeypatch.setattr(publication, "describe_data", lambda *_: "24 images.")
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "results.json").write_text(json.dumps(make_results()))
-    (tmp_path / "out" / "gallery.html").write_text("pictures")
-    config = SmileConfig(str(tmp_path / "out"), use_cpu=True, report_to="none")
-    held_out_scorer = SimpleNamespace(signature="clip @ 1", max_text_tokens=77, count_truncated=lambda captions: 0)
-    arguments = (ModelArguments(), DataArguments(dataset_name=name), EvaluationArguments(), config)
-    captioner, scorers = SimpleNamespace(family="blip", prompt=""), SimpleNamespace(held_out_scorer=held_out_scorer)
-    objective = {"objective": "smile", "mle_weight": 0.0}
-    path = tmp_path / "out" / "results.json"
-    publication.write_publication(path, captioner, ["a"], "SMILE", scorers, arguments, {}, objective)
-    found = json.loads((tmp_path / "out/model/training_manifest.json").read_text())
-    assert found["data"]["public_images"] is goes_up
-    assert (tmp_path / "out/model/gallery.html").exists() is goes_up
 
 
 @pytest.fixture(scope="module")

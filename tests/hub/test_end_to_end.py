@@ -139,10 +139,3 @@ def test_every_metric_can_be_pushed(world):
         card = repo.files["README.md"].decode()
         assert f'evaluate.load("tester/{name}")' in card
         assert "ORGANISATION" not in card
-
-
-def test_invalid_names_of_spaces_raise(world):
-    with pytest.raises(ValueError, match="bleu"):
-        push_metric("bleu", "tester")
-    with pytest.raises(ValueError, match="tester/other/self_retrieval"):
-        push_metric("self_retrieval", "tester/other")

@@ -170,34 +170,30 @@ def test_code_examples_load_the_repository_but_prose_stays(hub, folder):
 def test_card_command(folder, capsys):
     card = folder / "README.md"
     before = card.read_text()
-    card.write_text(before + "\nTODO\n")
+    card.write_text(before.replace("license:", "terms:"))
     assert main(["card", str(folder), "--check"]) == 2
-    assert "placeholder" in capsys.readouterr().err
+    assert "no licence" in capsys.readouterr().err
     assert main(["card", str(folder)]) == 0
     assert card.read_text() == before
     assert main(["card", str(folder), "--check", "--json"]) == 0
     assert main(["card", str(folder), "--license", "mit"]) == 0
-    assert "license: mit" in card.read_text()
-    assert main(["card", str(folder), "--license", "TODO"]) == 2
     assert "license: mit" in card.read_text()
     (folder / "results.json").unlink()
     assert main(["card", str(folder)]) == 2
 
 
 @pytest.mark.parametrize(
-    ("token", "name", "card", "message"),
+    ("token", "name", "message"),
     [
-        (None, "smile", "", "there is none"),
-        (WRONG, "smile", "", "401"),
-        (READ, "smile", "", "'smile'.*403"),
-        (WRITE, "thesis", "", "thesis.tex.*--overwrite"),
-        (WRITE, "a b/c", "", "a b/c"),
-        (WRITE, "smile", "TODO", "TODO"),
+        (None, "smile", "there is none"),
+        (WRONG, "smile", "401"),
+        (READ, "smile", "'smile'.*403"),
+        (WRITE, "thesis", "thesis.tex.*--overwrite"),
+        (WRITE, "a b/c", "a b/c"),
     ],
-    ids=["no token", "wrong token", "read-only token", "other content", "invalid name", "placeholder"],
+    ids=["no token", "wrong token", "read-only token", "other content", "invalid name"],
 )
-def test_rejected_push_prints_one_line(token, name, card, message, hub, folder, monkeypatch, capfd):
-    (folder / "README.md").write_text((folder / "README.md").read_text() + card)
+def test_rejected_push_prints_one_line(token, name, message, hub, folder, monkeypatch, capfd):
     hub.add("tester/thesis", {"thesis.tex": b"..."})
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)
@@ -213,10 +209,6 @@ def test_rejected_push_prints_one_line(token, name, card, message, hub, folder, 
 
 
 ROOT = Path(__file__).parents[2]
-PLACES = [
-    *("POST /api/repos/create", "GET /api/models/", "POST /api/validate-yaml", "POST .*/preupload/"),
-    *("POST .*/objects/batch", "PUT /lfs/upload/", "POST /lfs/verify", "POST .*/commit/"),
-]
 
 
 def hashes(folder):
@@ -227,7 +219,7 @@ def hashes(folder):
 
 
 def push(folder, repo_id="smile", **kwargs):
-    return push_folder(folder, repo_id, **{"token": WRITE, "sleep": lambda seconds: None, **kwargs})
+    return push_folder(folder, repo_id, **{"token": WRITE, **kwargs})
 
 
 def assert_complete(hub, folder, repo_id="tester/smile"):
@@ -255,46 +247,24 @@ def test_push_uploads_all_files_and_a_second_push_changes_nothing(hub, folder):
     assert_complete(hub, folder)
 
 
-@pytest.mark.parametrize(("place", "action"), zip(PLACES, [500, 429, "cut"] * 3, strict=False))
-def test_transient_fault_is_retried(hub, folder, place, action):
-    before, fault = hashes(folder), hub.fail(place, action, times=2)
-    push(folder)
-    assert fault.hits == 2
-    assert_complete(hub, folder)
-    assert hashes(folder) == before
-
-
-@pytest.mark.parametrize("place", PLACES[4:])
-def test_lost_response_causes_no_second_commit(hub, folder, place):
-    fault = hub.fail(place, "lost", times=1)
-    push(folder)
-    assert fault.hits == 1
-    assert_complete(hub, folder)
-    assert len(hub.repo("tester/smile").commits) == 2
-
-
 @pytest.mark.parametrize(
     ("place", "action"), [("POST /api/repos/create", 500), ("PUT /lfs/upload/", 429), ("POST .*/commit/", "cut")]
 )
-def test_permanent_fault_loses_nothing_and_the_push_can_be_repeated(hub, folder, place, action, monkeypatch, capfd):
+def test_failed_push_loses_nothing_and_can_be_repeated(hub, folder, place, action, monkeypatch, capfd):
     before = hashes(folder)
     hub.fail(place, action)
-    waits: list[float] = []
-    with pytest.raises(PushError, match="repeated") as error:
-        push(folder, attempts=9, sleep=waits.append)
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    with pytest.raises(PushError, match=str(action) if action != "cut" else "repeated") as error:
+        push(folder)
     assert error.value.__cause__ is None
     assert hashes(folder) == before
-    state = read_push_state(folder)
-    assert (state["state"], state["repo_id"]) == ("failed", "smile")
-    assert str(action) in state["reason"] or action == "cut"
+    assert read_push_state(folder)["repo_id"] == "smile"
     hub.end_fault()
     monkeypatch.setenv("HF_TOKEN", WRITE)
     assert main(["push", str(folder)]) == 0
     assert_complete(hub, folder)
-    assert read_push_state(folder)["state"] == "pushed"
+    assert read_push_state(folder)["commit"].endswith(hub.repo("tester/smile").branches["main"])
     # Uploaded weights are not sent again.
-    assert sum(path.startswith("/lfs/upload/") and said == 200 for _, path, said in hub.requests) == 1
+    assert sum(path.startswith("/lfs/upload/") and status == 200 for _, path, status in hub.requests) == 1
 
 
 def test_other_content_is_only_overwritten_on_request(hub, folder, monkeypatch, capfd):
@@ -318,15 +288,6 @@ def test_public_repositories_and_branches_on_request(hub, folder):
     assert not repo.private
     assert "model.safetensors" in repo.at("v1").files
     assert set(repo.files) == {".gitattributes"}
-
-
-def test_offline_mode_raises(hub, folder, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    from huggingface_hub.utils import close_session
-
-    close_session()  # the client reads the setting once per session
-    with pytest.raises(PushError, match="HF_HUB_OFFLINE is set"):
-        push_folder(folder, "smile", token=WRITE, sleep=lambda s: pytest.fail("waiting does not help"))
 
 
 def fresh_process(command, hub, home, token, stdin=None):
@@ -378,19 +339,9 @@ def test_push_is_private_checked_and_has_a_card(tmp_path, hub):
     assert "One more sentence" in hub.repo("tester/smile").files["README.md"].decode()
 
 
-def test_invalid_name_raises_at_construction(tmp_path):
-    with pytest.raises(ValueError, match="smile run"):
-        make(tmp_path / "smile run")
-
-
 SHORT = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "101", "--compare_mle_weights", "0.0"),
-    *(
-        "--per_device_train_batch_size",
-        "8",
-        "--per_device_eval_batch_size",
-        "64",
-    ),
+    *("--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "64"),
     *("--generation_max_new_tokens", "8", "--generation_num_beams", "1", "--use_cpu", "--disable_tqdm", "true"),
     *("--perplexity_name_or_path", "none", "--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"),
     *("--load_best_model_at_end", "false"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hf_captionrl.scenes import bags, check, load_scenes, render_scene, sample_scene, vary_scene
-from hf_captionrl.scenes.dataset import FEATURES, _kept, compose_splits
+from hf_captionrl.scenes.dataset import _kept
 from hf_captionrl.scenes.render import IMAGE_SIZE, SPRITES_DIR
 from hf_captionrl.scenes.world import (
     CATEGORIES,
@@ -21,7 +21,6 @@ from hf_captionrl.scenes.world import (
     NATURAL_COLOURS,
     SHAPE_KINDS,
     Facts,
-    Scene,
     names_of,
     plural,
     preferences,
@@ -51,11 +50,6 @@ def facts_of(split):
 SMALL = {"num_train": 40, "num_validation": 10, "num_test": 21}
 
 
-def test_without_a_disk_it_is_made_again(empty_cache):
-    empty_cache.write_text("a file in the place of the folder")
-    assert load_scenes(**SMALL)["train"].num_rows == 40
-
-
 @pytest.mark.parametrize("sizes", [SMALL, {**SMALL, "num_train": 0}])
 def test_made_once_and_kept_on_disk(empty_cache, monkeypatch, sizes):
     made = load_scenes(**sizes)
@@ -83,19 +77,6 @@ def test_deterministic_in_the_seed(empty_cache):
 
     assert digest(0) == digest(0)
     assert digest(0) != digest(1)
-
-
-def test_a_world_with_fewer_scenes_than_asked_for_is_refused():
-    drawn = itertools.cycle([*all_sides("pig"), *all_sides("duck")])
-    world = (lambda: next(drawn), None, lambda scene: {"bytes": b"", "path": None}, FEATURES, 0)
-    splits = compose_splits(*world, (6, 0, 0))
-    assert len(set(facts_of(splits["train"]))) == 6
-    with pytest.raises(ValueError, match=r"has 6 different scenes, and more are asked for\. Lower num_train"):
-        compose_splits(*world, (7, 0, 0))
-
-
-def all_sides(kind):
-    return [Scene(Facts(kind, 1, "small", "upright", place, "blue"), 0) for place in ("top", "middle", "bottom")]
 
 
 def test_no_two_scenes_share_their_facts(scenes):

@@ -14,7 +14,10 @@ DOCS = ROOT / "docs"
 
 
 def test_tables_show_what_was_measured():
-    rows = {row["name"]: row for row in json.loads((ROOT / "reproduction/results/smile_blip_seeds.json").read_text())["rows"]}
+    rows = {
+        row["name"]: row
+        for row in json.loads((ROOT / "reproduction/results/smile_blip_seeds.json").read_text())["rows"]
+    }
     _, tables = generated_pages()["full_tables.md"].split("## smile_blip_seeds\n")
     line = next(line for line in tables.splitlines() if line.startswith("| SMILE |"))
     measured = rows["SMILE"]["rd100_recall_at_1"]

@@ -9,13 +9,7 @@ from PIL import Image
 from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
-from hf_captionrl.evaluation.pages import (
-    GalleryCaption,
-    GalleryItem,
-    Mark,
-    render_html,
-    write_gallery,
-)
+from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, render_html, write_gallery
 from hf_captionrl.hub.cards import render_model_card
 from tests.browser import CHROMIUM, Browser
 from tests.hub.folders import FACTS, make_results
@@ -25,27 +19,20 @@ _AWAY = "http://a.example"
 
 CAPTIONS = {
     "script": f"<script>{_DO}</script>",
-    "script from elsewhere": f"<script src={_AWAY}/s.js></script>",
     "end of script": f"</script><script>{_DO}</script>",
     "comment in script": f"<!--<script>{_DO}</script>-->",
-    "open comment": f"--><!--<script><script>{_DO}</script>",
     "end of JSON": f'"}}];{_DO};//',
     "line separator in JSON": f"\u2028{_DO}\u2029//",
     "template literal": f"`${{{_DO}}}`",
     "end of style": f"</style><script>{_DO}</script>",
     "style": f"<style>@import '{_AWAY}/a.css'; *{{background:url({_AWAY}/b)}}</style>",
-    "style attribute": f'" style="background:url({_AWAY}/c)" x="',
     "end of title": f"</title><script>{_DO}</script>",
-    "end of textarea": f"</textarea></noscript></template><script>{_DO}</script>",
     "image that fails": f'<img src=x onerror="{_DO}">',
     "double quote": f'"><img src=x onerror={_DO}>',
-    "single quote": f"'><img src=x onerror={_DO}>",
     "event in an attribute": f'" autofocus onfocus="{_DO}" tabindex="0" x="',
     "svg": f"<svg onload={_DO}>",
-    "math": f"<math><mtext></form><form><mglyph><style></math><img src=x onerror={_DO}>",
     "details": f"<details open ontoggle={_DO}>x</details>",
     "iframe": f'<iframe srcdoc="<script>parent.{_DO}</script>"></iframe>',
-    "object": f'<object data="data:text/html,<script>top.{_DO}</script>"></object>',
     "link": f'<a href="javascript:{_DO}">click</a>',
     "link of Markdown": f"[click](javascript:{_DO}) ![p]({_AWAY}/d.png) <javascript:{_DO}>",
     "image of Markdown": f'![x]({_AWAY}/e.png "t" onerror={_DO})',
@@ -53,7 +40,6 @@ CAPTIONS = {
     "stylesheet": f"<link rel=stylesheet href={_AWAY}/g.css>",
     "refresh": f'<meta http-equiv=refresh content="0;url={_AWAY}/h">',
     "base": f"<base href={_AWAY}/>",
-    "form": f"<form action={_AWAY}><input type=submit autofocus></form>",
     "template of Jinja": f"{{{{ ''.__class__ }}}}{{% set x = 1 %}}<script>{_DO}</script>",
     "entities": f"&lt;script&gt;{_DO}&lt;/script&gt; &#60;img src=x onerror={_DO}&#62;",
     "right to left": f"\u202e<script>{_DO}</script>\u202c",
@@ -79,14 +65,9 @@ def browser():
 
 def gallery(folder):
     items = [
-        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [Mark(text, "wrong", 0, 2, text)], 1, 2)], [text])
+        GalleryItem(PICTURE, text, [GalleryCaption(text, text, [Mark(text, "wrong", 0, 2)], 1, 2)], [text])
         for text in TEXTS
     ]
-    return write_gallery(folder / "page.html", items, ALL, note=ALL)
-
-
-def panel(folder):
-    items = [GalleryItem(PICTURE, text, [GalleryCaption(ALL, samples=[text, text])], [text]) for text in TEXTS]
     return write_gallery(folder / "page.html", items, ALL, note=ALL)
 
 
@@ -95,13 +76,7 @@ def review(folder):
     bags = [{"id": text, "similarity": 0.5, "images": list(images)} for text in TEXTS]
     decisions = {text: {"decision": "drop", "reason": "other"} for text in TEXTS}
     reasons = {"other": ALL}
-    data = {
-        "bags": bags,
-        "images": images,
-        "reasons": reasons,
-        "decisions": decisions,
-        "fingerprint": ALL,
-    }
+    data = {"bags": bags, "images": images, "reasons": reasons, "decisions": decisions, "fingerprint": ALL}
     values = {"title": ALL, "reasons": reasons, "data": data}
     page = render_html(REVIEW, "review", sort_keys=False, **values)
     (folder / "page.html").write_text(page, encoding="utf-8", errors="replace")
@@ -149,7 +124,7 @@ def outcome(browser, page):
     return state, requested(browser), browser.problems()
 
 
-PAGES = [gallery, panel, review, album_report, model_card]
+PAGES = [gallery, review, album_report, model_card]
 
 
 @pytest.mark.parametrize("write", PAGES, ids=[page.__name__ for page in PAGES])

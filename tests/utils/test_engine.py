@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from hf_captionrl.utils import parts
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import read_parts
 from tests.utils.toy import Slow, Squares, expected, pids, run
@@ -21,7 +20,7 @@ def notes(tmp_path):
 
 
 def test_rows_in_this_process_equal_a_plain_loop(tmp_path, notes):
-    assert run(tmp_path / "out", Squares(notes)) == {"resumed": 0, "made_by": {"weights": "a"}}
+    assert run(tmp_path / "out", Squares(notes)) == 0
     assert list(read_parts(tmp_path / "out")) == expected()
     assert list(read_parts(tmp_path / "out", ["square"])) == [{"square": n * n} for n in range(23)]
     assert len(list((tmp_path / "out").iterdir())) == 5
@@ -33,23 +32,13 @@ def test_finished_parts_are_skipped(tmp_path, notes):
     others = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-*")}
     with pytest.raises(ValueError, match="is unfinished: 1 of 5"):
         list(read_parts(tmp_path / "out"))
-    assert run(tmp_path / "out", Squares(notes))["resumed"] == 18
+    assert run(tmp_path / "out", Squares(notes)) == 18
     assert {path: path.stat().st_mtime_ns for path in others} == others
     assert list(read_parts(tmp_path / "out")) == expected()
     for path in notes.iterdir():
         path.unlink()
-    assert run(tmp_path / "out", Squares(notes)) == {"resumed": 23, "made_by": {"weights": "a"}}
+    assert run(tmp_path / "out", Squares(notes)) == 23
     assert not pids(notes, "loaded")  # nothing to do: nothing is loaded
-
-
-def test_parts_that_are_not_final_are_made_again(tmp_path, notes):
-    run(tmp_path / "out", Squares(notes))
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    assert (
-        run(tmp_path / "out", Squares(notes), is_final=lambda part: 7 not in part["row"].to_pylist())["resumed"] == 18
-    )
-    assert [path.name[5:10] for path, time in before.items() if path.stat().st_mtime_ns != time] == ["00001"]
-    assert list(read_parts(tmp_path / "out")) == expected()
 
 
 def test_a_killed_process_ends_the_run_and_the_same_call_loses_and_repeats_no_row(tmp_path, notes):
@@ -127,7 +116,7 @@ def test_a_folder_that_another_command_writes_is_refused(tmp_path, notes):
     finally:
         other.kill()
         other.wait()
-    assert run(tmp_path / "out", Squares(notes))["resumed"] >= 10  # the lock ends with the process
+    assert run(tmp_path / "out", Squares(notes)) >= 10  # the lock ends with the process
     assert list(read_parts(tmp_path / "out")) == expected()
 
 
@@ -148,31 +137,3 @@ def test_other_weights_are_refused(tmp_path, notes):
     with pytest.raises(ValueError, match="written with weights 'a', but weights is now 'b'"):
         run(tmp_path / "out", Squares(notes, weights="b"))
     assert not (tmp_path / "out/part-00003-of-00005.parquet").exists()
-
-
-def test_missing_ray_names_the_extra(tmp_path, notes, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-captionrl\[ray\]'"):
-        run(tmp_path / "out", Squares(notes), EngineOptions(engine="ray"))
-
-
-@pytest.mark.parametrize(
-    ("resources", "processes", "needs_gpu", "actors"),
-    [
-        ({"CPU": 64.0, "GPU": 8.0}, None, True, (8, 1)),
-        ({"CPU": 64.0, "GPU": 8.0}, None, False, (64, 0)),
-        ({"CPU": 64.0}, None, True, (2, 0)),
-        ({"CPU": 64.0, "GPU": 8.0}, 3, True, (3, 1)),
-        ({"CPU": 2.0}, 9, False, (2, 0)),
-    ],
-)
-def test_number_of_actors_on_two_machines(resources, processes, needs_gpu, actors):
-    assert parts._num_actors(resources, 2, processes, needs_gpu) == actors
-
-
-def test_parts_without_gpu_run_in_one_process_of_a_machine_with_gpus(tmp_path, notes, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    make_part = Squares(notes)
-    make_part.needs_gpu = False
-    run(tmp_path / "out", make_part)
-    assert pids(notes, "loaded") == {os.getpid()}

@@ -66,20 +66,6 @@ def test_extended_when_it_is_imported_and_at_once_where_it_is(library):
     assert extend(library) == [library]
 
 
-def test_a_library_that_cannot_be_imported_is_extended_once_it_can(library, tmp_path):
-    calls = extend(library)
-    core = tmp_path / library / "core.py"
-    good = core.read_text()
-    core.write_text("import nowhere_at_all\n")
-    for _ in range(2):
-        with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
-            importlib.import_module(library)
-    core.write_text(good + "# corrected\n")
-    importlib.invalidate_caches()
-    assert importlib.import_module(library).load() == "ours"
-    assert calls == [library]
-
-
 def test_the_front_door_writes_nothing_and_imports_nothing_heavy(tmp_path):
     homes = {name: str(tmp_path / "home") for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "HF_MODULES_CACHE")}
     env = {**os.environ, **homes, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}

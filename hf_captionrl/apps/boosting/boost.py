@@ -35,7 +35,7 @@ from hf_captionrl.data.images import ImageError, image_bytes, open_image
 from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.words import length_statistics
-from hf_captionrl.utils.io import atomic_file, atomic_write_text, refuse_file, write_json, write_jsonl
+from hf_captionrl.utils.io import atomic_file, atomic_write_text, write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path, read_object
 from hf_captionrl.utils.prompts import Backend, Failure, KeptAnswers, Prompt, Truncated
 
@@ -311,7 +311,7 @@ def boost(arguments: BoostOptions) -> None:
     """Run `captionrl boost`."""
     if arguments.embed_images and arguments.no_images:
         raise ValueError("--embed_images stores the images and --no_images leaves them out. Use one of them.")
-    refuse_file(folder := arguments.output)
+    folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     loaded = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     dataset, number, total = loaded.dataset, len(loaded.all_ids), sum(loaded.sizes.values())

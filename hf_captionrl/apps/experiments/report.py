@@ -54,7 +54,7 @@ from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
-from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config, usable_revision
+from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
 
 # --- Learning curves of a run: captions of the test split, measured at every evaluation ------------------------------
 
@@ -330,7 +330,6 @@ def check_models(arguments: tuple[Any, ...]) -> None:
         if hub_name(name) is None:
             raise FileNotFoundError(f"{option} is {name!r}, and there is no such folder. Train that model first.")
         revision = getattr(part, "model_revision", None) if option == "model_name_or_path" else None
-        revision = usable_revision(name, revision, CONFIGURATIONS)
         if not any(find_file(name, file, revision) for file in CONFIGURATIONS):
             try:
                 read_config(name, revision)  # which says why
@@ -494,7 +493,7 @@ def gallery_item(evaluator: Evaluator, index: int, captions: dict[str, list[str]
     shown = []
     for name, mine in captions.items():
         marks = [] if evaluator.facts is None else mark_caption(mine[index], evaluator.facts[index])
-        claims = [Mark(mark.claim.text, mark.verdict, mark.start, mark.end, mark.owner) for mark in marks]
+        claims = [Mark(mark.claim.text, mark.verdict, mark.start, mark.end) for mark in marks]
         ranks = evaluator.ranks.get(name)
         rank = None if ranks is None else int(ranks[index])
         shown.append(GalleryCaption(name, mine[index], claims, rank, len(mine)))

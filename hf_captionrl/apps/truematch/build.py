@@ -17,7 +17,7 @@ from hf_captionrl.data.columns import parse_json, replace_column, undecoded
 from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.retrieval.bags import BagFile, bag_similarities, candidate_bags, curate_bags, load_bags, save_bags
-from hf_captionrl.utils.io import atomic_file, atomic_write_text, read_jsonl, refuse_file, write_json, write_jsonl
+from hf_captionrl.utils.io import atomic_file, atomic_write_text, read_jsonl, write_json, write_jsonl
 from hf_captionrl.utils.parts import refuse_other_settings
 
 if TYPE_CHECKING:
@@ -259,7 +259,6 @@ def build(arguments: BuildOptions) -> None:
     from hf_captionrl.utils.io import installed_versions
 
     sizes, output = sorted(set(arguments.bag_sizes)), arguments.output
-    refuse_file(output)
     dataset = load_split(
         arguments, quarantine_path=output / "quarantine.jsonl", require_captions=arguments.features != "image"
     ).dataset
