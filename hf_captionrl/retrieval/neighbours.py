@@ -70,11 +70,7 @@ def nearest_neighbours(
         similar first, and their float32 cosine similarities in [-1, 1].
     """
     unit = normalised(features)
-    return rank_rows(unit if device is None else unit.to(device), k, rows=rows, block_size=block_size)
-
-
-def rank_rows(unit: Tensor, k: int, *, rows: Any = None, block_size: int | None = None) -> tuple[Tensor, Tensor]:
-    """[`nearest_neighbours`] of rows from [`normalised`], on their device."""
+    unit = unit if device is None else unit.to(device)
     count = len(unit)
     if not 1 <= k < count:
         raise ValueError(f"k is {k}, but each of {count} images has between 1 and {count - 1} neighbours.")

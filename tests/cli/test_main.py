@@ -58,11 +58,6 @@ def test_interrupted_command_says_whether_it_resumes(tmp_path, monkeypatch, caps
     assert capsys.readouterr().err == "captionrl: interrupted; the same command resumes.\n"
 
 
-def test_an_unknown_metric_is_refused(capsys):
-    assert main(["metrics", "path", "nothing"]) == 2
-    assert "self_retrieval" in capsys.readouterr().err
-
-
 def test_reader_that_stops_early_is_not_an_error(monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from hf_captionrl.apps.experiments.self_retrieval import BagArguments, run_name, runs_of
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
@@ -64,22 +63,6 @@ def test_adapters_and_cider(tmp_path):
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_cider_alone(tmp_path):
-    more = (
-        "--retrieval_weight 0 --cider_weight 1 --variants {} --max_steps 1 --repetition_weight 0 --truncation_weight 0"
-    )
-    path = train(recipe, tmp_path, [*SHORT, "--perplexity_name_or_path", "none"], more)
-    rows = json.loads(path.read_text())["rows"]
-    assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
-    (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
-    logged = {name for entry in json.loads(state.read_text())["log_history"] for name in entry}
-    assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
-        "rewards/cider/mean"
-    }
-    assert "Reward: CIDEr-D with the end token; batches" in (path.parent / "model" / "README.md").read_text()
-
-
 def test_an_evaluation_trains_nothing(tmp_path):
     path = train(recipe, tmp_path, SHORT, "--num_train_epochs 0 --perplexity_name_or_path none")
     rows = json.loads(path.read_text())["rows"]
@@ -96,40 +79,6 @@ def test_an_evaluation_trains_nothing(tmp_path):
 
 def parsed(*argv):
     return recipe.parse_args(list(argv))[-1]
-
-
-def changed(config, changes):
-    """The configuration of a variant."""
-    return runs_of(config, {"variant": changes})["variant"]
-
-
-def test_names_of_rows():
-    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
-    for changes, name in (
-        ({"bag_schedule": 20, "beta": 0.1}, "SR (bags of 20, KL 0.1)"),
-        ({"bag_distractors": "random"}, "SR (bag curriculum of random images)"),
-        (
-            {"retrieval_weight": 0.0, "rewards": ["claim_f1:credit=claim=1"]},
-            "truth (bag curriculum, claims by claim)",
-        ),
-        ({"rewards": ["question_oracle=0.5"]}, "SR (bag curriculum, questions)"),
-        ({"retrieval_weight": 2.0, "baseline": "none"}, "SR (bag curriculum, SR 2, baseline none)"),
-    ):
-        assert run_name(changed(config, changes)) == name
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: runs_of(parsed(), {run_name(parsed()): {"beta": 0.1}}), "the recipe's own run"),
-        (lambda: changed(parsed(), {"baseline": "leave_one_out"}), "leave_one_out"),
-        (lambda: BagArguments(variants='{"x": 3}'), "variant 'x'"),
-        (lambda: BagArguments(bag_features="text"), "bag_features"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 # --- No collapsed model is delivered: exit code, folders, console, results, card and gallery ---
@@ -222,21 +171,6 @@ def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hac
     assert not (tmp_path / "out" / "model").exists()
     selected = json.loads((tmp_path / "out" / "results.json").read_text())["selected"]["SR (bag curriculum)"]
     assert "in 105 evaluated captions" in selected["collapsed"]
-
-
-@pytest.mark.slow
-def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
-    # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
-    hack(lambda call: call in (3, 4, 5))
-    variants = json.dumps({"SR (random)": {"bag_schedule": None}})
-    path = train(recipe, tmp_path, [*SHORT, "--variants", variants], "--perplexity_name_or_path none")
-    results = json.loads(path.read_text())
-    assert [row["name"] for row in results["rows"] if "note" in row] == ["SR (random)"]
-    assert results["selected"]["SR (bag curriculum)"]["step"] is not None
-    assert (path.parent / "model" / "model.safetensors").exists()
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("SR (random): the captions have collapsed:") for line in lines)
-    assert lines.index("SR (random)") < lines.index("SR (bag curriculum) (model/)")
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from hf_captionrl.utils.io import write_json
-from reproduction import estimators, findings, hacking, listening, reproduce, worlds
+from reproduction import estimators, findings, hacking, reproduce
 from reproduction.measurements import (
     Measured,
     detectable,
@@ -320,19 +320,6 @@ def test_a_prediction_fails_alone(reward, key, gain, broken):
     assert hacking.judged(observed(gains))[broken] == "does not hold"
 
 
-def test_a_prediction_is_open_where_seeds_differ():
-    found = hacking.judged(observed(AS_PREDICTED, noise=1.0))
-    assert {found[name].partition(" (")[0] for name in ("O1", "O2", "O5", "O8", "O11")} == {"open"}
-
-
-def test_an_open_prediction_names_the_effect_that_each_comparison_would_have_shown():
-    wide, narrow = seed_interval([-0.2, 0.0, 0.2]), seed_interval([-0.1, 0.0, 0.1])
-    least = (stats.t.ppf(0.975, 2) + stats.t.ppf(0.8, 2)) * 0.1 / 3**0.5
-    assert hacking.verdict_of([True, narrow, wide, None]) == f"open (detectable: {least:.3f}, {2 * least:.3f})"
-    assert hacking.verdict_of([wide, seed_interval([-0.3, -0.2, -0.3])]) == "does not hold"
-    assert hacking.verdict_of([True, None]) == "open"
-
-
 def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
     gains = {
         name: {**gained, hacking.HELD_OUT: gained.get("fact_recall", 0) - gained.get("hallucination", 0)}
@@ -390,108 +377,3 @@ def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
     found = estimators.judged(records, dict.fromkeys(estimators.RUNS, POSITIVE))
     said = {name: one.partition(" (")[0] for name, one in found.items()}
     assert said == {**expected, **({broken: verdict} if broken else {})}
-
-
-def listened(by_truth=(0.0, 0.1, 0.2, 0.3), by_reward=0.1, noise=0.002):
-    """Five seeds of the twelve cells; the gain by truth rises with the facts."""
-    rows = []
-    for number, (start, at) in enumerate(itertools.product(listening.STARTS, range(4))):
-        name = f"{start}, {listening.FACTS[at]} facts"
-        shifts = [noise * np.sin(5 * number + 2 * math.pi * s / 5) for s in range(5)]
-        values = {key: [0.2 + shift for shift in shifts] for key in listening._COLUMNS}
-        values[listening.TRUTH] = [0.2 + by_truth[at] + shift for shift in shifts]
-        values[listening.REWARD] = [0.2 + by_reward + shift for shift in shifts]
-        rows += [{"name": f"{name}, start", **{key: {"values": [0.2] * 5} for key in values}}]
-        rows += [{"name": name, **{key: {"values": found} for key, found in values.items()}}]
-    return {"rows": rows, "seeds": list(range(5))}
-
-
-def agreeing(first=0.0):
-    """Tau of five seeds, `first` with the scorer of 2 facts."""
-    cells = itertools.product(listening.STARTS, zip(listening.FACTS, (first, 0.2, 0.3, 0.4), strict=True))
-    values = {f"{s}, {k} facts": [tau - 0.01, tau, tau, tau, tau + 0.01] for s, (k, tau) in cells}
-    return {"rows": {name: {"tau": found, "same_better": found} for name, found in values.items()}}
-
-
-@pytest.mark.parametrize(
-    ("record", "start", "broken"),
-    [
-        (listened(), agreeing(), {}),
-        (listened(by_truth=(0.1, 0.2, 0.3, 0.4)), agreeing(-0.2), {"L1": "does not hold"}),
-        (listened(by_truth=(0.1, 0.2, 0.3, 0.4)), agreeing(0.005), {"L1": "open"}),
-        (listened(by_reward=0.0), agreeing(), {"L2": "open"}),
-        (listened(by_truth=(0.3, 0.2, 0.1, 0.0)), agreeing(0.1), {"L3": "does not hold"}),
-    ],
-)
-def test_predictions_of_who_is_listening(record, start, broken):
-    said = {name: one.partition(" (")[0] for name, one in listening.judged(record, start).items()}
-    assert said == {"L1": "holds", "L2": "holds", "L3": "holds", **broken}
-
-
-def drawn_anew(apart=0.1, noise=0.01, **changed):
-    """Ten worlds in which every method moves as the claims say; `apart`: what a world shifts all rows but the start's by."""
-    keys = (*worlds._NAMES, "bag_7_recall_at_1", "length")
-    rows = {"references": 0.1, "MLE": 0.4, "further MLE": 0.4, "SMILE": 1.2, "SMILE (lambda=0.01)": 0.9}
-    rows |= {
-        "SR": 0.8,
-        "BagCurri": 0.8,
-        "CIDEr": 0.7,
-        "SMILE, again": 1.2,
-        "further MLE, again": 0.4,
-        "SR, again": 0.8,
-    }
-    down = {"SMILE": -0.4, "SR": -0.2, "CIDEr": 0.6}  # CIDEr-D, from 0.4
-    found = []
-    for number, (name, value) in enumerate({**rows, **changed}.items()):
-        values = {key: value if key != "cider_d" else down.get(name, 0.4) for key in keys}
-        wave = [noise * math.sin(number + 2 * math.pi * world / 10) for world in range(10)]
-        worlds_share = [apart * math.cos(4 * math.pi * w / 10) if name.startswith("S") else 0.0 for w in range(10)]
-        found.append({"name": name})
-        for key, mean in values.items():
-            shifts = [a + b for a, b in zip(wave, worlds_share, strict=True)] if name != "MLE" else [0.0] * 10
-            found[-1][key] = {"values": [mean + shift for shift in shifts]}
-    return {"rows": found, "seeds": list(range(10)), "world": world_version()}
-
-
-@pytest.mark.parametrize(
-    ("record", "broken"),
-    [
-        (drawn_anew(), {}),
-        (drawn_anew(apart=0.0), {"W2": "does not hold"}),
-        (drawn_anew(**{"SMILE": 0.3, "SMILE, again": 0.3}), {"W1": "does not hold"}),
-        (drawn_anew(BagCurri=2.0), {"W1": "does not hold"}),  # not open
-    ],
-)
-def test_predictions_of_worlds_drawn_anew(record, broken):
-    assert worlds.judged(record) == {"W1": "holds", "W2": "holds", **broken}
-
-
-def test_predictions_of_worlds_of_other_things_hold_where_all_comes_as_predicted():
-    record = drawn_anew(BagCurri=2.0)
-    for row in record["rows"]:
-        if row["name"] == "SMILE":
-            for key in ("bag_7_recall_at_1", "hallucination"):
-                row[key]["values"] = [0.4 + (-1) ** world for world in range(10)]
-    assert worlds.judged_kinds(record) == {"K1": "holds", "K2": "holds"}
-
-
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.9, "does not hold"), (2.1, "holds")])
-@pytest.mark.parametrize(
-    ("more", "less", "key"), [("SMILE", "further MLE", "pool_recall_at_1"), ("SR", "MLE", "rd100_recall_at_1")]
-)
-def test_worlds_must_vary_twice_as_much_as_two_trainings(more, less, key, ratio, verdict):
-    record = drawn_anew()
-    values = {row["name"]: row[key]["values"] for row in record["rows"]}
-    spread = np.std(np.subtract(values[more], values[less]), ddof=1)
-    values[f"{more}, again"][:] = [value + 2**0.5 * spread / ratio for value in values[more]]
-    values.get(f"{less}, again", [])[:] = values[less] if less != "MLE" else []
-    assert worlds.judged(record)["W2"] == verdict
-
-
-def test_spread_over_worlds_and_of_two_trainings():
-    rng = np.random.default_rng(0)
-    world, trainings = rng.normal(0, 3, 4000), rng.normal(0, 1, (2, 4000))
-    over, within = worlds.spread(world + trainings[0], world + trainings[1])
-    assert over == pytest.approx(10**0.5, rel=0.05)  # both variances
-    assert within == pytest.approx(1, rel=0.05)
-    assert "| hallucination, SMILE - further MLE | +0.800 ±" in worlds.table(drawn_anew())

@@ -79,12 +79,6 @@ def test_album_of_one_image_and_of_copies_only(captioner, scorer, images):
     assert same.summary()["distinct"] == 1
 
 
-def test_degenerate_candidates_are_used_only_without_others(scorer, images):
-    loop = "a pig on a blue background on a blue background"
-    found = describe_album(images, None, scorer, captions=[[loop, "a pig"], [loop], ["", "a tree"]])
-    assert found.captions == ["a pig", loop, "a tree"]
-
-
 def test_bad_input(captioner, scorer, images):
     for settings, name in (({"shared_share": 0}, "shared_share"), ({"trigger": " "}, "trigger")):
         with pytest.raises(ValueError, match=name):
@@ -170,21 +164,3 @@ def test_constraints_and_ranks_are_those_of_the_edited_captions(scorer, images):
             second.is_distinct,
         )
         assert_close(first.margin, second.margin, dtype=torch.float32, magnitude=1)
-
-
-def test_texts_that_become_equal_are_not_distinct_captions(scorer, images):
-    texts = [["a dog", "a red dog"], ["the dog", "a blue dog"], ["dog", "a green dog"]]
-    found = describe_album(images, None, scorer, captions=texts, trigger="x", drop_shared=True)
-    assert sorted(found.captions) == ["x, a blue dog", "x, a green dog", "x, a red dog"]
-
-
-def test_copies_in_different_folders_get_one_caption(scorer, images):
-    groups = ["dogs", "dogs", "dogs", "cats", "cats", "cats", "cats"]
-    flipped = [image.transpose(0) for image in images]
-    album = [*images, images[0], *flipped]
-    texts = [*(f"a photo of a dog, {place}" for place in ("asleep", "awake", "alone"))]
-    texts += [[], *(f"a drawing of a cat, {place}" for place in ("asleep", "awake", "alone"))]
-    found = describe_album(album, None, scorer, captions=texts, groups=groups, drop_shared=True)
-    assert found.copies == [(0, 3)]
-    assert found.captions[3] == found.captions[0] == "asleep"
-    assert found.captions[5] == "awake"

@@ -11,7 +11,6 @@ from hf_captionrl import load_scorer, pipeline
 from hf_captionrl.apps.album.demo import Demo, albums_of, named_models, serve
 from hf_captionrl.cli import main
 from hf_captionrl.cli.main import build_parser
-from hf_captionrl.hub.push import check_card
 from hf_captionrl.hub.spaces import push_demo, write_demo_space
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.model_files import model_path
@@ -139,12 +138,6 @@ def test_albums_of_a_folder(tmp_path):
         albums_of(tmp_path / "p")
 
 
-def test_embedded_albums(rows):
-    albums = albums_of(None)
-    assert [len(images) for images in albums.values()] == [3] * 6 + [5] * 6 + [7] * 6
-    assert albums["3 similar images (2)"] == second_bag(rows)
-
-
 @pytest.mark.parametrize("more", [[], ["--host", "0.0.0.0"]])
 def test_page_is_local_by_default(small, monkeypatch, capsys, more):
     import gradio
@@ -189,16 +182,6 @@ def test_page_of_the_space_starts_the_demo(tmp_path, monkeypatch):
         assert named_models(asked.model) == (models or named_models(None))
         assert asked.scorer == scorer
         assert (asked.host, asked.port, asked.no_browser) == ("0.0.0.0", 7860, True)
-
-
-def test_card_of_the_space(tmp_path):
-    folder = write_demo_space(tmp_path, {"<b>*A*</b>": "me/a|b"}, scorer="me/clip")
-    card = (folder / "README.md").read_text()
-    meta = check_card(card)
-    assert (meta["sdk"], meta["app_file"]) == ("gradio", "app.py")
-    assert "<b>" not in card.replace("\\<b", "")
-    assert "me/clip" in card
-    assert (folder / "requirements.txt").read_text().startswith("hf-captionrl[demo]")
 
 
 def test_unusable_models_of_a_space_are_refused(tmp_path):
