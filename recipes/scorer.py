@@ -91,10 +91,7 @@ class ScorerArguments:
         else:
             name = model_path(self.model_name_or_path)
             if (kind := read_config(name).model_type) != "vision-text-dual-encoder":
-                raise ValueError(
-                    f"model_name_or_path is {name!r} of type {kind!r}. Use a folder of captionrl assemble --scorer, or a scorer that "
-                    "was trained from one."
-                )
+                raise ValueError(f"model_name_or_path is of type {kind!r}. Use one of captionrl assemble --scorer.")
             model = load_pretrained(VisionTextDualEncoderModel, name, dtype=torch.float32)[0]
             processor = VisionTextDualEncoderProcessor.from_pretrained(name, trust_remote_code=False)
         model.vision_model.requires_grad_(False)
@@ -140,16 +137,11 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
     ) -> None:
         refuse_data_parallel(args)
         if args.world_size > 1:
-            raise ValueError(
-                f"The loss compares the captions of one process, and {args.world_size} were started. Use --num_processes 1."
-            )
+            raise ValueError(f"{args.world_size} processes were started, and the loss needs all captions in one.")
         self.parts, self._train_source = parts, rows
         super().__init__(model, args, data_collator=self._collate, **kwargs)
         if self.train_dataset is not None and len(self.train_dataset) < args.train_batch_size:
-            raise ValueError(
-                f"per_device_train_batch_size is {args.train_batch_size}, but there are {len(self.train_dataset)} training "
-                "images. Use at most that many."
-            )
+            raise ValueError(f"per_device_train_batch_size must be at most {len(self.train_dataset)}, the images.")
 
     def training_image_hashes(self) -> list[str]:
         """The folder records them, as a captioner's does."""

@@ -55,9 +55,7 @@ def _check(arguments: BagsOptions) -> tuple[Path, list[int]]:
         raise ValueError(f"--output {str(output)!r} must name a file that ends in {suffix}.")
     if is_ranking:
         if arguments.bag_sizes:
-            raise ValueError(
-                "--bag_sizes has no effect with --mode neighbours: the trainer chooses the sizes. Leave it out."
-            )
+            raise ValueError("--bag_sizes has no effect with --mode neighbours. Leave it out.")
         return output, []
     return output, sorted(set(arguments.bag_sizes or (3, 5, 7)))
 

@@ -46,9 +46,7 @@ class JudgeOptions:
         if self.judge is not None and (kind not in ("transformers", "openai") or not name):
             raise ValueError(f"--judge is {self.judge!r}. Use transformers:NAME, or openai:NAME with --judge_url.")
         if (kind == "openai") != (self.judge_url is not None):
-            raise ValueError(
-                f"--judge is {self.judge!r}, --judge_url {self.judge_url!r}. openai:NAME needs its address."
-            )
+            raise ValueError(f"--judge {self.judge!r} and --judge_url {self.judge_url!r}: openai:NAME needs both.")
         if self.max_requests is not None and self.judge_answers is None:
             raise ValueError(f"--max_requests is {self.max_requests}. Use it with --judge_answers FILE.")
         if self.judge is None:

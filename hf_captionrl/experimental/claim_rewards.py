@@ -174,9 +174,7 @@ class ClaimReward(Reward):
 
     def token_credit(self, context: RewardContext) -> Tensor:
         if self._decode is None:
-            raise ValueError(
-                f"The reward {self.name!r} has credit='claim' and no decoder of tokens. Use credit='caption'."
-            )
+            raise ValueError(f"{self.name!r} has credit='claim', but no decoder of tokens. Use credit='caption'.")
         spans = token_spans(self._decode, context.ids, context.mask)
         credit = torch.zeros(context.ids.shape, dtype=torch.float64)
         for n, found in enumerate(self.checked(context)):

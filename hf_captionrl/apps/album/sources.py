@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,6 @@ def read_images(
     cache: FeatureCache | None = None,
     batch_size: int = 16,
     unreadable: dict[int, str] | None = None,
-    progress: Callable[[int], Any] = lambda number: None,
 ) -> ImageFacts:
     """Facts of all images, each opened once; every different image is encoded once, and the cache gets new features."""
     rows: list[int] = []
@@ -197,10 +196,7 @@ def read_images(
             features |= dict(zip(present, cache.get(present).tensor().float(), strict=True))
         rows += chunk
         keys += hashes
-        progress(len(chunk))
         del new, opened  # else they are held while the next chunk is decoded
     if not rows:
-        raise ValueError(
-            f"No image of the album can be read: {next(iter((unreadable or {}).values()), 'there are none')}"
-        )
+        raise ValueError(f"No image of the album can be read: {next(iter((unreadable or {}).values()), '')}")
     return ImageFacts(rows, keys, torch.stack([features[key] for key in keys]))

@@ -14,21 +14,18 @@ class ConvertOptions(CommandOptions):
 
     SOURCE is a folder or a name on the Hub with pickles (pytorch_model.bin, in one file or several; adapter_model.bin;
     open_clip_pytorch_model.bin), or a file of the published code of BLIP (captioners), OpenAI's CLIP (state dicts) or
-    ClipCap. Pickles are opened only for tensors (weights_only). The command prints size and SHA-256 of every file that it read and wrote. It copies configuration, tokenizer and processor, and no
-    code.
+    ClipCap. Pickles are opened only for tensors (weights_only). The command prints size and SHA-256 of every file that it read
+    and wrote. It copies configuration, tokenizer and processor, and no code.
     """
 
     examples: ClassVar[str] = """
         examples:
           captionrl convert Salesforce/blip-image-captioning-base blip-base
           captionrl convert outputs/old_adapter outputs/adapter
-          captionrl convert model_large_caption.pth blip-large --config Salesforce/blip-image-captioning-large
           captionrl convert model_base_capfilt_large.pth blip-pretrained --image_size 384 \\
               --config Salesforce/blip-image-captioning-base
           captionrl convert clip_ViT-B-32.pth pac-s --config openai/clip-vit-base-patch32
-          captionrl convert openClip_ViT-L-14.pth pac-s-large --config laion/CLIP-ViT-L-14-laion2B-s32B-b82K
           captionrl convert coco_weights.pt clipcap-coco
-          captionrl convert transformer_weights.pt clipcap-transformer --normalize_image_embeds
           captionrl convert open_clip_weights.pt open_clip_weights.safetensors
     """
 

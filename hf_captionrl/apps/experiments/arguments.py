@@ -51,9 +51,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is not valid YAML ({' '.join(str(error).split())}). Correct it.") from None
     if not isinstance(content, dict):
-        raise ValueError(
-            f"{str(path)!r} holds a {type(content).__name__}. Use a mapping: one `argument: value` per line."
-        )
+        raise ValueError(f"{str(path)!r} holds a {type(content).__name__}. Use one `argument: value` per line.")
     return content
 
 
@@ -130,9 +128,7 @@ class ModelArguments(LoadingArguments):
             *["lora_init"] * (self.lora_init != "peft"),
         ]
         if needs_lora and self.tune is None:
-            raise ValueError(
-                f"{needs_lora[0]} needs a LoRA, but tune is not set. Use --tune language, vision or both."
-            )
+            raise ValueError(f"{needs_lora[0]} needs a LoRA. Use --tune language, vision or both.")
 
     def load(self, prompt: str | None = None) -> Captioner:
         """Load the captioner, in fp32 by default. Every caption continues `prompt`; None: the default of the family."""
@@ -362,15 +358,11 @@ def parse_arguments(
 def set_total_batch(config: Any, total: int) -> None:
     """Split an optimizer step among processes and micro-batches of at most `per_device_train_batch_size`."""
     if config.gradient_accumulation_steps != 1:
-        raise ValueError(
-            f"total_train_batch_size is {total}, which sets gradient_accumulation_steps "
-            f"({config.gradient_accumulation_steps}). Leave one of them out."
-        )
+        raise ValueError(f"total_train_batch_size ({total}) sets gradient_accumulation_steps. Leave one of them out.")
     processes = config.world_size * max(1, config.n_gpu)
     if total < 1 or total % processes:
         raise ValueError(
-            f"total_train_batch_size ({total}) must be a positive multiple of the number of processes ({processes}). Use "
-            "another number of processes, such as 1."
+            f"total_train_batch_size ({total}) must be a multiple of the number of processes ({processes})."
         )
     share = total // processes
     steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= config.per_device_train_batch_size)

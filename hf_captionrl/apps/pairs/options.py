@@ -30,7 +30,7 @@ class PairsOptions(DeviceOptions, CacheOptions, DatasetOptions):
     reward: list[str] = option(
         ["self_retrieval"],
         metavar="REWARD",
-        help="rewards that score the captions, as NAME or NAME:FIELD=VALUE,FIELD=VALUE",
+        help="registered rewards that score the captions",
     )
     reward_weights: list[Number] | None = option(None, metavar="X", help="weight of each reward (default: 1 each)")
     scorer: str | None = option(

@@ -95,7 +95,8 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
 
     examples: ClassVar[str] = """
         examples:
-          captionrl truematch evaluate truematch --models scenes:blip-mle --references
+          captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
+          captionrl truematch evaluate truematch --captions mle.jsonl --references
           captionrl caption outputs/model --dataset imagecode --data_dir imagecode --output imagecode.jsonl
           captionrl truematch evaluate imagecode --captions imagecode.jsonl
     """
@@ -105,9 +106,8 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
         None,
         metavar="NAME",
         group="captioners",
-        help="names of the files and models (default: those of the files and models)",
+        help="names of the files (default: file names)",
     )
-    models: list[str] = option([], metavar="MODEL", group="captioners", help="models that first caption the images")
     references: bool = option(
         False, group="captioners", help="also evaluate one reference per image, against the other references"
     )
@@ -121,5 +121,3 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
         help="held-out dual encoder (default: scenes:siglip-held-out on the embedded world, else "
         "openai/clip-vit-base-patch32, as in the paper)",
     )
-    all_bags: bool = option(False, group="evaluation", help="include bags that the review dropped")
-    bag_images_only: bool = option(False, group="evaluation", help="leave out images that are in no bag")

@@ -60,9 +60,10 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
         learning_curves=True,
     )
     trainers = {"XE": Counting(2, 3), "alone": Counting(2, 7), "SLE": Counting(5, 1), "SLL": Counting(5, 2)}
-    runs = [Run(name, name, lambda name=name: trainers[name]) for name in ("XE", "alone")]
-    runs += [Run(name, name, lambda name=name: trainers[name], starts_from="XE") for name in ("SLE", "SLL")]
-    found = train_runs(runs, evaluator, None, output_dir=tmp_path)
+    starts = {"XE": "MLE", "alone": "MLE", "SLE": "XE", "SLL": "XE"}
+    configs = {name: SelfRetrievalRecipeConfig(str(tmp_path / name), use_cpu=True) for name in starts}
+    runs = [Run(n, configs[n], lambda config, n=n: trainers[n], start) for n, start in starts.items()]
+    found = train_runs(runs, evaluator, None)
     for curves in (found.histories, found.curves):
         assert {name: [(p["epoch"], p["length"]) for p in points] for name, points in curves.items()} == {
             "XE": [(0.0, 2), (0.5, 2), (1.0, 5)],

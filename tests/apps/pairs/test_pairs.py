@@ -122,7 +122,6 @@ def test_trl_trains_on_the_file(sampled, tmp_path):
     ("arguments", "named"),
     [
         (["--output", "captions.jsonl"], "--output"),
-        (["--reward", "truncation"], "truncation"),
         (["--reward", "meteorite"], "'meteorite'"),
         (["--margin", "99"], "--margin"),
         (["--max_images", "2"], "two different"),
