@@ -216,9 +216,8 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Parse the command line."""
-    return parse_arguments(
-        (ScorerArguments, DataArguments, ScorerConfig), argv, default_config=CONFIGS / "scenes.yaml"
-    )
+    types = (ScorerArguments, DataArguments, ScorerConfig)
+    return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -234,10 +233,8 @@ def card(arguments: tuple[Any, ...], results: dict[str, Any], description: str) 
     )
     if parts.model_name_or_path is not None:
         vision, text = f"the vision tower of {Path(parts.model_name_or_path).name}", "its text encoder"
-    rows = "\n".join(
-        f"| R@{k} | {results['recall'][str(k)]['value']:.3f} | [{results['recall'][str(k)]['low']:.3f}, {results['recall'][str(k)]['high']:.3f}] |"
-        for k in KS
-    )
+    recall = results["recall"].items()
+    rows = "\n".join(f"| R@{k} | {one['value']:.3f} | [{one['low']:.3f}, {one['high']:.3f}] |" for k, one in recall)
     return f"""---
 library_name: transformers
 tags: [image-text-retrieval, hf_captionrl]
@@ -285,9 +282,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         return tower_in_parts(lambda part: vision(part).pooler_output.flatten(1), pixels.to(config.device)).cpu()
 
     pairs = {name: Pairs(cached_features(cache, rows, encode), rows["captions"]) for name, rows in splits.items()}
-    if getattr(
-        model.config, "untrained", False
-    ):  # logits of unit scale at the start, whatever the scale of the features
+    if getattr(model.config, "untrained", False):  # logits of unit scale, whatever the scale of the features
         scale = pairs["train"].features.tensor(slice(0, 1000)).float().square().mean().sqrt()
         torch.nn.init.normal_(model.visual_projection.weight, 0, 0.02 / max(float(scale), 1e-6))
         model.config.untrained = False

@@ -76,16 +76,9 @@ class SLEArguments(SampleArguments):
         default_factory=lambda: [1.0], metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."}
     )
     compare_entropy_weights: list[float] = field(
-        default_factory=lambda: [0.01],
-        metadata={
-            "help": "Additional runs with alpha=1 and these weights of word entropy: SLL-ME (0.01 in the paper)."
-        },
+        default_factory=lambda: [0.01], metadata={"help": "Additional runs with alpha=1 and these weights: SLL-ME."}
     )
-    report_best_alpha: bool = documented(
-        False,
-        "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
-        "and at least two other alphas.",
-    )
+    report_best_alpha: bool = documented(False, "Report the alpha with the most diverse samples at SLL's CIDEr-D.")
 
 
 @dataclass

@@ -30,18 +30,14 @@ class BagsOptions(SimilarityOptions, DatasetOptions):
               --features image --bag_sizes 20 --output bags.json
     """
 
-    output: Path | None = option(
-        None,
-        metavar="FILE",
-        help="bags: .json; neighbours: .safetensors (default: bags.json, neighbours.safetensors)",
-    )
+    output: Path | None = option(None, metavar="FILE", help="default: bags.json or neighbours.safetensors")
     mode: Literal["truematch", "neighbours"] = option("truematch", help="what to mine, as listed below")
     bag_sizes: list[Annotated[int, Range(at_least=2)]] | None = option(
         None,
         metavar="K",
         group="bags",
         aliases=["--bag_size"],
-        help="images per bag, one size or several (default: 3 5 7)",
+        help="images per bag, one or several sizes (default: 3 5 7)",
     )
     top: Positive = option(200, group="bags", help="number of neighbours per image")
 

@@ -14,7 +14,6 @@ from hf_captionrl.utils.model_files import model_path
 from recipes import self_retrieval_blip as recipe
 from recipes import sle_blip
 from tests.recipes.conftest import GENERATION, train
-from tests.recipes.test_sle_blip import SHORT as SHORT_SLE
 
 SHORT = [
     *"--max_train_images 24 --max_eval_images 12 --max_test_images 105 --num_train_epochs 2".split(),
@@ -171,21 +170,6 @@ def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hac
     assert not (tmp_path / "out" / "model").exists()
     selected = json.loads((tmp_path / "out" / "results.json").read_text())["selected"]["SR (bag curriculum)"]
     assert "in 105 evaluated captions" in selected["collapsed"]
-
-
-@pytest.mark.slow
-def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
-    two = "--compare_alphas 1 --compare_entropy_weights 0 --rl_start_epoch 0 --report_best_alpha false "
-    # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.
-    hack(lambda call: call > 4)
-    with pytest.raises(SystemExit, match="have collapsed"):
-        train(sle_blip, tmp_path, SHORT_SLE, two + "--perplexity_name_or_path none")
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    other, row = (row for row in results["rows"] if row["name"].startswith("SL"))
-    assert isinstance(other["rs_div_2"], float)
-    assert row["rs_div_2"] is None
-    assert row["rs_div_2_reason"] == "the captions have collapsed"
-    assert not (tmp_path / "out" / "model").exists()
 
 
 def test_recipes_go_back_and_select_by_default():

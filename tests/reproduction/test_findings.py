@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import re
@@ -12,7 +11,7 @@ import pytest
 from scipy import stats
 
 from hf_captionrl.utils.io import write_json
-from reproduction import estimators, findings, hacking, reproduce
+from reproduction import findings, hacking, reproduce
 from reproduction.measurements import (
     Measured,
     detectable,
@@ -21,7 +20,6 @@ from reproduction.measurements import (
     measured,
     p_value,
     seed_interval,
-    survivors,
 )
 from reproduction.run_seeds import aggregate, to_markdown
 from reproduction.runs import world_version
@@ -170,14 +168,6 @@ def test_the_interval_is_students_and_differences_are_paired_by_seed():
     assert difference(Measured(0.9, 0.6, 1.2), Measured(0.2)).low is None
 
 
-def test_survivors_of_the_correction_for_the_number_of_differences():
-    """A tenth of them, far from 0, remain; of 40 without an effect, two are significant alone."""
-    far = [Measured(1.0, 0.9, 1.1)] * 5
-    chance = [Measured(0.21, 0.01, 0.41)] * 2 + [Measured(0.1, -0.1, 0.3)] * 38
-    said = "remain significant after Benjamini and Hochberg's correction for the 45 differences of the table."
-    assert survivors([*far, *chance, Measured(0.5)]) == f"5 of 7 intervals that exclude 0 {said}"
-
-
 def test_places_of_a_result():
     rows = [{"name": "MLE", "x": 1}, {"name": "SLL-ME (entropy=0.03)", "x": 5}, {"name": "SLE (alpha=1)", "x": 6}]
     rows += [{"name": "SLE (alpha=0)", "x": 7}, {"name": "SR", "x": {"values": [1, 3]}}]
@@ -318,62 +308,3 @@ def test_a_prediction_fails_alone(reward, key, gain, broken):
     gains = {**AS_PREDICTED, reward: {**AS_PREDICTED[reward], key: gain}}
     assert {name for name, said in hacking.judged(observed(gains)).items() if said != "holds"} == {broken}
     assert hacking.judged(observed(gains))[broken] == "does not hold"
-
-
-def test_scorer_that_agrees_with_the_truth_refutes_its_prediction():
-    gains = {
-        name: {**gained, hacking.HELD_OUT: gained.get("fact_recall", 0) - gained.get("hallucination", 0)}
-        for name, gained in AS_PREDICTED.items()
-    }
-    assert hacking.judged(observed(gains, noise=0.0))["O12"] == "does not hold"
-
-
-def estimated(gains, noise=0.01):
-    """Three seeds of the 18 estimators, from 4 words; `gains` are by temperature, and words also by reduction and baseline."""
-    curves, first = {}, dict(zip((*estimators._COLUMNS, "length"), (0.1, 0.6, 0.5, 1.8, 0.1, 4.0), strict=True))
-    names = itertools.product(estimators.REDUCTIONS, estimators.BASELINES, estimators.TEMPERATURES)
-    for number, (reduction, baseline, temperature) in enumerate(names):
-        gained = {**gains.get(temperature, {}), **gains.get((reduction, baseline, temperature), {})}
-        ends = {
-            key: [start + gained.get(key, 0) + noise * np.sin(5 * number + 2 * math.pi * s / 3) for s in range(3)]
-            for key, start in first.items()
-        }
-        name = f"{reduction}, {baseline}, {temperature}"
-        start = {key: {"values": [value] * 3} for key, value in first.items()}
-        trained = {key: {"values": values} for key, values in ends.items()}
-        points = [{"step": 0, **start}, {"step": 50, **trained}, {"step": 200, **trained}]
-        curves["SR (random)" if number == 0 else f"{name} (baseline={baseline})"] = points
-    guard = {name: [None, 40, None] for name in curves}
-    rows = [{"name": name, "degenerate": {"mean": 0.01}} for name in curves]
-    return {"learning_curves": curves, "rows": rows, "guard": guard, "seeds": [0, 1, 2], "command": "a command"}
-
-
-LONGER = {("mean", "greedy", "T 1"): {"length": 3}}
-ESTIMATED = {
-    "estimators_seeds": {"T 1": {"length": 2, "bag_7_truth_recall_at_1": 0.3}, "T 0.3": {"length": 1}, **LONGER},
-    "estimators_cider_seeds": {"T 1": {"length": 1}, "T 0.3": {"length": 1, "cider_d": 0.2}, **LONGER},
-}
-WITHIN = {f"of_{r}_within": {"mean": mean, "standard_error": 0.05} for r, mean in (("mean", 0.1), ("sum", 0.2))}
-POSITIVE = {
-    t: {b: {"advantage": -0.2, "of_mean": 0.1, "of_sum": 0.2, **WITHIN} for b in estimators.BASELINES}
-    for t in estimators.TEMPERATURES
-}
-
-
-@pytest.mark.parametrize(
-    ("run", "cell", "gain", "broken", "verdict"),
-    [
-        ("estimators_seeds", "T 1", {}, None, "holds"),
-        ("estimators_cider_seeds", "T 1", {"length": -1}, "E1", "does not hold"),
-        ("estimators_cider_seeds", ("sum", "others", "T 0.3"), {"cider_d": 0.0}, "E3", "open"),
-        ("estimators_seeds", ("tokens", "others", "T 1"), {"bag_7_truth_recall_at_1": 0.5}, "E4", "does not hold"),
-        ("estimators_seeds", ("sum", "greedy", "T 1"), {"bag_7_truth_recall_at_1": -0.1}, "E5", "does not hold"),
-    ],
-)
-def test_predictions_of_the_estimators(run, cell, gain, broken, verdict):
-    gains = {**ESTIMATED, run: {**ESTIMATED[run], cell: {**ESTIMATED[run].get(cell, {}), **gain}}}
-    records = {name: estimated(found) for name, found in gains.items()}
-    expected = dict.fromkeys(("E1", "E2", "E3", "E4", "E5"), "holds") | {"E4": "open"}  # no margin was predicted
-    found = estimators.judged(records, dict.fromkeys(estimators.RUNS, POSITIVE))
-    said = {name: one.partition(" (")[0] for name, one in found.items()}
-    assert said == {**expected, **({broken: verdict} if broken else {})}

@@ -254,22 +254,22 @@ class TextFiles:
             content = f"{image.caption}\n"
             data = read_regular(path)
             before = None if data is None else data.decode("utf-8", "replace")
-            number += before == content
+            number += 1
             if before == content:
                 continue
-            entry = self.record.get(name)
-            is_ours = entry is not None and before is not None and json_digest(before) == entry["digest"]
-            is_free = is_ours and entry is not None and (not entry["text"] or self.options.prefer_existing)
+            entry = self.record.get(name, {"digest": None, "text": None})
+            is_ours = before is not None and json_digest(before) == entry["digest"]
+            is_free = is_ours and (not entry["text"] or self.options.prefer_existing)
             is_replaced = before is not None and (is_free or self.options.overwrite or not before.strip())
             if os.path.lexists(path) and not is_replaced:
+                number -= 1
                 kept.append(str(path))
                 continue
             text = image.old if self.options.prefer_existing else None
             if text is None and before is not None:
-                text = entry["text"] if is_ours and entry else before.strip() or None
+                text = entry["text"] if is_ours else before.strip() or None
             atomic_write_bytes(path, content.encode())
             self.record[name] = {"digest": json_digest(content), "text": text}
-            number += 1
         write_json(self.path, self.record)
         return number, kept
 

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.apps.album.phrases import split_tags
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
 from hf_captionrl.data.columns import caption_column, undecoded
@@ -64,13 +63,9 @@ def read_regular(path: Path) -> bytes | None:
 
 
 def sidecar_captions(path: Path) -> list[str]:
-    """The caption of a text file, whose lines are joined by spaces, those of tags by commas; none of an empty file."""
-    text = (read_regular(path) or b"").decode("utf-8-sig")
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    if len(lines) < 2:
-        return lines
-    tags = ", ".join(line.rstrip(" ,") for line in lines)
-    return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
+    """The caption of a text file, whose lines are joined by spaces; none of an empty file."""
+    text = " ".join((read_regular(path) or b"").decode("utf-8-sig").split())
+    return [text] if text else []
 
 
 def load_album_source(name: Any, *, text_files: bool = True, **source: Any) -> AlbumSource:

@@ -30,38 +30,24 @@ class ConvertOptions(CommandOptions):
     """
 
     source: str = option(positional=True, metavar="SOURCE", help="a folder, a name on the Hub, or a file")
-    output: str = option(
-        positional=True,
-        metavar="OUT",
-        help="folder to write; NAME.safetensors: the tensors of one file under their names",
-    )
+    output: str = option(positional=True, metavar="OUT", help="folder to write, or NAME.safetensors for one file")
     revision: str | None = option(None, metavar="REV", help="branch, tag or commit on the Hub")
     config: str | None = option(
         None,
         metavar="MODEL",
-        help="folder or name with the configuration, tokenizer and processor for a file of BLIP or CLIP (default: "
-        "Salesforce/blip-image-captioning-base or openai/clip-vit-base-patch32)",
+        help="model with the configuration and processor for a file of BLIP or CLIP (default: the base one)",
     )
     image_size: Positive | None = option(
-        None,
-        metavar="PIXELS",
-        help="image size for which the positions of a file of BLIP are interpolated, as BLIP's code does; its pretrained "
-        "checkpoints have 224, its captioners 384 (default: the checkpoint's)",
+        None, metavar="PIXELS", help="image size for which the positions of a file of BLIP are interpolated"
     )
     vision_model: str | None = option(
-        None,
-        group="ClipCap",
-        metavar="MODEL",
-        help="vision tower of the ClipCap (default: openai/clip-vit-base-patch32)",
+        None, group="ClipCap", metavar="MODEL", help="vision tower (default: openai/clip-vit-base-patch32)"
     )
     language_model: str | None = option(
-        None,
-        group="ClipCap",
-        metavar="MODEL",
-        help="language model, with its tokenizer (default: openai-community/gpt2)",
+        None, group="ClipCap", metavar="MODEL", help="language model (default: openai-community/gpt2)"
     )
     normalize_image_embeds: bool = option(False, group="ClipCap", help="the model was trained with --normalize_prefix")
     num_mapper_heads: Positive | None = option(
-        None, group="ClipCap", metavar="N", help="number of attention heads of a transformer mapper (default: 8)"
+        None, group="ClipCap", metavar="N", help="heads of a transformer mapper"
     )
     stop_at_period: bool = option(True, group="ClipCap", help="captions end at a full stop")

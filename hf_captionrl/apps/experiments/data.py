@@ -139,7 +139,7 @@ class SampleArguments:
     # Diversity is between captions.
     num_samples: Annotated[int, Range(at_least=2)] = documented(5, "Captions per image; 5 in the paper.")
     sample_images: Positive | None = documented(
-        None, "Maximum number of images for these captions, of the test split and of the validation split."
+        None, "Maximum number of images that are sampled, of test and validation."
     )
     sample_temperatures: list[Annotated[float, Range(above=0)]] = field(
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25],

@@ -46,17 +46,13 @@ class BagArguments:
     """Nearest neighbours for the bags, and the runs that are compared."""
 
     neighbours: str | None = documented(
-        None,
-        "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at the start.",
+        None, "File of `captionrl bags --mode neighbours`. None: computed at the start."
     )
     bag_features: Literal["multimodal", "concatenated", "image"] = documented(
         "multimodal",
-        "Features for the similarity: image and captions with equal weights ('multimodal'), as in the paper, where captions "
-        "that differ weigh less ('concatenated'), or only the image ('image').",
+        "Similarity: of image and captions with equal weights, as in the paper, concatenated, or of images.",
     )
-    variants: dict[str, Any] | str | None = documented(
-        None, "Further runs: {row name: {argument of the trainer's configuration: value}}."
-    )
+    variants: dict[str, Any] | str | None = documented(None, "Further runs: {row name: {argument: value}}.")
 
     def __post_init__(self) -> None:
         check_values(self)

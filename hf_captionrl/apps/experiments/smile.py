@@ -49,14 +49,14 @@ class VideoEvaluator(Evaluator):
         if not number:
             raise ValueError("The data are images. Set num_frames to the number of frames per video, for example 8.")
         self.frame_features: list[Tensor] | None = None
-        self._reference_features: list[Tensor] = []
+        self._features_of: list[dict[str, Tensor]] = []  # of each reference of each video
         if _has_token_features(self.held_out_scorer):
             scorer: Any = self.held_out_scorer
             cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
             found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
             self.frame_features = list(found.tensor().float())  # N times (F, D)
-            flat = spoken([text for texts in self.references for text in texts])
-            self._reference_features = [row.cpu() for row in scorer.token_features(flat)]
+            rows = iter(scorer.token_features(spoken([text for texts in self.references for text in texts])))
+            self._features_of = [{text: next(rows).cpu() for text in texts} for texts in self.references]
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
         if self.frame_features is None:
@@ -65,13 +65,8 @@ class VideoEvaluator(Evaluator):
             return dict.fromkeys(keys) | {f"{key}_reason": reason for key in keys}
         scorer: Any = self.held_out_scorer
         tokens = [r.cpu() for r in scorer.token_features(spoken(captions))]
-        known = iter(self._reference_features)
-        texts = [[next(known) for _ in group] for group in self.references]
-        if references is not None:  # some of them
-            by_text = [
-                dict(zip(group, found, strict=True)) for group, found in zip(self.references, texts, strict=True)
-            ]
-            texts = [[found[text] for text in group] for found, group in zip(by_text, references, strict=True)]
+        groups = self.references if references is None else references  # or some of them
+        texts = [[rows[text] for text in group] for rows, group in zip(self._features_of, groups, strict=True)]
         found = emscore(tokens, self.frame_features, reference_features=texts)
         ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
         recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
@@ -98,17 +93,9 @@ class SmileArguments:
     """What is compared."""
 
     compare_mle_weights: list[float] = field(
-        default_factory=list,
-        metadata={
-            "help": "Lambdas of further runs for a comparison, each as long as the first; 1 is the control, further steps "
-            "of MLE. Default: none, but 1 and 0.01 in the presets of the embedded world and of COCO."
-        },
+        default_factory=list, metadata={"help": "Lambdas of further runs; 1 is the control, further steps of MLE."}
     )
-    mle_epochs: float = documented(
-        0.0,
-        "Epochs of maximum likelihood before all compared runs, because SMILE needs a captioner that "
-        "knows the words of the data.",
-    )
+    mle_epochs: float = documented(0.0, "Epochs of maximum likelihood before all compared runs.")
     mle_learning_rate: float | None = documented(None, "Peak learning rate of these epochs. None: learning_rate.")
 
 

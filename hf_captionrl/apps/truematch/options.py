@@ -29,12 +29,8 @@ class BuildOptions(SeedOptions, SimilarityOptions, DatasetOptions, PublicationOp
 
     output: Path = option(Path("truematch"), metavar="DIR", help="folder to write into")
     overwrite: bool = option(False, help="replace a benchmark that was made with other settings; decisions stay")
-    bag_sizes: list[Annotated[int, Range(at_least=2)]] = option(
-        [3, 5, 7], metavar="K", group="bags", help="images per bag"
-    )
-    published_bags: Path | None = option(
-        None, metavar="DIR", group="bags", help="take the bags from the paper's release, by COCO id"
-    )
+    bag_sizes: list[Annotated[int, Range(at_least=2)]] = option([3, 5, 7], metavar="K", group="bags", help="bag sizes")
+    published_bags: Path | None = option(None, metavar="DIR", group="bags", help="the paper's release, by COCO id")
 
 
 @dataclass
@@ -50,11 +46,7 @@ class _SourceOptions(_BenchmarkOptions, DatasetOptions):
 
     heading: ClassVar[str] = "data set"
 
-    dataset: str = option(
-        "",
-        metavar="NAME",
-        help="data set with the images, named as for `build` (default: the images in the benchmark)",
-    )
+    dataset: str = option("", metavar="NAME", help="data set with the images (default: those in the benchmark)")
 
 
 @dataclass
@@ -102,18 +94,9 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
     """
 
     captions: list[Path] = option([], metavar="FILE", group="captioners", help="files of `captionrl caption`")
-    names: list[str] | None = option(
-        None,
-        metavar="NAME",
-        group="captioners",
-        help="names of the files (default: file names)",
-    )
-    references: bool = option(
-        False, group="captioners", help="also evaluate one reference per image, against the other references"
-    )
-    output_dir: Path | None = option(
-        None, metavar="DIR", group="captioners", help="folder to write (default: outputs/NAME OF THE FOLDER)"
-    )
+    names: list[str] | None = option(None, metavar="NAME", group="captioners", help="names (default: file names)")
+    references: bool = option(False, group="captioners", help="also evaluate one reference per image")
+    output_dir: Path | None = option(None, metavar="DIR", group="captioners", help="folder (default: outputs/NAME)")
     scorer: str | None = option(
         None,
         metavar="NAME",

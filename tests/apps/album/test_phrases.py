@@ -95,25 +95,6 @@ def test_only_the_seams_are_repaired(caption, phrase, dropped):
     assert drop_shared(caption, [phrase]) == dropped
 
 
-TAGS = [
-    "1girl, solo, red hair, looking at viewer",
-    "1girl, blue hair, looking at viewer, solo",
-    "1girl, solo, hair, hat",
-]
-
-
-def test_tags_are_shared_and_removed_whole():
-    assert shared_phrases(TAGS) == ("1girl", "solo"), "no part of a tag, such as hair"
-    shared = ("1girl", "solo")
-    assert drop_shared(TAGS[0], shared) == "red hair, looking at viewer"
-    assert drop_shared(TAGS[1], shared, trigger="ohwx girl") == "ohwx girl, blue hair, looking at viewer"
-    assert drop_shared("1girl,solo,  red_hair_(x), :d", ["hair"]) == "1girl,solo,  red_hair_(x), :d", "unchanged"
-    assert drop_shared("1girl, solo, solo", shared, trigger="ohwx girl") == "ohwx girl"
-    assert drop_shared("1girl, solo, solo", shared) == "1girl, solo, solo"
-    # A sentence with commas is none.
-    assert drop_shared("a dog, sitting, and a cat", ["dog"]) == "sitting, and a cat"
-
-
 def test_truncated_text_has_no_loose_end():
     assert without_loose_end("a dog, sitting on the") == "a dog, sitting"
     assert without_loose_end("and a dog with a, ") == "and a dog"
