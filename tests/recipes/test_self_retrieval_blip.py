@@ -131,12 +131,11 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     lines = printed.out.rstrip().splitlines()
     assert "; there is no model" in printed.out
     start = next(number for number, line in enumerate(lines) if line == "SR (bag curriculum)")
-    beginnings = [
-        "SR (bag curriculum) (no model)",
-        "  No checkpoint was selected; the weights of step 6 are kept; the guard refused the evaluation at step 3, 6. Not delivered: ",
-    ]
-    for line, beginning in zip(lines[start + 1 :], beginnings, strict=True):
-        assert line.startswith(beginning)
+    (line,) = lines[start + 1 :]
+    assert line.startswith(
+        "  No checkpoint was selected; the weights of step 6 are kept; the guard refused the evaluation"
+    )
+    assert ". Not delivered: " in line
     # Degenerate is the first column, which no terminal hides.
     assert next(line for line in lines if "Degenerate" in line).split()[0] == "Degenerate"
     assert "refuses 'SR (bag curriculum)', so model/ was not written; its checkpoints" in printed.err
