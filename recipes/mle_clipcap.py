@@ -82,11 +82,7 @@ class ClipCapArguments(ModelArguments):
         if self.model_name_or_path:
             return super().load(prompt)
         if self.attn_implementation or self.model_init_kwargs:
-            raise ValueError(
-                "attn_implementation and model_init_kwargs apply to a ClipCap that is loaded, but this one is built "
-                "from two models. "
-                "Set model_name_or_path, or leave them out."
-            )
+            raise ValueError("attn_implementation and model_init_kwargs need a ClipCap in model_name_or_path.")
         model, processor = assemble(
             model_path(self.vision_model),
             model_path(self.language_model),

@@ -91,10 +91,7 @@ class ScorerArguments:
         else:
             name = model_path(self.model_name_or_path)
             if (kind := read_config(name).model_type) != "vision-text-dual-encoder":
-                raise ValueError(
-                    f"model_name_or_path is {name!r} of type {kind!r}. Use a folder of captionrl assemble --scorer, or a scorer that "
-                    "was trained from one."
-                )
+                raise ValueError(f"model_name_or_path is of type {kind!r}. Use one of captionrl assemble --scorer.")
             model = load_pretrained(VisionTextDualEncoderModel, name, dtype=torch.float32)[0]
             processor = VisionTextDualEncoderProcessor.from_pretrained(name, trust_remote_code=False)
         model.vision_model.requires_grad_(False)
@@ -140,16 +137,11 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
     ) -> None:
         refuse_data_parallel(args)
         if args.world_size > 1:
-            raise ValueError(
-                f"The loss compares the captions of one process, and {args.world_size} were started. Use --num_processes 1."
-            )
+            raise ValueError(f"{args.world_size} processes were started, and the loss needs all captions in one.")
         self.parts, self._train_source = parts, rows
         super().__init__(model, args, data_collator=self._collate, **kwargs)
         if self.train_dataset is not None and len(self.train_dataset) < args.train_batch_size:
-            raise ValueError(
-                f"per_device_train_batch_size is {args.train_batch_size}, but there are {len(self.train_dataset)} training "
-                "images. Use at most that many."
-            )
+            raise ValueError(f"per_device_train_batch_size must be at most {len(self.train_dataset)}, the images.")
 
     def training_image_hashes(self) -> list[str]:
         """The folder records them, as a captioner's does."""
@@ -224,9 +216,8 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
 
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Parse the command line."""
-    return parse_arguments(
-        (ScorerArguments, DataArguments, ScorerConfig), argv, default_config=CONFIGS / "scenes.yaml"
-    )
+    types = (ScorerArguments, DataArguments, ScorerConfig)
+    return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:
@@ -242,10 +233,8 @@ def card(arguments: tuple[Any, ...], results: dict[str, Any], description: str) 
     )
     if parts.model_name_or_path is not None:
         vision, text = f"the vision tower of {Path(parts.model_name_or_path).name}", "its text encoder"
-    rows = "\n".join(
-        f"| R@{k} | {results['recall'][str(k)]['value']:.3f} | [{results['recall'][str(k)]['low']:.3f}, {results['recall'][str(k)]['high']:.3f}] |"
-        for k in KS
-    )
+    recall = results["recall"].items()
+    rows = "\n".join(f"| R@{k} | {one['value']:.3f} | [{one['low']:.3f}, {one['high']:.3f}] |" for k, one in recall)
     return f"""---
 library_name: transformers
 tags: [image-text-retrieval, hf_captionrl]
@@ -293,9 +282,7 @@ def train(arguments: tuple[Any, ...]) -> Path:
         return tower_in_parts(lambda part: vision(part).pooler_output.flatten(1), pixels.to(config.device)).cpu()
 
     pairs = {name: Pairs(cached_features(cache, rows, encode), rows["captions"]) for name, rows in splits.items()}
-    if getattr(
-        model.config, "untrained", False
-    ):  # logits of unit scale at the start, whatever the scale of the features
+    if getattr(model.config, "untrained", False):  # logits of unit scale, whatever the scale of the features
         scale = pairs["train"].features.tensor(slice(0, 1000)).float().square().mean().sqrt()
         torch.nn.init.normal_(model.visual_projection.weight, 0, 0.02 / max(float(scale), 1e-6))
         model.config.untrained = False

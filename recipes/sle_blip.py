@@ -41,13 +41,13 @@ from hf_captionrl.apps.experiments.arguments import (
 from hf_captionrl.apps.experiments.data import SampleArguments, Sampler, write_samples
 from hf_captionrl.apps.experiments.report import (
     START,
+    Comparison,
     Run,
     alone_in_folder,
-    finish,
+    compare_runs,
+    is_trained,
     plan_runs,
     prepare,
-    settings_of,
-    train_runs,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.evaluation.options import EvaluationArguments
@@ -76,16 +76,9 @@ class SLEArguments(SampleArguments):
         default_factory=lambda: [1.0], metadata={"help": "Additional runs with these alphas; 1 is SLL, CIDEr-D alone."}
     )
     compare_entropy_weights: list[float] = field(
-        default_factory=lambda: [0.01],
-        metadata={
-            "help": "Additional runs with alpha=1 and these weights of word entropy: SLL-ME (0.01 in the paper)."
-        },
+        default_factory=lambda: [0.01], metadata={"help": "Additional runs with alpha=1 and these weights: SLL-ME."}
     )
-    report_best_alpha: bool = documented(
-        False,
-        "Report which alpha has the most diverse samples on the validation split at SLL's CIDEr-D. Needs 1 "
-        "and at least two other alphas.",
-    )
+    report_best_alpha: bool = documented(False, "Report the alpha with the most diverse samples at SLL's CIDEr-D.")
 
 
 @dataclass
@@ -195,26 +188,17 @@ def _check(
     """Refuse invalid settings before videos are read, which can take hours."""
     if data_args.num_frames and not config.cache_image_features:
         raise ValueError(
-            f"num_frames is {data_args.num_frames}, and features of videos are computed once for the whole run. Add "
-            "--freeze_vision_tower and --cache_image_features."
+            f"num_frames is {data_args.num_frames}. Add --freeze_vision_tower and --cache_image_features."
         )
     if sle_args.report_best_alpha:
         own = set() if config.entropy_weight else {config.alpha}
         alphas = {*sle_args.compare_alphas} | own  # those of runs without a bonus for word entropy
         if not (1.0 in alphas and len(alphas) > 2):
-            raise ValueError(
-                "report_best_alpha compares alphas below 1 at the CIDEr-D of alpha 1, but the runs without word entropy have the "
-                f"alphas {sorted(alphas)}. Add 1 and at least two others to compare_alphas, or leave report_best_alpha out."
-            )
+            raise ValueError(f"report_best_alpha needs 1 and two other alphas, not the alphas {sorted(alphas)}.")
         if {1.0, *sle_args.sample_temperatures} == {1.0}:
-            raise ValueError(
-                "report_best_alpha interpolates between temperatures, but sample_temperatures has only 1. Add others, e.g. 0.75."
-            )
+            raise ValueError("report_best_alpha interpolates, but sample_temperatures has only 1. Add others.")
     if model_args.tune is not None and config.rl_start_epoch:
-        raise ValueError(
-            f"rl_start_epoch is {config.rl_start_epoch}, but the runs after cross-entropy train the whole model, not "
-            "a LoRA. Leave out --tune, or use --rl_start_epoch 0 with a captioner trained with cross-entropy."
-        )
+        raise ValueError(f"rl_start_epoch is {config.rl_start_epoch}, without a LoRA. Leave out --tune, or use 0.")
 
 
 @alone_in_folder
@@ -224,7 +208,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     _check(model_args, data_args, sle_args, config)
     output_dir = Path(config.output_dir)
     splits, scorer, evaluator = prepare(arguments)
-    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    is_training = is_trained(config)
     configs = runs_of(config, sle_args) if is_training else [copy.deepcopy(config)]
     configs[-1].output_dir = str(output_dir / "model")
     start_folder = output_dir / "model-xe" if len(configs) > 1 and config.rl_start_epoch else None
@@ -234,57 +218,53 @@ def compare(arguments: tuple[Any, ...]) -> Path:
             return model_args.load(config.prompt)
         return load_captioner(str(folder), prompt=config.prompt, dtype=torch.float32)
 
-    def run_of(run: SLEBlipConfig) -> Run:
+    def make(run: SLEBlipConfig) -> SLETrainer:
         first = start_folder is None or Path(str(run.output_dir)) == start_folder
+        return SLETrainer(
+            load(None if first else start_folder),
+            run,
+            # Without training, the rewards need no features of the training images.
+            train_dataset=splits["train"] if is_training else None,
+            eval_dataset=splits["validation"],
+            scorer=scorer,
+            held_out_scorer=evaluator.held_out_scorer,
+            peft_config=model_args.peft_config if first else None,
+        )
 
-        def make() -> SLETrainer:
-            return SLETrainer(
-                load(None if first else start_folder),
-                run,
-                # Without training, the rewards need no features of the training images.
-                train_dataset=splits["train"] if is_training else None,
-                eval_dataset=splits["validation"],
-                scorer=scorer,
-                held_out_scorer=evaluator.held_out_scorer,
-                peft_config=model_args.peft_config if first else None,
-            )
-
-        name = name_of(run)
-        folder = Path(str(run.output_dir)).name
-        return Run(name, folder, make, is_training, START if first else XE, settings.get(name, {}))
-
-    settings = settings_of({name_of(run): run for run in configs if not run.rl_start_epoch} or {XE: configs[0]})
-    runs = [run_of(run) for run in configs]
-    result = train_runs(runs, evaluator, splits["test"], output_dir=output_dir)
-    if not result.is_main_process:
-        return output_dir / "results.json"
-    sampler = _sampler(splits["test"], sle_args, config)
-    validation = _sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
-    with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE, *result.collapsed}
-    folders: dict[str, Path | None] = {START: None} | {r.name: output_dir / r.folder for r in runs if r.is_trained}
-    for row in result.rows:
-        if row["name"] == result.main and result.main in result.collapsed:
-            row |= sampler.not_measured("the captions have collapsed")
-        elif row["name"] in folders:
-            captioner = load(folders[row["name"]])
-            captioner.model.to(config.device)
-            row |= sampler.measure(row["name"], captioner)
-            if validation is not None and row["name"] in with_alpha:
-                validation.sample(row["name"], captioner)
-        else:
-            row |= sampler.not_measured("references are not samples of a captioner")
+    runs = [Run(name_of(run), run, make, XE if start_folder and not run.rl_start_epoch else START) for run in configs]
     title = "Sequence-level exploration"
-    sampler.add_equal_cider_d(result.rows, SLL)
-    best = {} if validation is None else {"best_alpha": best_alpha(validation)}
-    write_samples(output_dir, sampler, title=title, **best)
+
+    def complete(result: Comparison) -> None:
+        """Sample captions of the start and of every trained captioner."""
+        sampler = _sampler(splits["test"], sle_args, config)
+        validation = _sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
+        with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE, *result.collapsed}
+        folders: dict[str, Path | None] = {START: None}
+        folders |= {run.name: Path(str(run.config.output_dir)) for run in runs if is_training}
+        for row in result.rows:
+            if row["name"] == result.main and result.main in result.collapsed:
+                row |= sampler.not_measured("the captions have collapsed")
+            elif row["name"] in folders:
+                captioner = load(folders[row["name"]])
+                captioner.model.to(config.device)
+                row |= sampler.measure(row["name"], captioner)
+                if validation is not None and row["name"] in with_alpha:
+                    validation.sample(row["name"], captioner)
+            else:
+                row |= sampler.not_measured("references are not samples of a captioner")
+        sampler.add_equal_cider_d(result.rows, SLL)
+        best = {} if validation is None else {"best_alpha": best_alpha(validation)}
+        write_samples(output_dir, sampler, title=title, **best)
+
     objective: dict[str, Any] = {"objective": "mle"}
     if (is_training and config.rl_start_epoch < config.num_train_epochs) or config.max_steps > 0:
         objective = {"objective": "sle", "reward": describe_reward(config)}
-    return finish(
-        result,
+    return compare_runs(
+        runs,
         evaluator,
         arguments,
         splits,
+        complete=complete,
         title=title,
         objective=objective,
         columns=(*COLUMNS, *SAMPLE_COLUMNS),

@@ -205,9 +205,7 @@ def compare(arguments: tuple[Any, ...]) -> Path:
     judge = judge_args.load()  # check before hours of training
     questions = load_questions(judge_args.questions or DATA / "questions.jsonl", judge_args.reference_answers)
     if judge is not None and any(not q.reference for q in questions):
-        raise ValueError(
-            "A judge compares with reference answers, but some questions have none. Set --reference_answers."
-        )
+        raise ValueError("A judge compares with references, which some questions lack. Set --reference_answers.")
     if judge_args.answers:
         answers, main_process = read_answers(judge_args.answers, questions), True
     else:

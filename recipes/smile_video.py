@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> Path:
         raise ValueError("num_frames is 0, but videos need at least one frame. Use --num_frames 8, for example.")
     if not config.cache_image_features:
         raise ValueError(
-            f"num_frames is {data_args.num_frames}, and features of videos are computed once for the whole run. Add "
-            "--freeze_vision_tower and --cache_image_features."
+            f"num_frames is {data_args.num_frames}. Add --freeze_vision_tower and --cache_image_features."
         )
     return compare_smile(
         arguments,

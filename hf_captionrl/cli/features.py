@@ -71,9 +71,7 @@ def rows_per_part(arguments: Any, batches: int = 64) -> int:
     size = arguments.batch_size
     rows = arguments.rows_per_shard or batches * size
     if rows % size:
-        raise ValueError(
-            f"--rows_per_shard {rows} is not a multiple of --batch_size {size}. Use {-(-rows // size) * size}."
-        )
+        raise ValueError(f"--rows_per_shard {rows} must be a multiple of --batch_size {size}.")
     return int(rows)
 
 

@@ -54,7 +54,7 @@ COMMANDS: tuple[Command, ...] = (
             "measure_agreement"),
     Command("audit-metric", "show which errors of captions a metric sees, and which it does not",
             "cli.audit_metric:AuditMetricOptions", "audit_metric"),
-    Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags", is_resumable=True),
+    Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags"),
     Command("truematch", "build, review and use a benchmark of similar images",
             description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption\n"
                         "passes if it retrieves its target image within the bag.",

@@ -21,23 +21,12 @@ class JudgeOptions:
     heading: ClassVar[str] = "judge"
 
     judge: str | None = option(
-        None,
-        metavar="KIND:NAME",
-        help="model that rates captions: transformers:NAME (a chat model, a folder or a name on the Hub) or openai:NAME (with "
-        "--judge_url)",
+        None, metavar="KIND:NAME", help="model that rates captions: transformers:NAME, or openai:NAME with --judge_url"
     )
-    judge_url: str | None = option(
-        None, metavar="URL", help="address of the endpoint, such as http://127.0.0.1:8000/v1"
-    )
+    judge_url: str | None = option(None, metavar="URL", help="address, such as http://127.0.0.1:8000/v1")
     judge_key_env: str | None = option(None, metavar="NAME", help="environment variable with the endpoint's key")
-    judge_answers: Path | None = option(
-        None,
-        metavar="FILE",
-        help="JSON Lines to which each answer is appended when it arrives; what is in it is not asked again",
-    )
-    max_requests: Positive | None = option(
-        None, metavar="N", help="questions after which the command stops, with the answers kept"
-    )
+    judge_answers: Path | None = option(None, metavar="FILE", help="JSON Lines of answers, which are not asked again")
+    max_requests: Positive | None = option(None, metavar="N", help="questions after which the command stops")
 
     @contextlib.contextmanager
     def loaded_judge(self, *, with_images: bool) -> Iterator[Any]:
@@ -46,9 +35,7 @@ class JudgeOptions:
         if self.judge is not None and (kind not in ("transformers", "openai") or not name):
             raise ValueError(f"--judge is {self.judge!r}. Use transformers:NAME, or openai:NAME with --judge_url.")
         if (kind == "openai") != (self.judge_url is not None):
-            raise ValueError(
-                f"--judge is {self.judge!r}, --judge_url {self.judge_url!r}. openai:NAME needs its address."
-            )
+            raise ValueError(f"--judge {self.judge!r} and --judge_url {self.judge_url!r}: openai:NAME needs both.")
         if self.max_requests is not None and self.judge_answers is None:
             raise ValueError(f"--max_requests is {self.max_requests}. Use it with --judge_answers FILE.")
         if self.judge is None:
@@ -113,12 +100,8 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
     """
 
     captions: list[Path] = option(metavar="FILE", help="files of captions; the others are compared with the first")
-    references: Path | None = option(
-        None, metavar="FILE", help="references of the images, one or several each (default: those of the data set)"
-    )
-    names: list[str] | None = option(
-        None, metavar="NAME", help="names of the files in the tables (default: file names)"
-    )
+    references: Path | None = option(None, metavar="FILE", help="references (default: those of the data set)")
+    names: list[str] | None = option(None, metavar="NAME", help="names of the files (default: file names)")
     suite: Literal["text", "smile", "discritune", "sle", "ndlb", "all"] | None = option(
         None, help="tables to compute (default: text without images, else smile)"
     )
@@ -134,35 +117,28 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         None,
         group="evaluation",
         metavar="TEXT",
-        help="text before each caption for the CLIPScore of the smile suite (default: 'A photo depicts ', as in the paper; "
-        "none for scorers of the embedded world, which were trained without it)",
+        help="text before captions for CLIPScore (default: 'A photo depicts ')",
     )
     language_model: str | None = option(
         None,
         aliases=["--perplexity_model"],  # its name in the recipes
         group="evaluation",
         metavar="NAME",
-        help="causal language model for perplexity, such as openai-community/gpt2 (default: none, but scenes:gpt2-perplexity on "
-        "the embedded world)",
+        help="causal language model for perplexity (default: none, but scenes:gpt2-perplexity on the embedded world)",
     )
     pool: Path | None = option(
         None,
         group="evaluation",
         metavar="FILE",
-        help="COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's hard pool of "
-        "SMILE; their images are taken from all splits (default: the images of the split)",
+        help="COCO names of the images that captions are ranked among (.json, .txt, .npy), such as CapEnrich's hard pool",
     )
     bags: Path | None = option(
         None,
         group="evaluation",
         metavar="FILE",
-        help="bags of similar images: a file of `captionrl bags`, the folder of TrueMatch's release, or JSON, "
-        '{"3": [["id", "id", "id"], ...], "5": ...} (default: the data set\'s column bag_id)',
+        help="a file of `captionrl bags`, TrueMatch's release, or JSON (default: the data set's column bag_id)",
     )
     tokenize: Literal["ptb", "char"] = option(
-        "ptb",
-        group="evaluation",
-        help="words of captions and references: of the PTB tokenizer, or 'char': each character of a script without spaces "
-        "(Chinese, Japanese, Thai) is a word",
+        "ptb", group="evaluation", help="'char': each character of a script without spaces is a word (Chinese, Thai)"
     )
     no_references: bool = option(False, group="evaluation", help="leave out the column of the human captions")

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hf_captionrl.retrieval.feature_cache import image_hash
 from hf_captionrl.rewards.base import CompletionReward, Reward, RewardContext, RewardData
 from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.utils.options import NotNegative, Positive, check_values
-from hf_captionrl.utils.prompts import Backend, Failure, KeptAnswers, Prompt, Truncated
 
 # --- Checkers: the claims of captions, with verdicts -----------------------------------------------------------------
 
@@ -72,119 +67,6 @@ class SceneChecker:
                 claims = [CheckedClaim(c.text, True) for c in result.right]
                 claims += [CheckedClaim(c.text, False) for c in result.wrong]
             checked.append(CheckedCaption(claims, len(result.recalled), len(result.recalled) + len(result.missed)))
-        return checked
-
-
-_SPLIT = (
-    "Below is a description of a picture. List every single statement that it makes about the picture: one object, attribute, number, "
-    'action or relation per line. Begin each line with "- " and use the words of the description. Add nothing. If it makes no '
-    'statement, answer "none".\n\nDescription: {}'
-)
-_VERIFY_IMAGE = (
-    'Look at the picture. Is this statement about it true? Answer only "yes", "no" or "unclear".\n\nStatement: {}'
-)
-_VERIFY_TEXT = (
-    'Descriptions of one picture:\n{}\n\nDo they say that this statement is true? Answer only "yes", "no" (they contradict it) or '
-    '"unclear" (they do not tell).\n\nStatement: {}'
-)
-
-
-def answer_file(backend: Backend, path: str | os.PathLike[str]) -> KeptAnswers:
-    """The backend with its answers in a file; each process of a run has its own, named by its rank from the second on."""
-    rank, path = int(os.environ.get("RANK", "0")), Path(path)
-    return KeptAnswers(backend, path.with_name(f"{path.stem}-{rank}{path.suffix}") if rank else path)
-
-
-def ask(backend: Any, prompts: Sequence[Prompt]) -> list[str | None]:
-    """Answers in the order of the prompts; None for failures and truncated answers."""
-    answers: list[str | None] = [None] * len(prompts)
-    for position, answer in backend.complete(prompts):
-        answers[position] = None if isinstance(answer, (Failure, Truncated)) else answer
-    return answers
-
-
-def listed_claims(answer: str | None) -> list[str] | None:
-    """The statements of a list; None for an answer that is neither a list nor "none"."""
-    if answer is None:
-        return None
-    claims = re.findall(r"^\s*[-*•]\s+(\S.*?)\s*$", answer, re.M)
-    is_none = re.fullmatch(r"\W*none\W*", answer.casefold()) is not None
-    return list(dict.fromkeys(claims)) if claims or is_none else None
-
-
-def verdict(answer: str | None) -> str | None:
-    """The one of yes, no and unclear with which an answer begins; None for other answers and for those with two of them."""
-    words = re.findall(r"\w+", (answer or "").casefold())
-    return words[0] if words and {"yes", "no", "unclear"}.intersection(words) == {words[0]} else None
-
-
-class LanguageModelChecker:
-    """Splits captions into claims and verifies each, against the image (a vision-language model) or the references.
-
-    With `recall`, the facts are the claims of the references, each verified against the caption. Answers are kept in
-    `cache_file`; those that cannot be read are counted (`num_unreadable`) and leave their claims undecided.
-    """
-
-    def __init__(self, backend: Backend, cache_file: str | os.PathLike[str], *, recall: bool = True) -> None:
-        self.backend = answer_file(backend, cache_file)
-        self.recall, self.num_unreadable = recall, 0
-
-    def __call__(
-        self, completions: Sequence[str], captions: Sequence[Sequence[str]] | None = None, image: Any = None
-    ) -> list[CheckedCaption | None]:
-        """Check N captions against N images or N lists of references."""
-        sees, number = self.backend.is_multimodal, len(completions)
-        if (image if sees else captions) is None or (self.recall and captions is None):
-            need = "'image'" if sees and image is None else "'captions', the references,"
-            raise ValueError(
-                f"{self.backend.model} needs the column {need} to verify claims. Add it, or use recall=False."
-            )
-        images = [image[i] for i in range(number)] if sees else [None] * number
-        references = ["\n".join(f"- {text}" for text in texts) for texts in captions or [()] * number]
-
-        def split(texts: Sequence[str]) -> list[list[str] | None]:
-            # Vision-language models get some image with every prompt; the text alone names the question.
-            said = [n for n, text in enumerate(texts) if text.strip()]
-            prompts = [Prompt("split", "", _SPLIT.format(texts[n]), image=images[n]) for n in said]
-            found: list[list[str] | None] = [[] for _ in texts]
-            for n, answer in zip(said, ask(self.backend, prompts), strict=True):
-                found[n] = listed_claims(answer)
-            self.num_unreadable += found.count(None)
-            return found
-
-        def verify(
-            listed: Sequence[list[str] | None], names: Sequence[str], question: Callable[[int, str], str]
-        ) -> list[dict[str, bool | None]]:
-            """Verdicts of the statements about each caption; `names` are those of the images that the questions are about."""
-            places = [(n, statement) for n, statements in enumerate(listed) for statement in statements or []]
-            prompts = [Prompt("verify", names[n], question(n, one), image=images[n]) for n, one in places]
-            said = [verdict(answer) for answer in ask(self.backend, prompts)]
-            self.num_unreadable += said.count(None)
-            found: list[dict[str, bool | None]] = [{} for _ in listed]
-            for (n, statement), word in zip(places, said, strict=True):
-                found[n][statement] = {"yes": True, "no": False}.get(word or "")
-            return found
-
-        claims, nameless = split(completions), [""] * number
-        if sees:
-            known = verify(claims, list(map(image_hash, images)), lambda n, one: _VERIFY_IMAGE.format(one))
-        else:
-            known = verify(claims, nameless, lambda n, one: _VERIFY_TEXT.format(references[n], one))
-        facts = split(references) if self.recall else [None] * number
-        stated = verify(facts, nameless, lambda n, one: _VERIFY_TEXT.format(f"- {completions[n]}", one))
-        checked: list[CheckedCaption | None] = []
-        for caption, found, true, said in zip(completions, claims, known, stated, strict=True):
-            if found is None:
-                checked.append(None)
-                continue
-            places = [re.search(re.escape(claim), caption, re.IGNORECASE) for claim in found]
-            judged = [
-                CheckedClaim(claim, true[claim], *(place.span() if place else ()))
-                for claim, place in zip(found, places, strict=True)
-            ]
-            # Without facts, also if the references cannot be read, there is no recall.
-            numbers = (list(said.values()).count(True), len(said)) if self.recall else ()
-            checked.append(CheckedCaption(judged, *numbers))
         return checked
 
 
@@ -292,9 +174,7 @@ class ClaimReward(Reward):
 
     def token_credit(self, context: RewardContext) -> Tensor:
         if self._decode is None:
-            raise ValueError(
-                f"The reward {self.name!r} has credit='claim' and no decoder of tokens. Use credit='caption'."
-            )
+            raise ValueError(f"{self.name!r} has credit='claim', but no decoder of tokens. Use credit='caption'.")
         spans = token_spans(self._decode, context.ids, context.mask)
         credit = torch.zeros(context.ids.shape, dtype=torch.float64)
         for n, found in enumerate(self.checked(context)):

@@ -50,28 +50,21 @@ class ListenerReward(Reward):
 
     def prepare(self, data: RewardData) -> None:
         if "image" not in data.columns:
-            raise ValueError(
-                f"The listener needs the column 'image', and the data have {sorted(data.columns)}. Add the images."
-            )
+            raise ValueError(f"The listener needs the column 'image'; the data have {sorted(data.columns)}.")
 
     def _compared(self, context: RewardContext) -> list[tuple[int, list[int]]]:
         """Of each of the B images its place among the K compared ones, and these as rows of this process's batch."""
         number, size = len(context.rows), context.bag_size
         if not size:
             if number < 2:
-                raise ValueError(
-                    "A batch of one image has nothing to compare with. Raise per_device_train_batch_size."
-                )
+                raise ValueError("One image has nothing to compare with. Raise per_device_train_batch_size.")
             return [(0, [(i + k) % number for k in range(min(self.num_images, number))]) for i in range(number)]
         local = {int(position): i for i, position in enumerate(context.positions)}
         found = []
         for position in local:
             bag = range(position - position % size, position - position % size + size)
             if any(other not in local for other in bag):
-                raise ValueError(
-                    f"A bag of {size} images is split between processes, and the listener needs all of them. Use a "
-                    "per_device_train_batch_size that is a multiple of the bag size."
-                )
+                raise ValueError(f"per_device_train_batch_size must be a multiple of the bag size, {size}.")
             found.append((position % size, [local[other] for other in bag]))
         return found
 

@@ -204,50 +204,23 @@ def _keeping_features(scorer: Any) -> Any:
 
 def reward_metric(reward: Any, images: AuditImages, scorer: Any = None) -> MetricFunction:
     """A reward as a metric: one caption per image, and all images of the audit as the rollout, whose others are distractors."""
-    import torch
-
     from hf_captionrl.data.images import open_image
-    from hf_captionrl.rewards.base import RewardContext, RewardData, resolve_rewards
-    from hf_captionrl.text.tokenize import ptb_tokenize
+    from hf_captionrl.evaluation.reward_scores import reward_scores
+    from hf_captionrl.rewards.base import resolve_rewards
 
-    rewards, words = resolve_rewards(reward), {}  # type: ignore[var-annotated]
-    first = {file: row for row, file in reversed(list(enumerate(images.files)))}
-    distinct = sorted(first.values())  # the first row of each file
-    position = {images.files[row]: at for at, row in enumerate(distinct)}
-    columns = {} if images.facts is None else {"facts": [images.facts[row].to_dict() for row in distinct]}
-
-    def encode(captions: Sequence[str]) -> tuple[Any, Any]:
-        """Words as tokens; 0 is the end token."""
-        ids = [torch.tensor([*(words.setdefault(w, len(words) + 1) for w in ptb_tokenize(t)), 0]) for t in captions]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=-1)  # (N, T)
-        return padded.clamp(min=0), padded >= 0
-
-    def features(scorer: Any) -> Any:
-        return scorer.image_features([open_image(images.files[row]) for row in distinct])
-
-    names, references = [str(at) for at in position.values()], [list(images.references[row]) for row in distinct]
-    device = getattr(scorer, "device", torch.device("cpu"))
-    data = RewardData(names, references, features, encode, 0, device, scorer=scorer, columns=list(columns))
-    rewards.prepare(data)
-
-    def scores(candidates: Sequence[str], _: Any, files: Sequence[Any]) -> list[float]:
-        ids, mask = encode(candidates)
-        at = [position[file] for file in files]
-        context = RewardContext(
-            captions=list(candidates),
-            ids=ids,
-            mask=mask,
-            ended=torch.ones(len(ids), dtype=torch.bool),
-            rows=torch.tensor(at),
-            image_ids=[names[i] for i in at],
-            references=[references[i] for i in at],
-            candidates=torch.arange(len(distinct)),
-            positions=torch.tensor(at),
-            columns={name: [values[i] for i in at] for name, values in columns.items()},
-        )
-        return rewards(context).sum(1).tolist()
-
-    return scores
+    distinct = list(dict.fromkeys(images.files))
+    position = {file: at for at, file in enumerate(distinct)}
+    rows = [images.files.index(file) for file in distinct]
+    score = reward_scores(
+        resolve_rewards(reward),
+        [str(at) for at in range(len(distinct))],
+        [list(images.references[row]) for row in rows],
+        lambda scorer: scorer.image_features([open_image(file) for file in distinct]),
+        {} if images.facts is None else {"facts": [images.facts[row].to_dict() for row in rows]},
+        scorer,
+    )
+    every = list(range(len(distinct)))
+    return lambda candidates, _, files: score(candidates, [position[file] for file in files], every)
 
 
 def audited_function(audited: AuditedMetric, images: AuditImages) -> MetricFunction:

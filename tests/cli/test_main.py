@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,22 +44,6 @@ def test_exit_codes_distinguish_bad_input_from_faults(monkeypatch, capsys):
     assert "Traceback" in capsys.readouterr().err
     assert fail_with(monkeypatch, KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "captionrl: interrupted.\n"
-
-
-def test_interrupted_command_says_whether_it_resumes(tmp_path, monkeypatch, capsys):
-    from hf_captionrl.cli import caption as write_captions
-
-    def interrupt(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(write_captions, "write_captions", interrupt)
-    assert main(["caption", "scenes:blip-mle", "--output", str(tmp_path / "a.jsonl")]) == 130
-    assert capsys.readouterr().err == "captionrl: interrupted; the same command resumes.\n"
-
-
-def test_an_unknown_metric_is_refused(capsys):
-    assert main(["metrics", "path", "nothing"]) == 2
-    assert "self_retrieval" in capsys.readouterr().err
 
 
 def test_reader_that_stops_early_is_not_an_error(monkeypatch, capsys):
@@ -238,12 +221,3 @@ def test_bash_completes_commands_and_options():
     assert complete("captionrl", "evaluate", "--suite", "nd") == ["ndlb"]
     assert complete("captionrl", "truematch", "build", "--bag") == ["--bag_sizes"]
     assert complete("captionrl", "caption", "--nothing") == []
-
-
-def test_scripts_of_all_shells_contain_every_command(capsys):
-    for shell in ("bash", "zsh", "fish"):
-        assert main(["completion", shell]) == 0
-        script = capsys.readouterr().out
-        assert all(path[0] in script for path in COMMANDS)
-        if shutil.which(shell):
-            subprocess.run([shell, "-n"], input=script, text=True, check=True)

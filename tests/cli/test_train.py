@@ -1,9 +1,7 @@
 """`captionrl train` runs the recipe that it names, with the arguments as they are."""
 
-import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -12,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.cli import main, train
-from hf_captionrl.cli.train import METHODS, recipe_path
-from hf_captionrl.utils import io
+from hf_captionrl.cli.train import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,23 +56,6 @@ def test_several_processes_go_through_accelerate(called):
     assert called == [["launch", "--num_processes", "2", "--config_file", config, *recipe]]
 
 
-@pytest.mark.slow  # two processes
-def test_two_processes_end_with_the_exit_code_of_the_recipe(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    text = recipe_path("accelerate", "ddp.yaml").read_text()
-    for key, value in {"num_processes": 2, "main_process_port": port, "mixed_precision": "'no'"}.items():
-        text = re.sub(rf"^{key}:.*\n", "", text, flags=re.MULTILINE) + f"{key}: {value}\n"
-    (tmp_path / "two.yaml").write_text(text)
-    (tmp_path / "accelerate.py").write_text("raise SystemExit('the working folder is on the path')")
-    env = os.environ | {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)}
-    words = "-P -m hf_captionrl.cli train --processes 2 --accelerate_config two.yaml smile --lerning_rate 1".split()
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2
-    assert "smile_blip.py: error: Unknown argument '--lerning_rate'" in done.stderr
-
-
 def test_launcher_returns_the_exit_code_of_the_processes(monkeypatch, tmp_path):
     import accelerate.commands.launch as accelerate_launch
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -110,17 +90,6 @@ def test_wheel_contains_every_recipe_and_configuration():
     for target, files in listed.items():  # `recipe_path` looks there
         for pattern in files:
             assert target == f"share/hf_captionrl/{Path(pattern).parent.as_posix()}"
-
-
-def test_recipes_of_a_wheel_are_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(io, "__file__", str(tmp_path / "site" / "hf_captionrl" / "utils" / "io.py"))
-    monkeypatch.setattr(io.sysconfig, "get_path", lambda name: str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="pip install -e"):
-        recipe_path("smile_blip.py")
-    folder = tmp_path / "share/hf_captionrl/recipes"
-    folder.mkdir(parents=True)
-    (folder / "smile_blip.py").touch()
-    assert recipe_path("smile_blip.py") == folder / "smile_blip.py"
 
 
 def test_bad_input(called, capsys):

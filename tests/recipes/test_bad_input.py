@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.apps.experiments import report
-from hf_captionrl.apps.experiments.arguments import describe
 from hf_captionrl.utils import console
 from hf_captionrl.utils.console import is_input_error, run_main
 from recipes import self_retrieval_blip, smile_blip
@@ -106,30 +105,6 @@ def test_what_is_not_there_is_said_before_the_data_are_read(words, tmp_path, mon
     )
     assert code == 2
     assert words.split()[1] in said.splitlines()[-1]
-
-
-def test_models_that_only_their_loaders_can_read_are_left_to_them(tmp_path, monkeypatch):
-    """A folder with a GGUF file or a configuration of open_clip; the scorer of recall may be the held-out one."""
-    for name, file in (("gguf", "x.gguf"), ("open", "open_clip_config.json")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / file).write_text("{}")
-    scorers = ["--scorer", "none", "--held_out_scorer", str(tmp_path / "open")]
-    more = [*scorers, "--perplexity_model", str(tmp_path / "gguf"), "--metric_for_best_model", "recall_at_1"]
-    report.check_models(
-        smile_blip.parse_args([*SMALL, *more, "--dataset", "scenes", "--output_dir", str(tmp_path / "out")])
-    )
-
-
-def test_names_of_the_commands_options_work_in_recipes():
-    short = "--model m --scorer=s=1 --held_out_scorer h --perplexity_model=p --dataset d --use_cpu"
-    long = (
-        "--model_name_or_path m --scorer_name_or_path s=1 --held_out_scorer_name_or_path h --perplexity_name_or_path p"
-    )
-    settings, same = (
-        describe(smile_blip.parse_args(words.split())) for words in (short, f"{long} --dataset_name d --use_cpu")
-    )
-    assert settings["EvaluationArguments"]["scorer_name_or_path"] == "s=1"
-    assert settings | {"configuration": ""} == same | {"configuration": ""}
 
 
 def test_the_traceback_is_there_for_the_asking(monkeypatch, capsys):

@@ -73,22 +73,6 @@ def test_a_row_runs_on_photographs(folders, preset, monkeypatch):
     assert "photographs" not in json.dumps(results["rows"])
 
 
-def test_models_of_the_data_root_are_found_by_their_names(folders):
-    data, _ = folders
-    root = ["--row", "photographs/flickr8k/mle", "--data_root", str(data)]
-    parts, _, evaluation, _ = mle_clipcap.parse_args(root)
-    models = data / "models"
-    assert (parts.vision_model, parts.language_model) == (
-        str(models / "google/efficientnet-b0"),
-        str(models / "HuggingFaceTB/SmolLM2-135M"),
-    )
-    assert parts.model_name_or_path == ""  # none, and not the folder itself
-    assert evaluation.perplexity_name_or_path == parts.language_model
-    assert evaluation.scorer_name_or_path == "outputs/photographs/flickr8k/reward-scorer/model"  # of a row before it
-    given = mle_clipcap.parse_args([*root, "--vision_model", str(PHOTOGRAPHS)])[0]
-    assert given.vision_model == str(PHOTOGRAPHS)
-
-
 def test_every_photograph_has_its_licence():
     rows = json.loads((PHOTOGRAPHS / "dataset_photographs.json").read_text())["images"]
     assert {row["filename"] for row in rows} == {path.name for path in (PHOTOGRAPHS / "images").iterdir()}

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from hf_captionrl.apps.experiments.self_retrieval import BagArguments, run_name, runs_of
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import GeneratedCaptions
 from hf_captionrl.metrics.columns import COLUMNS, REWARD_COLUMNS
@@ -15,7 +14,6 @@ from hf_captionrl.utils.model_files import model_path
 from recipes import self_retrieval_blip as recipe
 from recipes import sle_blip
 from tests.recipes.conftest import GENERATION, train
-from tests.recipes.test_sle_blip import SHORT as SHORT_SLE
 
 SHORT = [
     *"--max_train_images 24 --max_eval_images 12 --max_test_images 105 --num_train_epochs 2".split(),
@@ -64,22 +62,6 @@ def test_adapters_and_cider(tmp_path):
     assert (path.parent / "model" / "adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
-def test_cider_alone(tmp_path):
-    more = (
-        "--retrieval_weight 0 --cider_weight 1 --variants {} --max_steps 1 --repetition_weight 0 --truncation_weight 0"
-    )
-    path = train(recipe, tmp_path, [*SHORT, "--perplexity_name_or_path", "none"], more)
-    rows = json.loads(path.read_text())["rows"]
-    assert [row["name"] for row in rows] == ["MLE", "CIDEr (bag curriculum)", "references"]
-    (state,) = (path.parent / "model").glob("checkpoint-*/trainer_state.json")
-    logged = {name for entry in json.loads(state.read_text())["log_history"] for name in entry}
-    assert {name for name in logged if name.startswith("rewards/") and name.endswith("/mean")} == {
-        "rewards/cider/mean"
-    }
-    assert "Reward: CIDEr-D with the end token; batches" in (path.parent / "model" / "README.md").read_text()
-
-
 def test_an_evaluation_trains_nothing(tmp_path):
     path = train(recipe, tmp_path, SHORT, "--num_train_epochs 0 --perplexity_name_or_path none")
     rows = json.loads(path.read_text())["rows"]
@@ -96,40 +78,6 @@ def test_an_evaluation_trains_nothing(tmp_path):
 
 def parsed(*argv):
     return recipe.parse_args(list(argv))[-1]
-
-
-def changed(config, changes):
-    """The configuration of a variant."""
-    return runs_of(config, {"variant": changes})["variant"]
-
-
-def test_names_of_rows():
-    config = parsed("--config", "recipes/configs/self_retrieval_blip/scenes.yaml")
-    for changes, name in (
-        ({"bag_schedule": 20, "beta": 0.1}, "SR (bags of 20, KL 0.1)"),
-        ({"bag_distractors": "random"}, "SR (bag curriculum of random images)"),
-        (
-            {"retrieval_weight": 0.0, "rewards": ["claim_f1:credit=claim=1"]},
-            "truth (bag curriculum, claims by claim)",
-        ),
-        ({"rewards": ["question_oracle=0.5"]}, "SR (bag curriculum, questions)"),
-        ({"retrieval_weight": 2.0, "baseline": "none"}, "SR (bag curriculum, SR 2, baseline none)"),
-    ):
-        assert run_name(changed(config, changes)) == name
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: runs_of(parsed(), {run_name(parsed()): {"beta": 0.1}}), "the recipe's own run"),
-        (lambda: changed(parsed(), {"baseline": "leave_one_out"}), "leave_one_out"),
-        (lambda: BagArguments(variants='{"x": 3}'), "variant 'x'"),
-        (lambda: BagArguments(bag_features="text"), "bag_features"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 # --- No collapsed model is delivered: exit code, folders, console, results, card and gallery ---
@@ -183,12 +131,11 @@ def test_a_collapsed_recipe_writes_no_model_and_fails(tmp_path, hack, capsys):
     lines = printed.out.rstrip().splitlines()
     assert "; there is no model" in printed.out
     start = next(number for number, line in enumerate(lines) if line == "SR (bag curriculum)")
-    beginnings = [
-        "SR (bag curriculum) (no model)",
-        "  No checkpoint was selected; the weights of step 6 are kept; the guard refused the evaluation at step 3, 6. Not delivered: ",
-    ]
-    for line, beginning in zip(lines[start + 1 :], beginnings, strict=True):
-        assert line.startswith(beginning)
+    (line,) = lines[start + 1 :]
+    assert line.startswith(
+        "  No checkpoint was selected; the weights of step 6 are kept; the guard refused the evaluation"
+    )
+    assert ". Not delivered: " in line
     # Degenerate is the first column, which no terminal hides.
     assert next(line for line in lines if "Degenerate" in line).split()[0] == "Degenerate"
     assert "refuses 'SR (bag curriculum)', so model/ was not written; its checkpoints" in printed.err
@@ -222,36 +169,6 @@ def test_without_evaluations_the_captions_of_the_test_split_decide(tmp_path, hac
     assert not (tmp_path / "out" / "model").exists()
     selected = json.loads((tmp_path / "out" / "results.json").read_text())["selected"]["SR (bag curriculum)"]
     assert "in 105 evaluated captions" in selected["collapsed"]
-
-
-@pytest.mark.slow
-def test_a_collapsed_variant_is_a_row_with_a_note(tmp_path, hack, capsys):
-    # Calls: test and validation before training, 2 epochs and test of the variant, then those of the recipe's run.
-    hack(lambda call: call in (3, 4, 5))
-    variants = json.dumps({"SR (random)": {"bag_schedule": None}})
-    path = train(recipe, tmp_path, [*SHORT, "--variants", variants], "--perplexity_name_or_path none")
-    results = json.loads(path.read_text())
-    assert [row["name"] for row in results["rows"] if "note" in row] == ["SR (random)"]
-    assert results["selected"]["SR (bag curriculum)"]["step"] is not None
-    assert (path.parent / "model" / "model.safetensors").exists()
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("SR (random): the captions have collapsed:") for line in lines)
-    assert lines.index("SR (random)") < lines.index("SR (bag curriculum) (model/)")
-
-
-@pytest.mark.slow
-def test_a_collapsed_run_of_sle_has_no_samples_and_no_model(tmp_path, hack):
-    two = "--compare_alphas 1 --compare_entropy_weights 0 --rl_start_epoch 0 --report_best_alpha false "
-    # Calls: test and validation before training, evaluation and test of SLL, then those of SLE.
-    hack(lambda call: call > 4)
-    with pytest.raises(SystemExit, match="have collapsed"):
-        train(sle_blip, tmp_path, SHORT_SLE, two + "--perplexity_name_or_path none")
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    other, row = (row for row in results["rows"] if row["name"].startswith("SL"))
-    assert isinstance(other["rs_div_2"], float)
-    assert row["rs_div_2"] is None
-    assert row["rs_div_2_reason"] == "the captions have collapsed"
-    assert not (tmp_path / "out" / "model").exists()
 
 
 def test_recipes_go_back_and_select_by_default():

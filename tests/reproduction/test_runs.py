@@ -147,24 +147,6 @@ def test_a_row_can_be_where_a_curve_reaches_another_result(tmp_path, monkeypatch
     assert not started
 
 
-def test_a_base_that_changes_makes_its_rows_stale(tmp_path):
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "smile_blip").mkdir()
-    (tmp_path / "rows/smile.yaml").write_text("a: {title: A, base: smile_blip/scenes, mle_weight: 0.5}")
-    base = tmp_path / "smile_blip/scenes.yaml"
-    base.write_text("learning_rate: 1.0e-4")
-    presets = ["smile/a", "smile_blip/scenes"]
-    record = {"settings": runs.digests(presets, tmp_path)}
-    assert runs.changed(record, presets, tmp_path) == {}
-    base.write_text("title: b\nlogging_steps: 5\nlearning_rate: 1.0e-4")
-    assert runs.changed(record, presets, tmp_path) == {}
-    base.write_text("learning_rate: 2.0e-4")
-    assert runs.changed(record, presets, tmp_path) == dict.fromkeys(presets, "stale")
-    assert runs.changed({}, presets, tmp_path) == dict.fromkeys(presets, "unknown")
-    record["settings"]["smile/a"] = "unknown"
-    assert runs.changed(record, presets, tmp_path) == {"smile/a": "unknown", "smile_blip/scenes": "stale"}
-
-
 def test_check_says_which_result_is_stale_or_of_a_checkout_with_changes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduce.index, "faults", lambda *_: [])
     record = json.loads((ROOT / "reproduction/results/smile_blip_seeds.json").read_text())
@@ -184,13 +166,6 @@ def test_check_says_which_result_is_stale_or_of_a_checkout_with_changes(tmp_path
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
     assert reproduce.main(["--check"]) == 1
     assert capsys.readouterr().out.startswith("of/made.json was made from a checkout with changes.\n")
-
-
-def test_selected_checkpoints_are_among_the_evaluations_of_their_runs():
-    record = json.loads((ROOT / "reproduction/results/photographs_starts.json").read_text())
-    for name, selected in record["selected"].items():
-        steps = [point["step"] for point in record["validation"][name]]
-        assert steps == sorted({*steps, selected["step"]}), name
 
 
 def test_presets_differ_from_the_papers_only_as_the_page_says():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import tqdm
 
 from hf_captionrl.apps.album.assignment import Features, confusions_of, distinct_captions, same_text
 from hf_captionrl.apps.album.options import AlbumSettings, CandidateOptions, check_words
@@ -87,15 +88,6 @@ class Album:
     def captions(self) -> list[str]:
         """The caption of each image; empty where there is none."""
         return [image.caption for image in self.images]
-
-    @property
-    def copies(self) -> list[tuple[int, ...]]:
-        """Groups of rows that show the same image, the first one first."""
-        groups: dict[int, list[int]] = {}
-        for row, image in enumerate(self.images):
-            if image.copy_of is not None:
-                groups.setdefault(image.copy_of, [image.copy_of]).append(row)
-        return [tuple(rows) for rows in groups.values()]
 
     def summary(self) -> dict[str, Any]:
         """Counts of the album, and fractions of the captions of different images."""
@@ -200,9 +192,7 @@ def describe_album(
     texts: Sequence[Sequence[str] | str] = [[]] * len(images) if captions is None else captions
     existing = [[one] if isinstance(one, str) else list(one) for one in texts]
     if not images or len(existing) != len(images) or (captioner is None and not any(existing)):
-        raise ValueError(
-            f"There are {len(images)} images and captions of {len(existing)}. Use at least one, and captions of each or a captioner."
-        )
+        raise ValueError(f"{len(images)} images, captions of {len(existing)}. Pass captions of each, or a captioner.")
     ids = [str(i) for i in (range(len(images)) if image_ids is None else image_ids)]
     prompts = ImagePrompts(settings.do_not_mention)
 
@@ -239,9 +229,6 @@ class AlbumSteps:
     cache: FeatureCache | None = None
     skip_unreadable: bool = False
     edited: Mapping[int, str] = field(default_factory=dict)  # captions that a person has edited, by row: they stay
-    report: Callable[[str, int], Any] = lambda stage, number: (
-        None
-    )  # images that a stage has finished since the last call
 
     def __post_init__(self) -> None:
         texts = ([self.edited[row]] if row in self.edited else texts for row, texts in enumerate(self.existing))
@@ -257,7 +244,6 @@ class AlbumSteps:
             cache=self.cache,
             batch_size=self.settings.batch_size,
             unreadable=self.unreadable if self.skip_unreadable else None,
-            progress=lambda number: self.report("reading", number),
         )
         first_of: dict[str, int] = {}
         lead = np.array([first_of.setdefault(key, at) for at, key in enumerate(images.keys)])
@@ -311,11 +297,10 @@ class AlbumSteps:
     def _generated(self, places: Sequence[int]) -> list[list[str]]:
         """Candidates of some leaders, batch by batch."""
         texts, size = [], self.settings.batch_size
-        for start in range(0, len(places), size):
+        for start in tqdm.trange(0, len(places), size, desc="captioning", unit=" batches", disable=None):
             batch = places[start : start + size]
             assert self.generate is not None
             texts += self.generate([self.rows[at] for at in batch], [self.keys[at] for at in batch])
-            self.report("captioning", len(batch))
         return texts
 
     def _distinct(self, candidates: list[list[str]], settings: AlbumSettings) -> list[str]:
@@ -328,7 +313,6 @@ class AlbumSteps:
             self._features(flat),
             self.features,
             allowed=check_candidates(flat, settings),
-            progress=lambda number: self.report("comparing", number),
         )
 
     def _features(self, captions: Sequence[str]) -> Features:

@@ -32,13 +32,11 @@ class CandidateScores(NamedTuple):
     rank: np.ndarray  # (S,): rank of its image among all images, 1 = best; ties count against it
 
 
-def score_candidates(
-    features: Features, starts: np.ndarray, images: Tensor, progress: Callable[[int], Any] = lambda number: None
-) -> CandidateScores:
+def score_candidates(features: Features, starts: np.ndarray, images: Tensor) -> CandidateScores:
     """Compare every candidate with all images: `starts` `(M + 1,)`, `images` `(M, D)`."""
     blocks = [
         (_margins(own, others), 1 + (others >= own[:, None]).sum(1))
-        for _, own, others in _blocks(features, starts, images, progress)
+        for _, own, others in _blocks(features, starts, images)
     ]
     margins, ranks = zip(*blocks, strict=True)
     return CandidateScores(torch.cat(margins).numpy(), torch.cat(ranks).numpy())
@@ -62,9 +60,7 @@ def _margins(own: Tensor, others: Tensor) -> Tensor:
     return own - others.amax(1) if others.shape[1] > 1 else own
 
 
-def _blocks(
-    features: Features, starts: np.ndarray, images: Tensor, progress: Callable[[int], Any] = lambda number: None
-) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+def _blocks(features: Features, starts: np.ndarray, images: Tensor) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Rows of candidates, their similarity to their image `(B,)`, and to all others `(B, M)`, -inf at their own; equal images tie."""
     number = len(images)
     same = duplicate_images(images)
@@ -77,7 +73,6 @@ def _blocks(
         scores = tie_copies(text @ images.T, same).cpu()  # (B, M)
         column = torch.from_numpy(owner[rows])[:, None]
         yield rows, scores.gather(1, column)[:, 0], scores.scatter(1, column, -torch.inf)
-        progress(last - first)
 
 
 # --- Assignment of columns to rows with the largest sum of gains: exact, sparse, in integers -------------------------
@@ -274,7 +269,6 @@ def distinct_captions(
     image_features: Any,
     *,
     allowed: np.ndarray | None = None,
-    progress: Callable[[int], Any] = lambda number: None,
 ) -> list[str]:
     r"""Choose one candidate for each image so that the texts differ and each retrieves its target.
 
@@ -296,6 +290,6 @@ def distinct_captions(
     number_of = {"": -1}
     for key in keys:
         number_of.setdefault(key, len(number_of) - 1)
-    scores = score_candidates(features, starts, unit_rows(image_features, "image_features").float(), progress)
+    scores = score_candidates(features, starts, unit_rows(image_features, "image_features").float())
     texts = np.array([number_of[key] for key in keys], np.int64)
     return [flat[i] for i in choose_candidates(starts, texts, scores, allowed=allowed).chosen.tolist()]

@@ -12,12 +12,11 @@ import json
 import os
 import posixpath
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import tqdm
 
 from hf_captionrl.apps.album.album import Album, AlbumSteps, generate_candidates
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, check_words
@@ -53,23 +52,19 @@ def run(options: AlbumOptions) -> None:
         edited = {} if options.overwrite else edited
     if options.model is None:
         if not any(source.captions):
-            raise ValueError(
-                f"{options.images} has no captions. Use --model to write them, or --captions to read a file."
-            )
+            raise ValueError(f"{options.images} has no captions. Use --model to write them, or --captions FILE.")
         options.prefer_existing = True
     rows = {image_id: row for row, image_id in enumerate(source.image_ids)}
     in_table = {rows[i]: text for i, text in edited_captions(options).items() if i in rows}
     start = time.monotonic()
-    with Progress(len(source.images)) as progress:
-        album, facts = describe_source(options, source, edited | in_table, progress)
-        for row in in_table:
-            album.images[row] = dataclasses.replace(album.images[row], is_edited=True)
-        for path in options.output:
-            if path.suffix.lower() == ".html":
-                title = Path(options.images).name or "Album"
-                write_report(path, album, source.images, title=title, progress=progress)
-            else:
-                (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
+    album, facts = describe_source(options, source, edited | in_table)
+    for row in in_table:
+        album.images[row] = dataclasses.replace(album.images[row], is_edited=True)
+    for path in options.output:
+        if path.suffix.lower() == ".html":
+            write_report(path, album, source.images, title=Path(options.images).name or "Album")
+        else:
+            (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
     summary = {**album.summary(), "outputs": list(map(str, options.output)), "kept_text_files": []}
     if options.sidecars:
         number, summary["kept_text_files"] = texts.write(album)
@@ -94,24 +89,7 @@ def check_options(options: AlbumOptions) -> None:
         if path.suffix.lower() not in (".csv", ".jsonl", ".html"):
             raise ValueError(f"--output {str(path)!r} must end in .csv, .jsonl or .html.")
         if path.exists() and not options.overwrite and not is_own(path):
-            raise ValueError(
-                f"--output {str(path)!r} exists, and this command did not write it. Use --overwrite to replace it, or another name."
-            )
-
-
-class Progress(contextlib.ExitStack):
-    """A progress bar per stage, on a terminal; a context manager."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__()
-        self.total, self.stage = total, ""
-
-    def __call__(self, stage: str, number: int) -> None:
-        if stage != self.stage:
-            self.close()
-            bar = tqdm.tqdm(total=self.total, desc=stage, unit=" images", disable=None)
-            self.stage, self.bar = stage, self.enter_context(bar)
-        self.bar.update(number)
+            raise ValueError(f"--output {str(path)!r} is not a file of this command. Use --overwrite or another name.")
 
 
 # --- Models of the options, and candidates that an earlier run has generated -----------------------------------------
@@ -165,7 +143,7 @@ class Candidates(LineFile):
 
 
 def describe_source(
-    options: AlbumOptions, source: AlbumSource, edited: dict[int, str], progress: Callable[[str, int], Any]
+    options: AlbumOptions, source: AlbumSource, edited: dict[int, str]
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
     images, ids = source.images, source.image_ids
@@ -175,7 +153,7 @@ def describe_source(
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in ids]
     if options.model is None:
-        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited, progress)
+        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited)
         return steps.album(), {}
     wording = {"do_not_mention": options.do_not_mention}
     prompts = ImagePrompts.read(options.prompts, ids, **wording)
@@ -202,9 +180,7 @@ def describe_source(
                 record.add(dict(zip(names, texts, strict=True)))
             return [record.texts[name] for name in names]
 
-        steps = AlbumSteps(
-            images, ids, source.captions, groups, options, scorer, generate, cache, True, edited, progress
-        )
+        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, generate, cache, True, edited)
         album = steps.album()
         return album, {"endpoint": captioner.summary()} if is_endpoint else {}
 
@@ -278,22 +254,22 @@ class TextFiles:
             content = f"{image.caption}\n"
             data = read_regular(path)
             before = None if data is None else data.decode("utf-8", "replace")
-            number += before == content
+            number += 1
             if before == content:
                 continue
-            entry = self.record.get(name)
-            is_ours = entry is not None and before is not None and json_digest(before) == entry["digest"]
-            is_free = is_ours and entry is not None and (not entry["text"] or self.options.prefer_existing)
+            entry = self.record.get(name, {"digest": None, "text": None})
+            is_ours = before is not None and json_digest(before) == entry["digest"]
+            is_free = is_ours and (not entry["text"] or self.options.prefer_existing)
             is_replaced = before is not None and (is_free or self.options.overwrite or not before.strip())
             if os.path.lexists(path) and not is_replaced:
+                number -= 1
                 kept.append(str(path))
                 continue
             text = image.old if self.options.prefer_existing else None
             if text is None and before is not None:
-                text = entry["text"] if is_ours and entry else before.strip() or None
+                text = entry["text"] if is_ours else before.strip() or None
             atomic_write_bytes(path, content.encode())
             self.record[name] = {"digest": json_digest(content), "text": text}
-            number += 1
         write_json(self.path, self.record)
         return number, kept
 

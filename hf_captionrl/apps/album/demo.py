@@ -145,9 +145,7 @@ def named_models(values: Sequence[str] | None) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
     models = {name: model for name, _, model in pairs}
     if not all(name.strip() and model.strip() for name, model in models.items()) or len(models) < len(pairs):
-        raise ValueError(
-            f"--model is {list(values)}. Use NAME=MODEL, each with another name, such as SR=outputs/sr/model."
-        )
+        raise ValueError(f"--model is {list(values)}. Use NAME=MODEL, each with another name.")
     return models
 
 

@@ -38,17 +38,13 @@ class AlbumSettings(CandidateOptions):
 
     heading: ClassVar[str] = "choice"
 
-    max_characters: Positive | None = option(
-        None, metavar="N", help="longest caption; longer ones are shortened; 125 for alternative texts"
-    )
-    prefer_existing: bool = option(
-        False, help="keep the first existing caption of an image as it is, and caption only the other images"
-    )
+    max_characters: Positive | None = option(None, metavar="N", help="longest caption; 125 for alternative texts")
+    prefer_existing: bool = option(False, help="keep the first existing caption of an image, and caption the others")
     drop_shared: bool = option(False, help="remove phrases that all captions of a group share")
     trigger: str | None = option(
         None,
         metavar="TEXT",
-        help="text that takes the place of the first phrase that --drop_shared removes, or precedes the caption",
+        help="text in place of the first phrase that --drop_shared removes, or before the caption",
     )
     shared_share: Annotated[float, Range(above=0, at_most=1)] = option(
         0.9, metavar="X", help="share of a group's captions that contain a shared phrase"
@@ -88,13 +84,12 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
     images: str = option(
         positional=True,
         metavar="IMAGES",
-        help="a folder with its subfolders, a table (.jsonl, .csv, .parquet), 'scenes', or a data set on the Hub",
+        help="a folder, a table (.jsonl, .csv, .parquet), 'scenes', or a data set on the Hub",
     )
     model: str | None = option(
         None,
         metavar="MODEL",
-        help="captioner: a folder, a name on the Hub, or scenes:blip-mle; with --endpoint the name of the model there; without "
-        "it, existing captions are used",
+        help="captioner: a folder, a name on the Hub or at --endpoint (default: existing captions are used)",
     )
     scorer: str | None = option(
         None,
@@ -103,24 +98,16 @@ class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOption
         "embedded captioners, none with --sidecars without --model, else openai/clip-vit-base-patch32)",
     )
     captions: Path | None = option(
-        None,
-        metavar="FILE",
-        help="existing captions: .jsonl or .csv (default: those of the data, and text files)",
+        None, metavar="FILE", help="existing captions (default: of the data, and text files)"
     )
     output: list[Path] = option(
         [Path("album.csv")], metavar="FILE", help=".csv, .jsonl or a page in .html; several allowed"
     )
     sidecars: bool = option(False, help="also write each caption into a text file beside its image")
-    overwrite: bool = option(
-        False, help="start again, and replace outputs and text files beside images, also those of a person"
-    )
-    group_by: Literal["folder", "album"] = option(
-        "folder", help="images among which shared phrases are searched: each folder, or the whole album"
-    )
+    overwrite: bool = option(False, help="start again, and replace outputs and text files, also those of a person")
+    group_by: Literal["folder", "album"] = option("folder", help="images among which shared phrases are searched")
     split: str | None = option(None, metavar="SPLIT", help="split of a data set (default: all)")
-    image_root: str | None = option(
-        None, metavar="DIR", help="folder that image paths of a list or table are relative to"
-    )
+    image_root: str | None = option(None, metavar="DIR", help="folder that paths of a table are relative to")
     max_images: Positive | None = option(None, metavar="N", help="use only the first N images")
 
 
@@ -142,30 +129,15 @@ class DemoOptions(DeviceOptions, CommandOptions):
     """
 
     model: list[str] | None = option(
-        None,
-        metavar="NAME=MODEL",
-        help="a captioner and its name: a folder, a name on the Hub, or scenes:blip-mle "
-        "(default: the embedded MLE, SMILE and SR)",
+        None, metavar="NAME=MODEL", help="a captioner and its name (default: the embedded MLE, SMILE and SR)"
     )
     scorer: str | None = option(
-        None,
-        metavar="NAME",
-        help="dual encoder that finds images: a folder, a name on the Hub, open_clip:NAME@TAG (default: scenes:siglip-held-out "
-        "for embedded captioners, else openai/clip-vit-base-patch32)",
+        None, metavar="NAME", help="dual encoder (default: scenes:siglip-held-out, else openai/clip-vit-base-patch32)"
     )
-    images: Path | None = option(
-        None,
-        metavar="DIR",
-        help="albums: a folder of images, or of folders of images (default: the embedded world's look-alikes)",
-    )
+    images: Path | None = option(None, metavar="DIR", help="a folder of images or of albums (default: look-alikes)")
     num_beams: Positive = option(3, metavar="N", help="beams of the captions side by side")
-    host: str = option(
-        "127.0.0.1",
-        group="server",
-        metavar="ADDRESS",
-        help="address to listen at (default: 127.0.0.1, for this machine only)",
-    )
+    host: str = option("127.0.0.1", group="server", metavar="ADDRESS", help="address to listen at")
     port: Annotated[int, Range(at_least=1, at_most=65_535)] | None = option(
-        None, group="server", metavar="N", help="port to listen at (default: the first free one from 7860)"
+        None, group="server", metavar="N", help="port (default: the first free one from 7860)"
     )
     no_browser: bool = option(False, group="server", help="do not open a browser")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ def write_report(
     images: Sequence[Any],
     *,
     title: str = "Album",
-    progress: Callable[[str, int], Any] = lambda stage, number: None,
 ) -> Path:
     """Write the page, which has every caption, and pictures of the first images."""
     pictures: dict[int, dict[str, Any]] = {}
@@ -36,7 +35,6 @@ def write_report(
                 picture = open_image(images[row]).copy()
                 picture.thumbnail((_SIDE, _SIDE))
                 pictures[row] = embedded_image(picture)
-        progress("writing the page", 1)
     page = render_html(
         TEMPLATES,
         "album",

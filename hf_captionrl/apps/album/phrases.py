@@ -30,8 +30,6 @@ JOINTS = frozenset(
 FUNCTION_WORDS = DETERMINERS | JOINTS | frozenset("be there it there's it's being up down very".split())
 """English words without content."""
 
-_SENTENCE = DETERMINERS | frozenset("and is are was were has have there".split())  # no tag contains them
-
 
 class Word(NamedTuple):
     """A word or a punctuation mark of a caption."""
@@ -62,13 +60,6 @@ def is_english(words: Sequence[Word]) -> bool:
     """Whether English grammar may be applied to a caption; False in doubt."""
     folded = {word.folded for word in words}
     return all(word.isascii() for word in folded) or bool(folded & {"the", "of", "with", "and"})
-
-
-def split_tags(text: str) -> list[str]:
-    """The tags of a list such as "1girl, red hair, looking at viewer"; empty for a sentence."""
-    tags = [tag.strip() for tag in text.split(",") if tag.strip()]
-    are_short = all(len(words := tag.casefold().split()) <= 4 and _SENTENCE.isdisjoint(words) for tag in tags)
-    return tags if len(tags) > 2 and are_short else []
 
 
 # --- Constraints: length, words, repetitions ---------------------------------------------------------------------------
@@ -135,7 +126,7 @@ def _phrases(words: Sequence[str], frequent: Collection[str]) -> set[tuple[str, 
 
 
 def shared_phrases(captions: Sequence[str], min_share: float = 0.9) -> tuple[str, ...]:
-    """Longest phrases of content words, or tags, in at least a share of three or more captions."""
+    """Longest phrases of content words in at least a share of three or more captions."""
     if len(captions) < _MIN_IMAGES:
         return ()
     needed = min_share * len(captions)
@@ -144,8 +135,7 @@ def shared_phrases(captions: Sequence[str], min_share: float = 0.9) -> tuple[str
     frequent = {word for word, count in words.items() if count >= needed}
     counts: Counter[tuple[str, ...]] = Counter()
     for text in captions:
-        tags = [tag for tag in map(_folded, split_tags(text)) if frequent.issuperset(tag)]
-        counts.update(set(tags) if split_tags(text) else _phrases(_words(text), frequent))
+        counts.update(_phrases(_words(text), frequent))
     longest: list[tuple[str, ...]] = []
     for phrase in sorted((p for p, count in counts.items() if count >= needed), key=lambda p: (-len(p), p)):
         # With a determiner and without one, a phrase is the same.
@@ -184,8 +174,7 @@ def drop_shared(caption: str, phrases: Sequence[str], *, trigger: str | None = N
 
     A phrase is removed whole or not at all: in English it stays after an adjective and before a noun that it belongs to. It is
     removed with its article and the joining words before it. A caption that is nothing but shared phrases becomes the trigger;
-    without a trigger it stays as it is. Of tags separated by commas, whole tags are removed, and the trigger is the first tag.
-    A trigger that the caption contains is not added again.
+    without a trigger it stays as it is. A trigger that the caption contains is not added again.
 
     Example:
         >>> drop_shared("a photo of a dog on a red sofa", ["a photo", "dog"], trigger="ohwx dog")
@@ -195,11 +184,6 @@ def drop_shared(caption: str, phrases: Sequence[str], *, trigger: str | None = N
     """
     if trigger and trigger in caption:
         return drop_shared(caption.replace(trigger, _TRIGGER), phrases).replace(_TRIGGER, trigger)
-    if tags := split_tags(caption):
-        shared = set(map(_folded, phrases))
-        remaining = [tag for tag in tags if _folded(tag) not in shared]
-        rest = caption if remaining == tags else ", ".join(remaining)
-        return (rest or caption) if trigger is None else ", ".join(filter(None, [trigger, rest]))
     words = caption_words(caption)
     lower, english = [word.folded for word in words], is_english(words)
     runs = [run for run in _runs(_matches(lower, phrases)) if not english or _is_whole(lower, *run)]

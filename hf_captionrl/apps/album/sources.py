@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hf_captionrl.apps.album.phrases import split_tags
 from hf_captionrl.captioners.pipeline import ChosenImages
 from hf_captionrl.data import ImageError, choose_split, open_image
 from hf_captionrl.data.columns import caption_column, undecoded
@@ -64,13 +63,9 @@ def read_regular(path: Path) -> bytes | None:
 
 
 def sidecar_captions(path: Path) -> list[str]:
-    """The caption of a text file, whose lines are joined by spaces, those of tags by commas; none of an empty file."""
-    text = (read_regular(path) or b"").decode("utf-8-sig")
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-    if len(lines) < 2:
-        return lines
-    tags = ", ".join(line.rstrip(" ,") for line in lines)
-    return [tags if len(lines) > 2 and split_tags(tags) else " ".join(lines)]
+    """The caption of a text file, whose lines are joined by spaces; none of an empty file."""
+    text = " ".join((read_regular(path) or b"").decode("utf-8-sig").split())
+    return [text] if text else []
 
 
 def load_album_source(name: Any, *, text_files: bool = True, **source: Any) -> AlbumSource:
@@ -178,7 +173,6 @@ def read_images(
     cache: FeatureCache | None = None,
     batch_size: int = 16,
     unreadable: dict[int, str] | None = None,
-    progress: Callable[[int], Any] = lambda number: None,
 ) -> ImageFacts:
     """Facts of all images, each opened once; every different image is encoded once, and the cache gets new features."""
     rows: list[int] = []
@@ -197,10 +191,7 @@ def read_images(
             features |= dict(zip(present, cache.get(present).tensor().float(), strict=True))
         rows += chunk
         keys += hashes
-        progress(len(chunk))
         del new, opened  # else they are held while the next chunk is decoded
     if not rows:
-        raise ValueError(
-            f"No image of the album can be read: {next(iter((unreadable or {}).values()), 'there are none')}"
-        )
+        raise ValueError(f"No image of the album can be read: {next(iter((unreadable or {}).values()), '')}")
     return ImageFacts(rows, keys, torch.stack([features[key] for key in keys]))

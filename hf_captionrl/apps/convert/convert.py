@@ -47,13 +47,6 @@ class Report:
     copied: list[str] = field(default_factory=list)  # names of other files
     notes: list[str] = field(default_factory=list)
 
-    def lines(self) -> list[str]:
-        """The report as text."""
-        files = [("read ", one) for one in self.read] + [("wrote", one) for one in self.written]
-        lines = [f"{verb}  {f['name']}  {f['bytes']:,} bytes  sha256 {f['sha256']}" for verb, f in files]
-        lines += [f"copied {', '.join(self.copied)}"] if self.copied else []
-        return [*lines, *self.notes, f"{self.output}: {self.kind}."]
-
 
 def _record(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
@@ -70,9 +63,7 @@ def read_pickle(path: Path, report: Report) -> dict[str, torch.Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except OSError:
         raise
-    except (
-        Exception
-    ) as error:  # damaged bytes raise any of a dozen types, in zipfile, torch and the restricted unpickler
+    except Exception as error:  # damaged bytes raise any of a dozen types
         reason = error if isinstance(error, ValueError) else type(error).__name__
         raise ValueError(
             f"{path.name} is not a plain file of tensors ({reason}), and other pickles can execute code. Use an intact file with "
@@ -85,9 +76,7 @@ def read_pickle(path: Path, report: Report) -> dict[str, torch.Tensor]:
             loaded = loaded[key]
     tensors = loaded.values() if isinstance(loaded, dict) else ()
     if not tensors or not all(isinstance(value, torch.Tensor) and value.device.type == "cpu" for value in tensors):
-        raise ValueError(
-            f"{path.name} is no state dict of tensors. Use a file of torch.save(model.state_dict(), ...)."
-        )
+        raise ValueError(f"{path.name} is no state dict of tensors. Use torch.save(model.state_dict(), ...).")
     # A tensor may repeat its bytes (stride 0), and tensors may share them: a small file can describe terabytes.
     if (claimed := sum(value.nbytes for value in tensors)) > 16 * path.stat().st_size:
         raise ValueError(
@@ -102,9 +91,7 @@ def read_pickle(path: Path, report: Report) -> dict[str, torch.Tensor]:
     for name, value in loaded.items():
         name = name.removeprefix("module.")  # of DistributedDataParallel
         if not torch.isfinite(value.float() if value.is_floating_point() else value).all():
-            raise ValueError(
-                f"{path.name} has NaN or infinite numbers in {name}. Use an intact copy of the checkpoint."
-            )
+            raise ValueError(f"{path.name} has NaN or infinite numbers in {name}. Use an intact copy.")
         pointer = value.untyped_storage().data_ptr()
         state[name] = value.detach().clone().contiguous() if pointer in shared else value.detach().contiguous()
         shared.add(pointer)
@@ -175,11 +162,7 @@ def _write_checkpoint(
         settings: dict[str, Any] = {"like": like, "image_size": image_size, "clipcap": clipcap}
         report.notes += write_published(state, report.kind, folder, **settings)
     except (LookupError, ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        reason = (
-            str(error)
-            if isinstance(error, ValueError)
-            else f"it does not have the tensors of published code ({error!r})."
-        )
+        reason = error if isinstance(error, ValueError) else f"tensors of published code are missing ({error!r})."
         raise ValueError(f"{place.name}: {reason}") from error
     if like is not None:
         report.copied = _copy(like, folder)
@@ -220,16 +203,14 @@ def _write_folder(place: Path, folder: Path, report: Report) -> None:
         shards = sorted(set(map(str, weight_map.values())))
         if not all(re.fullmatch(r"[^/\\]+\.bin", shard) for shard in shards):
             raise ValueError(
-                f"{index.name} must map every tensor to the plain name of a *.bin file. Use an intact copy."
+                f"{index.name} must map each tensor to the plain name of a *.bin file. Use an intact copy."
             )
         state = {name: value for shard in shards for name, value in read_pickle(place / shard, report).items()}
         if missing := sorted(weight_map.keys() - state.keys()):
             raise ValueError(f"{index.name} lists {missing[0]}, which is in none of its files. Use an intact copy.")
     else:
         others = ", ".join(path.name for path in _pickles(place)) or "no weights"
-        raise ValueError(
-            f"{report.source!r} has no {source}; it has {others}. Use the path of the file with its weights."
-        )
+        raise ValueError(f"{report.source!r} has no {source}; it has {others}. Use the path of the file of weights.")
     save_file(state, folder / target, {"format": "pt"})
     report.copied = _copy(place, folder)
 
@@ -242,9 +223,7 @@ def _copy(place: Path, folder: Path) -> list[str]:
     for path in sorted({path for pattern in _COPIED for path in place.glob(pattern)}):
         if path.is_file() and not path.name.endswith(".index.json") and not (folder / path.name).exists():
             if not path.resolve().is_relative_to(top):
-                raise ValueError(
-                    f"{path.name} in {place} is a link to a place outside the folder. Use the file itself."
-                )
+                raise ValueError(f"{path.name} in {place} is a link out of the folder. Use the file itself.")
             shutil.copyfile(path, folder / path.name)
             copied.append(path.name)
     return copied
@@ -254,4 +233,7 @@ def convert_checkpoint(options: ConvertOptions) -> None:
     """Convert, and print sizes and hashes."""
     values = {name: value for name, value in vars(options).items() if value is not None}
     report = convert(**{name: value for name, value in values.items() if name not in ("json", "traceback")})
-    print(json.dumps(asdict(report)) if options.json else "\n".join(report.lines()))
+    files = [("read ", one) for one in report.read] + [("wrote", one) for one in report.written]
+    lines = [f"{verb}  {f['name']}  {f['bytes']:,} bytes  sha256 {f['sha256']}" for verb, f in files]
+    lines += [f"copied {', '.join(report.copied)}", *report.notes, f"{report.output}: {report.kind}."]
+    print(json.dumps(asdict(report)) if options.json else "\n".join(lines))

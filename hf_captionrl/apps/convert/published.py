@@ -81,9 +81,7 @@ def blip_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Rename the tensors of a captioner of BLIP for transformers; also returns the omitted parts."""
     parts = {name.partition(".")[0] for name in state}
     if "text_decoder" not in parts or ("text_encoder" in parts and "itm_head" not in parts):
-        raise ValueError(
-            f"The checkpoint has the parts {sorted(parts)}, so it is not a captioner of BLIP. Use one of its captioners."
-        )
+        raise ValueError(f"The checkpoint has the parts {sorted(parts)}. Use a captioner of BLIP.")
     renamed = {}
     for name, value in state.items():
         part = name.partition(".")[0]
@@ -138,9 +136,7 @@ def mapper_settings(mapper: dict[str, Tensor], width: int) -> dict[str, Any]:
     constant = mapper.get("prefix_const")
     size = mapper["model.2.weight" if constant is None else "linear.weight"].size(0)
     if size % width or (constant is not None and constant.size(1) != width):
-        raise ValueError(
-            f"The mapper ({size}) does not fit a language model of width {width}. Use the --language_model that it was trained with."
-        )
+        raise ValueError(f"The mapper ({size}) does not fit width {width}. Use the --language_model of its training.")
     if constant is None:
         return {"mapping_type": "mlp", "prefix_length": size // width}
     layers = {name.split(".")[2] for name in mapper if name.startswith("transformer.layers.")}
@@ -163,9 +159,7 @@ def _write_clipcap(state: dict[str, Tensor], folder: Path, settings: dict[str, A
     model, processor = assemble(fresh_language_model=not mapper_alone, **settings)
     parts = ("mapper.",) if mapper_alone else ("mapper.", "language_model.")
     if wrong := _misfits(renamed, {n: value for n, value in model.state_dict().items() if n.startswith(parts)}):
-        raise ValueError(
-            f"The checkpoint does not fit --vision_model and --language_model: {wrong}. Use those it was trained with."
-        )
+        raise ValueError(f"The checkpoint does not fit --vision_model and --language_model: {wrong}. Use its own.")
     model.load_state_dict(renamed, strict=False)
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -185,8 +179,7 @@ def kind_of(names: Collection[str]) -> str:
     if {"visual.proj", "token_embedding.weight"} <= set(names):
         return "CLIP scorer"
     raise ValueError(
-        f"The tensors have names such as {min(names)}, which are not those of the published code of BLIP, CLIP and ClipCap. Use an "
-        "output that ends in .safetensors to keep the names, or a folder with a config.json."
+        f"{min(names)} is no name in the published code of BLIP, CLIP and ClipCap. Use an output that ends in .safetensors."
     )
 
 
@@ -224,9 +217,7 @@ def write_published(
     with torch.device("meta"):
         wrong = _misfits(state, model_class(config).state_dict())
     if wrong:
-        raise ValueError(
-            f"The checkpoint does not match --config {str(like)!r}: {wrong}. Use the --config of the same model."
-        )
+        raise ValueError(f"The checkpoint does not match --config {str(like)!r}: {wrong}. Use that of the same model.")
     state = {name: value.contiguous() for name, value in state.items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     config.save_pretrained(folder)

@@ -51,9 +51,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is not valid YAML ({' '.join(str(error).split())}). Correct it.") from None
     if not isinstance(content, dict):
-        raise ValueError(
-            f"{str(path)!r} holds a {type(content).__name__}. Use a mapping: one `argument: value` per line."
-        )
+        raise ValueError(f"{str(path)!r} holds a {type(content).__name__}. Use one `argument: value` per line.")
     return content
 
 
@@ -94,16 +92,11 @@ class ModelArguments(LoadingArguments):
 
     model_name_or_path: str = documented(
         "scenes:blip-mle",
-        "Captioner to start from: a folder, a name on the Hub (e.g. Salesforce/blip-image-captioning-base), or "
-        "a shipped model (scenes:blip-mle).",
+        "Captioner: a folder, a name on the Hub, or a shipped model (scenes:blip-mle).",
         aliases=["--model"],
     )
     model_revision: str | None = documented(None, "Branch, tag or commit of the model on the Hub.")
-    dtype: str = documented(
-        "float32",
-        "Dtype of the weights. 'bfloat16' and 'float16' need --tune and apply to the frozen base; "
-        "trainable weights are fp32. 'auto': the dtype of the checkpoint.",
-    )
+    dtype: str = documented("float32", "Dtype of frozen weights; 16-bit ones need --tune. 'auto': the checkpoint's.")
     # Copied from the trainer's configuration, because the recipe loads the model; not an argument.
     model_init_kwargs: dict[str, Any] = field(default_factory=dict, init=False)
     fresh_language_model: bool = documented(False, "Start with random weights in all parts but the vision tower.")
@@ -111,15 +104,11 @@ class ModelArguments(LoadingArguments):
     lora_r: Positive = documented(32, "Rank of the LoRA.")
     lora_alpha: int = documented(16, "Scale of the LoRA.")
     lora_init: Literal["peft", "paper"] = documented(
-        "peft",
-        "Initial values of the LoRA: 'peft', PEFT's default, or 'paper', N(0, 1) and 0 as in the code of No Detail Left "
-        "Behind.",
+        "peft", "Initial LoRA: PEFT's, or N(0, 1) and 0 ('paper', as NDLB)."
     )
     lora_dropout: float = documented(0.0, "Dropout before the LoRA.")
     model_license: str | None = documented(
-        None,
-        "Licence for the model card: an identifier of the Hub, or terms in words, such as 'trained on Flickr8k: research use'. "
-        "None: apache-2.0 for shipped models, else 'other'.",
+        None, "Licence for the model card: an identifier of the Hub, or terms in words."
     )
 
     def __post_init__(self) -> None:
@@ -130,9 +119,7 @@ class ModelArguments(LoadingArguments):
             *["lora_init"] * (self.lora_init != "peft"),
         ]
         if needs_lora and self.tune is None:
-            raise ValueError(
-                f"{needs_lora[0]} needs a LoRA, but tune is not set. Use --tune language, vision or both."
-            )
+            raise ValueError(f"{needs_lora[0]} needs a LoRA. Use --tune language, vision or both.")
 
     def load(self, prompt: str | None = None) -> Captioner:
         """Load the captioner, in fp32 by default. Every caption continues `prompt`; None: the default of the family."""
@@ -178,40 +165,32 @@ class DataArguments(SplitArguments):
 
     dataset_name: str = documented(
         "scenes",
-        "'scenes' (the embedded world), 'moving_scenes' (its clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, "
-        "'concadia' with --data_dir, 'nocaps' with --data_dir for an evaluation, 'tgif' or 'msr-vtt' with --data_dir and --num_frames, or any data set on the Hub or on disk.",
+        "'scenes', 'moving_scenes' (clips), 'imagefolder' with --data_dir, a Karpathy-split JSON with --image_root, 'concadia', "
+        "'nocaps', 'tgif' or 'msr-vtt' with --data_dir, or any data set on the Hub or on disk.",
         aliases=["--dataset"],
     )
     data_root: str | None = documented(None, "Folder that dataset_name, data_dir and image_root are relative to.")
     train_captions: str | None = documented(
         None,
-        "Parquet or JSONL file with image_id and captions that replace those of the training split, such "
-        "as captions.parquet of `captionrl boost`, or a folder of shards of `captionrl caption`. Images that are not in it "
-        "are left out.",
+        "Parquet or JSONL file with image_id and captions, or a folder of shards, that replaces those of the training split. "
+        "Images that are not in it are left out.",
     )
-    train_captions_column: str = documented(
-        "captions", "Caption column of train_captions, a string or a list of strings, e.g. 'blend_caption'."
-    )
+    train_captions_column: str = documented("captions", "Caption column of train_captions, e.g. 'blend_caption'.")
     test_references: str | None = documented(
-        None,
-        "File like train_captions for the test split; the table then has CIDEr-D against these references as well.",
+        None, "More references of the test split, for a further column of CIDEr-D."
     )
     test_references_column: str = documented("captions", "Caption column of test_references.")
     simplify: Literal["simplest", "simpler"] | None = documented(
         None,
-        "Shorten all captions to 'simplest' (subject with article) or 'simpler' (subject, verb, object), "
-        "as in SMILE's Figure 4(b). Needs spaCy, except on 'scenes'.",
+        "Shorten captions to the subject ('simplest') or subject, verb, object: SMILE's Figure 4(b). Needs spaCy.",
     )
     num_frames: NotNegative = documented(
-        0,
-        "0: the data are images. Otherwise the number of frames per video; frame_pooling pools their "
-        "features. Needs freeze_vision_tower and cache_image_features.",
+        0, "Frames per video; 0: images. Videos need freeze_vision_tower and cache_image_features."
     )
     max_train_images: Positive | None = documented(None, "Maximum number of training images.")
     table_split: str = documented(
         "test",
-        "Split of the results table: 'test' or 'validation', as in DiscriTune's Tables 8 and 9. With 'validation', the "
-        "test split selects the checkpoints. An evaluation by self-retrieval can use any split, such as 'near_domain' of nocaps.",
+        "Split of the table. 'validation': the test split selects. An evaluation can use any, such as 'near_domain'.",
     )
     max_eval_images: Positive | None = documented(None, "Maximum number of validation images.")
     max_test_images: Positive | None = documented(None, "Maximum number of test images.")
@@ -362,15 +341,11 @@ def parse_arguments(
 def set_total_batch(config: Any, total: int) -> None:
     """Split an optimizer step among processes and micro-batches of at most `per_device_train_batch_size`."""
     if config.gradient_accumulation_steps != 1:
-        raise ValueError(
-            f"total_train_batch_size is {total}, which sets gradient_accumulation_steps "
-            f"({config.gradient_accumulation_steps}). Leave one of them out."
-        )
+        raise ValueError(f"total_train_batch_size ({total}) sets gradient_accumulation_steps. Leave one of them out.")
     processes = config.world_size * max(1, config.n_gpu)
     if total < 1 or total % processes:
         raise ValueError(
-            f"total_train_batch_size ({total}) must be a positive multiple of the number of processes ({processes}). Use "
-            "another number of processes, such as 1."
+            f"total_train_batch_size ({total}) must be a multiple of the number of processes ({processes})."
         )
     share = total // processes
     steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= config.per_device_train_batch_size)
@@ -423,25 +398,17 @@ def output_folder(recipe: str) -> Any:
 class RecipeDefaults:
     """Options and defaults of every recipe that trains: each epoch is saved and evaluated, and the best one is kept."""
 
-    overwrite_output_dir: bool = documented(
-        False, "Start anew. Otherwise the same command resumes, and what is finished is not trained again."
-    )
-    deterministic: bool = documented(
-        False,
-        "Use deterministic kernels where they exist, so that two runs on a GPU are bit-exact. For the cost see "
-        "docs/reliability.md.",
-    )
+    overwrite_output_dir: bool = documented(False, "Start anew. Otherwise the same command resumes.")
+    deterministic: bool = documented(False, "Use deterministic kernels where they exist; see docs/reliability.md.")
     total_train_batch_size: int | None = documented(
-        None,
-        "Images or captions per optimizer step on all processes together. It sets gradient_accumulation_steps, and "
-        "per_device_train_batch_size is the most that a device holds at once. The papers' presets have it.",
+        None, "Images or captions per step on all processes. It sets gradient_accumulation_steps."
     )
     save_on_signal: bool = with_default(ExactResumeArguments, "save_on_signal", True)
     save_strategy: str = documented("epoch", "When to save: 'no', 'steps' or 'epoch'.")
     save_total_limit: int | None = documented(1, "Number of checkpoints to keep, in addition to the best one.")
     eval_strategy: str = documented("epoch", "When to evaluate: 'no', 'steps' or 'epoch'.")
     load_best_model_at_end: bool | None = documented(
-        None, "Select the checkpoint with the best R@1 on the validation split. None: yes, if each is evaluated."
+        None, "Select the checkpoint with the best R@1 on the validation split. None: if each is evaluated."
     )
 
     def __post_init__(self) -> None:

@@ -51,9 +51,7 @@ def load_data(
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
     if is_embedded and (arguments.data_dir or arguments.image_root):
-        raise ValueError(
-            f"dataset_name is {arguments.dataset_name!r}, without folders. Set --dataset_name imagefolder."
-        )
+        raise ValueError(f"{arguments.dataset_name!r} has no folders. Use --dataset_name imagefolder.")
     validation, test = arguments.validation_share, arguments.test_share
     splits = load_caption_splits(
         arguments.dataset_name,
@@ -74,19 +72,19 @@ def load_data(
         splits = datasets.DatasetDict(dict.fromkeys(SPLITS, splits[table_split]))
     missing = [name for name in SPLITS if name not in splits or not len(splits[name])]
     if missing:
-        sizes = {name: len(rows) for name, rows in splits.items()}
         raise ValueError(
-            f"{arguments.dataset_name!r} has no images for {missing}; it has {sizes}. Raise --validation_share ({validation:g}) "
-            f"and --test_share ({test:g}), or use more images."
+            f"{arguments.dataset_name!r} has no images for {missing}. Raise --validation_share, --test_share."
         )
     if is_training and table_split not in SPLITS[1:]:
-        raise ValueError(
-            f"table_split is {table_split!r}. Use 'test' or 'validation'; an evaluation can use any split."
-        )
+        raise ValueError(f"table_split is {table_split!r}. Use 'test' or 'validation' for training.")
     if table_split == "validation":
         splits["validation"], splits["test"] = splits["test"], splits["validation"]
     if arguments.train_captions is not None:
-        files = _caption_files(arguments.train_captions)
+        files = (
+            part_files(arguments.train_captions)
+            if Path(arguments.train_captions).is_dir()
+            else arguments.train_captions
+        )
         splits["train"] = exchange_captions(splits["train"], files, column=arguments.train_captions_column)
     logger.info("%s: %s.", arguments.dataset_name, ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()))
     limits = (arguments.max_train_images, arguments.max_eval_images, arguments.max_test_images)
@@ -104,17 +102,13 @@ def load_data(
         simplifier = (scene_simplifier if is_embedded else spacy_simplifier)(arguments.simplify)
         splits = datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
     if arguments.test_references is not None:
-        rows, files = splits["test"], _caption_files(arguments.test_references)
+        rows, path = splits["test"], arguments.test_references
+        files = part_files(path) if Path(path).is_dir() else path
         found = exchange_captions(rows, files, column=arguments.test_references_column)
         if len(found) < len(rows):
             raise ValueError(f"test_references has {len(found)} of the {len(rows)} test images. Use all.")
         splits["test"] = rows.add_column(MORE_REFERENCES, list(found["captions"]))
     return splits
-
-
-def _caption_files(path: str) -> Any:
-    """A file of captions, or the shards of a finished folder."""
-    return part_files(path) if Path(path).is_dir() else path
 
 
 def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
@@ -145,7 +139,7 @@ class SampleArguments:
     # Diversity is between captions.
     num_samples: Annotated[int, Range(at_least=2)] = documented(5, "Captions per image; 5 in the paper.")
     sample_images: Positive | None = documented(
-        None, "Maximum number of images for these captions, of the test split and of the validation split."
+        None, "Maximum number of images that are sampled, of test and validation."
     )
     sample_temperatures: list[Annotated[float, Range(above=0)]] = field(
         default_factory=lambda: [0.5, 0.75, 1.0, 1.25],

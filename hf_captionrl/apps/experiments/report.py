@@ -180,12 +180,9 @@ class Run:
     """One training."""
 
     name: str  # its row in the table
-    folder: str  # folder of its checkpoints, relative to the recipe's folder; `model` for the recipe's own run
-    make: Callable[[], CaptionTrainer]  # builds the trainer
-    is_trained: bool = True  # False for a captioner that is only evaluated
+    config: Any  # of its trainer; its folder is `model` in the recipe's folder for the recipe's own run
+    make: Callable[[Any], CaptionTrainer]  # builds the trainer from the configuration
     starts_from: str = START  # name of the run whose captioner this run continues
-    # The arguments in which the runs of the comparison differ, with this run's values.
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -204,6 +201,11 @@ class Comparison:
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # learning curves, if there are any
 
 
+def is_trained(config: Any) -> bool:
+    """Whether a run trains; else it only evaluates its captioner."""
+    return bool(config.num_train_epochs > 0 or config.max_steps > 0)
+
+
 def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
     """One configuration per row: a copy of the recipe's with exactly the listed changes; no other field changes.
 
@@ -214,9 +216,7 @@ def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str)
         run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
         for argument, value in changes.items():
             if not hasattr(run, argument):
-                raise ValueError(
-                    f"The run {name!r} sets {argument!r}, which the trainer's configuration does not have. Use one of its arguments."
-                )
+                raise ValueError(f"The run {name!r} sets the unknown argument {argument!r}. Use one of the trainer's.")
             setattr(run, argument, value)
         run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{_slug(name)}"))
         runs[name] = run
@@ -245,9 +245,7 @@ def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
     def alone(arguments: tuple[Any, ...], **kwargs: Any) -> Path:
         config = arguments[-1]
         if str(config.resume_from_checkpoint).lower() not in ("none", "true"):
-            raise ValueError(
-                f"resume_from_checkpoint is {config.resume_from_checkpoint!r}, but the same command resumes. Leave it out."
-            )
+            raise ValueError("The same command resumes. Leave resume_from_checkpoint out.")
         config.pushes, config.push_to_hub = config.push_to_hub, False
         for part in arguments:
             if isinstance(part, EvaluationArguments):
@@ -308,13 +306,6 @@ def withhold(folder: Path) -> None:
         folder.rename(moved)
 
 
-def checkpoint_lines(selected: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
-    """Which weights a run ends with, when the guard tripped, and which evaluations it refused."""
-    if name not in selected:
-        return ["The weights of the last step; no checkpoint was selected."]
-    return [selection_line(selected[name])]
-
-
 # --- The steps of a recipe: models and data, runs, report ------------------------------------------------------------
 
 CONFIGURATIONS = ("config.json", "adapter_config.json", "open_clip_config.json")
@@ -364,22 +355,25 @@ def prepare(
     return splits, scorer, evaluator
 
 
-def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset, *, output_dir: Path) -> Comparison:
+def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset) -> Comparison:
     """Train the runs in order, and caption the test split with the initial captioner and with each trained one.
 
     The recipe's own model is not saved if its captions have collapsed. The row of the references is at the end.
     """
-    result = Comparison(settings={run.name: dict(run.settings) for run in runs if run.settings})
+    starts = {run.starts_from for run in runs}
+    settings_by_name = settings_of({run.name: run.config for run in runs if run.name not in starts})
+    result = Comparison(settings={name: settings for name, settings in settings_by_name.items() if settings})
     before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
     for number, run in enumerate(runs):
-        trainer = run.make()
-        if run.is_trained and trainer.is_world_process_zero():
-            settings = ", ".join(f"{key}={value}" for key, value in run.settings.items())
+        trainer = run.make(run.config)
+        is_main, is_training = Path(run.config.output_dir).name == "model", is_trained(run.config)
+        if is_training and trainer.is_world_process_zero():
+            settings = ", ".join(f"{key}={value}" for key, value in result.settings.get(run.name, {}).items())
             print(f"\n-- {number + 1} of {len(runs)}: {run.name} ({settings})".removesuffix(" ()"), flush=True)
         if not result.captions:
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))
-        if run.is_trained:
+        if is_training:
             if run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
             if evaluator.learning_curves:
@@ -403,18 +397,34 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
                 result.rows[-1]["note"] = reason[0].lower() + reason[1:]
             if trainer.selection is not None:
                 result.selected[run.name] = trainer.selection
-        is_withheld = run.folder == "model" and run.name in result.collapsed
+        is_withheld = is_main and run.name in result.collapsed
         if not is_withheld:
             trainer.save_model()
         elif trainer.is_world_process_zero():
-            withhold(output_dir / run.folder)
-        if run.folder == "model":
+            withhold(Path(run.config.output_dir))
+        if is_main:
             result.captioner = None if is_withheld else trainer.captioner
-            result.main = run.name if run.is_trained else START
+            result.main = run.name if is_training else START
         result.is_main_process = trainer.is_world_process_zero()
-    row, _ = evaluator.reference_row()
-    result.rows.append(row)
+    result.rows.append(evaluator.reference_row()[0])
     return result
+
+
+def compare_runs(
+    runs: Sequence[Run],
+    evaluator: Evaluator,
+    arguments: tuple[Any, ...],
+    splits: datasets.DatasetDict,
+    *,
+    complete: Callable[[Comparison], Any] = lambda result: None,
+    **report: Any,
+) -> Path:
+    """Train and evaluate the runs, `complete` the comparison on the main process, and [`finish`] it with the `report`'s settings."""
+    result = train_runs(runs, evaluator, splits["test"])
+    if not result.is_main_process:
+        return Path(arguments[-1].output_dir) / "results.json"
+    complete(result)
+    return finish(result, evaluator, arguments, splits, **report)
 
 
 def finish(
@@ -435,7 +445,8 @@ def finish(
     """
     config: CaptionConfig = _of(CaptionConfig, arguments)
     folder, columns = Path(str(config.output_dir)), (*columns, *evaluator.columns)
-    delivery = checkpoint_lines(result.selected, result.main) if result.main in result.histories else []
+    last = "The weights of the last step; no checkpoint was selected."
+    delivery = {n: selection_line(result.selected[n]) if n in result.selected else last for n in result.histories}
     described = describe(arguments) | ({"runs": result.settings} if result.settings else {})
     more = {"selected": result.selected, "learning_curves": result.curves}
     path = write_results(
@@ -447,7 +458,7 @@ def finish(
     number = len(evaluator.dataset)
     chosen = sorted(random.Random(config.seed).sample(range(number), min(GALLERY_SIZE, number)))
     items = [gallery_item(evaluator, index, result.captions) for index in chosen]
-    write_gallery(folder / "gallery.html", items, title=title, note=" ".join(delivery))
+    write_gallery(folder / "gallery.html", items, title=title, note=delivery.get(result.main, ""))
     if any(result.histories.values()):
         write_curves(folder / "curves.png", result.histories)
     if result.curves:
@@ -461,7 +472,7 @@ def finish(
     print_table(result.rows, title=title, columns=columns)
     if result.captioner is not None:
         captions = result.captions[result.main]
-        facts = {**objective, "selection": " ".join(delivery)}
+        facts = {**objective, "selection": delivery.get(result.main, "")}
         write_publication(path, result.captioner, captions, result.main, evaluator, arguments, splits, facts)
     is_collapsed = result.main in result.collapsed
     drawn = ["curves.png", *(["learning_curves.png"] if result.curves else [])]
@@ -477,8 +488,7 @@ def finish(
         )
         print(f"Pushed: {pushed}")
     for name in sorted(result.histories, key=result.main.__eq__):  # the recipe's own run last
-        lines = "\n  ".join(checkpoint_lines(result.selected, name))
-        print(f"{name}{' (model/)' if name == result.main and not is_collapsed else ''}\n  {lines}")
+        print(f"{name}{' (model/)' if name == result.main and not is_collapsed else ''}\n  {delivery[name]}")
     if is_collapsed:
         raise SystemExit(
             f"The guard refuses {result.main!r}, so model/ was not written; its checkpoints are in {COLLAPSED_FOLDER}/. "

@@ -20,13 +20,13 @@ from hf_captionrl.apps.experiments.arguments import (
     with_default,
 )
 from hf_captionrl.apps.experiments.report import (
+    Comparison,
     Run,
     alone_in_folder,
-    finish,
+    compare_runs,
+    is_trained,
     plan_runs,
     prepare,
-    settings_of,
-    train_runs,
 )
 from hf_captionrl.data.columns import id_column
 from hf_captionrl.evaluation.options import EvaluationArguments
@@ -46,25 +46,19 @@ class BagArguments:
     """Nearest neighbours for the bags, and the runs that are compared."""
 
     neighbours: str | None = documented(
-        None,
-        "File of `captionrl bags --mode neighbours`. None: the reward scorer computes the neighbours at the start.",
+        None, "File of `captionrl bags --mode neighbours`. None: computed at the start."
     )
     bag_features: Literal["multimodal", "concatenated", "image"] = documented(
         "multimodal",
-        "Features for the similarity: image and captions with equal weights ('multimodal'), as in the paper, where captions "
-        "that differ weigh less ('concatenated'), or only the image ('image').",
+        "Similarity: of image and captions with equal weights, as in the paper, concatenated, or of images.",
     )
-    variants: dict[str, Any] | str | None = documented(
-        None, "Further runs: {row name: {argument of the trainer's configuration: value}}."
-    )
+    variants: dict[str, Any] | str | None = documented(None, "Further runs: {row name: {argument: value}}.")
 
     def __post_init__(self) -> None:
         check_values(self)
         for name, changes in self.named_variants.items():
             if not isinstance(changes, Mapping):
-                raise ValueError(
-                    f"The variant {name!r} is {changes!r}. Give {{argument: value}}, e.g. {{bag_schedule: 20}}."
-                )
+                raise ValueError(f"The variant {name!r} is {changes!r}. Use {{argument: value}}.")
 
     @property
     def named_variants(self) -> dict[str, Any]:
@@ -72,9 +66,7 @@ class BagArguments:
         try:
             return dict((json.loads(self.variants) if isinstance(self.variants, str) else self.variants) or {})
         except (ValueError, TypeError):
-            raise ValueError(
-                f"variants is {self.variants!r}. Use a JSON object: {{row name: {{argument: value}}}}."
-            ) from None
+            raise ValueError(f"variants is {self.variants!r}. Use JSON, {{row name: {{argument: value}}}}.") from None
 
 
 @dataclass
@@ -145,18 +137,13 @@ def main(argv: Sequence[str] | None = None, *, default_config: Path) -> Path:
 def compare(arguments: tuple[Any, ...]) -> Path:
     """Train and compare the runs of the recipe."""
     model_args, _, eval_args, bag_args, config = arguments
-    output_dir = Path(config.output_dir)
     for name in SCORERS:
         if getattr(eval_args, name) == "none":
-            raise ValueError(
-                f"{name} is 'none', but self-retrieval needs a scorer that rewards and one that evaluates. Name both, or use "
-                "`captionrl train smile`, which takes --scorer none."
-            )
-    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+            raise ValueError(f"{name} is 'none', but self-retrieval needs two scorers. Use `captionrl train smile`.")
+    is_training = is_trained(config)
     if config.pushes and not is_training:
         raise ValueError("push_to_hub is set, but num_train_epochs=0 only evaluates. Leave push_to_hub out, or train.")
     configs = runs_of(config, bag_args.named_variants if is_training else {})
-    settings = settings_of(configs)
     splits, scorer, evaluator = prepare(arguments, is_training=is_training)
     scorers = [scorer]
     neighbours = None  # (N, k) rows of training images, most similar first, by the reward scorer
@@ -172,33 +159,29 @@ def compare(arguments: tuple[Any, ...]) -> Path:
             )
             neighbours, _ = nearest_neighbours(features, min(NUM_NEIGHBOURS, len(train) - 1))
 
-    def run_of(name: str, run: SelfRetrievalRecipeConfig) -> Run:
-        def make() -> SelfRetrievalTrainer:
-            return SelfRetrievalTrainer(
-                model_args.load(run.prompt),
-                scorers,  # type: ignore[arg-type]
-                run,
-                # Without training, the rewards need no features of the training images.
-                train_dataset=splits["train"] if is_training else None,
-                eval_dataset=splits["validation"],
-                held_out_scorer=evaluator.held_out_scorer,
-                neighbours=neighbours if run.bag_schedule is not None else None,
-                peft_config=model_args.peft_config,
-            )
+    def make(run: SelfRetrievalRecipeConfig) -> SelfRetrievalTrainer:
+        return SelfRetrievalTrainer(
+            model_args.load(run.prompt),
+            scorers,  # type: ignore[arg-type]
+            run,
+            # Without training, the rewards need no features of the training images.
+            train_dataset=splits["train"] if is_training else None,
+            eval_dataset=splits["validation"],
+            held_out_scorer=evaluator.held_out_scorer,
+            neighbours=neighbours if run.bag_schedule is not None else None,
+            peft_config=model_args.peft_config,
+        )
 
-        return Run(name, Path(str(run.output_dir)).name, make, is_training, settings=settings[name])
+    def complete(result: Comparison) -> None:
+        if not is_training:
+            result.captioner = None  # an evaluation trains no model, so there is no card to write
 
-    runs = [run_of(name, run) for name, run in configs.items()]
-    result = train_runs(runs, evaluator, splits["test"], output_dir=output_dir)
-    if not result.is_main_process:
-        return output_dir / "results.json"
-    if not is_training:
-        result.captioner = None  # an evaluation trains no model, so there is no card to write
-    return finish(
-        result,
+    return compare_runs(
+        [Run(name, run, make) for name, run in configs.items()],
         evaluator,
         arguments,
         splits,
+        complete=complete,
         title="Self-retrieval",
         objective={"objective": "self_retrieval", "reward": describe_reward(config, scorers)},
     )

@@ -18,13 +18,12 @@ from hf_captionrl.apps.experiments.report import (
     START,
     Run,
     alone_in_folder,
-    finish,
+    compare_runs,
+    is_trained,
     plan_runs,
     prepare,
-    settings_of,
-    train_runs,
 )
-from hf_captionrl.captioners import Captioner, load_captioner
+from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import cached_features, frames_of
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import emscore
@@ -50,14 +49,14 @@ class VideoEvaluator(Evaluator):
         if not number:
             raise ValueError("The data are images. Set num_frames to the number of frames per video, for example 8.")
         self.frame_features: list[Tensor] | None = None
-        self._reference_features: list[Tensor] = []
+        self._features_of: list[dict[str, Tensor]] = []  # of each reference of each video
         if _has_token_features(self.held_out_scorer):
             scorer: Any = self.held_out_scorer
             cache = FeatureCache.for_scorer(scorer, cache_dir, what=f"image_{number}_frames")
             found = cached_features(cache, self.dataset, scorer.image_features, unit_length=True, pooling="concat")
             self.frame_features = list(found.tensor().float())  # N times (F, D)
-            flat = spoken([text for texts in self.references for text in texts])
-            self._reference_features = [row.cpu() for row in scorer.token_features(flat)]
+            rows = iter(scorer.token_features(spoken([text for texts in self.references for text in texts])))
+            self._features_of = [{text: next(rows).cpu() for text in texts} for texts in self.references]
 
     def more_numbers(self, captions: Sequence[str], references: Sequence[list[str]] | None) -> dict[str, Any]:
         if self.frame_features is None:
@@ -66,13 +65,8 @@ class VideoEvaluator(Evaluator):
             return dict.fromkeys(keys) | {f"{key}_reason": reason for key in keys}
         scorer: Any = self.held_out_scorer
         tokens = [r.cpu() for r in scorer.token_features(spoken(captions))]
-        known = iter(self._reference_features)
-        texts = [[next(known) for _ in group] for group in self.references]
-        if references is not None:  # some of them
-            by_text = [
-                dict(zip(group, found, strict=True)) for group, found in zip(self.references, texts, strict=True)
-            ]
-            texts = [[found[text] for text in group] for found, group in zip(by_text, references, strict=True)]
+        groups = self.references if references is None else references  # or some of them
+        texts = [[rows[text] for text in group] for rows, group in zip(self._features_of, groups, strict=True)]
         found = emscore(tokens, self.frame_features, reference_features=texts)
         ranks = ranks_from_scores(emscore_matrix(tokens, self.frame_features), torch.arange(len(tokens)))
         recalls = {f"emscore_recall_at_{k}": recall_at_k(ranks, k) for k in (1, 5)}
@@ -99,17 +93,9 @@ class SmileArguments:
     """What is compared."""
 
     compare_mle_weights: list[float] = field(
-        default_factory=list,
-        metadata={
-            "help": "Lambdas of further runs for a comparison, each as long as the first; 1 is the control, further steps "
-            "of MLE. Default: none, but 1 and 0.01 in the presets of the embedded world and of COCO."
-        },
+        default_factory=list, metadata={"help": "Lambdas of further runs; 1 is the control, further steps of MLE."}
     )
-    mle_epochs: float = documented(
-        0.0,
-        "Epochs of maximum likelihood before all compared runs, because SMILE needs a captioner that "
-        "knows the words of the data.",
-    )
+    mle_epochs: float = documented(0.0, "Epochs of maximum likelihood before all compared runs.")
     mle_learning_rate: float | None = documented(None, "Peak learning rate of these epochs. None: learning_rate.")
 
 
@@ -169,48 +155,35 @@ def compare_smile(
 ) -> Path:
     """Train and compare the runs of a recipe."""
     model_args, _, _, smile_args, config = arguments
-    output_dir = Path(config.output_dir)
-    is_training = config.num_train_epochs > 0 or config.max_steps > 0
+    is_training = is_trained(config)
     has_mle_stage = is_training and smile_args.mle_epochs > 0
     if has_mle_stage and model_args.tune is not None:
-        raise ValueError(
-            f"mle_epochs is {smile_args.mle_epochs:g}, but the runs after these epochs train the whole model, not a "
-            "LoRA. Leave out --tune, or use --mle_epochs 0 with a captioner that was trained on the data."
-        )
+        raise ValueError(f"mle_epochs is {smile_args.mle_epochs:g}, without a LoRA. Leave out --tune, or use 0.")
     splits, scorer, evaluator = prepare(arguments, make_evaluator=make_evaluator)
-    first_folder = output_dir / "model-mle"
+    first_folder = Path(config.output_dir) / "model-mle"
 
-    def load(run: SmileRecipeConfig) -> Captioner:
+    def make(run: SmileRecipeConfig) -> SmileTrainer:
         if has_mle_stage and run.output_dir != str(first_folder):
-            return load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
-        if model_args.fresh_language_model:
-            set_seed(config.seed)
-        return model_args.load(run.prompt)
-
-    def made(name: str, run: SmileRecipeConfig, settings: dict[str, Any]) -> Run:
-        def make() -> SmileTrainer:
-            return SmileTrainer(
-                load(run),
-                run,
-                train_dataset=splits["train"],
-                eval_dataset=splits["validation"],
-                scorer=scorer,
-                peft_config=model_args.peft_config,
-            )
-
-        starts_from = FIRST if has_mle_stage and name != FIRST else START
-        return Run(name, Path(str(run.output_dir)).name, make, is_training, starts_from, settings)
+            captioner = load_captioner(str(first_folder), prompt=run.prompt, dtype=torch.float32)
+        else:
+            if model_args.fresh_language_model:
+                set_seed(config.seed)
+            captioner = model_args.load(run.prompt)
+        return SmileTrainer(
+            captioner,
+            run,
+            train_dataset=splits["train"],
+            eval_dataset=splits["validation"],
+            scorer=scorer,
+            peft_config=model_args.peft_config,
+        )
 
     configs = runs_of(config, smile_args.compare_mle_weights if is_training else [])
-    settings = settings_of(configs)
-    runs = [made(FIRST, _first(config, smile_args, first_folder), {})] if has_mle_stage else []
-    runs += [made(name, run, settings[name]) for name, run in configs.items()]
-    result = train_runs(runs, evaluator, splits["test"], output_dir=output_dir)
-    if not result.is_main_process:
-        return output_dir / "results.json"
+    runs = [Run(FIRST, _first(config, smile_args, first_folder), make)] if has_mle_stage else []
+    runs += [Run(name, run, make, FIRST if has_mle_stage else START) for name, run in configs.items()]
     objective = {
         "objective": "mle" if not is_training or config.mle_weight == 1.0 else "smile",
         "mle_weight": config.mle_weight,
         "first_token": "mle" if config.first_token in (None, "mle") else "smile",
     }
-    return finish(result, evaluator, arguments, splits, title=title, objective=objective, columns=columns)
+    return compare_runs(runs, evaluator, arguments, splits, title=title, objective=objective, columns=columns)

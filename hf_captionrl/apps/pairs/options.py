@@ -27,23 +27,14 @@ class PairsOptions(DeviceOptions, CacheOptions, DatasetOptions):
 
     captions: list[Path] = option(metavar="FILE", help="files of captions; those of an image are pooled")
     output: Path = option(Path("pairs.parquet"), metavar="FILE", help="Parquet file to write; replaced if it exists")
-    reward: list[str] = option(
-        ["self_retrieval"],
-        metavar="REWARD",
-        help="rewards that score the captions, as NAME or NAME:FIELD=VALUE,FIELD=VALUE",
-    )
+    reward: list[str] = option(["self_retrieval"], metavar="REWARD", help="registered rewards that score the captions")
     reward_weights: list[Number] | None = option(None, metavar="X", help="weight of each reward (default: 1 each)")
     scorer: str | None = option(
-        None,
-        metavar="NAME",
-        help="reward scorer: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:clip-reward (default: scenes:clip-reward for "
-        "--dataset scenes; else required by self_retrieval)",
+        None, metavar="NAME", help="reward scorer, required by self_retrieval (default for scenes: scenes:clip-reward)"
     )
     margin: Annotated[float, Range(above=0)] = option(0.1, help="smallest difference of the rewards of a pair")
     max_pairs_per_image: Positive = option(1, help="most pairs of an image")
-    prompt: str = option(
-        "Describe the image in one sentence.", metavar="TEXT", help="the user's message beside the image"
-    )
+    prompt: str = option("Describe the image in one sentence.", metavar="TEXT", help="the user's message")
     dataset: str = option(
         "scenes",
         metavar="NAME",

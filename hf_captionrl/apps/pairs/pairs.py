@@ -11,10 +11,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow.parquet
-import torch
-import yaml
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from hf_captionrl.apps.pairs.options import PairsOptions
 from hf_captionrl.captioners.pipeline import scorer_features
@@ -23,11 +19,9 @@ from hf_captionrl.data.images import image_bytes
 from hf_captionrl.data.options import load_split
 from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.evaluation.options import EMBEDDED
+from hf_captionrl.evaluation.reward_scores import reward_scores
 from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import Reward, RewardContext, RewardData, WeightedRewards
-from hf_captionrl.rewards.base import reward_class
-from hf_captionrl.text.ngrams import encode_words
-from hf_captionrl.text.tokenize import ptb_tokenize_all
+from hf_captionrl.rewards.base import resolve_rewards
 from hf_captionrl.utils.io import atomic_file, refuse_other_file
 from hf_captionrl.utils.model_files import model_path
 
@@ -49,67 +43,28 @@ def choose_pairs(scores: Mapping[str, float], margin: float, most: int) -> list[
     return sorted(wide, key=lambda pair: scores[pair[1]] - scores[pair[0]])[:most]
 
 
-def parse_reward(spec: str) -> Reward:
-    """A registered reward from `NAME` or `NAME:FIELD=VALUE,FIELD=VALUE`."""
-    name, _, settings = spec.partition(":")
-    fields = [setting.split("=", 1) for setting in settings.split(",") if setting]
-    try:
-        return reward_class(name)(**{field.strip(): yaml.safe_load(value) for field, value in fields})
-    except (TypeError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"--reward {spec!r} ({error}). Use NAME:FIELD=VALUE,FIELD=VALUE.") from None
-
-
-def reward_scores(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
+def score_captions(options: PairsOptions, rows: Any, texts: Sequence[Sequence[str]]) -> list[float]:
     """Weighted sums of the rewards of all captions, image after image."""
-    total = WeightedRewards([parse_reward(spec) for spec in options.reward], options.reward_weights)
     name = options.scorer or ("scenes:clip-reward" if options.dataset in EMBEDDED else None)
-    if name is None and "self_retrieval" in total.names:
+    if name is None and "self_retrieval" in options.reward:
         raise ValueError("--reward self_retrieval needs a scorer. Use --scorer openai/clip-vit-base-patch32.")
-    if "truncation" in total.names:
-        raise ValueError(
-            "--reward truncation counts tokens of a policy, and files of captions have none. Leave it out."
-        )
     scorer = None if name is None else load_scorer(model_path(name), device=options.device)
     data = rows.remove_columns("image")
-    ids, references, vocabulary = id_column(rows), caption_column(rows), {"": 0}
-
-    def features(other: Any) -> Tensor:
-        return scorer_features(other, rows, cache_dir=options.cache_dir)
-
-    def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Words as ids `(N, T)` with an end token, 0, and their mask."""
-        batch = encode_words(ptb_tokenize_all(captions), vocabulary)
-        words = [
-            torch.cat([row, torch.zeros(1, dtype=row.dtype)]) for row in batch.tokens.split(batch.lengths.tolist())
-        ]
-        return pad_sequence(words, batch_first=True), torch.arange(max(map(len, words))) <= batch.lengths[:, None]
-
-    device = getattr(scorer, "device", torch.device("cpu"))
-    total.prepare(RewardData(ids, references, features, encode, 0, device, scorer, columns=data.column_names))
+    score = reward_scores(
+        resolve_rewards(options.reward, options.reward_weights),
+        id_column(rows),
+        caption_column(rows),
+        lambda other: scorer_features(other, rows, cache_dir=options.cache_dir),
+        {column: data[column] for column in data.column_names},
+        scorer,
+    )
     scores: list[float] = []
     for part in np.array_split(np.arange(len(texts)), max(1, len(texts) // _IMAGES_AT_ONCE)):
-        lengths = [len(texts[image]) for image in part]
+        images = part.tolist()
+        lengths = [len(texts[image]) for image in images]
         # Rewards see groups of equal size; where images have different numbers of captions, each caption is a group.
-        repeats = [1] * len(part) if len(set(lengths)) == 1 else lengths
-        positions = torch.arange(len(part)).repeat_interleave(torch.tensor(repeats))  # (B,)
-        candidates = torch.from_numpy(part)  # (C,)
-        of_group = candidates[positions].tolist()
-        captions = [text for image in part for text in texts[image]]
-        tokens, mask = encode(captions)
-        context = RewardContext(
-            captions=captions,
-            ids=tokens,
-            mask=mask,
-            ended=torch.ones(len(captions), dtype=torch.bool),
-            rows=candidates[positions],
-            image_ids=[ids[image] for image in of_group],
-            references=[references[image] for image in of_group],
-            candidates=candidates,
-            positions=positions,
-            columns=data[of_group],
-        )
-        values = total(context)  # (N, R)
-        scores += (values * torch.tensor(total.weights, dtype=values.dtype)).sum(1).tolist()
+        groups = images if len(set(lengths)) == 1 else np.repeat(part, lengths).tolist()
+        scores += score([text for image in images for text in texts[image]], groups, images)
     return scores
 
 
@@ -138,7 +93,7 @@ def write_pairs(options: PairsOptions) -> None:
     if not len(rows):
         raise ValueError("--captions have no image of the data with two different captions. Write several per image.")
     texts = [several[image_id] for image_id in id_column(rows)]
-    scores = iter(reward_scores(options, rows, texts))
+    scores = iter(score_captions(options, rows, texts))
     pairs: list[dict[str, Any]] = []
     for value, image_id, captions in zip(undecoded(rows)["image"], id_column(rows), texts, strict=True):
         scored = dict(zip(captions, scores, strict=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -71,16 +71,6 @@ def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
     return decisions
 
 
-def drop_bags(file: BagFile, decisions: Iterable[Decision]) -> BagFile:
-    """The bags without those whose last decision is "drop"; undecided bags stay."""
-    last = {decision.bag: decision.decision for decision in decisions}
-    rows = [row for row, bag in enumerate(file.bags) if last.get(bag_id(bag)) != "drop"]
-    if not rows:
-        raise ValueError(f"All {len(file.bags)} bags are dropped, so the benchmark is empty. Keep at least one.")
-    similarities = [file.similarities[row] for row in rows]
-    return replace(file, bags=[file.bags[row] for row in rows], similarities=similarities)
-
-
 # --- The folder of a benchmark: bags, their images and captions, and the decisions of the review ---------------------
 # bags.json          all bags, most similar first (`retrieval.bag_files`)
 # kept.json          the same without the bags that were dropped
@@ -108,9 +98,7 @@ class TrueMatch:
     def images(self) -> str:
         """Folder of the images, for `load_captions`."""
         if not self.manifest.get("embed_images"):
-            raise ValueError(
-                f"{self.folder} was built without images. Use --dataset {self.manifest['source']} with the options of the build."
-            )
+            raise ValueError(f"{self.folder} has no images. Use --dataset {self.manifest['source']}, as in the build.")
         return str((self.folder / DATA_FOLDER).resolve())
 
     @cached_property
@@ -121,8 +109,13 @@ class TrueMatch:
 
     @property
     def kept(self) -> BagFile:
-        """The bags without the dropped ones."""
-        return drop_bags(self.bags, self.decisions)
+        """The bags without those whose last decision is "drop"; undecided bags stay."""
+        is_dropped = {bag for bag, decision in self.last.items() if decision.decision == "drop"}
+        rows = [row for row, bag in enumerate(self.bags.bags) if bag_id(bag) not in is_dropped]
+        if not rows:
+            raise ValueError(f"All {len(self.bags.bags)} bags are dropped, so the benchmark is empty. Keep one.")
+        similarities = [self.bags.similarities[row] for row in rows]
+        return replace(self.bags, bags=[self.bags.bags[row] for row in rows], similarities=similarities)
 
     def status(self) -> dict[str, dict[str, int]]:
         """Numbers of kept, dropped and undecided bags, by bag size."""
@@ -174,10 +167,7 @@ def load_truematch(folder: str | Path) -> TrueMatch:
     folder = Path(folder)
     path = folder / MANIFEST_FILE
     if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no {MANIFEST_FILE} in {str(folder)!r}. Build a benchmark with `captionrl truematch build`; an interrupted build "
-            "is finished by the same command."
-        )
+        raise FileNotFoundError(f"{str(folder)!r} has no {MANIFEST_FILE}. A build is finished by the same command.")
     manifest = parse_json(path.read_text(encoding="utf-8"), str(path))
     return TrueMatch(folder, manifest, load_bags(folder / BAGS_FILE), read_decisions(folder / DECISIONS_FILE))
 
@@ -191,8 +181,7 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
     new = [] if decisions is None else [line for line in read_decisions(decisions) if line not in benchmark.decisions]
     if foreign := {line.bag for line in new} - set(map(bag_id, benchmark.bags.bags)):
         raise ValueError(
-            f"{decisions} has a decision about bag {min(foreign)!r}, which is not in {folder}. Use a file of decisions on "
-            "this benchmark."
+            f"{decisions} decides about bag {min(foreign)!r}, which is not in {folder}. Use another file."
         )
     benchmark = replace(benchmark, decisions=[*benchmark.decisions, *new])
     remaining = benchmark.kept  # fails before anything is written if all bags are dropped
@@ -237,9 +226,6 @@ def rewrite_truematch_card(folder: Path, changes: Mapping[str, str]) -> Path:
     written = write_truematch_card(found)  # refuses what must not be published before the manifest keeps it
     write_json(folder / MANIFEST_FILE, found.manifest)
     return written
-
-
-# --- `captionrl truematch build`: find bags with Algorithms 1 and 2, and write the benchmark -------------------------
 
 
 def print_status(found: TrueMatch) -> None:

@@ -2,57 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hf_captionrl.apps.truematch.build import bag_id, bags_fingerprint, load_truematch, print_status
 from hf_captionrl.apps.truematch.options import EvaluateOptions
-from hf_captionrl.cli.caption import CaptionOptions, write_captions
 from hf_captionrl.data.benchmarks import load_imagecode
 from hf_captionrl.data.images import open_image
-from hf_captionrl.data.options import DatasetOptions, load_split
-from hf_captionrl.evaluation.caption_files import read_caption_file, read_files, source_names
+from hf_captionrl.data.options import load_split
+from hf_captionrl.evaluation.caption_files import read_files, source_names
 from hf_captionrl.evaluation.evaluator import Evaluator, Source, compare_with_first, human_captions, source_row
 from hf_captionrl.evaluation.options import load_evaluators
-from hf_captionrl.metrics import columns as metric_columns
 from hf_captionrl.metrics import self_retrieval
 from hf_captionrl.metrics.caption_checks import spoken
-from hf_captionrl.metrics.columns import SUITES, Column, bag_column
+from hf_captionrl.metrics.columns import SUITES, bag_column, table_columns
 from hf_captionrl.metrics.suites import bag_keys
-from hf_captionrl.metrics.table import (
-    Section,
-    comparison_markdown,
-    installed_versions,
-    print_comparison,
-)
+from hf_captionrl.metrics.table import Section, comparison_markdown, installed_versions, print_comparison
 from hf_captionrl.utils.io import atomic_write_text, to_plain, write_json
-
-# --- `captionrl truematch evaluate`: evaluate captioners on a benchmark of similar images ----------------------------
 
 # Metrics beside the recall in bags: recall among random distractors, and faithfulness of the captions.
 COLUMNS = ("rd100_recall_at_1", "cider_d", "ndlb_clip_score", "hallucination", "fact_recall")
 RESULTS_FORMAT = "truematch-results-1"  # `format` in results.json
-
-
-def _caption(model: str, images: DatasetOptions, folder: Path) -> Path:
-    """Caption the images with a model, or resume; the same as `captionrl caption`."""
-    file_name = "".join(c if c.isalnum() or c in "-." else "_" for c in model).strip("._") or "model"
-    output = folder / "captions" / f"{file_name}.jsonl"
-    which = {field.name: getattr(images, field.name) for field in fields(DatasetOptions)}
-    options = CaptionOptions(**{**which, "json": False, "model": model, "output": output})
-    with contextlib.redirect_stdout(sys.stderr):  # stdout may be JSON
-        write_captions(options)
-    return output
-
-
-def table_columns(sizes: Iterable[int]) -> list[Column]:
-    """Columns of the table for these bag sizes."""
-    return [*map(bag_column, sorted(sizes)), *metric_columns.table_columns(*COLUMNS)]
 
 
 def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
@@ -60,9 +34,7 @@ def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
     import torch
 
     if not arguments.captions:
-        raise ValueError(
-            "ImageCoDe ranks captions. Use --captions with files of `captionrl caption --dataset imagecode`."
-        )
+        raise ValueError("ImageCoDe ranks captions. Use --captions, from `captionrl caption --dataset imagecode`.")
     names = source_names(arguments.captions, arguments.names)
     sets = load_imagecode(arguments.folder / "valid_data.json", arguments.folder / "image-sets")
     ids = [sets.image_ids[row] for row in sets.targets]
@@ -99,30 +71,23 @@ def evaluate(arguments: EvaluateOptions) -> None:
         _evaluate_imagecode(arguments)
         return
     found = load_truematch(arguments.folder)
-    bags = found.bags if arguments.all_bags else found.kept
+    bags = found.kept
     output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
 
-    names = source_names([*arguments.captions, *arguments.models], arguments.names)
-    if not names and not arguments.references:
-        raise ValueError("There is nothing to evaluate. Use --captions, --models or --references.")
-    files = [read_caption_file(path, name=name) for path, name in zip(arguments.captions, names, strict=False)]
+    if not arguments.captions and not arguments.references:
+        raise ValueError("There is nothing to evaluate. Use --captions or --references.")
+    files = read_files(arguments.captions, source_names(arguments.captions, arguments.names))
     images = arguments if arguments.dataset else replace(arguments, dataset=found.images, split="test")
     split = load_split(images, quarantine_path=output_dir / "quarantine.jsonl")
-    dataset = split.dataset
-    if arguments.bag_images_only:
-        wanted = {image_id for bag in bags.bags for image_id in bag}
-        dataset = dataset.select([row for row, i in enumerate(dataset["image_id"][:]) if str(i) in wanted])
-    ids = [str(i) for i in dataset["image_id"][:]]
+    ids = [str(i) for i in split.dataset["image_id"][:]]
     rows_of = bags.rows(ids)  # fails on missing images before any model is loaded
-    for model, name in zip(arguments.models, names[len(files) :], strict=True):
-        files.append(read_caption_file(_caption(model, images, output_dir), name=name))
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
     held_out, _, reasons = load_evaluators(found.manifest["source"], arguments.scorer, "none")
     if held_out is None:
         why = reasons.get("no scorer", "--scorer is 'none'")
         raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
-    evaluator = Evaluator(dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
+    evaluator = Evaluator(split.dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = rows_of
     sources = [Source(f.name, c, evaluator.references) for f, c in zip(files, aligned, strict=True)]
     if arguments.references:
@@ -130,7 +95,7 @@ def evaluate(arguments: EvaluateOptions) -> None:
         if human is None:
             raise ValueError("--references needs at least two references per image. Leave it out.")
         sources.append(human)
-    columns = table_columns(rows_of)
+    columns = [*map(bag_column, sorted(rows_of)), *table_columns(*COLUMNS)]
     computed = [*dict.fromkeys((*SUITES["ndlb"], *bag_keys(rows_of)))]
     rows = [source_row(source, evaluator, computed) for source in sources]
     signatures = rows[0]["signatures"]

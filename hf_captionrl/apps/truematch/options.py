@@ -29,12 +29,8 @@ class BuildOptions(SeedOptions, SimilarityOptions, DatasetOptions, PublicationOp
 
     output: Path = option(Path("truematch"), metavar="DIR", help="folder to write into")
     overwrite: bool = option(False, help="replace a benchmark that was made with other settings; decisions stay")
-    bag_sizes: list[Annotated[int, Range(at_least=2)]] = option(
-        [3, 5, 7], metavar="K", group="bags", help="images per bag"
-    )
-    published_bags: Path | None = option(
-        None, metavar="DIR", group="bags", help="take the bags from the paper's release, by COCO id"
-    )
+    bag_sizes: list[Annotated[int, Range(at_least=2)]] = option([3, 5, 7], metavar="K", group="bags", help="bag sizes")
+    published_bags: Path | None = option(None, metavar="DIR", group="bags", help="the paper's release, by COCO id")
 
 
 @dataclass
@@ -50,11 +46,7 @@ class _SourceOptions(_BenchmarkOptions, DatasetOptions):
 
     heading: ClassVar[str] = "data set"
 
-    dataset: str = option(
-        "",
-        metavar="NAME",
-        help="data set with the images, named as for `build` (default: the images in the benchmark)",
-    )
+    dataset: str = option("", metavar="NAME", help="data set with the images (default: those in the benchmark)")
 
 
 @dataclass
@@ -95,25 +87,16 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
 
     examples: ClassVar[str] = """
         examples:
-          captionrl truematch evaluate truematch --models scenes:blip-mle --references
+          captionrl caption scenes:blip-mle --dataset scenes --output mle.jsonl
+          captionrl truematch evaluate truematch --captions mle.jsonl --references
           captionrl caption outputs/model --dataset imagecode --data_dir imagecode --output imagecode.jsonl
           captionrl truematch evaluate imagecode --captions imagecode.jsonl
     """
 
     captions: list[Path] = option([], metavar="FILE", group="captioners", help="files of `captionrl caption`")
-    names: list[str] | None = option(
-        None,
-        metavar="NAME",
-        group="captioners",
-        help="names of the files and models (default: those of the files and models)",
-    )
-    models: list[str] = option([], metavar="MODEL", group="captioners", help="models that first caption the images")
-    references: bool = option(
-        False, group="captioners", help="also evaluate one reference per image, against the other references"
-    )
-    output_dir: Path | None = option(
-        None, metavar="DIR", group="captioners", help="folder to write (default: outputs/NAME OF THE FOLDER)"
-    )
+    names: list[str] | None = option(None, metavar="NAME", group="captioners", help="names (default: file names)")
+    references: bool = option(False, group="captioners", help="also evaluate one reference per image")
+    output_dir: Path | None = option(None, metavar="DIR", group="captioners", help="folder (default: outputs/NAME)")
     scorer: str | None = option(
         None,
         metavar="NAME",
@@ -121,5 +104,3 @@ class EvaluateOptions(SeedOptions, CacheOptions, _SourceOptions):
         help="held-out dual encoder (default: scenes:siglip-held-out on the embedded world, else "
         "openai/clip-vit-base-patch32, as in the paper)",
     )
-    all_bags: bool = option(False, group="evaluation", help="include bags that the review dropped")
-    bag_images_only: bool = option(False, group="evaluation", help="leave out images that are in no bag")

@@ -36,10 +36,38 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def review_page(folder: Path, rows: datasets.Dataset) -> str:
-    """The page with the current decisions and its images."""
-    found = load_truematch(folder)
-    images, row_of = {}, {}
+def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Dataset:
+    """Images and captions of the bags: those of `--dataset`, or those in the benchmark if that is empty."""
+    if arguments.dataset:
+        rows: Any = load_split(
+            arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False
+        ).dataset
+    else:
+        rows = load_captions(found.images, split="test", require_captions=False)
+    row_of = {image_id: row for row, image_id in enumerate(id_column(rows))}
+    wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
+    if missing := [image_id for image_id in wanted if image_id not in row_of]:
+        raise ValueError(f"The data have no image {missing[0]!r} of the bags. Check --dataset and --split.")
+    return undecoded(rows.select([row_of[image_id] for image_id in wanted]))
+
+
+def apply(arguments: ApplyOptions) -> None:
+    """Add decisions, write `kept.json` and the card again, and print the state of the review."""
+    found, added = apply_decisions(arguments.folder, arguments.decisions)
+    write_truematch_card(found)
+    if arguments.json:
+        print(json.dumps({"added": added, "bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}))
+        return
+    print(f"{arguments.folder}: {added} decisions added" if arguments.decisions is not None else str(arguments.folder))
+    print_status(found)
+
+
+def review(arguments: ReviewOptions) -> None:
+    """Write the review page, with the current decisions and the images."""
+    if arguments.output.is_dir():
+        raise ValueError(f"--output {str(arguments.output)!r} is a folder. Name a file, such as review.html.")
+    found = load_truematch(arguments.folder)
+    rows, images, row_of = review_images(found, arguments), {}, {}
     for row, (image_id, captions) in enumerate(zip(id_column(rows), rows["captions"][:], strict=True)):
         source = str(embedded_image(open_image(rows[row]["image"]))["source"])
         images[str(row)] = {"image_id": image_id, "source": source, "captions": list(captions)}
@@ -58,49 +86,10 @@ def review_page(folder: Path, rows: datasets.Dataset) -> str:
         "fingerprint": bags_fingerprint(found.bags),
     }
     title = f"Bags of {found.manifest['card']['dataset_id']}"
-    values: dict[str, Any] = {"title": title, "reasons": REASONS, "data": data}
     # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
-    return render_html(TEMPLATES, "review", sort_keys=False, **values)
-
-
-# --- `captionrl truematch review` and `apply`: review the bags, and apply the decisions ------------------------------
-
-
-def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Dataset:
-    """Images and captions of the bags: those of `--dataset`, or those in the benchmark if that is empty."""
-    if arguments.dataset:
-        rows: Any = load_split(
-            arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False
-        ).dataset
-    else:
-        rows = load_captions(found.images, split="test", require_captions=False)
-    row_of = {image_id: row for row, image_id in enumerate(id_column(rows))}
-    wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
-    if missing := [image_id for image_id in wanted if image_id not in row_of]:
-        raise ValueError(
-            f"{len(missing)} images of the bags are not in the data set, such as {missing[0]!r}. Check --dataset and --split."
-        )
-    return undecoded(rows.select([row_of[image_id] for image_id in wanted]))
-
-
-def apply(arguments: ApplyOptions) -> None:
-    """Add decisions, write `kept.json` and the card again, and print the state of the review."""
-    found, added = apply_decisions(arguments.folder, arguments.decisions)
-    write_truematch_card(found)
-    if arguments.json:
-        print(json.dumps({"added": added, "bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}))
-        return
-    print(f"{arguments.folder}: {added} decisions added" if arguments.decisions is not None else str(arguments.folder))
-    print_status(found)
-
-
-def review(arguments: ReviewOptions) -> None:
-    """Write the review page."""
-    rows = review_images(found := load_truematch(arguments.folder), arguments)
-    if arguments.output.is_dir():
-        raise ValueError(f"--output {str(arguments.output)!r} is a folder. Name a file, such as review.html.")
-    atomic_write_text(arguments.output, review_page(arguments.folder, rows))
+    page = render_html(TEMPLATES, "review", sort_keys=False, title=title, reasons=REASONS, data=data)
+    atomic_write_text(arguments.output, page)
     command = f"captionrl truematch apply {arguments.folder} --decisions decisions.jsonl"
-    facts = {"page": str(arguments.output), "bags": len(found.bags.bags), "then": command}
-    text = f"{arguments.output}: {len(found.bags.bags)} bags. Open it in a browser, then apply the file that it downloads:"
+    facts = {"page": str(arguments.output), "bags": len(bags), "then": command}
+    text = f"{arguments.output}: {len(bags)} bags. Open it in a browser, then apply the file that it downloads:"
     print(json.dumps(facts) if arguments.json else f"{text}\n  {command}")

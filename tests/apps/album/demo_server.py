@@ -1,18 +1,13 @@
-"""The demo in a process of its own, as a person starts it; run as a program, it takes the picture of docs/album.md.
-
-python -m tests.apps.album.demo_server docs/images/demo.png
-"""
+"""The demo in a process of its own, as a person starts it."""
 
 import contextlib
 import json
 import os
 import socket
-import sys
 import tempfile
 import warnings
 
 from hf_captionrl.cli import main
-from tests.browser import Browser
 from tests.processes import Forked
 
 
@@ -72,16 +67,3 @@ def compare(page, images):
     """Press the button, and wait for the captions of so many images."""
     page.click("#compare-button")
     page.wait(f"document.querySelectorAll('#compared tbody tr').length === {images}", 120)
-
-
-def take_picture(path, *arguments):
-    with running_demo(*arguments) as url, Browser(1200, 1060) as page:
-        open_demo(page, url, 3)
-        compare(page, 3)
-        page.evaluate("document.activeElement.blur(); window.scrollTo(0, 0)")
-        page.evaluate("new Promise((done) => setTimeout(done, 600))")  # gradio fades in what has changed
-        page.screenshot(path)
-
-
-if __name__ == "__main__":
-    take_picture(*sys.argv[1:])

@@ -5,16 +5,12 @@ import html
 import json
 import os
 import re
-import weakref
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from hf_captionrl.apps.album import command, page, sources
-from hf_captionrl.apps.album.album import describe_album
+from hf_captionrl.apps.album import command
 from hf_captionrl.apps.album.command import check_sidecars
-from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.sources import AlbumSource, load_album_source, read_captions_for
 from hf_captionrl.cli import main
 from tests.apps.album.conftest import MODEL, album, contents, rows_of, write_images, write_rows
@@ -96,21 +92,6 @@ def test_texts_of_a_person_are_kept_and_named_unless_they_are_overwritten(photos
     assert Path("mine.csv").read_text() == "image_id,caption\na.png,mine\n"
 
 
-def test_texts_of_a_table_are_not_replaced_by_a_captioner(photos, capsys):
-    write_table("captions.csv", {"a.png": "two sheep", "b.png": "two pink pigs", "sub/copy.png": "of a copy"})
-    arguments = ["--captions", "captions.csv", "--sidecars", "--output", "t.jsonl", "--json"]
-    assert album(*arguments) == 0
-    assert json.loads(capsys.readouterr().out)["kept_text_files"] == ["photos/b.txt"]
-    assert texts_of(photos) == {"a.txt": "two sheep\n", "copy.txt": "of a copy\n", "b.txt": "two pigs\n"}
-    write_table("captions.csv", {"a.png": "two white sheep"})
-    assert album(*arguments) == 0
-    assert texts_of(photos)["a.txt"] == "two white sheep\n", "its own file"
-    capsys.readouterr()
-    assert album(*MODEL, "--sidecars", "--output", "o.jsonl", "--json") == 0
-    assert set(json.loads(capsys.readouterr().out)["kept_text_files"]) >= {"photos/a.txt", "photos/b.txt"}
-    assert texts_of(photos)["a.txt"] == "two white sheep\n"
-
-
 def test_a_caption_that_a_person_edited_in_the_table_stays(photos):
     arguments = [*MODEL, "--sidecars", "--output", "o.csv", "o.html"]
     assert album(*arguments) == 0
@@ -142,25 +123,6 @@ def write_table(path, captions):
     """A table as the page exports it."""
     with open(path, "w", encoding="utf-8-sig", newline="") as file:
         csv.writer(file).writerows([("image_id", "caption"), *captions.items()])
-
-
-def test_text_files_are_written_without_any_model(photos, capsys, monkeypatch):
-    for name in ("load_captioner", "load_scorer"):
-        monkeypatch.setattr(command, name, None)
-    write_table("captions.csv", {"a.png": "two cows", "sub/c.png": "two cows", "sub/copy.png": "a calf"})
-    command_line = ["album", "photos", "--captions", "captions.csv", "--sidecars", "--output", "o.jsonl", "o.html"]
-    assert main([*command_line, "--trigger", "ohwx"]) == 0
-    said = capsys.readouterr().out
-    assert "Use --scorer to compare them with the images." in said
-    assert "rank" not in said
-    assert {name: text for name, text in texts_of(photos).items() if name != "b.txt"} == {
-        "a.txt": "ohwx, two cows\n",
-        "c.txt": "ohwx, two cows\n",
-        "copy.txt": "ohwx, a calf\n",
-    }
-    rows = {row["image_id"]: row for row in rows_of("o.jsonl")}
-    assert (rows["a.png"]["rank"], rows["a.png"]["distinct"]) == (None, False)
-    assert "rank their image" not in Path("o.html").read_text(encoding="utf-8")
 
 
 def test_trigger_and_shared_phrases_of_existing_captions_alone(photos, capsys):
@@ -283,20 +245,6 @@ def test_without_a_scorer_texts_are_collected(photos, capsys, monkeypatch):
     assert not Path("p.csv").exists()
 
 
-def test_files_of_tags(photos):
-    tags = {"a": "1girl, solo, red hair", "b": "solo\n1girl\nblue hair,\n", "sub/c": "1girl, solo, hat"}
-    for name, text in tags.items():
-        (photos / f"{name}.txt").write_text(text)
-    arguments = ["--sidecars", "--overwrite", "--group_by", "album", "--drop_shared", "--trigger", "ohwx girl"]
-    assert album(*arguments) == 0
-    assert texts_of(photos) == {
-        "a.txt": "ohwx girl, red hair\n",
-        "b.txt": "ohwx girl, blue hair\n",
-        "c.txt": "ohwx girl, hat\n",
-        "copy.txt": "ohwx girl, red hair\n",  # a.png has the same pixels
-    }
-
-
 def test_links_and_pipes_are_no_text_files(photos, tmp_path, capsys, caplog):
     secret = tmp_path / "secret.txt"
     secret.write_text("the password")
@@ -326,16 +274,6 @@ def test_invalid_options_are_refused(photos, capsys, arguments, name):
     assert Path("mine.csv").read_text() == "mine"
 
 
-def test_folders_without_images_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos" / "nested").mkdir(parents=True)
-    assert album(*MODEL) == 2
-    assert "photos" in capsys.readouterr().err
-    (tmp_path / "photos" / "a.png").write_bytes(b"")
-    assert album(*MODEL) == 2
-    assert "can be read" in capsys.readouterr().err
-
-
 def test_sources_read_tables(tmp_path, scenes):
     write_images([scenes[0]] * 2, ["a.png", "b.png"], tmp_path)
     write_rows(tmp_path / "metadata.jsonl", [{"file_name": "a.png", "text": "a pig"}])
@@ -354,59 +292,6 @@ def test_sources_read_tables(tmp_path, scenes):
     paths = [str(tmp_path / "a.png"), str(tmp_path / "a.jpg")]
     with pytest.raises(ValueError, match="same text file"):
         check_sidecars(AlbumSource(paths, ["a.png", "a.jpg"]))
-
-
-def test_local_files_of_a_table_have_text_files(tmp_path, scenes):
-    write_images([scenes[0]] * 2, ["a.png", "sub/b.png"], tmp_path)
-    (tmp_path / "a.txt").write_text("a pig")
-    (tmp_path / "table.csv").write_text("file_name\na.png\nsub/b.png\n")
-    found = load_album_source(tmp_path / "table.csv")
-    assert found.paths == [str(tmp_path / "a.png"), str(tmp_path / "sub" / "b.png")]
-    assert found.captions == [["a pig"], []]
-    assert found.root == tmp_path, "folders are groups"
-
-
-PIXELS = 24_000_000
-
-
-class Held:
-    """Counts the decoded pixels that are held at one time."""
-
-    def __init__(self, monkeypatch):
-        self.most, self.opened, self._held = 0, 0, []
-        for module in (sources, page):
-            monkeypatch.setattr(module, "open_image", self._wrap(module.open_image))
-
-    def _wrap(self, open_image):
-        def opened(value, **settings):
-            image = open_image(value, **settings)
-            self.opened += 1
-            self._held = [(reference, size) for reference, size in self._held if reference() is not None]
-            self._held.append((weakref.ref(image), image.width * image.height))
-            self.most = max(self.most, sum(size for _, size in self._held))
-            return image
-
-        return opened
-
-
-def test_memory_does_not_grow_with_the_number_of_photographs(captioner, scorer, tmp_path, monkeypatch):
-    paths = [tmp_path / f"{row}.jpg" for row in range(3)]
-    for row, path in enumerate(paths):
-        # 24 megapixels of few colours are quick to write; a strip tells the photographs apart.
-        image = Image.new("RGB", (6000, 4000), (40 * row, 90, 160))
-        image.paste((200, 30 * row, 20), (0, 0, 1500 + 900 * row, 4000))
-        image.save(path, quality=50)
-    del image
-    held = Held(monkeypatch)
-    settings = {"num_beams": 1, "num_samples": 1, "max_new_tokens": 4, "batch_size": 16}
-    found = describe_album(paths, captioner, scorer, **settings)
-    assert [bool(caption) for caption in found.captions] == [True] * 3
-    assert held.opened == 2 * 3, "once to read them, once to caption them"
-    # The photograph that is used, and the next one while it is decoded: 144 MB.
-    assert held.most == 2 * PIXELS
-    held.most = 0
-    assert write_report(tmp_path / "page.html", found, paths).stat().st_size < 1e6, "the page has small pictures"
-    assert held.most == PIXELS
 
 
 NAMES = [

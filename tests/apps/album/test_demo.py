@@ -139,12 +139,6 @@ def test_albums_of_a_folder(tmp_path):
         albums_of(tmp_path / "p")
 
 
-def test_embedded_albums(rows):
-    albums = albums_of(None)
-    assert [len(images) for images in albums.values()] == [3] * 6 + [5] * 6 + [7] * 6
-    assert albums["3 similar images (2)"] == second_bag(rows)
-
-
 @pytest.mark.parametrize("more", [[], ["--host", "0.0.0.0"]])
 def test_page_is_local_by_default(small, monkeypatch, capsys, more):
     import gradio

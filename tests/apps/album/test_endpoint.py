@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_captionrl.cli import main
-from tests.apps.album.conftest import album, rows_of, write_images
+from tests.apps.album.conftest import rows_of, write_images
 from tests.apps.boosting.server import ChatServer
 from tests.cli.test_caption_endpoint import shade_of
 from tests.processes import Forked
@@ -95,23 +95,3 @@ def test_options_that_exclude_each_other_are_refused(photos, capsys, more, named
     assert named in capsys.readouterr().err
     assert main(["album", "photos", *SCORER, "--endpoint", "http://127.0.0.1:9/v1"]) == 2
     assert "--model" in capsys.readouterr().err
-
-
-def test_a_command_that_failed_or_had_no_model_binds_no_later_one(photos, capsys):
-    (photos / "0.txt").write_text("a pig")
-    assert album("--output", "o.jsonl") == 0
-    with ChatServer(answer, lambda number, _: 404, of_body=True) as server:
-        assert ask(server, "--output", "o.jsonl", "--temperature", "0.1") == 1
-    assert album("--model", "no/model", "--output", "o.jsonl") == 2
-    with ChatServer(answer, of_body=True) as server:
-        assert ask(server, "--output", "o.jsonl") == 0
-    assert json.loads(Path("o.run.json").read_text())["settings"]["model"] == "seer"
-
-
-def test_words_that_must_not_be_mentioned_are_a_constraint(photos, capsys):
-    quick = ["--model", "scenes:blip-mle", "--num_beams", "3"]
-    assert album(*quick, "--output", "free.jsonl") == 0
-    assert any(" a " in f" {row['caption']} " for row in rows_of("free.jsonl"))
-    (photos / "0.txt").write_text("a")
-    assert album(*quick, "--output", "o.jsonl", "--do_not_mention", "a", "two") == 0
-    assert not any({"a", "two"} & set(row["caption"].split()) for row in rows_of("o.jsonl"))

@@ -6,7 +6,6 @@ from html.parser import HTMLParser
 import pytest
 from PIL import Image
 
-from hf_captionrl.apps.album import page as pages
 from hf_captionrl.apps.album.album import Album, AlbumImage
 from hf_captionrl.apps.album.page import write_report
 from tests.browser import CHROMIUM, Browser
@@ -63,14 +62,6 @@ def test_page_has_cards_shared_phrases_and_an_escaped_title(report):
     assert "default-src 'none'" in page
     assert "<script" not in page
     assert "<textarea" not in page
-
-
-def test_pages_of_large_albums_have_all_captions_and_the_first_pictures(report, monkeypatch):
-    monkeypatch.setattr(pages, "_MOST_PICTURES", 2)
-    page, cards = report(made(), pictures())
-    assert re.findall(r'<img [^>]*width="(\d+)"', page) == ["30", "31"]
-    assert len(cards) == 4
-    assert "no pictures of 2 images" in page
 
 
 IN_VIEW = """(() => { const b = document.querySelector('article img').getBoundingClientRect();

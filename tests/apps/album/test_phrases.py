@@ -1,8 +1,5 @@
 """What captions share, and captions without it."""
 
-import random
-import tracemalloc
-
 import pytest
 
 from hf_captionrl.apps.album.phrases import drop_shared, shared_of_groups, shared_phrases, without_loose_end
@@ -34,21 +31,6 @@ def test_shared_phrases_of_other_scripts_are_whole_words():
     assert shared_phrases(hindi) == ("एक कुत्ता", "है")
     assert shared_phrases(["at 8:30 am", "at 8:30 pm", "until 8:30"]) == ("8:30",)
     assert shared_phrases(["一只狗在草地上", "一只狗在沙发上", "一只狗在水里"]) == ()
-
-
-def test_rare_words_take_no_memory_and_change_no_phrase():
-    rng = random.Random(0)
-    captions = [
-        " ".join(["red barn", *(f"w{rng.randrange(10**6)}" for _ in range(30)), "old", "sea"]) for _ in range(2000)
-    ]
-    tracemalloc.start()
-    try:
-        found = shared_phrases(captions)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert found == ("old sea", "red barn")
-    assert peak < 30e6  # all 500,000 phrases take 100 MB
 
 
 def test_phrases_of_groups():
@@ -111,25 +93,6 @@ def test_caption_without_a_shared_phrase_does_not_change():
 )
 def test_only_the_seams_are_repaired(caption, phrase, dropped):
     assert drop_shared(caption, [phrase]) == dropped
-
-
-TAGS = [
-    "1girl, solo, red hair, looking at viewer",
-    "1girl, blue hair, looking at viewer, solo",
-    "1girl, solo, hair, hat",
-]
-
-
-def test_tags_are_shared_and_removed_whole():
-    assert shared_phrases(TAGS) == ("1girl", "solo"), "no part of a tag, such as hair"
-    shared = ("1girl", "solo")
-    assert drop_shared(TAGS[0], shared) == "red hair, looking at viewer"
-    assert drop_shared(TAGS[1], shared, trigger="ohwx girl") == "ohwx girl, blue hair, looking at viewer"
-    assert drop_shared("1girl,solo,  red_hair_(x), :d", ["hair"]) == "1girl,solo,  red_hair_(x), :d", "unchanged"
-    assert drop_shared("1girl, solo, solo", shared, trigger="ohwx girl") == "ohwx girl"
-    assert drop_shared("1girl, solo, solo", shared) == "1girl, solo, solo"
-    # A sentence with commas is none.
-    assert drop_shared("a dog, sitting, and a cat", ["dog"]) == "sitting, and a cat"
 
 
 def test_truncated_text_has_no_loose_end():

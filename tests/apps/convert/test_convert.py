@@ -13,7 +13,7 @@ from hf_captionrl.apps.convert.convert import convert
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.cli.main import main
 from hf_captionrl.retrieval import load_scorer
-from tests.tiny import tiny_blip, tiny_captioner, tiny_images
+from tests.tiny import tiny_captioner, tiny_images
 
 
 def captions(captioner):
@@ -151,20 +151,6 @@ def test_tied_weights_are_all_written(tmp_path):
     found = load_file(tmp_path / "w.safetensors")
     for name, value in {"a": shared, "b": shared, "c": shared.T, "d": shared[:2]}.items():
         assert torch.equal(found[name], value)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda f: tiny_captioner("blip").save_pretrained(f), r"model\.safetensors"),
-        (lambda f: tiny_blip()[0].config.save_pretrained(f), r"pytorch_model\.bin"),
-    ],
-)
-def test_folders_without_pickles_raise(make, name, tmp_path):
-    make(tmp_path / "old")
-    with pytest.raises(ValueError, match=name):
-        convert(tmp_path / "old", tmp_path / "new")
-    assert not [path for path in tmp_path.iterdir() if path.name != "old"]
 
 
 STATE = {"a": torch.arange(35.0).view(5, 7), "b": torch.ones(9, dtype=torch.float16), "ids": torch.arange(9)}

@@ -175,14 +175,6 @@ def test_a_batch_that_cannot_be_split_is_an_error(changes, total, name, monkeypa
         set_total_batch(SmileConfig(str(tmp_path), use_cpu=True, **changes), total)
 
 
-def test_the_command_line_overrides_the_batch_of_a_preset():
-    row, device = "smile/table3/row7", "--per_device_train_batch_size"
-    assert split(trainer_config(parsed(row))) == (32, 4)
-    assert split(trainer_config(parse(row, device, "8"))) == (8, 16)  # less memory, the same batch
-    assert split(trainer_config(parse(row, device, "8", "--gradient_accumulation_steps", "1"))) == (8, 1)
-    assert split(trainer_config(parse(row, device, "8", "--total_train_batch_size", "16"))) == (8, 2)
-
-
 # --- Comparisons are made where they are asked for; --help shows our arguments, --help-all every one ---
 
 
@@ -199,13 +191,3 @@ def test_one_model_is_trained_unless_a_comparison_is_asked_for():
         _, _, _, smile, config = smile_blip.parse_args([*given, "--use_cpu"])
         assert smile.compare_mle_weights == weights, given
         assert len(smile_runs(config, weights)) == 1 + len(weights)
-
-
-def test_help_shows_our_arguments_and_help_all_those_of_transformers_too(capsys):
-    for word, shows_all in (("--help", False), ("--help-all", True)):
-        with pytest.raises(SystemExit):
-            smile_blip.parse_args([word])
-        text = capsys.readouterr().out
-        assert text.startswith("usage: captionrl train smile ")
-        assert ("--adam_beta1" in text) == shows_all
-        assert text.index("--mle_weight") < text.find("--adam_beta1") % len(text)

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import datasets
 import pytest
 
-from hf_captionrl.apps.experiments.report import Run, settings_of, train_runs
+from hf_captionrl.apps.experiments.report import Run, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
-from hf_captionrl.apps.experiments.smile import SmileRecipeConfig
-from hf_captionrl.apps.experiments.smile import runs_of as smile_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
 
 
@@ -62,9 +60,10 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
         learning_curves=True,
     )
     trainers = {"XE": Counting(2, 3), "alone": Counting(2, 7), "SLE": Counting(5, 1), "SLL": Counting(5, 2)}
-    runs = [Run(name, name, lambda name=name: trainers[name]) for name in ("XE", "alone")]
-    runs += [Run(name, name, lambda name=name: trainers[name], starts_from="XE") for name in ("SLE", "SLL")]
-    found = train_runs(runs, evaluator, None, output_dir=tmp_path)
+    starts = {"XE": "MLE", "alone": "MLE", "SLE": "XE", "SLL": "XE"}
+    configs = {name: SelfRetrievalRecipeConfig(str(tmp_path / name), use_cpu=True) for name in starts}
+    runs = [Run(n, configs[n], lambda config, n=n: trainers[n], start) for n, start in starts.items()]
+    found = train_runs(runs, evaluator, None)
     for curves in (found.histories, found.curves):
         assert {name: [(p["epoch"], p["length"]) for p in points] for name, points in curves.items()} == {
             "XE": [(0.0, 2), (0.5, 2), (1.0, 5)],
@@ -76,19 +75,6 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     assert found.selected == {"XE": {"step": 3}, "alone": {"step": 7}, "SLL": {"step": 2}}
     # Runs from the same captioner begin at the same point, which is looked at once.
     assert {name: trainer.evaluated for name, trainer in trainers.items()} == {"XE": 1, "SLE": 1, "SLL": 0, "alone": 0}
-
-
-def test_the_control_of_smile_is_plain_maximum_likelihood_and_the_list_says_so(tmp_path):
-    config = SmileRecipeConfig(str(tmp_path), subset="reverse", first_token="shift", use_cpu=True)
-    runs = smile_runs(config, [1.0, 0.01])
-    own = "SMILE (reverse subset, first token: shift)"
-    mixture = "SMILE (lambda=0.01, reverse subset, first token: shift)"
-    assert settings_of(runs) == {
-        "MLE+MLE": {"mle_weight": 1.0, "subset": "caption", "first_token": None},
-        own: {"mle_weight": 0.0, "subset": "reverse", "first_token": "shift"},
-        mixture: {"mle_weight": 0.01, "subset": "reverse", "first_token": "shift"},
-    }
-    assert runs[own].output_dir == str(tmp_path / "model")
 
 
 def test_a_run_differs_in_what_the_list_names_and_in_nothing_else(tmp_path):

@@ -136,7 +136,6 @@ def test_only_a_file_of_pairs_is_replaced(sampled, tmp_path, capsys, name):
     ("arguments", "named"),
     [
         (["--output", "captions.jsonl"], "--output"),
-        (["--reward", "truncation"], "truncation"),
         (["--reward", "meteorite"], "'meteorite'"),
         (["--margin", "99"], "--margin"),
         (["--max_images", "2"], "two different"),

@@ -11,9 +11,7 @@ from huggingface_hub import DatasetCard
 
 from hf_captionrl.apps.truematch import build as truematch_build
 from hf_captionrl.apps.truematch.build import (
-    Decision,
     bag_id,
-    drop_bags,
     load_truematch,
     read_decisions,
     write_data,
@@ -21,12 +19,12 @@ from hf_captionrl.apps.truematch.build import (
 from hf_captionrl.data import open_image
 from hf_captionrl.hub import folder_contents
 from hf_captionrl.retrieval import load_bags, load_scorer
-from hf_captionrl.retrieval.bags import BagFile, candidate_bags, curate_bags
+from hf_captionrl.retrieval.bags import candidate_bags, curate_bags
 from hf_captionrl.retrieval.neighbours import multimodal_features
 from hf_captionrl.scenes import check
 from hf_captionrl.utils.io import write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path
-from reproduction.truematch_scenes import is_kept, truth
+from reproduction.truematch_scenes import truth
 from tests.apps.truematch.conftest import build, truematch
 from tests.processes import Forked
 from tests.tolerances import close
@@ -173,13 +171,6 @@ def test_invalid_decisions_change_nothing(folder, tmp_path, capsys, lines, messa
     assert content(folder) == before
 
 
-def test_review_rule_of_the_script():
-    query = {"kind": "cow", "count": 1, "size": "small"}
-    assert is_kept([query, query | {"count": 2}, query | {"count": 2, "size": "large"}])
-    assert not is_kept([query, query | {"count": 2}, {"kind": "pig", "count": 2, "size": "large"}])
-    assert not is_kept([query, dict(query)])
-
-
 def test_script_asks_the_facts_whether_a_caption_fits_its_image_alone(scenes):
     facts, captions = scenes["facts"][:6], [references[0] for references in scenes["captions"][:6]]
     bags = {3: [[0, 1, 2], [5, 4, 3]]}
@@ -193,23 +184,6 @@ def test_script_asks_the_facts_whether_a_caption_fits_its_image_alone(scenes):
     assert list(found["values"]) == expected
     assert len(set(expected)) == 2
     assert list(found["groups"]) == [0, 0, 0, 1, 1, 1]
-
-
-BAGS = BagFile([["a", "b", "c"], ["d", "e", "f"], ["g", "h", "i"]], [0.9, 0.8, 0.7], "clip@1f2e")
-A, D, G = map(bag_id, BAGS.bags)
-
-
-def test_bag_id_depends_on_images_and_their_order():
-    assert bag_id(("a", "b", "c")) == A
-    assert A.startswith("3-")
-    assert len({A, D, G, bag_id(["b", "a", "c"]), bag_id(["a", "b"]), bag_id(["a", 'b", "c'])}) == 6
-
-
-def test_last_decision_counts_and_undecided_bags_stay():
-    lines = [Decision(A, "drop"), Decision(D, "drop", "other"), Decision(A, "keep"), Decision("3-unknown", "drop")]
-    assert drop_bags(BAGS, lines).bags == [BAGS.bags[0], BAGS.bags[2]]
-    assert drop_bags(BAGS, lines).similarities == [0.9, 0.7]
-    assert drop_bags(BAGS, [*lines, Decision(D, None)]).bags == BAGS.bags  # the unknown bag is of another benchmark
 
 
 @pytest.mark.parametrize(

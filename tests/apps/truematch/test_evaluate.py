@@ -66,12 +66,6 @@ def test_dropped_bags_are_excluded(folder, measured, cache, tmp_path, capsys):
     left = [v for v, g in zip(before["hits"]["full"][key]["values"], groups, strict=True) if g != bag_id(dropped)]
     assert less["hits"]["full"][key]["values"] == left
     assert less["fingerprint"] != before["fingerprint"]
-    more = ["--all_bags", "--bag_images_only", "--models", "scenes:blip-mle"]
-    assert truematch("evaluate", folder, *options, *more) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in result["rows"]] == ["full", "scenes:blip-mle"]
-    assert result["bags"] == before["bags"]
-    assert result["num_images"] == len({i for bag in load_bags(folder / "bags.json").bags for i in bag})
 
 
 def test_all_bags_of_a_size_can_be_dropped(folder, measured, cache, tmp_path):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from hf_captionrl.apps.truematch.build import (
-    REASONS,
     bag_id,
     read_decisions,
     write_data,
@@ -107,42 +106,6 @@ def test_keys_decide(browser, page):
     assert read_decisions(path)[0].bag == bag_id(first)
     browser.wait("[...document.images].every((image) => image.naturalWidth > 0)")
     assert [problem for problem in browser.problems() if "favicon" not in problem] == []
-
-
-@needs_chromium
-def test_arrows_undo_and_reload(browser, page):
-    bags = [shown(browser)]
-    for _ in range(4):
-        press(browser, ["ArrowRight"])
-        bags.append(shown(browser))
-    assert len({tuple(bag) for bag in bags}) == 5
-    assert [len(bag) for bag in bags] == [2, 2, 2, 3, 3]
-    press(browser, ["ArrowRight"])
-    assert shown(browser) == bags[4]  # there is no bag after the last
-    press(browser, ["ArrowLeft"] * 9)
-    assert shown(browser) == bags[0]
-    press(browser, "1", count=1)
-    press(browser, "k", count=2)
-    assert shown(browser) == bags[2]
-    press(browser, "u", count=1)
-    assert shown(browser) == bags[1]
-    press(browser, "u", count=0)
-    assert shown(browser) == bags[0]
-    press(browser, "3", count=1)
-    press(browser, ["ArrowLeft"])
-    # Change a decision, and undo the change.
-    press(browser, "k")
-    browser.wait("document.getElementById('count').textContent.includes('1 kept')")
-    press(browser, "u")
-    browser.wait("document.getElementById('count').textContent.includes('1 dropped')")
-    assert browser.evaluate("document.getElementById('verdict').textContent") == f"Dropped: {REASONS['text_or_names']}"
-    browser.open(page.as_uri())  # the browser has stored the decisions
-    assert decided(browser).startswith("1 of 5")
-    assert shown(browser) == bags[1]  # the first open one
-    press(browser, ["ArrowRight", "ArrowRight", "n"])
-    assert shown(browser) == bags[4]
-    press(browser, ["n"])
-    assert shown(browser) == bags[1]
 
 
 @needs_chromium
