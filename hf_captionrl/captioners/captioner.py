@@ -7,7 +7,6 @@ M image tokens, H x W the input size of the vision tower.
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import json
 import logging
@@ -143,11 +142,6 @@ class PreparedPixels:
         return rows.view(-1, *self.row_shape)
 
 
-def blank_image() -> Image.Image:
-    """A small image, to inspect the output of a processor."""
-    return Image.new("RGB", (32, 32))
-
-
 # --- Models that FSDP2 shards ----------------------------------------------------------------------------------------
 
 
@@ -276,7 +270,6 @@ class Captioner:
     language_lora: ClassVar[str] = ""
     vision_lora: ClassVar[str] = ""
     lead: str = ""  # separator between a caption and the text before it, if the prompt does not define it
-    forced_token_ids: tuple[int, ...] = ()  # always follow the start token, neither generated nor supervised
     frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
     own_loop: bool = True  # whether captions are decoded by the package's loop where it applies
@@ -465,8 +458,8 @@ class Captioner:
         return self.prompt
 
     def prompt_ids(self) -> list[int]:
-        """Token ids before every caption: the start token, `forced_token_ids`, the prompt."""
-        return [self.start_token_id, *self.forced_token_ids, *self._own_prompt_ids()]
+        """Token ids before every caption: the start token and the prompt."""
+        return [self.start_token_id, *self._own_prompt_ids()]
 
     def _own_prompt_ids(self) -> list[int]:
         text = self.text_prompt.rstrip(" ")  # byte-level tokens begin, not end, with the space
@@ -702,7 +695,6 @@ class Captioner:
         image_features: Tensor | None = None,
         max_new_tokens: int = 40,
         greedy_first: bool = False,
-        compile_decoding: bool = False,
         **kwargs: Any,
     ) -> Completions:
         """Generate captions in eval mode. Each image is encoded once for all its captions and beams.
@@ -712,8 +704,6 @@ class Captioner:
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features that replace the pixels.
             max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
             greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
-            compile_decoding (`bool`): Whether `torch.compile` compiles the forward of every token after the first, once for
-                all numbers of images and tokens. For greedy and sampled captions; needs a C++ compiler, or Triton on a GPU.
             kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
                 `do_sample`, `num_return_sequences`, `cache_implementation`, ...
 
@@ -722,8 +712,7 @@ class Captioner:
                 `greedy_first`; those of one image are consecutive.
 
         Raises:
-            ValueError: If both or neither of `pixel_values` and `image_features` are given, or other settings exclude
-                `compile_decoding`.
+            ValueError: If both or neither of `pixel_values` and `image_features` are given.
         """
         if (pixel_values is None) == (image_features is None):
             raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
@@ -732,14 +721,11 @@ class Captioner:
             images |= {"image_features": image_features} if pixel_values is None else {"pixel_values": pixel_values}
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
-            write = functools.partial(self._write, images, settings, greedy_first, compile_decoding)
-            ids = _with_gathered_weights(self.model, write)
+            ids = _with_gathered_weights(self.model, lambda: self._write(images, settings, greedy_first))
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
-    def _write(
-        self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool, compiled: bool
-    ) -> Tensor:
+    def _write(self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool) -> Tensor:
         """Ids after the prompt `(N, T)`: from our decoding loop, or from that of transformers where ours does not apply."""
         images = {name: value.to(self.device) for name, value in images.items()}
         features = images.pop("image_features", None)
@@ -772,11 +758,8 @@ class Captioner:
                     num_sampled=number if do_sample else 0,
                     greedy=greedy_first or not do_sample,
                     folded=self.base_model.folds_cross_attention,
-                    compiled=compiled,
                 )
                 return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
-        if compiled:
-            raise ValueError("compile_decoding needs greedy or sampled captions (num_beams=1) with the default cache.")
         if not greedy_first:
             return write(settings)
         sampling = ("temperature", "top_k", "top_p", "min_p", "typical_p")

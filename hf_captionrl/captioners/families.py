@@ -1,4 +1,4 @@
-"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, Florence-2, GIT.
+"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, GIT.
 
 Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
 """
@@ -6,15 +6,13 @@ Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M im
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.captioner import Captioner, blank_image
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.captioners.head_tap import (
     PREFIX_INPUTS,
@@ -312,56 +310,6 @@ class EncoderDecoderCaptioner(Captioner):
         mask = torch.ones(image_features.shape[:2], dtype=torch.long, device=image_features.device)
         with computed_once(getattr(self.base_model, "enc_to_dec_proj", None)):
             return super().generate_ids(image_features, *inputs, attention_mask=mask, **kwargs)
-
-
-@register
-class Florence2Captioner(FixedPrefixCaptioner):
-    """Florence-2 (`Florence2ForConditionalGeneration`), whose BART encoder reads image and task.
-
-    `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor expands, or a sentence.
-    `image_features` is the flattened feature map of the vision tower, row by row.
-    """
-
-    family = "florence2"
-    model_types = ("florence2",)
-    is_encoder_decoder = True
-    token_argument = "decoder_input_ids"
-    vision_path = "model.vision_tower"
-    connector_paths = ("model.multi_modal_projector",)
-    language_lora = r"model\.language_model\..*\.([qkv]_proj|out_proj|fc2)"
-    vision_lora = r"model\.vision_tower\..*\.(qkv|fc1|fc2)"
-    processor_parts = ("num_image_tokens", "task_prompts_without_inputs")
-    checkpoint_prompts: ClassVar[dict[str, str]] = {
-        "florence-community/Florence-2-": "<CAPTION>",
-        "microsoft/Florence-2-": "<CAPTION>",
-    }
-
-    def special_token_ids(self) -> tuple[int, int, int]:
-        config, generation = self.base_model.config.text_config, self.base_model.generation_config
-        names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-        # Every target of BART has <s> after the start token.
-        begins = [id for id in self.tokenizer("").input_ids[:1] if id == self.tokenizer.bos_token_id]
-        forced = generation.forced_bos_token_id
-        self.forced_token_ids = tuple(begins) if forced is None else (forced,)
-        return self.require_ids(*configured_ids(names, generation, config))
-
-    def prefix_token_ids(self) -> list[int]:
-        return list(self.processor(images=blank_image(), text=self.prompt)["input_ids"][0])  # the same for all images
-
-    @classmethod
-    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return super().encode(model, inputs).flatten(2).transpose(1, 2)  # (B, D, h, w) -> (B, M, D)
-
-    @classmethod
-    @contextmanager
-    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        side = math.isqrt(features.size(1))
-        if side * side != features.size(1):
-            raise ValueError(
-                f"image_features with {features.size(1)} rows are not square. Use captioner.image_features."
-            )
-        with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):
-            yield
 
 
 @register

@@ -212,10 +212,7 @@ class PromptOptions:
     heading: ClassVar[str] = "images"
 
     prompts: Path | None = option(
-        None,
-        metavar="FILE",
-        help="JSON Lines or CSV with the columns image, and prompt, context (the text around the image, of which 1,000 characters count), or both; for chat "
-        "models and endpoints",
+        None, metavar="FILE", help="JSON Lines or CSV with the columns image and prompt; for chat models and endpoints"
     )
 
 

@@ -267,44 +267,6 @@ def test_static_cache_gives_the_captions_of_a_dynamic_one(family):
     assert captioner.generate(**images, **settings, cache_implementation="static").ids.tolist() == expected.tolist()
 
 
-@pytest.fixture
-def compiled_by(monkeypatch):
-    """Replace the backend of torch.compile; "eager" traces the same graphs and runs them without a compiler."""
-
-    def use(backend):
-        torch.compiler.reset()
-        calls, compile_ = [], torch.compile
-
-        def compiled(function, **kwargs):
-            calls.append(kwargs)
-            return compile_(function, **{**kwargs, "backend": backend, "mode": None})
-
-        monkeypatch.setattr(torch, "compile", compiled)
-        return calls
-
-    yield use
-    torch.compiler.reset()
-
-
-def sampled(captioner, images, **settings):
-    torch.manual_seed(5)
-    settings = {"do_sample": True, "num_return_sequences": G, "max_new_tokens": T, **settings}
-    return captioner.generate(**images, **settings, **many_ends(captioner)).ids.tolist()
-
-
-def test_compiled_decoding_gives_the_same_captions(compiled_by):
-    captioner, images = captioner_and_images("clipcap")
-    calls = compiled_by("eager")
-    expected = sampled(captioner, images)
-    assert calls == []
-    for _ in range(2):
-        assert sampled(captioner, images, compile_decoding=True) == expected
-    (settings,) = calls  # compiled once
-    assert (settings["dynamic"], settings["backend"]) == (True, "inductor")
-    greedy = captioner.generate(**images, max_new_tokens=T).ids
-    assert captioner.generate(**images, max_new_tokens=T, compile_decoding=True).ids.tolist() == greedy.tolist()
-
-
 # Log-probabilities of sampled tokens are equal in generation, with caches and one token at a time, and in the loss
 
 

@@ -22,7 +22,6 @@ from hf_captionrl.utils.model_files import check_kwargs, model_path
 from tests.captioners.models import build
 from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images, tiny_vit_bert, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
-from tests.tiny.families import tiny_family
 from tests.tolerances import assert_close
 
 IMAGES = tiny_images(3, size=24)
@@ -261,23 +260,6 @@ def test_vit_feature_extractor(key, tmp_path):
     assert write(again) == write(captioner)
 
 
-def test_florence_2_with_a_custom_code_processor_raises(tmp_path):
-    """Like microsoft/Florence-2-base: `RobertaTokenizer has no attribute image_token`."""
-    model, processor = tiny_family("florence2")
-    stored(tmp_path, model, processor)
-    in_files_of_their_own(tmp_path)
-    tokenizer = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    for name in [name for name in tokenizer if "image_token" in name or name == "extra_special_tokens"]:
-        tokenizer.pop(name)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-    code = {"AutoProcessor": "processing_florence2.Florence2Processor"}
-    edit(tmp_path, "preprocessor_config.json", auto_map=code, processor_class="Florence2Processor")
-    with pytest.raises(
-        ValueError, match=r"needs custom code \(auto_map\), which is never executed here.*florence-community"
-    ):
-        load_captioner(tmp_path)
-
-
 @pytest.mark.parametrize("kept", ["text_config", "top", "nowhere"])
 def test_dtype_in_the_text_configuration_alone(kept, tmp_path):
     """Like Qwen3-VL: `config.dtype` is None, and the weights are bf16."""
@@ -320,12 +302,19 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
     assert write(load_captioner(tmp_path / "new")) == write(captioner)
 
 
-def test_missing_image_processor_raises(tmp_path):
-    """Like florence-community's Florence-2 without preprocessor_config.json."""
-    model, processor = tiny_family("florence2")
-    stored(tmp_path, model, processor)
-    in_files_of_their_own(tmp_path)
-    (tmp_path / "preprocessor_config.json").unlink()
-    edit(tmp_path, "processor_config.json", processor_class="Florence2Processor")
-    with pytest.raises(ValueError, match=r"cannot be loaded from processor_config\.json, tokenizer_config\.json"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"auto_map": {"AutoImageProcessor": "code.Images"}},
+            r"needs custom code \(auto_map\), which is never executed",
+        ),
+        ({}, r"cannot be loaded from preprocessor_config\.json, processor_config\.json, tokenizer_config\.json"),
+    ],
+)
+def test_processors_of_an_unknown_class_raise(changes, message, tmp_path):
+    tiny_captioner("blip").save_pretrained(tmp_path)
+    edit(tmp_path, "processor_config.json", image_processor=None, processor_class=None)
+    edit(tmp_path, "preprocessor_config.json", image_processor_type="Unknown", **changes)
+    with pytest.raises(ValueError, match=message):
         load_captioner(tmp_path)

@@ -1,4 +1,4 @@
-"""BLIP-2, InstructBLIP and Florence-2 equal their original processors and models."""
+"""BLIP-2 and InstructBLIP equal their original processors and models."""
 
 from __future__ import annotations
 
@@ -161,26 +161,9 @@ def test_the_prompt_reaches_encoder_and_qformer():
     assert captioner.text_prompt == ""
 
 
-class TestFlorence2(FamilySuite):
-    name = "florence2"
-    prompt = "<CAPTION>"
-    image_size = 32
-
-    def own_log_probs(self, model, processor, image, caption):
-        labels = processor.tokenizer(caption, return_tensors="pt").input_ids
-        assert labels[0, 0] == processor.tokenizer.bos_token_id
-        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
-        logits = model(**inputs, labels=labels).logits
-        return log_probs_of(logits[0, 1:], labels[0, 1:])  # <s> is forced
-
-    def own_ids(self, model, processor, image, number, **settings):
-        inputs = processor(images=image, text=self.prompt, return_tensors="pt")
-        return model.generate(**inputs, max_new_tokens=number + 1, **settings)[0, 2:].tolist()
-
-
 @pytest.mark.parametrize(
     ("name", "change", "message"),
-    [("instructblip-llama", "pair", "qformer_tokenizer"), ("blip2-opt", "florence2", "<image> has the id")],
+    [("instructblip-llama", "pair", "qformer_tokenizer"), ("blip2-opt", "blip2-t5", "<image> has the id")],
 )
 def test_parts_that_do_not_fit_are_refused(name, change, message):
     model, processor = tiny_family(name)

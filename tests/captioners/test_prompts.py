@@ -9,7 +9,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from hf_captionrl.captioners import load_captioner, prompts
-from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens, mentions
+from hf_captionrl.captioners.prompts import forbidden_tokens, mentions
 from hf_captionrl.cli import main
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny.chat import chat_tokenizer, tiny_chat
@@ -96,7 +96,7 @@ def test_chat_models_of_this_process_get_a_prompt_per_image(tmp_path, monkeypatc
     for name in ("a.png", "b.png"):
         Image.new("RGB", (40, 30), (90, 90, 20)).save(tmp_path / "photos" / name)
     with (tmp_path / "p.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["file_name", "prompt", "context"], ["b.png", "a dog", "two pigs"]])
+        csv.writer(file).writerows([["file_name", "prompt"], ["b.png", "a dog"]])
     told, real = [], prompts.encode_with_prompts
 
     def spy(captioner, images, texts):
@@ -107,12 +107,5 @@ def test_chat_models_of_this_process_get_a_prompt_per_image(tmp_path, monkeypatc
     command = ["caption", str(tmp_path / "model"), "--dataset", str(tmp_path / "photos"), "--max_new_tokens", "3"]
     command += ["--prompts", str(tmp_path / "p.csv"), "--prompt", "a pig", "--do_not_mention", "red"]
     assert main([*command, "--num_beams", "1", "--output", str(tmp_path / "o.jsonl")]) == 0
-    rule, before = 'Do not mention: "red".', "The image stands in this text, quoted for background only: "
-    assert told == [f"a pig\n{rule}", f'a dog\n{rule}\n{before}"two pigs"']
-
-
-def test_context_is_cut_between_words():
-    table = ImagePrompts(max_context=10, rows={"a": ("", "one two three"), "b": ("", "x" * 30)})
-    assert table.of("a", "P").endswith(': "one two"')
-    assert table.of("b", "P").endswith(f': "{"x" * 10}"')
-    assert table.of("c", "P") == "P"
+    rule = 'Do not mention: "red".'
+    assert told == [f"a pig\n{rule}", f"a dog\n{rule}"]

@@ -332,7 +332,7 @@ def entries(folder):
         "endpoint": lambda image: torch.tensor(list(image_url(image).encode())),
         "GRPO": lambda image: torch.from_numpy(np.array(_with_rgb([{"image": image}])[0]["image"])),
     }
-    for name in ("blip", "florence2", "llava", "smolvlm"):
+    for name in ("blip", "llava", "smolvlm"):
         captioner = captioner_of(name)
         found[name] = lambda image, captioner=captioner: captioner.encode_images([image])["pixel_values"]
         if name == "blip":

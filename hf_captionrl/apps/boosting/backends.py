@@ -139,7 +139,6 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
         facts = dict(zip(dataset["image_id"][:], dataset["facts"][:], strict=True))
         return SceneDescriber(facts, error_rate=arguments.error_rate, seed=arguments.seed)
     options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens}
-    options["revision"] = getattr(arguments, f"{role}_revision") or ("" if kind == "openai" else None)
     if kind == "openai":
         url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
         options |= {"seed": arguments.seed, **arguments.requests}

@@ -8,7 +8,6 @@ import pytest
 
 from hf_captionrl.apps.instruct.instructions import tiny_llama
 from hf_captionrl.apps.instruct.judges import (
-    Judge,
     JudgeArguments,
     Question,
     Rating,
@@ -17,6 +16,7 @@ from hf_captionrl.apps.instruct.judges import (
     judge_prompt,
     load_questions,
     parse_scores,
+    rate,
     relative_scores,
 )
 from hf_captionrl.utils.prompts import BackendError, Failure, Truncated
@@ -39,26 +39,25 @@ class Spoken:
 
 def test_both_orders_are_asked_and_undone():
     backend = Spoken("8 6\nGood.", "5 9", "7 7", Truncated("2 4\nBecause the"))
-    result = Judge(backend).rate(QUESTIONS, ["Mine.", "Also mine."])
-    scores = [(r.question_id, r.candidate, r.reference, r.candidate_first) for r in result.ratings]
+    ratings, _ = rate(backend, QUESTIONS, ["Mine.", "Also mine."])
+    scores = [(r.question_id, r.candidate, r.reference, r.candidate_first) for r in ratings]
     assert scores == [("q1", 8, 6, True), ("q1", 9, 5, False), ("q2", 7, 7, True), ("q2", 4, 2, False)]
     assert backend.asked[0] == judge_prompt("Why?", "Mine.", "Because.")
     assert backend.asked[1] == judge_prompt("Why?", "Because.", "Mine.")
-    assert Judge(backend).name == "m"
 
 
 def test_nonsense_is_counted_and_empty_answers_are_shown_as_such():
     backend = Spoken("8 6", *["I like both."] * 3)
-    result = Judge(backend).rate(QUESTIONS, ["  ", "Mine."])
-    assert (len(result.ratings), len(result.failed)) == (1, 3)
-    assert "I like both" in result.failed[0]
+    ratings, failed = rate(backend, QUESTIONS, ["  ", "Mine."])
+    assert (len(ratings), len(failed)) == (1, 3)
+    assert "I like both" in failed[0]
     assert "(no answer)" in backend.asked[0]
     with pytest.raises(BackendError, match="gone"):
-        Judge(Spoken(Failure("backend_failed", "gone"))).rate(QUESTIONS, ["a", "b"])
+        rate(Spoken(Failure("backend_failed", "gone")), QUESTIONS, ["a", "b"])
 
 
 def test_a_local_model():
-    assert JudgeArguments(judge="model", judge_model="scenes:gpt2-perplexity").load().name == "scenes:gpt2-perplexity"
+    assert JudgeArguments(judge="model", judge_model="scenes:gpt2-perplexity").load().model == "scenes:gpt2-perplexity"
 
 
 @pytest.fixture(scope="module")
