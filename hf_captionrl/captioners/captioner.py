@@ -105,15 +105,7 @@ class PreparedPixels:
         self.shape = tuple(rows[0].shape)  # (3, H, W)
         if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
             raise ValueError(_REFUSAL + "it returns tiles or keeps the size of an image")
-        # Mean and standard deviation of 8-bit values, as torchvision's processors compute them.
-        self._fused: list[Tensor] | None = None
-        if processor.do_rescale and processor.do_normalize:
-            scale = 1.0 / processor.rescale_factor
-            moments = (processor.image_mean, processor.image_std)
-            self._fused = [torch.tensor(value).view(-1, 1, 1) * scale for value in moments]
-            if not torch.equal(self.normalise(rows), whole):
-                self._fused = None  # processors of Pillow and NumPy round differently
-        if self._fused is None and not torch.equal(self.normalise(rows), whole):
+        if not torch.equal(self.normalise(rows), whole):
             raise ValueError(_REFUSAL + "it changes pixels after normalising them")
 
     @property
@@ -132,13 +124,7 @@ class PreparedPixels:
 
     def normalise(self, pixels: Sequence[Tensor]) -> Tensor:
         """B tensors `(3, H, W)`, uint8 -> `pixel_values`."""
-        if self._fused is None:
-            rows = self.processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
-        else:
-            mean, std = self._fused
-            rows = torch.empty(len(pixels), *self.shape)
-            for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the CPU's cache
-                target.copy_(row).sub_(mean).div_(std)
+        rows = self.processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
         return rows.view(-1, *self.row_shape)
 
 
@@ -283,7 +269,6 @@ class Captioner:
         self.prompt = self.default_prompt if prompt is None else prompt
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
-        self.check_tokens(self.eos_token_id)
         used = 1 + max(*self.tokenizer.get_vocab().values(), *self.end_token_ids)
         # Of an output head with rows beyond the tokenizer, only this many ids are generated; None: all.
         self.num_tokens = used if used < self.vocab_size else None
@@ -383,15 +368,6 @@ class Captioner:
         """Ids of the start, end and padding tokens."""
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
-
-    def check_tokens(self, end: int | None) -> None:
-        """Raise if the tokenizer lacks the end token. No check can detect one that differs only in its vocabulary."""
-        tokenizer = self.tokenizer
-        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        if end is not None and end >= len(tokenizer) and end not in special:
-            raise ValueError(
-                f"The tokenizer lacks the end token (id {end}) of the model. Pass the processor of the model."
-            )
 
     def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
         """The three special tokens, of lists the first one; raises if one is missing."""

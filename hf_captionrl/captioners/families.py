@@ -28,50 +28,6 @@ from hf_captionrl.captioners.shared_cross_attention import computed_once
 logger = logging.getLogger(__name__)
 
 
-def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
-    """Ids of special tokens, as `generate` reads them: from the generation config, else the model's config."""
-    found = ((getattr(generation, name, None), getattr(config, name, None)) for name in names)
-    return [own if first is None else first for first, own in found]
-
-
-class FixedPrefixCaptioner(Captioner):
-    """A captioner with image tokens before the text; in an encoder-decoder, the encoder reads them and the prompt."""
-
-    side_inputs: ClassVar[tuple[str, ...]] = PREFIX_INPUTS
-    _fixed: tuple[str, dict[str, Tensor]] | None = None  # side inputs, with the prompt that they were computed for
-
-    def prefix_token_ids(self) -> Sequence[int]:
-        """The P token ids before the text, or in the encoder."""
-        raise NotImplementedError
-
-    def one_side_input(self) -> dict[str, Tensor]:
-        """The side inputs, which are the same for all images, with one row."""
-        return left_padded([self.prefix_token_ids()], self.pad_token_id)
-
-    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
-        if self._fixed is None or self._fixed[0] != self.prompt:
-            self._fixed = (self.prompt, self.one_side_input())
-        return {name: value.repeat_interleave(number, dim=0) for name, value in self._fixed[1].items()}
-
-    @property
-    def text_prompt(self) -> str:
-        return "" if self.is_encoder_decoder else self.prompt
-
-    @property
-    def max_text_tokens(self) -> int:
-        return super().max_text_tokens - (0 if self.is_encoder_decoder else len(self.prefix_token_ids()))
-
-    @classmethod
-    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
-        return "prefix_ids" not in inputs or super().is_native(model, inputs)
-
-    @classmethod
-    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        if "prefix_ids" not in inputs:
-            return dict(inputs)
-        return split_prefix(inputs) if cls.is_encoder_decoder else join_prefix(inputs)
-
-
 @register
 class BlipCaptioner(Captioner):
     """BLIP for captioning (`BlipForConditionalGeneration`), whose decoder attends to the image in cross-attention."""
@@ -125,8 +81,8 @@ QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
 
 
 @register
-class Blip2Captioner(FixedPrefixCaptioner):
-    """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
+class Blip2Captioner(Captioner):
+    """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna), which reads image tokens before the text.
 
     `image_features` are the outputs of the vision tower, before the Q-Former, so that Q-Former and projection can be
     trained. With LoRA, both are trained in full; the queries, which are a parameter and not a module, are then frozen.
@@ -134,7 +90,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     family = "blip-2"
     model_types = ("blip-2", "instructblip")
-    side_inputs = (*FixedPrefixCaptioner.side_inputs, *QFORMER_INPUTS)
+    side_inputs = (*PREFIX_INPUTS, *QFORMER_INPUTS)
     vision_path = "vision_model"
     connector_paths = ("qformer", "language_projection")
     language_lora = r"language_model\..*\.([qkvo]_proj|out_proj|fc2|down_proj|[qkvo]|wo)"
@@ -146,6 +102,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
         # One of several prompts that it was trained with.
         "Salesforce/instructblip-": "A short image description:",
     }
+    _fixed: tuple[str, dict[str, Tensor]] | None = None  # side inputs, with the prompt that they were computed for
 
     @classmethod
     def for_config(cls, config: Any) -> type[Captioner]:
@@ -155,41 +112,56 @@ class Blip2Captioner(FixedPrefixCaptioner):
         # InstructBLIP's Q-Former reads the prompt.
         self.processor_parts = ("qformer_tokenizer",) if self.base_model.config.model_type == "instructblip" else ()
         super().check_fit()
-        name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
-        known = self.tokenizer.get_vocab().get("<image>")
-        if known is None or known != image_token_id:
-            ids = f"has the id {known} in the tokenizer and {image_token_id} in the configuration"
-            raise ValueError(f"The token <image> {ids} of this {name}. Pass the processor of the model.")
 
     @property
     def writer(self) -> Any:
         return self.base_model.language_model
 
+    @property
+    def text_prompt(self) -> str:
+        return "" if self.is_encoder_decoder else self.prompt
+
+    @property
+    def max_text_tokens(self) -> int:
+        return super().max_text_tokens - (0 if self.is_encoder_decoder else len(self.prefix_token_ids()))
+
     def special_token_ids(self) -> tuple[int, int, int]:
-        # Generation uses the language model's configuration. OPT ends captions with a newline, not with </s>.
-        config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config
-        start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
-        first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
-        return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
+        # As `generate` reads them, from the language model's configurations. OPT ends captions with a newline, not with </s>.
+        config, generation = self.base_model.config.text_config, self.writer.generation_config
+
+        def configured(name: str) -> Any:
+            value = getattr(generation, name, None)
+            return getattr(config, name, None) if value is None else value
+
+        start = configured("decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id")
+        pad = configured("pad_token_id")
+        pad = self.tokenizer.pad_token_id if pad is None else pad
+        return self.require_ids(start, configured("eos_token_id"), pad)
 
     def prefix_token_ids(self) -> list[int]:
+        """The P token ids before the text, or in the encoder."""
         config = self.base_model.config
         return [config.image_token_id] * config.num_query_tokens
 
-    def one_side_input(self) -> dict[str, Tensor]:
-        inputs = super().one_side_input()
-        if self.processor_parts:
-            read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
-            inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
-        return inputs
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        if self._fixed is None or self._fixed[0] != self.prompt:
+            inputs = left_padded([self.prefix_token_ids()], self.pad_token_id)
+            if self.processor_parts:
+                read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
+                inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
+            self._fixed = (self.prompt, inputs)
+        return {name: value.repeat_interleave(number, dim=0) for name, value in self._fixed[1].items()}
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "prefix_ids" not in inputs or super().is_native(model, inputs)
 
     @classmethod
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        native = super().native_inputs(model, inputs)
-        if "prefix_ids" in inputs:
-            rows = len(inputs["input_ids"])
-            native |= {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
-        return native
+        if "prefix_ids" not in inputs:
+            return dict(inputs)
+        native, rows = (split_prefix if cls.is_encoder_decoder else join_prefix)(inputs), len(inputs["input_ids"])
+        return native | {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
 
     def generate_ids(self, *inputs: Any, **kwargs: Any) -> Tensor:
         if not self.is_encoder_decoder:  # a generated <image> would require another image
@@ -255,9 +227,6 @@ class ClipCapCaptioner(Captioner):
             config.period_token_ids = ClipCapProcessor(self.image_processor, tokenizer).period_token_ids()
             end = config.period_token_ids[0]
         return start, end, pad
-
-    def check_tokens(self, end: int | None) -> None:
-        super().check_tokens(self.language_end_id)  # not the full stop, which is an ordinary token
 
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop

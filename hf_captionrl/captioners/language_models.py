@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from hf_captionrl.captioners.prompts import without_words
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.model_files import check_complete, load_pretrained, model_path
 from hf_captionrl.utils.prompts import (
@@ -165,12 +166,12 @@ class _RetryError(Exception):
     """A message, and the seconds to wait if the server names them; another request may succeed."""
 
 
-def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
+def chat_turns(prompt: Prompt, is_multimodal: bool) -> list[dict[str, Any]]:
     """A prompt as the messages of a chat, with its images in the last one."""
     turns: list[dict[str, Any]] = list(prompt.turns())
     if prompt.image is not None and is_multimodal:
         url = lambda image: {"type": "image_url", "image_url": {"url": image_url(image)}}  # noqa: E731
-        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=image_first)}
+        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=False)}
     return turns
 
 
@@ -391,7 +392,8 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         answers = output.with_suffix(".answers.jsonl")
         if options.overwrite:
             answers.unlink(missing_ok=True)
-        return cls(backend, options.prompt or ChatCaptioner.default_prompt, answers)
+        prompt = without_words(options.prompt or ChatCaptioner.default_prompt, options.do_not_mention)
+        return cls(backend, prompt, answers)
 
     def __exit__(self, *error: object) -> None:
         """Close the file of answers."""
@@ -399,15 +401,13 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
 
     close = __exit__
 
-    def describe(
-        self, image_ids: Sequence[str], images: Sequence[Any], prompts: Sequence[str], samples: int
-    ) -> list[list[str]]:
+    def describe(self, image_ids: Sequence[str], images: Sequence[Any], samples: int) -> list[list[str]]:
         """Captions per image, `samples` or, where the endpoint failed, fewer; sample k has the seed plus k."""
         from hf_captionrl.retrieval import image_hash
 
         questions = [
-            Prompt("caption", key, prompt, image=image, attempt=attempt)
-            for key, image, prompt in zip(map(image_hash, images), images, prompts, strict=True)
+            Prompt("caption", image_hash(image), self.prompt, image=image, attempt=attempt)
+            for image in images
             for attempt in range(samples)
         ]
         answers = dict(self._answers.complete(questions))

@@ -1,75 +1,34 @@
-"""Prompts per image for chat models, and words that captions must not contain."""
+"""Words that captions must not contain."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from PIL import Image
-from torch import Tensor
-
-from hf_captionrl.captioners.captioner import Captioner
-from hf_captionrl.data.columns import read_csv
 from hf_captionrl.text.tokenize import word_pattern
-from hf_captionrl.utils.io import read_jsonl, say
-
-# --- The prompt of an image: the user's turn, what not to mention ----------------------------------------------------
-
-_NAMES = ("image", "image_id", "file_name")  # of the column that names images
 
 
-@dataclass(frozen=True)
-class ImagePrompts:
-    """The prompt of each image, its own or that of the model, and words not to mention."""
-
-    do_not_mention: Sequence[str] = ()
-    rows: dict[str, str] = field(default_factory=dict)  # prompt by image id
-
-    def __bool__(self) -> bool:
-        return bool(self.do_not_mention or self.rows)
-
-    def of(self, image_id: str, prompt: str) -> str:
-        """The prompt of an image; `prompt` is that of the model."""
-        # JSON strings without characters that begin special tokens of chat models, such as <image> and [INST].
-        words = json.dumps(list(self.do_not_mention), ensure_ascii=False)[1:-1]
-        words = words.replace("<", "\\u003c").replace("[", "\\u005b")
-        lines = [self.rows.get(image_id, prompt), f"Do not mention: {words}." if words else ""]
-        return "\n".join(filter(None, lines))
-
-    def check(self, captioner: Captioner) -> None:
-        """Refuse prompts per image for a model that reads no instructions."""
-        if self.rows and captioner.family != "chat":
-            raise ValueError(f"--prompts needs a chat model, not a {captioner.family}. Use one, or --endpoint.")
-
-    @classmethod
-    def read(cls, path: Path | None, image_ids: Sequence[str], **settings: Any) -> ImagePrompts:
-        """Read the file of `--prompts`, JSON Lines or CSV."""
-        if path is None:
-            return cls(**settings)
-        if path.suffix.lower() not in (".jsonl", ".csv") or not path.is_file():
-            raise ValueError(f"--prompts {str(path)!r} is not a file that ends in .jsonl or .csv. Use one.")
-        is_csv = path.suffix.lower() == ".csv"
-        lines: list[tuple[int, Any]] = list(enumerate(read_csv(path), start=2)) if is_csv else list(read_jsonl(path))
-        rows: dict[str, str] = {}
-        for number, row in lines:
-            cells = row if isinstance(row, dict) else {}
-            name, prompt = next((cells[key] for key in _NAMES if cells.get(key)), None), cells.get("prompt")
-            if not isinstance(name, str) or not isinstance(prompt, str) or not prompt or name in rows:
-                columns = "needs the columns image (each image once) and prompt"
-                raise ValueError(f"--prompts {str(path)!r}, row {number}, {columns}. Correct it.")
-            rows[name] = prompt
-        unknown = sorted(rows.keys() - set(image_ids))
-        if len(unknown) == len(rows):
-            raise ValueError(f"--prompts {str(path)!r} names no image of the data, such as {image_ids[0]!r}.")
-        if unknown:
-            say(f"captionrl: {len(unknown):,} rows of --prompts {path} name no image, such as {unknown[0]!r}.")
-        return cls(rows=rows, **settings)
+def without_words(prompt: str, words: Sequence[str]) -> str:
+    """The prompt of a chat model with words that its captions must not contain."""
+    if not words:
+        return prompt
+    # JSON strings without characters that begin special tokens of chat models, such as <image> and [INST].
+    quoted = json.dumps(list(words), ensure_ascii=False)[1:-1].replace("<", "\\u003c").replace("[", "\\u005b")
+    return "\n".join(filter(None, (prompt, f"Do not mention: {quoted}.")))
 
 
-# --- Words that captions must not contain ----------------------------------------------------------------------------
+@contextmanager
+def prompt_without(captioner: Any, words: Sequence[str]) -> Iterator[None]:
+    """Context in which the prompt of a captioner names the words, if it is a chat model."""
+    prompt = captioner.prompt
+    if captioner.family == "chat":
+        captioner.prompt = without_words(prompt, words)
+    try:
+        yield
+    finally:
+        captioner.prompt = prompt
 
 
 def mentions(caption: str, words: Sequence[str]) -> bool:
@@ -95,16 +54,3 @@ def forbidden_tokens(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
                 if ids[: len(before)] == before and tokenizer.unk_token_id not in ids[len(before) :]:
                     found[tuple(ids[len(before) :])] = None
     return [list(ids) for ids in sorted(found) if ids]
-
-
-def encode_with_prompts(captioner: Any, images: Sequence[Image.Image], prompts: Sequence[str]) -> dict[str, Tensor]:
-    """`encode_images` of a chat captioner with a prompt per image; the captioner keeps its own."""
-    if captioner.family != "chat":
-        raise ValueError(f"Prompts per image need a chat model, not a {captioner.family}. Use one, or --endpoint.")
-    own, rows = captioner.prompt, []
-    try:
-        for image, captioner.prompt in zip(images, prompts, strict=True):
-            rows.append(captioner._prefix_of(image))
-    finally:
-        captioner.prompt = own
-    return captioner._stacked(rows)  # type: ignore[no-any-return]

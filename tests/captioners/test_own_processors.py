@@ -150,24 +150,7 @@ def test_opt_ends_with_a_newline_and_never_writes_the_image_token():
     assert not (written.ids == token).any()
 
 
-def test_the_prompt_reaches_encoder_and_qformer():
-    captioner = captioner_of("instructblip-t5", prompt="a photo of")
-    first = captioner.fixed_side_inputs(2)
-    captioner.prompt = "the picture"
-    second = captioner.fixed_side_inputs(2)
-    for name in ("prefix_ids", "qformer_input_ids"):
-        assert first[name].shape[0] == 2
-        assert first[name].tolist() != second[name].tolist()
-    assert captioner.text_prompt == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "message"),
-    [("instructblip-llama", "pair", "qformer_tokenizer"), ("blip2-opt", "blip2-t5", "<image> has the id")],
-)
-def test_parts_that_do_not_fit_are_refused(name, change, message):
-    model, processor = tiny_family(name)
-    pair = ProcessorPair(processor.image_processor, processor.tokenizer)
-    processor = pair if change == "pair" else tiny_family(change)[1]
-    with pytest.raises(ValueError, match=message):
-        load_captioner(model, processor=processor)
+def test_a_processor_without_the_tokenizer_of_the_qformer_is_refused():
+    model, processor = tiny_family("instructblip-llama")
+    with pytest.raises(ValueError, match="qformer_tokenizer"):
+        load_captioner(model, processor=ProcessorPair(processor.image_processor, processor.tokenizer))

@@ -20,7 +20,6 @@ from huggingface_hub import DatasetCardData
 from hf_captionrl.apps.boosting.backends import check_backend, load_backend
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics
 from hf_captionrl.apps.boosting.prompts import (
-    MAX_ANSWER_WORDS,
     STAGES,
     answer_fault,
     blend_prompt,
@@ -90,7 +89,7 @@ class _Row:
         return columns
 
 
-def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int, max_words: int) -> None:
+def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int) -> None:
     """Ask for one stage of some rows; each row gets an answer or a fault. Later attempts ask again for bad answers."""
     # Without the folders of this machine, because the file may be published.
     model = os.path.basename(backend.model.rstrip("/")) if os.path.isabs(backend.model) else backend.model
@@ -105,7 +104,7 @@ def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int, max_
                 continue
             written = answer.text if isinstance(answer, Truncated) else answer
             text = clean_answer(written)
-            fault = answer_fault(text, prompt, max_words=max_words)
+            fault = answer_fault(text, prompt)
             if fault is None and isinstance(answer, Truncated) and is_truncated(written):
                 fault = "answer_truncated", f"the answer stops at the length limit: {'...' + text[-60:]!r}"
             if fault is None:
@@ -126,7 +125,6 @@ def boost_rows(
     text: Backend,
     vision: Backend,
     attempts: int = 3,
-    max_words: int = MAX_ANSWER_WORDS,
     exact_facts: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The finished rows in their order, with the columns of `captions.parquet`, or with the reason in `skipped`.
@@ -154,7 +152,7 @@ def boost_rows(
                 except ImageError as error:
                     row.fault = {"stage": "visual", "reason": error.reason, "detail": error.detail}
             for stage, backend in zip(STAGES, (writer, describer, writer), strict=True):
-                _ask(rows, stage, backend, attempts, max_words)
+                _ask(rows, stage, backend, attempts)
             for at, row in enumerate(rows):
                 yield row.finished(part[at]["facts"] if exact_facts else None)
 
@@ -235,10 +233,8 @@ def write_boosted(
     }
     # The name of the folder, as the Hub accepts it.
     name = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
-    rows, checked = (
-        counts["rows"],
-        f"{counts['skipped']} rows were left out as unusable. No one has read the captions.",
-    )
+    rows = counts["rows"]
+    checked = f"{counts['skipped']} rows were left out as unusable. No one has read the captions."
     if embedded:
         checked = f"{counts['conflicts']} of {rows} HolisticCaps contradict their BlendCap; {checked}"
     method = "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1"
@@ -293,10 +289,9 @@ def boost(arguments: BoostOptions) -> None:
     dataset = loaded.dataset
     for role in ("text", "vision"):
         check_backend(arguments, role, dataset)  # before a model is loaded
-    backends = {role: load_backend(arguments, role, dataset) for role in ("text", "vision")}
-    settings: dict[str, Any] = {"attempts": arguments.attempts, "max_words": arguments.max_words, **backends}
+    backends: dict[str, Any] = {role: load_backend(arguments, role, dataset) for role in ("text", "vision")}
     exact = arguments.dataset == "scenes"
-    rows = list(boost_rows(dataset, folder, **settings, exact_facts=exact))
+    rows = list(boost_rows(dataset, folder, **backends, attempts=arguments.attempts, exact_facts=exact))
     done = [row for row in rows if row["skipped"] is None]
     skipped = [{"row": row["row"], "image_id": row["image_id"], **row["skipped"]} for row in rows if row["skipped"]]
     write_jsonl(folder / SKIPPED_FILE, skipped)

@@ -68,7 +68,6 @@ class BoostOptions(_Backends, DatasetOptions, PublicationOptions):
     attempts: Positive = option(
         3, metavar="N", help="largest number of answers per prompt, until one passes the checks"
     )
-    max_words: Positive = option(120, metavar="N", help="longest accepted answer in words")
     embed_images: bool = option(False, help="store images in the file, not their paths")
     tokenizer: str | None = option(
         None,

@@ -177,7 +177,7 @@ def is_truncated(text: str) -> bool:
     return _NEXT_TURN.search(_without_preamble(text)) is None
 
 
-def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
+def answer_fault(text: str, prompt: Prompt) -> tuple[str, str] | None:
     """The first fault of a cleaned answer, its reason and detail; lists and limits are above."""
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):
@@ -192,6 +192,8 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
     ):
         return "answer_repeats_prompt", f"the answer {shown} repeats the prompt"
     words = len(text.split())
-    if words > max_words or len(text) > 20 * max_words:  # scripts without spaces make one word of a sentence
-        return "answer_too_long", f"the answer {shown} has {words} words, more than {max_words}"
+    if (
+        words > MAX_ANSWER_WORDS or len(text) > 20 * MAX_ANSWER_WORDS
+    ):  # scripts without spaces make one word of a sentence
+        return "answer_too_long", f"the answer {shown} has {words} words, more than {MAX_ANSWER_WORDS}"
     return None

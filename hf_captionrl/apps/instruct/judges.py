@@ -301,7 +301,7 @@ def read_answers(path: str, questions: Sequence[Question]) -> dict[str, list[str
     answers: dict[str, dict[str, str]] = {}
     for _, row in read_jsonl(path):
         answers.setdefault(row["model"], {})[str(row["question_id"])] = row["answer"]
-    try:
-        return {name: [texts[q.question_id] for q in questions] for name, texts in answers.items()}
-    except KeyError as error:
-        raise ValueError(f"{Path(path).name} lacks an answer to {error}. Use the --questions of that run.") from error
+    lacking = {q.question_id for q in questions if any(q.question_id not in texts for texts in answers.values())}
+    if lacking:
+        raise ValueError(f"{Path(path).name} lacks an answer to {min(lacking)!r}. Use the --questions of that run.")
+    return {name: [texts[q.question_id] for q in questions] for name, texts in answers.items()}

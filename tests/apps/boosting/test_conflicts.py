@@ -69,13 +69,6 @@ def test_error_rate_of_facts(facts, rate):
         assert not any(result.wrong or result.missed for result in results)
 
 
-def test_mention_rate_of_facts(facts):
-    described = describe(facts, error_rate=0.0, mention_rate=0.3)
-    size = np.mean(["size" in check(text, facts[i]).recalled for i, text in described.items()])
-    assert abs(size - 0.3) < 0.06
-    assert all("kind" in check(text, facts[i]).recalled for i, text in described.items())
-
-
 def test_description_does_not_depend_on_the_order_of_prompts(facts):
     backwards = describe(dict(reversed(facts.items())))
     assert describe(facts) == backwards
