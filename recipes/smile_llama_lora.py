@@ -92,7 +92,7 @@ class InstructionArguments:
 
     dataset_name: str = documented(
         "tatsu-lab/alpaca",
-        f"JSON, JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}.",
+        f"JSON Lines or Parquet file, a name on the Hub, or {SHIPPED!r}.",
         aliases=["--dataset"],
     )
     max_train_rows: int | None = documented(None, "Maximum number of instructions.")
@@ -232,11 +232,7 @@ def train_and_answer(arguments: tuple[Any, ...], questions: Sequence[Question]) 
     prompts = [format_prompt(q.text) for q in questions]
     name = str(DATA / "instructions.jsonl") if data_args.dataset_name == SHIPPED else data_args.dataset_name
     with config.main_process_first(local=False, desc="loading the instructions"):
-        train = load_instructions(
-            name,
-            max_rows=data_args.max_train_rows,
-            exclude=prompts,
-        )
+        train = load_instructions(name, max_rows=data_args.max_train_rows, exclude=prompts)
     start = starting_point(model_args, train, config)
     model, tokenizer = load_model(model_args, start)
     settings = {"max_new_tokens": judge_args.answer_max_new_tokens, "batch_size": config.per_device_eval_batch_size}

@@ -10,8 +10,10 @@ checker, of which `conflicts_by_words` are also found in the text; `false_confli
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a program, on
 from hf_captionrl import load_scorer
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.apps.boosting.boost import boost_rows
-from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
+from hf_captionrl.apps.boosting.conflicts import Conflict, scene_conflicts, source_statistics
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.metrics import faithfulness
 from hf_captionrl.scenes import check, load_scenes
@@ -30,6 +32,80 @@ from hf_captionrl.utils.model_files import model_path
 
 SOURCES = {"BlendCap": "blend_caption", "VisualCap": "visual_caption", "HolisticCap": "holistic_caption"}
 REWARD = "scenes:clip-reward"
+
+
+# --- Contradictions by word lists, in any text ------------------------------------------------------------------------
+# The lists find different numbers or colours of the same noun, and pairs of kinds that exclude each other. They know neither
+# synonyms nor grammar.
+
+_NUMBERS = {word: str(n) for n, word in enumerate("one two three four five six seven eight nine ten".split(), start=1)}
+_NUMBERS |= {number: number for number in _NUMBERS.values()}
+_NUMBERS |= {"single": "1", "pair": "2", "couple": "2", "trio": "3"}
+_COLOURS = {
+    c: c for c in "black blue brown gray green orange pink purple red white yellow teal gold silver tan beige".split()
+}
+_COLOURS |= {"grey": "gray", "violet": "purple", "golden": "gold", "silvery": "silver"}
+# Kinds (singular) that rarely occur together in an image if people name only one of them.
+_EXCLUSIVE = [set(kinds.split()) for kinds in ("man woman", "boy girl", "dog cat", "indoor outdoor", "lake ocean")]
+_EXCLUSIVE += [{"day", "night"}, {"left", "right"}]
+# Words that can occur between a number or a colour and its noun.
+_ADJECTIVES = frozenset(
+    "small little tiny large big huge old young new tall short long round square wooden brick metal plastic glass stone "
+    "sandy grassy striped spotted shiny bright dark light pale fluffy furry sideways upside down of and".split()
+)
+_IRREGULAR = {"people": "person", "men": "man", "women": "woman", "children": "child", "mice": "mouse", "buses": "bus"}
+_BREAKS = frozenset("a an the on in at with to is are by for from near it its this that".split())
+
+
+def _singular(noun: str) -> str:
+    if noun in _IRREGULAR:
+        return _IRREGULAR[noun]
+    if len(noun) > 3 and noun.endswith("s") and not noun.endswith(("ss", "us")):
+        return noun[:-3] + "y" if noun.endswith("ies") and len(noun) > 4 else noun[:-1]
+    return noun
+
+
+def _named(text: str) -> set[str]:
+    """Words of a caption in the singular, without negated ones ("no dogs", "without any dog")."""
+    text = re.sub(r"\b(?:no|not|without)\s+(?:(?:a|an|any)\s+)?[a-z]+", " ", text.lower())
+    return {_singular(word) for word in re.findall(r"[a-z]+", text)}
+
+
+def _attached(text: str, values: Mapping[str, str]) -> dict[str, set[str]]:
+    """For each noun the listed words before it, with only adjectives in between."""
+    words = re.findall(r"[a-z0-9]+(?:['’-][a-z]+)*|[.,;]", text.lower())
+    attached: dict[str, set[str]] = {}
+    for at, word in enumerate(words):
+        if word not in values:
+            continue
+        for after in words[at + 1 : at + 6]:
+            if after in _ADJECTIVES or after in _COLOURS or after in _NUMBERS:
+                continue
+            if after not in _BREAKS and after.isalpha():
+                attached.setdefault(_singular(after), set()).add(values[word])
+            break
+    return attached
+
+
+def text_conflicts(blend: str, holistic: str) -> list[Conflict]:
+    """Contradictions between two captions of free text.
+
+    - *count*, *colour*: listed words before the same noun, none in common. "A white and brown plate" and "a white plate" agree.
+      Articles are not numbers: a second dog does not contradict "a dog".
+    - *kind*: each caption has exactly one, and not the same, of two words that exclude each other.
+    """
+    conflicts: list[Conflict] = []
+    for attribute, values in (("count", _NUMBERS), ("colour", _COLOURS)):
+        ours, theirs = _attached(blend, values), _attached(holistic, values)
+        for noun in ours:
+            if noun in theirs and not ours[noun] & theirs[noun]:
+                texts = (" ".join(sorted(words)) for words in (ours[noun], theirs[noun]))
+                conflicts.append(Conflict(f"{attribute} of {noun!r}", *texts))
+    first, second = _named(blend), _named(holistic)
+    for group in _EXCLUSIVE:
+        if len(first & group) == 1 and len(second & group) == 1 and first & group != second & group:
+            conflicts.append(Conflict("kind", *(first & group), *(second & group)))
+    return conflicts
 
 
 def main() -> None:

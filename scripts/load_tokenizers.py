@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TOKENIZERS = {
     "BertTokenizer": "Elron/bleurt-large-512 Salesforce/blip-image-captioning-base Salesforce/blip-image-captioning-large "
     "microsoft/git-base-coco",
-    "BartTokenizer": "florence-community/Florence-2-base",
     "CLIPTokenizer": "openai/clip-vit-base-patch32 openai/clip-vit-large-patch14",
     "GemmaTokenizer": "google/gemma-3-4b-it google/gemma-4-e2b-it google/paligemma-3b-mix-224",
     "GPT2Tokenizer": "HuggingFaceTB/SmolLM2-135M HuggingFaceTB/SmolVLM-256M-Instruct HuggingFaceTB/SmolVLM-Instruct "
@@ -34,7 +33,7 @@ TOKENIZERS = {
     "SiglipTokenizer": "google/siglip-base-patch16-224",
     "T5Tokenizer": "Salesforce/blip2-flan-t5-xl Salesforce/instructblip-flan-t5-xl",
     # Without a tokenizer, or refused because of the code in the checkpoint.
-    "": "OpenGVLab/InternVL3_5-2B allenai/Molmo-7B-D-0924 google/efficientnet-b0 microsoft/Florence-2-base openbmb/MiniCPM-V-2_6 "
+    "": "OpenGVLab/InternVL3_5-2B allenai/Molmo-7B-D-0924 google/efficientnet-b0 openbmb/MiniCPM-V-2_6 "
     "vikhyatk/moondream2",
 }
 _OWN = "claims|discritune|me|ndlb|outputs|photographs|sle|smile"  # owners of examples, and names of rows

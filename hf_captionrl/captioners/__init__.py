@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         BlipCaptioner,
         ClipCapCaptioner,
         EncoderDecoderCaptioner,
-        Florence2Captioner,
         GitCaptioner,
     )
     from hf_captionrl.captioners.head_tap import (

@@ -7,7 +7,6 @@ M image tokens, H x W the input size of the vision tower.
 from __future__ import annotations
 
 import copy
-import functools
 import hashlib
 import json
 import logging
@@ -105,15 +104,7 @@ class PreparedPixels:
         self.shape = tuple(rows[0].shape)  # (3, H, W)
         if len({row.shape for row in rows}) > 1 or self.row_shape.numel() != rows[0].numel():
             raise ValueError(_REFUSAL + "it returns tiles or keeps the size of an image")
-        # Mean and standard deviation of 8-bit values, as torchvision's processors compute them.
-        self._fused: list[Tensor] | None = None
-        if processor.do_rescale and processor.do_normalize:
-            scale = 1.0 / processor.rescale_factor
-            moments = (processor.image_mean, processor.image_std)
-            self._fused = [torch.tensor(value).view(-1, 1, 1) * scale for value in moments]
-            if not torch.equal(self.normalise(rows), whole):
-                self._fused = None  # processors of Pillow and NumPy round differently
-        if self._fused is None and not torch.equal(self.normalise(rows), whole):
+        if not torch.equal(self.normalise(rows), whole):
             raise ValueError(_REFUSAL + "it changes pixels after normalising them")
 
     @property
@@ -132,19 +123,8 @@ class PreparedPixels:
 
     def normalise(self, pixels: Sequence[Tensor]) -> Tensor:
         """B tensors `(3, H, W)`, uint8 -> `pixel_values`."""
-        if self._fused is None:
-            rows = self.processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
-        else:
-            mean, std = self._fused
-            rows = torch.empty(len(pixels), *self.shape)
-            for row, target in zip(pixels, rows, strict=True):  # one at a time, which stays in the CPU's cache
-                target.copy_(row).sub_(mean).div_(std)
+        rows = self.processor(images=list(pixels), **_ONLY_SCALED, return_tensors="pt")["pixel_values"]
         return rows.view(-1, *self.row_shape)
-
-
-def blank_image() -> Image.Image:
-    """A small image, to inspect the output of a processor."""
-    return Image.new("RGB", (32, 32))
 
 
 # --- Models that FSDP2 shards ----------------------------------------------------------------------------------------
@@ -275,7 +255,6 @@ class Captioner:
     language_lora: ClassVar[str] = ""
     vision_lora: ClassVar[str] = ""
     lead: str = ""  # separator between a caption and the text before it, if the prompt does not define it
-    forced_token_ids: tuple[int, ...] = ()  # always follow the start token, neither generated nor supervised
     frame_pooling: str = "mean"  # in training, see `check_frame_pooling`; saved if the model was trained on videos
     num_frames: int = 0  # frames per video in training; 0 if the model was trained on images
     own_loop: bool = True  # whether captions are decoded by the package's loop where it applies
@@ -289,7 +268,6 @@ class Captioner:
         self.prompt = self.default_prompt if prompt is None else prompt
         self.check_fit()
         self.start_token_id, self.eos_token_id, self.pad_token_id = self.special_token_ids()
-        self.check_tokens(self.eos_token_id)
         used = 1 + max(*self.tokenizer.get_vocab().values(), *self.end_token_ids)
         # Of an output head with rows beyond the tokenizer, only this many ids are generated; None: all.
         self.num_tokens = used if used < self.vocab_size else None
@@ -390,15 +368,6 @@ class Captioner:
         config = self.base_model.config
         return self.require_ids(config.bos_token_id, config.eos_token_id, config.pad_token_id)
 
-    def check_tokens(self, end: int | None) -> None:
-        """Raise if the tokenizer lacks the end token. No check can detect one that differs only in its vocabulary."""
-        tokenizer = self.tokenizer
-        special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-        if end is not None and end >= len(tokenizer) and end not in special:
-            raise ValueError(
-                f"The tokenizer lacks the end token (id {end}) of the model. Pass the processor of the model."
-            )
-
     def require_ids(self, start: Any, end: Any, pad: Any) -> tuple[int, int, int]:
         """The three special tokens, of lists the first one; raises if one is missing."""
         named = {"start": start, "end": end, "padding": pad}
@@ -464,8 +433,8 @@ class Captioner:
         return self.prompt
 
     def prompt_ids(self) -> list[int]:
-        """Token ids before every caption: the start token, `forced_token_ids`, the prompt."""
-        return [self.start_token_id, *self.forced_token_ids, *self._own_prompt_ids()]
+        """Token ids before every caption: the start token and the prompt."""
+        return [self.start_token_id, *self._own_prompt_ids()]
 
     def _own_prompt_ids(self) -> list[int]:
         text = self.text_prompt.rstrip(" ")  # byte-level tokens begin, not end, with the space
@@ -700,7 +669,6 @@ class Captioner:
         image_features: Tensor | None = None,
         max_new_tokens: int = 40,
         greedy_first: bool = False,
-        compile_decoding: bool = False,
         **kwargs: Any,
     ) -> Completions:
         """Generate captions in eval mode. Each image is encoded once for all its captions and beams.
@@ -710,8 +678,6 @@ class Captioner:
             image_features (`torch.Tensor` of shape `(B, M, D)`, *optional*): Features that replace the pixels.
             max_new_tokens (`int`): Longest caption, including the end token; limited by the model's positions.
             greedy_first (`bool`): Whether the sampled captions of each image follow its greedy caption.
-            compile_decoding (`bool`): Whether `torch.compile` compiles the forward of every token after the first, once for
-                all numbers of images and tokens. For greedy and sampled captions; needs a C++ compiler, or Triton on a GPU.
             kwargs: The other outputs of `encode_images`, and arguments of transformers' `generate`: `num_beams`,
                 `do_sample`, `num_return_sequences`, `cache_implementation`, ...
 
@@ -720,8 +686,7 @@ class Captioner:
                 `greedy_first`; those of one image are consecutive.
 
         Raises:
-            ValueError: If both or neither of `pixel_values` and `image_features` are given, or other settings exclude
-                `compile_decoding`.
+            ValueError: If both or neither of `pixel_values` and `image_features` are given.
         """
         if (pixel_values is None) == (image_features is None):
             raise ValueError("generate needs images once. Pass either pixel_values or image_features.")
@@ -730,14 +695,11 @@ class Captioner:
             images |= {"image_features": image_features} if pixel_values is None else {"pixel_values": pixel_values}
             images |= self.fixed_side_inputs_missing_in(images)
             settings = {"max_new_tokens": max_new_tokens, **kwargs}
-            write = functools.partial(self._write, images, settings, greedy_first, compile_decoding)
-            ids = _with_gathered_weights(self.model, write)
+            ids = _with_gathered_weights(self.model, lambda: self._write(images, settings, greedy_first))
         mask, ended = completion_mask(ids, end_ids=self.end_token_ids, pad_id=self.pad_token_id)
         return Completions(ids=ids, captions=self.decode(ids, mask), ended=ended, mask=mask)
 
-    def _write(
-        self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool, compiled: bool
-    ) -> Tensor:
+    def _write(self, images: dict[str, Tensor], settings: dict[str, Any], greedy_first: bool) -> Tensor:
         """Ids after the prompt `(N, T)`: from our decoding loop, or from that of transformers where ours does not apply."""
         images = {name: value.to(self.device) for name, value in images.items()}
         features = images.pop("image_features", None)
@@ -770,11 +732,8 @@ class Captioner:
                     num_sampled=number if do_sample else 0,
                     greedy=greedy_first or not do_sample,
                     folded=self.base_model.folds_cross_attention,
-                    compiled=compiled,
                 )
                 return write({**settings, "num_return_sequences": 1, "custom_generate": loop})
-        if compiled:
-            raise ValueError("compile_decoding needs greedy or sampled captions (num_beams=1) with the default cache.")
         if not greedy_first:
             return write(settings)
         sampling = ("temperature", "top_k", "top_p", "min_p", "typical_p")

@@ -7,14 +7,13 @@ Legend: B images, R captions per image, N = B * R rows, P tokens of the prompt, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import CompileConfig, EncoderDecoderCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import EncoderDecoderCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
@@ -75,7 +74,6 @@ class DecodingLoop:
     num_sampled: int  # sampled captions per image; 0 for the greedy one only
     greedy: bool  # whether the first caption of each image is the greedy one
     folded: bool  # whether cross-attention accepts B images for N rows (`captioners.shared_cross_attention`)
-    compiled: bool = False  # whether `torch.compile` compiles the forward of every token after the first
 
     def __call__(
         self,
@@ -96,13 +94,10 @@ class DecodingLoop:
         images = torch.arange(len(input_ids), device=input_ids.device)
         # `getattr` of a module is slow where the attribute is missing.
         offset_modules = [m for m in model.modules() if isinstance(vars(m).get("rope_deltas"), Tensor)]
-        batch = _Batch(model, input_ids, images, model_kwargs, images, len(images), offset_modules, model)
+        batch = _Batch(model, input_ids, images, model_kwargs, images, len(images), offset_modules)
         batch.take(outputs)
         if not _selectable(batch.cache):
             raise UndecodableError
-        if self.compiled:
-            # Once for any number of rows and tokens.
-            batch.call = model.get_compiled_call(CompileConfig(dynamic=True, mode="default"))
         batch.repeat(per_image, folded=self.folded)
         device, rows = input_ids.device, len(batch.input_ids)
         pad, ends = generation_config._pad_token_tensor.to(device), set(generation_config._eos_token_tensor.tolist())
@@ -185,7 +180,6 @@ class _Batch:
     rows: Tensor  # (N,), their place in the result
     images: int  # rows of the keys and values in cross-attention
     offset_modules: list[Any]  # with offsets per row, for positions in time, height and width
-    call: Callable[..., Any]  # the forward for the next token
 
     @property
     def cache(self) -> Any:
@@ -199,7 +193,7 @@ class _Batch:
 
     def forward(self) -> None:
         inputs = self.model.prepare_inputs_for_generation(self.input_ids, next_sequence_length=1, **self.model_kwargs)
-        self.take(self.call(**inputs, return_dict=True))
+        self.take(self.model(**inputs, return_dict=True))
 
     def repeat(self, times: int, *, folded: bool) -> None:
         """Repeat every row; with `folded`, data of the images keep one row per image."""

@@ -1,4 +1,4 @@
-"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, Florence-2, GIT.
+"""Families that are not chat models: BLIP, BLIP-2, ClipCap, VisionEncoderDecoder, GIT.
 
 Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M image tokens, D features.
 """
@@ -6,15 +6,13 @@ Legend: B images, N captions, P tokens of the prefix, T tokens of the text, M im
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hf_captionrl.captioners.captioner import Captioner, blank_image
+from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.clipcap.processing_clipcap import ClipCapProcessor
 from hf_captionrl.captioners.head_tap import (
     PREFIX_INPUTS,
@@ -28,50 +26,6 @@ from hf_captionrl.captioners.loading import register
 from hf_captionrl.captioners.shared_cross_attention import computed_once
 
 logger = logging.getLogger(__name__)
-
-
-def configured_ids(names: Sequence[str], generation: Any, config: Any) -> list[Any]:
-    """Ids of special tokens, as `generate` reads them: from the generation config, else the model's config."""
-    found = ((getattr(generation, name, None), getattr(config, name, None)) for name in names)
-    return [own if first is None else first for first, own in found]
-
-
-class FixedPrefixCaptioner(Captioner):
-    """A captioner with image tokens before the text; in an encoder-decoder, the encoder reads them and the prompt."""
-
-    side_inputs: ClassVar[tuple[str, ...]] = PREFIX_INPUTS
-    _fixed: tuple[str, dict[str, Tensor]] | None = None  # side inputs, with the prompt that they were computed for
-
-    def prefix_token_ids(self) -> Sequence[int]:
-        """The P token ids before the text, or in the encoder."""
-        raise NotImplementedError
-
-    def one_side_input(self) -> dict[str, Tensor]:
-        """The side inputs, which are the same for all images, with one row."""
-        return left_padded([self.prefix_token_ids()], self.pad_token_id)
-
-    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
-        if self._fixed is None or self._fixed[0] != self.prompt:
-            self._fixed = (self.prompt, self.one_side_input())
-        return {name: value.repeat_interleave(number, dim=0) for name, value in self._fixed[1].items()}
-
-    @property
-    def text_prompt(self) -> str:
-        return "" if self.is_encoder_decoder else self.prompt
-
-    @property
-    def max_text_tokens(self) -> int:
-        return super().max_text_tokens - (0 if self.is_encoder_decoder else len(self.prefix_token_ids()))
-
-    @classmethod
-    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
-        return "prefix_ids" not in inputs or super().is_native(model, inputs)
-
-    @classmethod
-    def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        if "prefix_ids" not in inputs:
-            return dict(inputs)
-        return split_prefix(inputs) if cls.is_encoder_decoder else join_prefix(inputs)
 
 
 @register
@@ -127,8 +81,8 @@ QFORMER_INPUTS = ("qformer_input_ids", "qformer_attention_mask")
 
 
 @register
-class Blip2Captioner(FixedPrefixCaptioner):
-    """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna).
+class Blip2Captioner(Captioner):
+    """BLIP-2 and InstructBLIP with a decoder-only language model (OPT, Vicuna), which reads image tokens before the text.
 
     `image_features` are the outputs of the vision tower, before the Q-Former, so that Q-Former and projection can be
     trained. With LoRA, both are trained in full; the queries, which are a parameter and not a module, are then frozen.
@@ -136,7 +90,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
 
     family = "blip-2"
     model_types = ("blip-2", "instructblip")
-    side_inputs = (*FixedPrefixCaptioner.side_inputs, *QFORMER_INPUTS)
+    side_inputs = (*PREFIX_INPUTS, *QFORMER_INPUTS)
     vision_path = "vision_model"
     connector_paths = ("qformer", "language_projection")
     language_lora = r"language_model\..*\.([qkvo]_proj|out_proj|fc2|down_proj|[qkvo]|wo)"
@@ -148,6 +102,7 @@ class Blip2Captioner(FixedPrefixCaptioner):
         # One of several prompts that it was trained with.
         "Salesforce/instructblip-": "A short image description:",
     }
+    _fixed: tuple[str, dict[str, Tensor]] | None = None  # side inputs, with the prompt that they were computed for
 
     @classmethod
     def for_config(cls, config: Any) -> type[Captioner]:
@@ -157,41 +112,56 @@ class Blip2Captioner(FixedPrefixCaptioner):
         # InstructBLIP's Q-Former reads the prompt.
         self.processor_parts = ("qformer_tokenizer",) if self.base_model.config.model_type == "instructblip" else ()
         super().check_fit()
-        name, image_token_id = type(self.base_model).__name__, self.base_model.config.image_token_id
-        known = self.tokenizer.get_vocab().get("<image>")
-        if known is None or known != image_token_id:
-            ids = f"has the id {known} in the tokenizer and {image_token_id} in the configuration"
-            raise ValueError(f"The token <image> {ids} of this {name}. Pass the processor of the model.")
 
     @property
     def writer(self) -> Any:
         return self.base_model.language_model
 
+    @property
+    def text_prompt(self) -> str:
+        return "" if self.is_encoder_decoder else self.prompt
+
+    @property
+    def max_text_tokens(self) -> int:
+        return super().max_text_tokens - (0 if self.is_encoder_decoder else len(self.prefix_token_ids()))
+
     def special_token_ids(self) -> tuple[int, int, int]:
-        # Generation uses the language model's configuration. OPT ends captions with a newline, not with </s>.
-        config, generation = self.base_model.config.text_config, self.base_model.language_model.generation_config
-        start = "decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id"
-        first, end, pad = configured_ids((start, "eos_token_id", "pad_token_id"), generation, config)
-        return self.require_ids(first, end, self.tokenizer.pad_token_id if pad is None else pad)
+        # As `generate` reads them, from the language model's configurations. OPT ends captions with a newline, not with </s>.
+        config, generation = self.base_model.config.text_config, self.writer.generation_config
+
+        def configured(name: str) -> Any:
+            value = getattr(generation, name, None)
+            return getattr(config, name, None) if value is None else value
+
+        start = configured("decoder_start_token_id" if self.is_encoder_decoder else "bos_token_id")
+        pad = configured("pad_token_id")
+        pad = self.tokenizer.pad_token_id if pad is None else pad
+        return self.require_ids(start, configured("eos_token_id"), pad)
 
     def prefix_token_ids(self) -> list[int]:
+        """The P token ids before the text, or in the encoder."""
         config = self.base_model.config
         return [config.image_token_id] * config.num_query_tokens
 
-    def one_side_input(self) -> dict[str, Tensor]:
-        inputs = super().one_side_input()
-        if self.processor_parts:
-            read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
-            inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
-        return inputs
+    def fixed_side_inputs(self, number: int) -> dict[str, Tensor]:
+        if self._fixed is None or self._fixed[0] != self.prompt:
+            inputs = left_padded([self.prefix_token_ids()], self.pad_token_id)
+            if self.processor_parts:
+                read = self.processor.qformer_tokenizer([self.prompt], return_tensors="pt")
+                inputs |= {f"qformer_{name}": read[name] for name in ("input_ids", "attention_mask")}
+            self._fixed = (self.prompt, inputs)
+        return {name: value.repeat_interleave(number, dim=0) for name, value in self._fixed[1].items()}
+
+    @classmethod
+    def is_native(cls, model: Any, inputs: dict[str, Any]) -> bool:
+        return "prefix_ids" not in inputs or super().is_native(model, inputs)
 
     @classmethod
     def native_inputs(cls, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-        native = super().native_inputs(model, inputs)
-        if "prefix_ids" in inputs:
-            rows = len(inputs["input_ids"])
-            native |= {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
-        return native
+        if "prefix_ids" not in inputs:
+            return dict(inputs)
+        native, rows = (split_prefix if cls.is_encoder_decoder else join_prefix)(inputs), len(inputs["input_ids"])
+        return native | {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
 
     def generate_ids(self, *inputs: Any, **kwargs: Any) -> Tensor:
         if not self.is_encoder_decoder:  # a generated <image> would require another image
@@ -258,9 +228,6 @@ class ClipCapCaptioner(Captioner):
             end = config.period_token_ids[0]
         return start, end, pad
 
-    def check_tokens(self, end: int | None) -> None:
-        super().check_tokens(self.language_end_id)  # not the full stop, which is an ordinary token
-
     def encode_captions(self, captions: Sequence[str], *, max_length: int = 40) -> dict[str, Tensor]:
         if self.base_model.config.stop_at_period:  # the end token is the full stop
             captions = [c.rstrip().rstrip(".") or c if isinstance(c, str) else c for c in captions]
@@ -312,56 +279,6 @@ class EncoderDecoderCaptioner(Captioner):
         mask = torch.ones(image_features.shape[:2], dtype=torch.long, device=image_features.device)
         with computed_once(getattr(self.base_model, "enc_to_dec_proj", None)):
             return super().generate_ids(image_features, *inputs, attention_mask=mask, **kwargs)
-
-
-@register
-class Florence2Captioner(FixedPrefixCaptioner):
-    """Florence-2 (`Florence2ForConditionalGeneration`), whose BART encoder reads image and task.
-
-    `prompt` is a task such as `<CAPTION>` or `<DETAILED_CAPTION>`, which the processor expands, or a sentence.
-    `image_features` is the flattened feature map of the vision tower, row by row.
-    """
-
-    family = "florence2"
-    model_types = ("florence2",)
-    is_encoder_decoder = True
-    token_argument = "decoder_input_ids"
-    vision_path = "model.vision_tower"
-    connector_paths = ("model.multi_modal_projector",)
-    language_lora = r"model\.language_model\..*\.([qkv]_proj|out_proj|fc2)"
-    vision_lora = r"model\.vision_tower\..*\.(qkv|fc1|fc2)"
-    processor_parts = ("num_image_tokens", "task_prompts_without_inputs")
-    checkpoint_prompts: ClassVar[dict[str, str]] = {
-        "florence-community/Florence-2-": "<CAPTION>",
-        "microsoft/Florence-2-": "<CAPTION>",
-    }
-
-    def special_token_ids(self) -> tuple[int, int, int]:
-        config, generation = self.base_model.config.text_config, self.base_model.generation_config
-        names = ("decoder_start_token_id", "eos_token_id", "pad_token_id")
-        # Every target of BART has <s> after the start token.
-        begins = [id for id in self.tokenizer("").input_ids[:1] if id == self.tokenizer.bos_token_id]
-        forced = generation.forced_bos_token_id
-        self.forced_token_ids = tuple(begins) if forced is None else (forced,)
-        return self.require_ids(*configured_ids(names, generation, config))
-
-    def prefix_token_ids(self) -> list[int]:
-        return list(self.processor(images=blank_image(), text=self.prompt)["input_ids"][0])  # the same for all images
-
-    @classmethod
-    def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
-        return super().encode(model, inputs).flatten(2).transpose(1, 2)  # (B, D, h, w) -> (B, M, D)
-
-    @classmethod
-    @contextmanager
-    def known_features(cls, model: Any, features: Tensor, inputs: dict[str, Any]) -> Iterator[None]:
-        side = math.isqrt(features.size(1))
-        if side * side != features.size(1):
-            raise ValueError(
-                f"image_features with {features.size(1)} rows are not square. Use captioner.image_features."
-            )
-        with super().known_features(model, features.transpose(1, 2).unflatten(2, (side, side)), inputs):
-            yield
 
 
 @register

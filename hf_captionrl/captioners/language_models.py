@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import httpx
-import numpy as np
 
+from hf_captionrl.captioners.prompts import without_words
 from hf_captionrl.utils.images import to_rgb
 from hf_captionrl.utils.model_files import check_complete, load_pretrained, model_path
 from hf_captionrl.utils.prompts import (
@@ -166,12 +166,12 @@ class _RetryError(Exception):
     """A message, and the seconds to wait if the server names them; another request may succeed."""
 
 
-def chat_turns(prompt: Prompt, is_multimodal: bool, *, image_first: bool = False) -> list[dict[str, Any]]:
+def chat_turns(prompt: Prompt, is_multimodal: bool) -> list[dict[str, Any]]:
     """A prompt as the messages of a chat, with its images in the last one."""
     turns: list[dict[str, Any]] = list(prompt.turns())
     if prompt.image is not None and is_multimodal:
         url = lambda image: {"type": "image_url", "image_url": {"url": image_url(image)}}  # noqa: E731
-        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=image_first)}
+        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=False)}
     return turns
 
 
@@ -187,42 +187,6 @@ def check_address(base_url: str) -> None:
             f"The endpoint (base_url) is {base_url.rpartition('@')[2].partition('?')[0]!r}. Use an address such as "
             "http://127.0.0.1:8000/v1, without a user, a password or a query; api_key_env names the variable of a key."
         )
-
-
-_OFFERED = 20  # most probable tokens of each position, the most that endpoints return
-
-
-def _scores_of(choice: dict[str, Any], answers: Sequence[str], hide: Callable[[str], str]) -> Scores:
-    """Log-probabilities of answers in the offered tokens of a reply, or which of them is not offered; `hide` removes the key.
-
-    An answer is offered if it is one of the tokens of a position before which the reply agrees with it. Blanks before the first
-    token do not count, and tokens that differ only in them are added up.
-    """
-    if not (choice.get("logprobs") or {}).get("content"):
-        raise BackendError(
-            "The endpoint returns no top_logprobs. Use one that does, such as vLLM's, or a local model."
-        )
-    positions = choice["logprobs"]["content"]
-    found: list[float] = []
-    for answer in answers:
-        rest, before, matches = answer, 0.0, list[float]()
-        for number, position in enumerate(positions):
-            strip = str.lstrip if number == 0 else str
-            offered = {(one["token"], float(one["logprob"])) for one in (*position["top_logprobs"], position)}
-            matches = [before + value for token, value in sorted(offered) if strip(token) == rest]
-            said = strip(position["token"])
-            if matches or not said or not rest.startswith(said):
-                break
-            rest, before = rest[len(said) :], before + float(position["logprob"])
-        if not matches:
-            said = hide("".join(str(position["token"]) for position in positions))[:40]
-            return Failure(
-                "backend_rejected",
-                f"the endpoint does not offer the answer {answer!r} among its {_OFFERED} most probable tokens (it answers "
-                f"{said!r}); use a local model, or shorter answers",
-            )
-        found.append(float(np.logaddexp.reduce(matches)))
-    return found
 
 
 @dataclass(eq=False, repr=False)
@@ -295,8 +259,8 @@ class HTTPBackend(AnswerScores):
                     break
         return response, data
 
-    def _send(self, body: dict[str, Any], read: Callable[[dict[str, Any]], Any]) -> Any:
-        """One request, whose reply `read` understands.
+    def _send(self, body: dict[str, Any]) -> Answer:
+        """One request.
 
         Raises `_RetryError` if another may succeed, and `BackendError` if it fails for every prompt.
         """
@@ -319,7 +283,7 @@ class HTTPBackend(AnswerScores):
             reply = json.loads(data if len(data) <= _LARGEST_ANSWER else b"longer than 4 MiB")
             usage = reply.get("usage") or {}
             self._count(**{name: int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")})
-            return read(reply["choices"][0])
+            return self._read(reply["choices"][0])
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             reason = self._shown(f"{type(error).__name__}: {error}")
             raise _RetryError(f"not a chat completion ({reason}): {content}", None) from None
@@ -341,7 +305,7 @@ class HTTPBackend(AnswerScores):
         self._count(truncated=truncated)
         return Truncated(content) if truncated else content
 
-    def _ask(self, prompt: Prompt, read: Callable[[dict[str, Any]], Any] | None = None, **settings: Any) -> Any:
+    def _ask(self, prompt: Prompt) -> Answer:
         parameters: dict[str, Any] = {
             "model": self.model,
             "messages": chat_turns(prompt, self.is_multimodal),
@@ -350,11 +314,11 @@ class HTTPBackend(AnswerScores):
             "seed": None if self.seed is None else self.seed + prompt.attempt,
             "top_p": None if self.top_p == 1 else self.top_p,
         }
-        body = {name: value for name, value in (parameters | settings).items() if value is not None}
+        body = {name: value for name, value in parameters.items() if value is not None}
         message = ""
         for number in range(self.tries):
             try:
-                return self._send(body, read or self._read)
+                return self._send(body)
             except _RetryError as error:
                 message, wait_s = error.args
                 if number + 1 < self.tries:
@@ -364,22 +328,11 @@ class HTTPBackend(AnswerScores):
 
     def complete(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, Answer]]:
         """Answer prompts, several at a time."""
-        return self._each(prompts, self._ask)
-
-    def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
-        """Log-probabilities of the answers that the endpoint offers; a prompt one of whose answers it does not is a [`Failure`]."""
-        # An answer has at most as many tokens as letters.
-        settings: dict[str, Any] = {"logprobs": True, "top_logprobs": _OFFERED, "max_tokens": max(map(len, answers))}
-        return self._each(
-            prompts, partial(self._ask, read=partial(_scores_of, answers=answers, hide=self._hide), **settings)
-        )
-
-    def _each(self, prompts: Sequence[Prompt], ask: Callable[[Prompt], Any]) -> Iterator[tuple[int, Any]]:
         answers: SimpleQueue[tuple[int, Any]] = SimpleQueue()
 
         def work(position: int, prompt: Prompt) -> None:
             try:
-                answers.put((position, ask(prompt)))
+                answers.put((position, self._ask(prompt)))
             except Exception as error:
                 answers.put((position, error))
 
@@ -439,7 +392,8 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
         answers = output.with_suffix(".answers.jsonl")
         if options.overwrite:
             answers.unlink(missing_ok=True)
-        return cls(backend, options.prompt or ChatCaptioner.default_prompt, answers)
+        prompt = without_words(options.prompt or ChatCaptioner.default_prompt, options.do_not_mention)
+        return cls(backend, prompt, answers)
 
     def __exit__(self, *error: object) -> None:
         """Close the file of answers."""
@@ -447,15 +401,13 @@ class EndpointCaptioner(AbstractContextManager["EndpointCaptioner"]):
 
     close = __exit__
 
-    def describe(
-        self, image_ids: Sequence[str], images: Sequence[Any], prompts: Sequence[str], samples: int
-    ) -> list[list[str]]:
+    def describe(self, image_ids: Sequence[str], images: Sequence[Any], samples: int) -> list[list[str]]:
         """Captions per image, `samples` or, where the endpoint failed, fewer; sample k has the seed plus k."""
         from hf_captionrl.retrieval import image_hash
 
         questions = [
-            Prompt("caption", key, prompt, image=image, attempt=attempt)
-            for key, image, prompt in zip(map(image_hash, images), images, prompts, strict=True)
+            Prompt("caption", image_hash(image), self.prompt, image=image, attempt=attempt)
+            for image in images
             for attempt in range(samples)
         ]
         answers = dict(self._answers.complete(questions))
@@ -577,7 +529,7 @@ class TransformersBackend(LocalBackend):
         with torch.inference_mode():
             before = self._model(**inputs)
             if self._model.config.is_encoder_decoder or getattr(before, "past_key_values", None) is None:
-                self.refuse_scores()
+                super().score_answers((), ())
             first = before.logits[0, -1].double().log_softmax(0)  # (V,)
             total = first[[row[0] for row in ids]]  # (A,)
             if longer := [a for a, row in enumerate(ids) if len(row) > 1]:

@@ -264,7 +264,7 @@ def _load_processor(name: str, revision: str | None) -> Any:
             reason = "needs custom code (auto_map), which is never executed here"
             raise ValueError(
                 f"The image processor or tokenizer of {name!r} {reason}. Pass processor=..., or load a checkpoint that was "
-                "converted to classes of transformers (for Florence-2: florence-community/...)."
+                "converted to classes of transformers."
             ) from error
         said = " ".join(str(error).split())[:200]
         present = ", ".join(file for file in _FILES if find_file(name, file, revision))

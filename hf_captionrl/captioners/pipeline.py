@@ -232,7 +232,7 @@ class CaptionPipeline:
         inputs: Any,
         *,
         batch_size: int | None = None,
-        progress: bool | Callable[[int], Any] = False,
+        progress: bool = False,
         **generation: Any,
     ) -> Any:
         """Caption one input (`str`) or several (`list[str]`, or lists of captions with `num_return_sequences` above 1).
@@ -241,7 +241,7 @@ class CaptionPipeline:
             inputs: An image (PIL, path, bytes, or what an undecoded `datasets.Image` holds), a video (path or bytes), a list
                 of these, or a `datasets.Dataset` with a column `image`.
             batch_size: Images per batch; by default the pipeline's.
-            progress: True shows a progress bar; a function is called with the number of finished inputs.
+            progress: Whether to show a progress bar.
             generation: Arguments of `generate`, which override the pipeline's defaults.
         """
         settings = {**self.generation, **generation}
@@ -263,18 +263,14 @@ class CaptionPipeline:
         stills = sorted(set(range(len(images))) - set(videos))
         each = int(settings.get("num_return_sequences") or 1)
         done: dict[int, list[str]] = {}
-        with tqdm(total=len(images), unit=" images", desc="Captioning", disable=progress is not True) as bar:
-
-            def report(number: int) -> None:
-                bar.update(len(done) + number - bar.n)
-                if callable(progress):
-                    progress(len(done) + number)
-
+        with tqdm(total=len(images), unit=" images", desc="Captioning", disable=not progress) as bar:
             for rows, is_video in ((stills, False), (videos, True)):
                 chosen = ChosenImages(images, rows)
                 features = (
                     VideoFeatures(self.captioner, chosen, frames, self.frame_pooling) if is_video and rows else None
                 )
+                before = len(done)
+                report = lambda number, before=before: bar.update(before + number - bar.n)  # noqa: E731
                 further = {"image_features": features, "batch_size": size, "progress": report, **settings}
                 captions = generate_captions(self.captioner, chosen, **further)
                 done |= {row: captions[at * each : (at + 1) * each] for at, row in enumerate(rows)}

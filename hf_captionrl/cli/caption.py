@@ -18,7 +18,6 @@ from hf_captionrl.data.options import (
     EndpointOptions,
     LoadedSplit,
     LoadingArguments,
-    PromptOptions,
     TrainingImagesOptions,
     WordingOptions,
     ids_digest,
@@ -67,7 +66,6 @@ class CaptionOptions(
     LoadingArguments,
     CaptionerOptions,
     EndpointOptions,
-    PromptOptions,
     TrainingImagesOptions,
     DatasetOptions,
 ):
@@ -146,8 +144,6 @@ class CaptionOptions(
         settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
         names = ("include_training_images", "endpoint", "do_not_mention")
         settings |= {name: value for name in names if (value := getattr(self, name))}
-        if self.prompts is not None:
-            settings |= {"prompts": json_digest(self.prompts.read_text())}
         if self.do_sample:
             settings |= {"seed": self.seed, "batch_size": self.batch_size}
         return settings
@@ -163,16 +159,15 @@ class BatchCaptioner:
         import torch
 
         from hf_captionrl.captioners.loading import load_captioner
-        from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens
+        from hf_captionrl.captioners.prompts import forbidden_tokens, without_words
         from hf_captionrl.data.columns import VIDEO_FRAMES
         from hf_captionrl.data.quarantine import ImageReader
 
         self.options, self.decoding, self.dataset = options, options.decoding, split.dataset
         self.has_videos = VIDEO_FRAMES in split.dataset.column_names
         self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
-        self.prompts = ImagePrompts.read(options.prompts, self.reader.ids, do_not_mention=options.do_not_mention)
-        if self.has_videos and (options.endpoint or self.prompts.rows):
-            raise ValueError("--endpoint and --prompts are for images, but the data are videos. Leave them out.")
+        if self.has_videos and options.endpoint:
+            raise ValueError("--endpoint is for images, but the data are videos. Leave it out.")
         self.captioner: Any
         if options.endpoint is not None:
             from hf_captionrl.captioners.language_models import EndpointCaptioner
@@ -188,7 +183,8 @@ class BatchCaptioner:
             device=options.device or ("cuda" if torch.cuda.is_available() else "cpu"),
             **options.loading,
         )
-        self.prompts.check(self.captioner)
+        if self.captioner.family == "chat":
+            self.captioner.prompt = without_words(self.captioner.prompt, options.do_not_mention)
         if words := forbidden_tokens(self.captioner.tokenizer, options.do_not_mention):
             self.decoding["bad_words_ids"] = words
 
@@ -205,7 +201,6 @@ class BatchCaptioner:
         import torch
 
         from hf_captionrl.captioners.pipeline import CaptionPipeline, generate_captions
-        from hf_captionrl.captioners.prompts import encode_with_prompts
 
         number = self.decoding["num_return_sequences"]
         images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
@@ -215,20 +210,15 @@ class BatchCaptioner:
         if self.options.do_sample:
             torch.manual_seed(seed_of_batch(self.options.seed, self.reader.ids[rows[0]]))
         ids = [self.reader.ids[row] for row in readable]
-        prompts = [self.prompts.of(image_id, self.captioner.prompt) for image_id in ids]
         opened = [images.pop(row) for row in readable]
         if self.options.endpoint is not None:
-            groups = self.captioner.describe(ids, opened, prompts, number)
+            groups = self.captioner.describe(ids, opened, number)
         elif self.has_videos:
             pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
             texts = pipeline(self.dataset.select(readable))
             groups = texts if number > 1 else [[text] for text in texts]
         else:
-            if self.prompts and self.captioner.family == "chat":
-                inputs = encode_with_prompts(self.captioner, opened, prompts)
-                texts = self.captioner.generate(**inputs, **self.decoding).captions
-            else:
-                texts = generate_captions(self.captioner, opened, batch_size=len(opened), **self.decoding)
+            texts = generate_captions(self.captioner, opened, batch_size=len(opened), **self.decoding)
             groups = [texts[start : start + number] for start in range(0, len(texts), number)]
         return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 

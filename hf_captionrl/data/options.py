@@ -206,20 +206,6 @@ class WordingOptions:
 
 
 @dataclass
-class PromptOptions:
-    """What the captioner is told about single images."""
-
-    heading: ClassVar[str] = "images"
-
-    prompts: Path | None = option(
-        None,
-        metavar="FILE",
-        help="JSON Lines or CSV with the columns image, and prompt, context (the text around the image, of which 1,000 characters count), or both; for chat "
-        "models and endpoints",
-    )
-
-
-@dataclass
 class SimilarityOptions(DeviceOptions, CacheOptions, CommandOptions):
     """The scorer that defines which images look alike."""
 

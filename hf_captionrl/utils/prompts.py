@@ -8,12 +8,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from hf_captionrl.utils.io import LineFile, json_digest, say
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)
@@ -103,34 +100,17 @@ class AnswerScores:
     """Base class of backends that offer the probabilities of given answers."""
 
     def score_answers(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> Iterator[tuple[int, Scores]]:
-        """Yield position and log-probabilities of the answers to each prompt, like `complete`."""
-        self.refuse_scores()
+        """Yield position and log-probabilities of the answers to each prompt, like `complete`.
 
-    def refuse_scores(self) -> NoReturn:
-        """Raise the error of a backend without probabilities."""
+        They are natural logarithms, summed over the tokens of an answer; the end token is not counted.
+        """
         raise BackendError(
             f"{type(self).__name__} offers no probabilities of answers. Use a chat or language model of transformers that "
-            "continues its prompt, or an endpoint that returns top_logprobs."
+            "continues its prompt."
         )
 
-    def answer_log_probs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> np.ndarray:
-        """Log-probabilities `(N, A)` in nats of A answer texts after N prompts, float64; raises if a prompt has none.
 
-        They are summed over the tokens of an answer; the end token is not counted.
-        """
-        import numpy as np
-
-        found = np.empty((len(prompts), len(answers)))
-        for position, scores in self.score_answers(prompts, answers):
-            if isinstance(scores, Failure):
-                raise BackendError(
-                    f"Prompt {position} ({prompts[position].stage}) has no probabilities: {scores.detail}"
-                )
-            found[position] = scores
-        return found
-
-
-class KeptAnswers(LineFile, AnswerScores):
+class KeptAnswers(LineFile):
     """A backend whose answers are appended to a file of JSON lines when they arrive, so that no question is asked twice.
 
     A killed process loses only the answers that had not arrived. Equal questions of one call are asked once. A prompt

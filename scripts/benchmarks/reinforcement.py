@@ -259,7 +259,7 @@ def write(world: World, loop: str, lengths: Tensor, **settings: Any) -> Completi
 
 
 def generation_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
-    """Our decoding loop beside that of transformers; on a GPU also with compiled steps, where the model has a static cache."""
+    """Our decoding loop beside that of transformers; on a GPU also with a static cache, where the model has one."""
     world = build_world(for_device(RL_SHAPES[name], device), seed, dtype, device)
     _ = world.cached_features  # encoded before anything is timed
     number = world.shape.batch_size * world.shape.group_size
@@ -272,6 +272,5 @@ def generation_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Ca
         bars.append((f"transformers, {kind}", f"ours, {kind}", GENERATION_BAR if kind == "COCO" else None))
         if kind == "COCO" and device == "cuda" and world.shape.kind == "clipcap":
             static = {"cache_implementation": "static"}
-            works["ours, compiled"] = functools.partial(write, world, "ours", lengths, compile_decoding=True)
             works["transformers, static cache"] = functools.partial(write, world, "transformers", lengths, **static)
     return Case(_size(world), works, bars)

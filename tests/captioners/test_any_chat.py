@@ -15,7 +15,6 @@ from packaging.version import Version
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop
-from hf_captionrl.utils.versions import cache_name
 from tests.captioners.test_families import CAPTIONS, gradients, own_chat, some_images
 from tests.tiny.any_chat import ANY_CHAT_TYPES, tiny_any_chat
 from tests.tolerances import assert_close
@@ -165,19 +164,6 @@ def of_padding(model):
     )
 
 
-def of_generation(model):
-    """The cache is lost after each token."""
-    update = model._update_model_kwargs_for_generation
-
-    def lose(outputs, model_kwargs, **settings):
-        model_kwargs = update(outputs, model_kwargs, **settings)
-        for layer in model_kwargs[cache_name()].layers:
-            layer.values = layer.values * -100
-        return model_kwargs
-
-    model._update_model_kwargs_for_generation = lose
-
-
 def test_half_precision_passes_the_check(name):
     model, processor = tiny(name)
     captioner = load_captioner(model.to(torch.bfloat16), processor=processor)
@@ -189,13 +175,12 @@ def test_half_precision_passes_the_check(name):
     [
         ("llava_next", of_features, "log-probabilities differ"),
         ("mistral3", of_padding, "log-probabilities differ"),
-        ("glm4v", of_generation, "greedy captions"),
     ],
 )
 def test_models_that_compute_something_else_are_refused(name, change, reason):
     model, processor = tiny(name)
     change(model)
-    with pytest.raises(ValueError, match=rf"{name}.*{reason}.* Use a model of a tested family: .*SmolVLM2"):
+    with pytest.raises(ValueError, match=rf"{name}.*{reason}"):
         load_captioner(model, processor=processor)
 
 
@@ -222,21 +207,10 @@ def test_what_can_be_replaced_is_replaced(monkeypatch):
     assert captioner.generate(**captioner.encode_images(some_images()), max_new_tokens=3, do_sample=False).captions
 
 
-def without_template(model, processor):
-    processor.chat_template = None
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (without_template, "no chat_template"),
-        (lambda model, processor: model.set_output_embeddings(torch.nn.Linear(32, 9)), "the output head 9"),
-    ],
-)
-def test_parts_that_are_missing_are_named(change, reason):
+def test_a_processor_without_a_chat_template_is_refused():
     model, processor = tiny("mistral3")
-    change(model, processor)
-    with pytest.raises(ValueError, match=rf"{reason}.* Use a model of a tested family"):
+    processor.chat_template = None
+    with pytest.raises(ValueError, match="chat template"):
         load_captioner(model, processor=processor)
 
 
@@ -247,13 +221,12 @@ def test_types_that_read_images_differently_are_refused_before_the_weights(kind,
     config = transformers.AutoConfig.for_model(kind)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     for given in (types.SimpleNamespace(config=config), tmp_path):
-        with pytest.raises(ValueError, match=rf"'{kind}'.*mm_encoder_outputs.* Use a model of a tested family"):
+        with pytest.raises(ValueError, match=rf"'{kind}'.*mm_encoder_outputs"):
             load_captioner(given)
 
 
-@pytest.mark.parametrize("kind", ["moondream1", "internvl_chat"])
-def test_code_in_a_checkpoint_is_refused_with_an_alternative(kind, tmp_path):
+def test_code_in_a_checkpoint_is_refused(tmp_path):
     code = {"AutoConfig": "configuration.Config", "AutoModelForCausalLM": "modeling.Model"}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": code}))
-    with pytest.raises(ValueError, match=r"auto_map.* end in -hf"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "moondream1", "auto_map": code}))
+    with pytest.raises(ValueError, match="auto_map"):
         load_captioner(tmp_path)

@@ -4,12 +4,9 @@ import pytest
 import torch
 
 from hf_captionrl.captioners.captioner import completion_mask
-from hf_captionrl.captioners.prompts import caption_entropy, contrastive_prompt, encode_with_prompts
 from hf_captionrl.losses import IGNORE_INDEX
-from tests.captioners.models import captioner_of
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import FAMILIES, tiny_captioner, tiny_captions, tiny_images, tiny_model
-from tests.tolerances import assert_close, close
 
 
 @pytest.mark.parametrize("prompt", ["", "a picture of ", "the red cat\n"])
@@ -164,53 +161,3 @@ def test_vision_signature_depends_on_weights_and_image_processor():
     with torch.no_grad():
         left.base_model.output.weight.add_(1.0)
     assert left.vision_signature() == tiny_captioner("git").vision_signature()
-
-
-@pytest.mark.parametrize("family", ["vit-gpt2", "clipcap"])
-def test_entropy_equals_a_loop_over_positions(family):
-    captioner = tiny_captioner(family)
-    images, captions = tiny_images(5), tiny_captions(5)
-    found = caption_entropy(captioner, images, captions, batch_size=2)
-    captioner.model.eval()
-    expected = []
-    for image, caption in zip(images, captions, strict=True):
-        batch = captioner.collate([image], [caption])
-        with torch.no_grad():
-            logits = captioner.model(**{k: v for k, v in batch.items() if k != "labels"}).logits[0].double()
-        labels = captioner.align_labels(batch["labels"])[0]
-        logits = logits[-len(batch["labels"][0]) :]  # a prefix of image vectors comes first
-        each = [logits[position].softmax(-1) for position, label in enumerate(labels) if label != -100]
-        expected.append(sum(-float((p * p.log()).sum()) for p in each) / len(each))
-    assert found["per_sample"] == close(expected, dtype="float32", ulps=64)
-    assert found["entropy"] == close(sum(expected) / 5, dtype="float32", ulps=64)
-
-
-@pytest.fixture(scope="module")
-def captioner():
-    return captioner_of("llava")
-
-
-def test_prompt_names_the_captions_of_similar_images():
-    found = contrastive_prompt("Describe it.", ["a red dog", "a red dog", "two\ncats", " "])
-    assert found == (
-        "Describe it.\nSimilar images are described like this:\n- a red dog\n- two cats\n"
-        "Say what is different here, in one sentence."
-    )
-    assert contrastive_prompt("Describe it.", [""]) == "Describe it."
-
-
-def test_prompts_per_image_equal_one_captioner_per_prompt(captioner):
-    images, prompts, own = tiny_images(2), ["the cat", "a dog and a red car on the left"], captioner.prompt
-    both = captioner.generate(**encode_with_prompts(captioner, images, prompts), do_sample=False, max_new_tokens=5)
-    assert captioner.prompt == own
-    for row, prompt in enumerate(prompts):
-        alone = encode_with_prompts(captioner, images[row : row + 1], [prompt])
-        captioner.prompt = prompt
-        expected = captioner.encode_images(images[row : row + 1])
-        captioner.prompt = own
-        assert alone["prefix_ids"].tolist() == expected["prefix_ids"].tolist()
-        assert_close(alone["pixel_values"], expected["pixel_values"])
-        single = captioner.generate(**expected, do_sample=False, max_new_tokens=5)
-        assert both.captions[row] == single.captions[0]
-    with pytest.raises(ValueError, match="chat model"):
-        encode_with_prompts(tiny_captioner("blip"), images, prompts)

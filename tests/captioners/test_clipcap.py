@@ -12,8 +12,6 @@ from transformers import LlamaConfig, OPTConfig, SiglipVisionConfig
 
 from hf_captionrl.captioners import ClipCapCaptioner, load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration
-from hf_captionrl.captioners.clipcap.assembly import assemble
-from hf_captionrl.utils.model_files import model_path
 from tests.captioners.test_decoding import multinomial_of
 from tests.tiny import HIDDEN, IMAGE_SIZE, tiny_captioner, tiny_clipcap, tiny_images
 from tests.tolerances import assert_close
@@ -234,17 +232,6 @@ def test_importing_the_captioners_loads_neither_torch_nor_transformers():
     assert run(code).strip() == "[]"
 
 
-@pytest.mark.slow
-def test_auto_classes_without_the_package_raise(saved, tmp_path):
-    """Negative control: the test above passes because of the import."""
-    code = "from transformers import AutoConfig; import sys; AutoConfig.from_pretrained(sys.argv[1])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(saved[0])], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode
-    assert "clipcap" in done.stderr
-
-
 def stopping(**settings):
     model, processor = tiny_clipcap(stop_at_period=True, **settings)
     processor.tokenizer.add_tokens(["x.y"])
@@ -341,21 +328,3 @@ def test_features_are_the_image_embedding():
     assert unit.vision_signature() == captioner.vision_signature()
     ids = unit.generate(image_features=3.0 * features.detach(), max_new_tokens=6).ids
     assert ids.tolist() == unit.generate(pixel_values=pixel_values, max_new_tokens=6).ids.tolist()
-
-
-def test_clipcap_assembled_from_shipped_parts():
-    parts = (model_path("scenes:clip-reward"), model_path("scenes:gpt2-perplexity"))
-    model, processor = assemble(*parts, prefix_length=4)
-    captioner = load_captioner(model, processor=processor)
-    # The scorer is stored in 16 bits.
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert len(captioner.generate(**captioner.encode_images(tiny_images(1, size=72)), max_new_tokens=3).captions) == 1
-    fresh, _ = assemble(*parts, prefix_length=4, fresh_language_model=True)
-    assert model.language_model.lm_head.weight is model.get_input_embeddings().weight
-    left, right = (m.vision_tower.encoder.visual_projection.weight for m in (fresh, model))
-    assert torch.equal(left, right)
-    assert not torch.equal(fresh.get_input_embeddings().weight, model.get_input_embeddings().weight)
-    assert captioner.max_text_tokens == 64 - 4 + 1
-    assert captioner.image_features(**captioner.encode_images(tiny_images(1, size=72))).shape == (1, 1, 4 * HIDDEN)
-    with pytest.raises(ValueError, match="no token for a full stop"):
-        assemble(*parts, stop_at_period=True)

@@ -1,7 +1,5 @@
 """The decoding loop writes what transformers' loop writes, in the same distribution, with fewer rows."""
 
-import itertools
-from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from hf_captionrl.captioners import Captioner, decoding, load_captioner
+from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners import captioner as generation
 from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy, token_log_probs
 from tests.captioners.models import MODELS, captioner_of
-from tests.tiny import tiny_blip, tiny_captioner, tiny_git, tiny_images
+from tests.tiny import tiny_blip, tiny_git, tiny_images
 from tests.tiny.chat import _finish, qwen
 from tests.tolerances import assert_close, resolution
 
@@ -148,100 +146,6 @@ def test_other_settings_use_the_loop_of_transformers(settings, monkeypatch):
     assert found.tolist() == captioner.generate(**images, max_new_tokens=T, **settings).ids.tolist()
 
 
-LENGTH, NUMBER = 3, 20_000
-
-
-class Language:
-    """A captioner that can write three words, an image, and all captions."""
-
-    def __init__(self, family):
-        self.captioner = tiny_captioner(family)
-        self.end = self.captioner.end_token_ids[0]
-        unused = {*self.captioner.end_token_ids, self.captioner.pad_token_id, *self.captioner.prompt_ids()}
-        self.words = [i for i in range(20, 60) if i not in unused][:3]
-        self.images = [self.captioner.encode_images([image]) for image in tiny_images(2)]
-        texts = [[*itertools.product(self.words, repeat=length)] for length in range(LENGTH + 1)]
-        self.captions = [(*words, self.end) for shorter in texts[:-1] for words in shorter] + texts[-1]
-        self.temperature = 1.0
-        # A random model writes all words about equally often: this temperature makes the deviation of the scores 0.8.
-        self.temperature = float(self.next_scores(0)[1].std(1).mean()) / 0.8
-        allowed = {*self.words, self.end}
-        self.settings = {
-            "max_new_tokens": LENGTH,
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_k": 0,
-            "eos_token_id": [self.end],
-            "suppress_tokens": [i for i in range(self.captioner.vocab_size) if i not in allowed],
-        }
-
-    def next_scores(self, image):
-        """All prefixes, and the scores of the four tokens that may follow, `(prefixes, 4)`: of one forward, without a cache."""
-        prefixes = sorted({caption[:at] for caption in self.captions for at in range(len(caption))})
-        rows = [(*prefix, token) for prefix in prefixes for token in (*self.words, self.end)]
-        ids = torch.tensor([row + (self.captioner.pad_token_id,) * (LENGTH - len(row)) for row in rows])
-        mask = torch.tensor([[at < len(row) for at in range(LENGTH)] for row in rows])
-        batch = self.captioner.encode_completions(ids, mask)
-        batch |= {name: value.repeat_interleave(len(rows), 0) for name, value in self.images[image].items()}
-        with torch.no_grad():
-            found = self.captioner.log_probs(batch, temperature=self.temperature).double()
-        start = len(self.captioner.prompt_ids()) - 1
-        last = torch.stack([found[n, start + len(row) - 1] for n, row in enumerate(rows)])
-        return prefixes, last.view(len(prefixes), -1)
-
-    def probabilities(self, image):
-        """Of all captions, `(S,)`."""
-        prefixes, scores = self.next_scores(image)
-        given = dict(zip(prefixes, scores.softmax(1), strict=True))  # of the allowed tokens only
-        place = {token: number for number, token in enumerate((*self.words, self.end))}
-        steps = [[given[c[:at]][place[c[at]]] for at in range(len(c))] for c in self.captions]
-        return torch.stack([torch.stack(each).prod() for each in steps])
-
-    def sampled(self, image, number, **settings):
-        """How often each caption is sampled, `(S,)`."""
-        torch.manual_seed(11)
-        found = self.captioner.generate(**self.images[image], num_return_sequences=number, **self.settings | settings)
-        rows = zip(found.ids.tolist(), found.mask.sum(1).tolist(), strict=True)
-        counts = Counter(tuple(ids[:length]) for ids, length in rows)
-        assert set(counts) <= set(self.captions)
-        return torch.tensor([counts[caption] for caption in self.captions]).double()
-
-
-@pytest.fixture(scope="module")
-def language():
-    return Language("git")
-
-
-def excess(counts, probabilities):
-    """Chi-square statistic divided by its 0.1 % quantile (Wilson and Hilferty); cells with fewer than 5 expected are joined."""
-    expected = probabilities / probabilities.sum() * counts.sum()
-    if (rare := expected < 5).any():
-        counts, expected = (torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected))
-    freedom = len(counts) - 1
-    assert freedom > 10
-    quantile = freedom * (1 - 2 / (9 * freedom) + 3.0902 * (2 / (9 * freedom)) ** 0.5) ** 3
-    return float(((counts - expected) ** 2 / expected).sum()) / quantile
-
-
-@pytest.mark.parametrize("settings", [{}, {"greedy_first": True}])
-def test_sampled_captions_follow_the_exact_probabilities(language, settings):
-    counts = language.sampled(0, NUMBER, **settings)
-    if settings:
-        greedy = language.captioner.generate(**language.images[0], **language.settings | {"do_sample": False})
-        counts[language.captions.index(tuple(greedy.ids[0, : int(greedy.mask.sum())].tolist()))] -= 1
-    assert counts.sum() == NUMBER
-    assert excess(counts, language.probabilities(0)) < 1
-    # The bound notices small faults: another image, and a temperature that is 15 % too high.
-    assert excess(counts, language.probabilities(1)) > 1
-    assert excess(language.sampled(0, NUMBER, temperature=1.15 * language.temperature), language.probabilities(0)) > 1
-
-
-def test_the_bound_notices_draws_whose_numbers_are_not_uniform(language, monkeypatch):
-    before = decoding.draw_tokens
-    monkeypatch.setattr(decoding, "draw_tokens", lambda scores, uniforms: before(scores, uniforms**1.1))
-    assert excess(language.sampled(0, NUMBER), language.probabilities(0)) > 1
-
-
 def multinomial_of(uniforms: Tensor) -> Callable[[Tensor, int], Tensor]:
     """A `torch.multinomial` that inverts the cumulative distribution in a plain loop; call t uses `uniforms[t]` `(N,)`."""
     steps = iter(uniforms)
@@ -257,52 +161,6 @@ def multinomial_of(uniforms: Tensor) -> Callable[[Tensor, int], Tensor]:
         return torch.tensor(chosen)
 
     return multinomial
-
-
-@pytest.mark.parametrize("family", [name for name in MODELS if name not in ("blip", "git", "paligemma")])
-def test_static_cache_gives_the_captions_of_a_dynamic_one(family):
-    captioner, images = captioner_and_images(family)
-    settings = {"max_new_tokens": 6, **many_ends(captioner)}
-    expected = captioner.generate(**images, **settings).ids
-    assert captioner.generate(**images, **settings, cache_implementation="static").ids.tolist() == expected.tolist()
-
-
-@pytest.fixture
-def compiled_by(monkeypatch):
-    """Replace the backend of torch.compile; "eager" traces the same graphs and runs them without a compiler."""
-
-    def use(backend):
-        torch.compiler.reset()
-        calls, compile_ = [], torch.compile
-
-        def compiled(function, **kwargs):
-            calls.append(kwargs)
-            return compile_(function, **{**kwargs, "backend": backend, "mode": None})
-
-        monkeypatch.setattr(torch, "compile", compiled)
-        return calls
-
-    yield use
-    torch.compiler.reset()
-
-
-def sampled(captioner, images, **settings):
-    torch.manual_seed(5)
-    settings = {"do_sample": True, "num_return_sequences": G, "max_new_tokens": T, **settings}
-    return captioner.generate(**images, **settings, **many_ends(captioner)).ids.tolist()
-
-
-def test_compiled_decoding_gives_the_same_captions(compiled_by):
-    captioner, images = captioner_and_images("clipcap")
-    calls = compiled_by("eager")
-    expected = sampled(captioner, images)
-    assert calls == []
-    for _ in range(2):
-        assert sampled(captioner, images, compile_decoding=True) == expected
-    (settings,) = calls  # compiled once
-    assert (settings["dynamic"], settings["backend"]) == (True, "inductor")
-    greedy = captioner.generate(**images, max_new_tokens=T).ids
-    assert captioner.generate(**images, max_new_tokens=T, compile_decoding=True).ids.tolist() == greedy.tolist()
 
 
 # Log-probabilities of sampled tokens are equal in generation, with caches and one token at a time, and in the loss
@@ -451,8 +309,3 @@ def test_the_policy_gradient_has_the_distribution_of_the_rollout():
     assert_close(log_probs[supervised], drawn[written.mask], ulps=64, magnitude=10)
     entropy = -(sampled_from.exp() * sampled_from.nan_to_num(neginf=0)).sum(-1)
     assert_close(entropies[supervised], entropy[written.mask], ulps=64, magnitude=10)
-
-
-def test_heads_that_fit_are_not_masked():
-    captioner, _ = captioner_and_images("git")
-    assert captioner.num_tokens is None

@@ -76,18 +76,6 @@ def test_videos_stand_among_images(caption, captioner, images, expected, tmp_pat
     assert caption(str(film)) == want
 
 
-def test_progress_counts_images_and_prints(caption, images, capsys, tmp_path):
-    film = tmp_path / "film.gif"
-    images[0].save(film, save_all=True, append_images=images[1:], duration=100)
-    said = []
-    caption([film, *images], progress=said.append)
-    assert said == [2, 4, 5, 6]
-    caption(images, progress=True)
-    assert "5/5" in capsys.readouterr().err
-    caption(images)
-    assert "5/5" not in capsys.readouterr().err
-
-
 def test_shipped_models_and_folders(captioner, images, expected, tmp_path):
     captioner.save_pretrained(tmp_path / "model")
     assert pipeline(tmp_path / "model", device="cpu", **SETTINGS)(images) == expected

@@ -1,18 +1,17 @@
 """Prompts of images, words that captions must not contain, and shortest captions."""
 
-import csv
 import json
 
 import pytest
 import transformers
-from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from hf_captionrl.captioners import load_captioner, prompts
-from hf_captionrl.captioners.prompts import ImagePrompts, forbidden_tokens, mentions
+from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.prompts import forbidden_tokens, mentions, prompt_without
 from hf_captionrl.cli import main
 from hf_captionrl.utils.model_files import model_path
-from tests.tiny.chat import chat_tokenizer, tiny_chat
+from tests.captioners.models import captioner_of
+from tests.tiny.chat import chat_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -88,31 +87,8 @@ def test_every_spelling_of_a_word_has_its_tokens(captioner, make):
     assert forbidden_tokens(tokenizer, []) == []
 
 
-def test_chat_models_of_this_process_get_a_prompt_per_image(tmp_path, monkeypatch):
-    model, processor = tiny_chat("llava")
-    for part in (model, processor):
-        part.save_pretrained(tmp_path / "model")
-    (tmp_path / "photos").mkdir()
-    for name in ("a.png", "b.png"):
-        Image.new("RGB", (40, 30), (90, 90, 20)).save(tmp_path / "photos" / name)
-    with (tmp_path / "p.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["file_name", "prompt", "context"], ["b.png", "a dog", "two pigs"]])
-    told, real = [], prompts.encode_with_prompts
-
-    def spy(captioner, images, texts):
-        told.extend(texts)
-        return real(captioner, images, texts)
-
-    monkeypatch.setattr(prompts, "encode_with_prompts", spy)
-    command = ["caption", str(tmp_path / "model"), "--dataset", str(tmp_path / "photos"), "--max_new_tokens", "3"]
-    command += ["--prompts", str(tmp_path / "p.csv"), "--prompt", "a pig", "--do_not_mention", "red"]
-    assert main([*command, "--num_beams", "1", "--output", str(tmp_path / "o.jsonl")]) == 0
-    rule, before = 'Do not mention: "red".', "The image stands in this text, quoted for background only: "
-    assert told == [f"a pig\n{rule}", f'a dog\n{rule}\n{before}"two pigs"']
-
-
-def test_context_is_cut_between_words():
-    table = ImagePrompts(max_context=10, rows={"a": ("", "one two three"), "b": ("", "x" * 30)})
-    assert table.of("a", "P").endswith(': "one two"')
-    assert table.of("b", "P").endswith(f': "{"x" * 10}"')
-    assert table.of("c", "P") == "P"
+def test_chat_models_are_told_the_words():
+    captioner = captioner_of("llava", prompt="a pig")
+    with prompt_without(captioner, ["red", "[INST]"]):
+        assert captioner.prompt == 'a pig\nDo not mention: "red", "\\u005bINST]".'
+    assert captioner.prompt == "a pig"

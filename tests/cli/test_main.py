@@ -138,8 +138,6 @@ LONG = (
 @pytest.mark.parametrize(
     ("words", "name", "content"),
     [
-        ("caption scenes:blip-mle --prompts FILE", "a.jsonl", DEEP),
-        ("caption scenes:blip-mle --prompts FILE", "a.csv", LONG),
         ("caption scenes:blip-mle --output FILE", "a.jsonl", f'{{"image_id": "a", "caption": {DEEP}}}\n'),
         ("caption scenes:blip-mle --output FILE", "a.jsonl", f'{{"image_id": "a", "caption": {DEEP}}}'),
         ("caption scenes:blip-mle --dataset FILE", "a.json", f'{{"images": {DEEP}}}'),

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from hf_captionrl.captioners.language_models import image_url
-from hf_captionrl.captioners.prompts import encode_with_prompts
 from hf_captionrl.data import ImageError, load_captions, open_image
 from hf_captionrl.data.images import HEIC_SUFFIXES, IMAGE_REMEDIES, image_formats, is_address, verify_image
 from hf_captionrl.data.loading import list_images
@@ -332,15 +331,11 @@ def entries(folder):
         "endpoint": lambda image: torch.tensor(list(image_url(image).encode())),
         "GRPO": lambda image: torch.from_numpy(np.array(_with_rgb([{"image": image}])[0]["image"])),
     }
-    for name in ("blip", "florence2", "llava", "smolvlm"):
+    for name in ("blip", "llava", "smolvlm"):
         captioner = captioner_of(name)
         found[name] = lambda image, captioner=captioner: captioner.encode_images([image])["pixel_values"]
         if name == "blip":
             found["prepared pixels"] = lambda image, captioner=captioner: captioner.prepare_pixels([image])
-        if name == "llava":
-            found["prompts"] = lambda image, captioner=captioner: encode_with_prompts(captioner, [image], ["Look"])[
-                "pixel_values"
-            ]
     metric = evaluate.load("clip_score")
     found["evaluate"] = lambda image: metric.compute(predictions=["a red car"], references=[image], scorer=scorer)
     return found

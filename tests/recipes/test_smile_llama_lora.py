@@ -109,9 +109,8 @@ def test_files_of_instructions(tmp_path):
         {"instruction": "Say bye.", "input": None, "output": "Bye"},
     ]
     datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "rows.parquet"))
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for ending in ("json", "jsonl", "parquet"):
+    for ending in ("jsonl", "parquet"):
         found = load_instructions(tmp_path / f"rows.{ending}", exclude=[format_prompt("Say bye.")])
         prompts = ["Instruction: Add.\nInput: 1 and 2\nAnswer:\n", "Instruction: Say hello.\nAnswer:\n"]
         assert (found["prompt"][:], found["completion"][:]) == (prompts, ["3", "Hello"])
@@ -126,9 +125,8 @@ BAD_INSTRUCTIONS = {
 @pytest.mark.parametrize("message", BAD_INSTRUCTIONS)
 def test_bad_instructions(message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if BAD_INSTRUCTIONS[message] is not None:
-        Path("rows.jsonl").write_text(BAD_INSTRUCTIONS[message])
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    Path("rows.jsonl").write_text(BAD_INSTRUCTIONS[message])
+    with pytest.raises(ValueError, match=message):
         load_instructions(Path("rows.jsonl"))
 
 

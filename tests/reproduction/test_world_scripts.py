@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from hf_captionrl import load_scenes, load_scorer, pipeline
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
 from hf_captionrl.apps.boosting.boost import boost_rows
-from hf_captionrl.apps.boosting.conflicts import scene_conflicts, text_conflicts
+from hf_captionrl.apps.boosting.conflicts import scene_conflicts
 from hf_captionrl.scenes import check
 from hf_captionrl.scenes.render import render_clip
 from hf_captionrl.scenes.world import SHAPE_KINDS, Facts
@@ -130,7 +130,7 @@ def test_rows_of_boosted_captions(monkeypatch, tmp_path):
     made = list(boost_rows(scenes, tmp_path / "again", text=SceneWriter(), vision=describer))
     for name in ("VisualCap", "HolisticCap"):
         pairs = [(one["blend_caption"], one[boosted.SOURCES[name]]) for one in made]
-        words = [bool(text_conflicts(*pair)) for pair in pairs]
+        words = [bool(boosted.text_conflicts(*pair)) for pair in pairs]
         exact = [bool(scene_conflicts(*pair, facts)) for pair, facts in zip(pairs, scenes["facts"], strict=True)]
         both = sum(a and b for a, b in zip(words, exact, strict=True))
         found = [rows[name][key] * 42 for key in ("conflicts", "conflicts_by_words", "false_conflicts")]
@@ -148,3 +148,30 @@ def test_rows_of_boosted_captions(monkeypatch, tmp_path):
         < rows["VisualCap"]["conflicts_by_words"]
         < rows["VisualCap"]["conflicts"]
     )
+
+
+CONFLICTS = [
+    ("Two dogs on grass.", "Three brown dogs lie on grass.", "count"),
+    ("A pair of small dogs", "There are 3 dogs", "count"),
+    ("A white plate on a table", "A shiny gray plate with food", "colour"),
+    ("A man hits a ball.", "A woman in white hits a ball.", "kind"),
+    ("Two dogs.", "No dogs, just two cats.", "kind"),
+    ("A cat to the left of a car", "A cat to the right of a car", "kind"),
+]
+AGREEMENTS = [
+    ("A dog.", "Two brown dogs."),  # an article is not a number
+    ("A white and brown plate", "A white plate"),
+    ("Two dogs and three cats", "A pair of dogs, three black cats"),
+    ("A cat on the left", "A cat on the left, a dog on the right"),
+    ("Two dogs.", "Two dogs without any cats."),
+    ("A boy", "Boys with a ball"),
+    ("A blue sky over a green field", "A field of green, and the sky is blue"),
+]
+
+
+def test_known_conflicts_are_found_and_agreeing_captions_have_none():
+    for blend, holistic, attribute in CONFLICTS:
+        assert [conflict.attribute.split()[0] for conflict in boosted.text_conflicts(blend, holistic)] == [
+            attribute
+        ], blend
+    assert [pair for pair in AGREEMENTS if boosted.text_conflicts(*pair)] == []

@@ -1,4 +1,4 @@
-"""Tiny random BLIP-2, InstructBLIP and Florence-2 with their real processors.
+"""Tiny random BLIP-2, InstructBLIP with their real processors.
 
 `tiny_family(name)` returns `(model, processor)`; nothing is downloaded.
 """
@@ -26,7 +26,7 @@ from tests.tiny import (
 )
 from tests.tiny.chat import chat_tokenizer
 
-FAMILY_NAMES = tuple("blip2-opt blip2-t5 instructblip-llama instructblip-t5 florence2".split())
+FAMILY_NAMES = tuple("blip2-opt blip2-t5 instructblip-llama instructblip-t5".split())
 _T5: dict[str, Any] = {"num_layers": LAYERS, "num_heads": HEADS, "d_kv": HIDDEN // HEADS, "d_ff": 2 * HIDDEN}
 _T5 |= {"d_model": HIDDEN, "dropout_rate": 0.0}
 
@@ -98,42 +98,10 @@ def _blip2(language: str, instruct: bool) -> tuple[Any, Any]:
     return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
 
 
-def _florence2() -> tuple[Any, Any]:
-    tokenizer = _starting(chat_tokenizer(("<image>",), image_token="<image>"), "<s> $A </s>")
-    size = {"height": 32, "width": 32}
-    images = transformers.CLIPImageProcessor(size=size, do_center_crop=False, crop_size=size, **_MEAN_STD)
-    images.image_seq_length = 5  # a map of 2 x 2, and its mean
-    processor = transformers.Florence2Processor(images, tokenizer)
-    ids = tokenizer.get_vocab()
-    vision = {
-        "depths": [1, 1],
-        "patch_size": [7, 3],
-        "patch_stride": [4, 4],
-        "patch_padding": [3, 1],
-        "window_size": 2,
-    }
-    vision |= {"patch_prenorm": [False, True], "embed_dim": [16, HIDDEN], "num_heads": [2, 4], "num_groups": [2, 4]}
-    sizes = {"layers": LAYERS, "attention_heads": HEADS, "ffn_dim": 2 * HIDDEN}
-    text = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in sizes.items()}
-    text |= {"model_type": "bart", "vocab_size": len(tokenizer), "d_model": HIDDEN, "max_position_embeddings": 512}
-    text |= {"bos_token_id": ids["<s>"], "eos_token_id": ids["</s>"], "pad_token_id": ids["<pad>"]}
-    config = transformers.Florence2Config(
-        vision_config={**vision, "projection_dim": HIDDEN, "drop_path_rate": 0.0},
-        text_config={**text, "dropout": 0.0, "decoder_start_token_id": ids["</s>"]},
-        image_token_id=ids["<image>"],
-    )
-    model = transformers.Florence2ForConditionalGeneration(config)
-    model.generation_config.forced_bos_token_id = ids["<s>"]
-    return model, processor
-
-
 def tiny_family(name: str, seed: int = 0) -> tuple[Any, Any]:
     """A model in eval mode with its processor."""
     torch.manual_seed(seed)
-    if name.startswith(("blip2", "instructblip")):
-        model, processor = _blip2(name.split("-")[1], name.startswith("instructblip"))
-    else:
-        model, processor = _florence2()
+    model, processor = _blip2(name.split("-")[1], name.startswith("instructblip"))
     model = _spread(model)
     model.tie_weights()
     return model, processor

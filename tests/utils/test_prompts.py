@@ -4,12 +4,10 @@ import json
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from hf_captionrl.captioners.language_models import HTTPBackend
 from hf_captionrl.utils.prompts import (
-    AnswerScores,
     BackendError,
     Failure,
     KeptAnswers,
@@ -26,7 +24,7 @@ def _no_proxy(monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
 
 
-class Counting(AnswerScores):
+class Counting:
     """Answers with the length of the question, and counts questions; some fail."""
 
     model, is_multimodal = "counting", False
@@ -57,11 +55,11 @@ def test_answers_scores_and_rejections_are_kept_and_failures_asked_again(tmp_pat
         backend = Counting()
         with KeptAnswers(backend, tmp_path / "new/kept.jsonl") as kept:
             found = dict(kept.complete(prompts_of(*texts)))
-            scores = kept.answer_log_probs(prompts_of("a", "bb"), ["x", "yy"])
+            scores = [row for _, row in kept.score_answers(prompts_of("a", "bb"), ["x", "yy"])]
         assert found[0] == found[4] == "1 \u2028"
         assert (found[1], found[2]) == (Truncated("cut"), Failure("backend_rejected", "told to"))
         assert found[3].reason == "backend_failed"
-        assert np.array_equal(scores, [[-2, -3], [-3, -4]])
+        assert scores == [[-2, -3], [-3, -4]]
         assert backend.asked == (["a", "long", "no", "down", "a", "bb"] if run == 0 else ["down"])
         assert kept.num_requests == len(backend.asked)
 
@@ -131,11 +129,6 @@ def test_damaged_file_is_refused_by_line_and_not_changed(tmp_path, line):
 def test_second_process_is_refused(tmp_path):
     with KeptAnswers(Counting(), tmp_path / "kept.jsonl"), pytest.raises(ValueError, match=r"kept\.jsonl"):
         KeptAnswers(Counting(), tmp_path / "kept.jsonl")
-
-
-def test_failure_has_no_log_probabilities(tmp_path):
-    with pytest.raises(BackendError, match="told to"):
-        Counting().answer_log_probs(prompts_of("a", "no"), ["x"])
 
 
 def test_letters_of_images_end_with_the_alphabet():

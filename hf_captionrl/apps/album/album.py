@@ -28,7 +28,7 @@ from hf_captionrl.apps.album.phrases import (
 from hf_captionrl.apps.album.sources import opened_chunks, read_images
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.language_models import BackendError, EndpointCaptioner
-from hf_captionrl.captioners.prompts import ImagePrompts, encode_with_prompts, forbidden_tokens
+from hf_captionrl.captioners.prompts import forbidden_tokens, prompt_without
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.retrieval.ranking import unit_rows
@@ -194,11 +194,10 @@ def describe_album(
     if not images or len(existing) != len(images) or (captioner is None and not any(existing)):
         raise ValueError(f"{len(images)} images, captions of {len(existing)}. Pass captions of each, or a captioner.")
     ids = [str(i) for i in (range(len(images)) if image_ids is None else image_ids)]
-    prompts = ImagePrompts(settings.do_not_mention)
 
     def generate(rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
         assert captioner is not None
-        return generate_candidates(captioner, images, rows, ids, settings, prompts)
+        return generate_candidates(captioner, images, rows, ids, settings)
 
     return AlbumSteps(
         images,
@@ -365,20 +364,17 @@ def generate_candidates(
     rows: Sequence[int],
     image_ids: Sequence[str],
     options: CandidateOptions,
-    prompts: ImagePrompts | None = None,
 ) -> list[list[str]]:
     """Candidates of a batch of images, without repeated texts. The caller's random state does not change.
 
     The seed depends on the first image, so the samples do not depend on earlier batches. An endpoint gives a greedy caption and
     samples.
     """
-    prompts = ImagePrompts(options.do_not_mention) if prompts is None else prompts
-    prompt_of = {row: prompts.of(image_ids[row], captioner.prompt) for row in rows}
     candidates: list[list[str]] = []
     if isinstance(captioner, EndpointCaptioner):
         for chunk, opened in opened_chunks(images, rows, options.batch_size):
             ids = [image_ids[row] for row in chunk]
-            answers = captioner.describe(ids, opened, [prompt_of[row] for row in chunk], 1 + options.num_samples)
+            answers = captioner.describe(ids, opened, 1 + options.num_samples)
             for image_id, answer in zip(ids, answers, strict=True):
                 if not answer:
                     raise BackendError(
@@ -387,7 +383,6 @@ def generate_candidates(
                     )
                 candidates.append(list(dict.fromkeys(map(str, answer))))
         return candidates
-    prompts.check(captioner)
     # All settings are explicit, so that the checkpoint's defaults have no effect.
     words = forbidden_tokens(captioner.tokenizer, options.do_not_mention)
     wording: dict[str, Any] = {"max_new_tokens": options.max_new_tokens} | ({"bad_words_ids": words} if words else {})
@@ -397,13 +392,11 @@ def generate_candidates(
     sampling |= {"temperature": options.temperature, "top_p": 1.0, "top_k": 0}
     beams = {"do_sample": False, "num_beams": options.num_beams, "num_return_sequences": options.num_beams, **wording}
     device = captioner.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), prompt_without(captioner, options.do_not_mention):
         torch.manual_seed(seed_of_batch(options.seed, image_ids[rows[0]]))
         for chunk, opened in opened_chunks(images, rows, options.batch_size):
-            if prompts and captioner.family == "chat":
-                inputs = encode_with_prompts(captioner, opened, [prompt_of[row] for row in chunk])
-            else:
-                inputs = captioner.encode_images(opened)
+            inputs = captioner.encode_images(opened)
             texts = _grouped(captioner.generate(**inputs, **beams).captions, len(chunk))
             if options.num_samples:
                 samples = _grouped(captioner.generate(**inputs, **sampling).captions, len(chunk))

@@ -30,7 +30,6 @@ from hf_captionrl.apps.album.sources import (
 )
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
-from hf_captionrl.captioners.prompts import ImagePrompts
 from hf_captionrl.evaluation.caption_files import table_rows
 from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import LineFile, atomic_write_bytes, installed_versions, json_digest, to_plain, write_json
@@ -155,15 +154,12 @@ def describe_source(
     if options.model is None:
         steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited)
         return steps.album(), {}
-    wording = {"do_not_mention": options.do_not_mention}
-    prompts = ImagePrompts.read(options.prompts, ids, **wording)
     captioner = load_model(options)
-    prompts.check(captioner)
     is_endpoint = options.endpoint is not None
     names = [field.name for field in dataclasses.fields(CandidateOptions)]
     settings = to_plain({name: getattr(options, name) for name in ("model", "revision", "dtype", *names)})
     settings["weights"] = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
-    settings |= {"prompt": captioner.prompt, "prompts": to_plain(prompts.rows)}
+    settings |= {"prompt": captioner.prompt}
     path = options.output[0].with_suffix(".candidates.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.overwrite:
@@ -176,7 +172,7 @@ def describe_source(
             # The whole batch is in the record or generated, because samples depend on it.
             names = [f"{ids[row]} {key}" for row, key in zip(rows, keys, strict=True)]
             if any(name not in record.texts for name in names):
-                texts = generate_candidates(captioner, images, rows, ids, options, prompts)
+                texts = generate_candidates(captioner, images, rows, ids, options)
                 record.add(dict(zip(names, texts, strict=True)))
             return [record.texts[name] for name in names]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from hf_captionrl.data.options import CaptionerOptions, EndpointOptions, PromptOptions, WordingOptions
+from hf_captionrl.data.options import CaptionerOptions, EndpointOptions, WordingOptions
 from hf_captionrl.utils.options import (
     CacheOptions,
     CommandOptions,
@@ -59,7 +59,7 @@ def check_words(settings: AlbumSettings) -> None:
 
 
 @dataclass
-class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOptions, PromptOptions):
+class AlbumOptions(AlbumSettings, CacheOptions, CaptionerOptions, EndpointOptions):
     """Caption the images of a set so that each caption distinguishes its image from the others.
 
     Equal images get one caption. Candidates come from beams, samples and existing captions; they are chosen for all images

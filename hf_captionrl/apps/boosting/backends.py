@@ -117,15 +117,17 @@ def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset)
     """Check what `--text` or `--vision` names, before a model is loaded."""
     kind, name = _kind(arguments, role)
     kinds = ("transformers", "openai", *(("captioner",) if role == "vision" else ()))
-    if kind == "scenes" and not name:
-        if "facts" not in dataset.column_names:
-            raise ValueError(f"--{role} scenes needs the column 'facts', which embedded scenes have. Name a model.")
-    elif kind not in kinds or not name:
+    if (kind, name) == ("scenes", "") and "facts" in dataset.column_names:
+        return
+    if (
+        kind not in kinds
+        or not name
+        or (kind == "openai" and not (getattr(arguments, f"{role}_url") or arguments.text_url))
+    ):
         raise ValueError(
-            f"--{role} is {getattr(arguments, role) or ''!r}. Use 'scenes', or one of {', '.join(kinds)} with a name after a colon."
+            f"--{role} is {getattr(arguments, role) or ''!r}. Use 'scenes' (for embedded scenes), or one of {', '.join(kinds)} "
+            f"with a name after a colon; openai also needs --{role}_url http://127.0.0.1:8000/v1."
         )
-    elif kind == "openai" and not (getattr(arguments, f"{role}_url") or arguments.text_url):
-        raise ValueError(f"--{role} openai:{name} needs an address. Pass one: --{role}_url http://127.0.0.1:8000/v1.")
 
 
 def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Backend:
@@ -139,7 +141,6 @@ def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) 
         facts = dict(zip(dataset["image_id"][:], dataset["facts"][:], strict=True))
         return SceneDescriber(facts, error_rate=arguments.error_rate, seed=arguments.seed)
     options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens}
-    options["revision"] = getattr(arguments, f"{role}_revision") or ("" if kind == "openai" else None)
     if kind == "openai":
         url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
         options |= {"seed": arguments.seed, **arguments.requests}

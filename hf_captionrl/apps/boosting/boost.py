@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,8 @@ import datasets
 from huggingface_hub import DatasetCardData
 
 from hf_captionrl.apps.boosting.backends import check_backend, load_backend
-from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
+from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics
 from hf_captionrl.apps.boosting.prompts import (
-    MAX_ANSWER_WORDS,
     STAGES,
     answer_fault,
     blend_prompt,
@@ -79,30 +77,19 @@ class _Row:
         return dataclasses.replace(prompt, attempt=attempt)
 
     def finished(self, facts: Any) -> dict[str, Any]:
-        """The row of the file, with conflicts that are exact if the facts of its scene are given; or why it is skipped."""
-        numbers = {"row": self.number, "image_id": self.image_id}
-        if self.fault is not None:
-            return numbers | {"skipped": self.fault}
-        blend, holistic = self.texts["blend"], self.texts["holistic"]
-        conflicts = text_conflicts(blend, holistic) if facts is None else scene_conflicts(blend, holistic, facts)
-        columns: dict[str, Any] = {"references": list(self.references), "captions": [holistic]}
-        columns["conflicts"] = [*map(str, conflicts)]
-        for stage in STAGES:
-            columns |= {f"{stage}_caption": self.texts[stage], f"{stage}_source": self.sources[stage]}
-        return numbers | columns | {"skipped": None}
+        """The row of the file, with conflicts if the facts of its scene are given; or why it is skipped."""
+        columns: dict[str, Any] = {"row": self.number, "image_id": self.image_id, "skipped": self.fault}
+        if self.fault is None:
+            blend, holistic = self.texts["blend"], self.texts["holistic"]
+            columns |= {"references": list(self.references), "captions": [holistic], "conflicts": None}
+            if facts is not None:
+                columns["conflicts"] = [*map(str, scene_conflicts(blend, holistic, facts))]
+            for stage in STAGES:
+                columns |= {f"{stage}_caption": self.texts[stage], f"{stage}_source": self.sources[stage]}
+        return columns
 
 
-def _fault(answer: Any, text: str, prompt: Prompt, max_words: int) -> tuple[str, str] | None:
-    """Reason and detail of an answer that cannot be used; `text` is the cleaned answer."""
-    if isinstance(answer, Failure):
-        return answer.reason, answer.detail
-    fault = answer_fault(text, prompt, max_words=max_words)
-    if fault is None and isinstance(answer, Truncated) and is_truncated(answer.text):
-        fault = "answer_truncated", f"the answer stops at the length limit: {'...' + text[-60:]!r}"
-    return fault
-
-
-def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int, max_words: int) -> None:
+def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int) -> None:
     """Ask for one stage of some rows; each row gets an answer or a fault. Later attempts ask again for bad answers."""
     # Without the folders of this machine, because the file may be published.
     model = os.path.basename(backend.model.rstrip("/")) if os.path.isabs(backend.model) else backend.model
@@ -112,14 +99,19 @@ def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int, max_
         again: dict[int, _Row] = {}
         for position, answer in backend.complete(prompts):
             row, prompt = pending[position], prompts[position]
-            text = "" if isinstance(answer, Failure) else answer.text if isinstance(answer, Truncated) else answer
-            text = clean_answer(text)
-            fault = _fault(answer, text, prompt, max_words)
+            if isinstance(answer, Failure):
+                row.fault = {"stage": stage, "reason": answer.reason, "detail": answer.detail}
+                continue
+            written = answer.text if isinstance(answer, Truncated) else answer
+            text = clean_answer(written)
+            fault = answer_fault(text, prompt)
+            if fault is None and isinstance(answer, Truncated) and is_truncated(written):
+                fault = "answer_truncated", f"the answer stops at the length limit: {'...' + text[-60:]!r}"
             if fault is None:
                 row.texts[stage] = text
                 source = {"model": model, "revision": backend.revision, "prompt_hash": prompt.hash}
                 row.sources[stage] = source | {"attempt": attempt}
-            elif attempt + 1 < attempts and not isinstance(answer, Failure):
+            elif attempt + 1 < attempts:
                 again[position] = row
             else:
                 row.fault = {"stage": stage, "reason": fault[0], "detail": fault[1]}
@@ -133,22 +125,13 @@ def boost_rows(
     text: Backend,
     vision: Backend,
     attempts: int = 3,
-    max_words: int = MAX_ANSWER_WORDS,
     exact_facts: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Ask for all captions of a data set, and append each answer to the journals in `folder`, so that none is asked twice.
+    """The finished rows in their order, with the columns of `captions.parquet`, or with the reason in `skipped`.
 
-    Args:
-        dataset: Images with references; images are opened before any question, so a broken one costs no request.
-        folder: Of `journal-text.jsonl` and `journal-vision.jsonl`.
-        text: Backend that blends and combines captions.
-        vision: Backend that describes images.
-        attempts: Largest number of answers per prompt, until one passes the checks; later ones are sampled.
-        max_words: Longest accepted answer.
-        exact_facts: Find conflicts with the column `facts` of embedded scenes.
-
-    Yields:
-        `dict`: The rows in their order, with the columns of `captions.parquet`, or with the reason in `skipped`.
+    Each answer is appended to the journals in `folder`, so that none is asked twice. Images are opened before any question, so
+    that a broken one costs no request. Later attempts are sampled. `exact_facts`: find conflicts with the column `facts` of
+    embedded scenes.
     """
     if not vision.is_multimodal:
         raise ValueError(f"The vision backend {vision.model!r} does not see images. Use one that does.")
@@ -169,7 +152,7 @@ def boost_rows(
                 except ImageError as error:
                     row.fault = {"stage": "visual", "reason": error.reason, "detail": error.detail}
             for stage, backend in zip(STAGES, (writer, describer, writer), strict=True):
-                _ask(rows, stage, backend, attempts, max_words)
+                _ask(rows, stage, backend, attempts)
             for at, row in enumerate(rows):
                 yield row.finished(part[at]["facts"] if exact_facts else None)
 
@@ -182,12 +165,7 @@ def write_captions(
 ) -> None:
     """Write the columns of the data set and those of the finished rows to `captions.parquet`.
 
-    Args:
-        dataset: The data set that the rows are of.
-        folder: Of the file.
-        rows: Finished rows of [`boost_rows`].
-        images: Keep the column `image`; without it, only captions and ids are published.
-        embed: Store images in the file, not their paths.
+    Without `images`, only captions and ids are published; `embed` stores images in the file, not their paths.
     """
 
     def stored(row: dict[str, Any]) -> dict[str, Any]:
@@ -232,7 +210,7 @@ _COLUMNS = {
     "blend_caption": "BlendCap: the references, blended by the language model",
     "visual_caption": "VisualCap: description by the vision model",
     "holistic_caption": "HolisticCap: the BlendCap with the additional details of the VisualCap",
-    "conflicts": "contradictions between HolisticCap and BlendCap, in words",
+    "conflicts": "on embedded scenes, contradictions between HolisticCap and BlendCap",
     "blend_source": "model, revision, prompt hash and attempt of the BlendCap",
     "visual_source": "the same for the VisualCap",
     "holistic_source": "the same for the HolisticCap",
@@ -248,7 +226,6 @@ def write_boosted(
 
     folder, embedded = arguments.output, arguments.dataset == "scenes"
     source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
-    by = "the facts of the scenes" if embedded else "word lists, which find only a few conflicts"
     split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
     models = {
         title: f"{public_values(backends[role].model)}, revision {backends[role].revision or 'not named'}"
@@ -257,22 +234,21 @@ def write_boosted(
     # The name of the folder, as the Hub accepts it.
     name = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
     rows = counts["rows"]
+    checked = f"{counts['skipped']} rows were left out as unusable. No one has read the captions."
+    if embedded:
+        checked = f"{counts['conflicts']} of {rows} HolisticCaps contradict their BlendCap; {checked}"
+    method = "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1"
     card = {
         "dataset_id": arguments.repo_id or name,
         "file": CAPTIONS_FILE,
         "source": source,
         "source_license": arguments.source_license_of(arguments.dataset),
         "description": f"Richer captions of {rows} images, {split} of {source}.",
-        "made_with": {
-            **models,
-            "method": "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1",
-            "seed": arguments.seed,
-        },
+        "made_with": {**models, "method": method, "seed": arguments.seed},
         "columns": {name: _COLUMNS.get(name, "as in the source") for name in columns},
         "sizes": {str(arguments.split): rows},
         "license": arguments.license,
-        "checked": f"{counts['conflicts']} of {rows} HolisticCaps contradict their BlendCap, by {by}; "
-        f"{counts['skipped']} rows were left out as unusable. No one has read the captions.",
+        "checked": checked,
         "language": arguments.language,
         # Paths of image files cannot be published: a push requires --embed_images or --no_images.
         "has_images": "image" in columns,
@@ -300,10 +276,6 @@ def _write_card(folder: Path, manifest: Mapping[str, Any]) -> Path:
 def rewrite_boosted_card(folder: Path, changes: Mapping[str, str]) -> Path:
     """Render the card of boosted captions again with changed facts, which their manifest keeps."""
     manifest = read_object(folder / BOOSTED_FILE)
-    if "card" not in manifest:
-        raise ValueError(
-            f"{folder / BOOSTED_FILE} is not a manifest of boosted captions. Run `captionrl boost` again."
-        )
     return _write_card(folder, {**manifest, "card": {**manifest["card"], **changes}})
 
 
@@ -314,19 +286,12 @@ def boost(arguments: BoostOptions) -> None:
     folder = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
     loaded = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
-    dataset, number, total = loaded.dataset, len(loaded.all_ids), sum(loaded.sizes.values())
-    if number < total and arguments.dataset != "scenes":
-        print(
-            f"captionrl boost: {number} of {total} images are boosted: split {arguments.split!r}. Use --split train for "
-            "captions to train on, or --split all for every image.",
-            file=sys.stderr,
-        )
+    dataset = loaded.dataset
     for role in ("text", "vision"):
         check_backend(arguments, role, dataset)  # before a model is loaded
-    backends = {role: load_backend(arguments, role, dataset) for role in ("text", "vision")}
-    settings: dict[str, Any] = {"attempts": arguments.attempts, "max_words": arguments.max_words, **backends}
+    backends: dict[str, Any] = {role: load_backend(arguments, role, dataset) for role in ("text", "vision")}
     exact = arguments.dataset == "scenes"
-    rows = list(boost_rows(dataset, folder, **settings, exact_facts=exact))
+    rows = list(boost_rows(dataset, folder, **backends, attempts=arguments.attempts, exact_facts=exact))
     done = [row for row in rows if row["skipped"] is None]
     skipped = [{"row": row["row"], "image_id": row["image_id"], **row["skipped"]} for row in rows if row["skipped"]]
     write_jsonl(folder / SKIPPED_FILE, skipped)
@@ -343,7 +308,4 @@ def boost(arguments: BoostOptions) -> None:
     if arguments.json:
         print(json.dumps(summary))
     else:
-        print(
-            f"{folder / CAPTIONS_FILE}: {counts['rows']} captions, {counts['conflicts']} of which contradict their BlendCap; "
-            f"{counts['skipped']} rows skipped."
-        )
+        print(f"{folder / CAPTIONS_FILE}: {counts['rows']} captions, {counts['skipped']} rows skipped.")

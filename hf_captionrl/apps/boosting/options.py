@@ -18,8 +18,6 @@ class _Backends(SeedOptions, RequestOptions):
         None, metavar="BACKEND", help="language model that writes BlendCap and HolisticCap, as listed below"
     )
     vision: str | None = option(None, metavar="BACKEND", help="vision model that writes VisualCap, as listed below")
-    text_revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the language model")
-    vision_revision: str | None = option(None, metavar="REV", help="branch, tag or commit of the vision model")
     text_url: str | None = option(
         None, metavar="URL", help="address of the endpoint of a language model openai:NAME, without /chat/completions"
     )
@@ -63,16 +61,13 @@ class BoostOptions(_Backends, DatasetOptions, PublicationOptions):
           captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --concurrency 32 \\
               --text openai:mistral --text_url http://127.0.0.1:8000/v1 --vision openai:llava --vision_url http://127.0.0.1:8001/v1
 
-        publish: --embed_images includes images that are files, --no_images leaves them out; a finished run asks nothing:
-          captionrl boost --dataset dataset_coco.json --image_root coco --split train --output boosted --no_images
-          captionrl push boosted --repo_id me/coco-boosted
+        publish: --embed_images includes images that are files, --no_images leaves them out; a finished run asks nothing
     """
 
     output: Path = option(Path("boosted"), metavar="DIR", help="folder to write into")
     attempts: Positive = option(
         3, metavar="N", help="largest number of answers per prompt, until one passes the checks"
     )
-    max_words: Positive = option(120, metavar="N", help="longest accepted answer in words")
     embed_images: bool = option(False, help="store images in the file, not their paths")
     tokenizer: str | None = option(
         None,

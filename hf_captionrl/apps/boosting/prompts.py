@@ -43,72 +43,64 @@ def _pair(correct: str, new: str) -> str:
 
 
 # Worked examples: what the user says, and the answer.
-BLEND_EXAMPLES: tuple[tuple[str, str], ...] = (
-    (
-        _references(
-            (
-                "A plate full of food with an assortment of food on it.",
-                "There is meat and vegetables on a white and brown plate.",
-                "A plate on a table that has food on it.",
-                "A plate with some steak, carrots, and sliced fried potatoes.",
-                "A plate of food on a table.",
-            )
+BLEND_EXAMPLES: tuple[tuple[str, str], ...] = tuple(
+    (_references(references), answer)
+    for *references, answer in (
+        (
+            "A plate full of food with an assortment of food on it.",
+            "There is meat and vegetables on a white and brown plate.",
+            "A plate on a table that has food on it.",
+            "A plate with some steak, carrots, and sliced fried potatoes.",
+            "A plate of food on a table.",
+            "A white and brown plate on a table with an assortment of steak, carrots, sliced fried potatoes, and "
+            "vegetables.",
         ),
-        "A white and brown plate on a table with an assortment of steak, carrots, sliced fried potatoes, and vegetables.",
-    ),
-    (
-        _references(
-            (
-                "A park bench on the side of a lake.",
-                "A lone bench sits atop a hill looking over the river.",
-                "A wooden bench sitting on top of a sandy beach.",
-                "A bench on a river bank in the countryside.",
-                "A wood bench is sitting in front of a river.",
-            )
+        (
+            "A park bench on the side of a lake.",
+            "A lone bench sits atop a hill looking over the river.",
+            "A wooden bench sitting on top of a sandy beach.",
+            "A bench on a river bank in the countryside.",
+            "A wood bench is sitting in front of a river.",
+            "A wooden bench sits atop a hill in front of a river overlooking the water and the surrounding "
+            "countryside.",
         ),
-        "A wooden bench sits atop a hill in front of a river overlooking the water and the surrounding countryside.",
-    ),
-    (
-        _references(
-            (
-                "A bathroom with a toilet sitting next to a sink.",
-                "A white sink and toilet in a room.",
-                "A bathroom with a mirror, sinks, toilet and toilet roll.",
-                "A bathroom that has a toilet sink and mirror in it.",
-                "A bathroom with a toilet next to a sink.",
-            )
+        (
+            "A bathroom with a toilet sitting next to a sink.",
+            "A white sink and toilet in a room.",
+            "A bathroom with a mirror, sinks, toilet and toilet roll.",
+            "A bathroom that has a toilet sink and mirror in it.",
+            "A bathroom with a toilet next to a sink.",
+            "A bathroom with a toilet next to a white sink, mirror and toilet roll.",
         ),
-        "A bathroom with a toilet next to a white sink, mirror and toilet roll.",
-    ),
+    )
 )
 # The paper prints three "for brevity".
-HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = (
-    (
-        _pair(
+HOLISTIC_EXAMPLES: tuple[tuple[str, str], ...] = tuple(
+    (_pair(correct, new), answer)
+    for correct, new, answer in (
+        (
             "A man reaches up with a tennis racquet to hit an approaching ball in a tennis court.",
-            "In this image, a woman is playing tennis on a purple court. She is wearing a white shirt and a blue short, "
-            "and she is holding a tennis racket. The tennis ball is in the air as she prepares to hit it with her racket.",
+            "In this image, a woman is playing tennis on a purple court. She is wearing a white shirt and a blue "
+            "short, and she is holding a tennis racket. The tennis ball is in the air as she prepares to hit it "
+            "with her racket.",
+            "A man wearing a white shirt and blue shorts reaches up with a tennis racquet to hit an approaching "
+            "ball in a purple tennis court.",
         ),
-        "A man wearing a white shirt and blue shorts reaches up with a tennis racquet to hit an approaching ball in a "
-        "purple tennis court.",
-    ),
-    (
-        _pair(
+        (
             "A white fire hydrant sits in front of an old couch on a sidewalk in front of a house.",
-            "In this image, there is a black fire hydrant sitting on the sidewalk in front of a brick building. The fire "
-            "hydrant is positioned next to a couch, which is placed on the sidewalk in front of the building.",
+            "In this image, there is a black fire hydrant sitting on the sidewalk in front of a brick building. "
+            "The fire hydrant is positioned next to a couch, which is placed on the sidewalk in front of the "
+            "building.",
+            "A white fire hydrant sits in front of an old couch on a sidewalk in front of a brick house.",
         ),
-        "A white fire hydrant sits in front of an old couch on a sidewalk in front of a brick house.",
-    ),
-    (
-        _pair(
+        (
             "A young boy poses next to a wall with writing on it, smiling and holding bags.",
-            "In this image, a young girl is sitting in front of a graffiti-covered wall, wearing a red shirt. She is "
-            "holding a box of crayons and smiling at the camera.",
+            "In this image, a young girl is sitting in front of a graffiti-covered wall, wearing a red shirt. She"
+            " is holding a box of crayons and smiling at the camera.",
+            "A young boy wearing a red shirt poses next to a graffiti-covered wall with writing on it. He is "
+            "holding bags of crayons and smiling at the camera.",
         ),
-        "A young boy wearing a red shirt poses next to a graffiti-covered wall with writing on it. He is holding bags of "
-        "crayons and smiling at the camera.",
-    ),
+    )
 )
 
 
@@ -159,22 +151,11 @@ _REFUSAL = re.compile(
     re.I,
 )
 _REFUSAL_WITHIN = 120  # refusals come first; a quoted "I can't" late in a long caption is not a refusal
-_PROMPT_MARKS = (
-    "reference caption",
-    "reference set",
-    "correct caption",
-    "new caption",
-    "new noisy caption",
-    "system prompt",
-    "three examples are shown",
-    "briefly describe the content",
-    "holistic caption to describe the same image",
+_PROMPT_MARKS = re.compile(
+    "reference (?:caption|set)|correct caption|new (?:noisy )?caption|system prompt|three examples are shown|"
+    "briefly describe the content|holistic caption to describe the same image"
 )
-# Answers without content.
-_NOTHING = frozenset(
-    "none null nil n/a na nan nothing unknown undefined empty error ok okay yes no sure done caption answer assistant "
-    "thanks hello".split()
-) | {"no caption", "not available", "not applicable", "thank you"}
+_NOTHING = frozenset("none null nil n/a na nan nothing unknown empty error ok okay yes no caption answer".split())
 
 
 def _without_preamble(text: str) -> str:
@@ -196,7 +177,7 @@ def is_truncated(text: str) -> bool:
     return _NEXT_TURN.search(_without_preamble(text)) is None
 
 
-def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS) -> tuple[str, str] | None:
+def answer_fault(text: str, prompt: Prompt) -> tuple[str, str] | None:
     """The first fault of a cleaned answer, its reason and detail; lists and limits are above."""
     shown = repr(text if len(text) <= 60 else text[:60] + "...")
     if not any(map(str.isalnum, text)):
@@ -206,10 +187,13 @@ def answer_fault(text: str, prompt: Prompt, *, max_words: int = MAX_ANSWER_WORDS
     if _REFUSAL.search(text[:_REFUSAL_WITHIN]):
         return "answer_refuses", f"the answer {shown} is a refusal"
     lowered = text.lower()
-    copied = lowered in (prompt.user.lower(), *(answer.lower() for _, answer in prompt.examples))
-    if copied or any(mark in lowered for mark in _PROMPT_MARKS):
+    if lowered in (prompt.user.lower(), *(answer.lower() for _, answer in prompt.examples)) or _PROMPT_MARKS.search(
+        lowered
+    ):
         return "answer_repeats_prompt", f"the answer {shown} repeats the prompt"
     words = len(text.split())
-    if words > max_words or len(text) > 20 * max_words:  # scripts without spaces make one word of a sentence
-        return "answer_too_long", f"the answer {shown} has {words} words, more than {max_words}"
+    if (
+        words > MAX_ANSWER_WORDS or len(text) > 20 * MAX_ANSWER_WORDS
+    ):  # scripts without spaces make one word of a sentence
+        return "answer_too_long", f"the answer {shown} has {words} words, more than {MAX_ANSWER_WORDS}"
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from hf_captionrl.utils.io import read_jsonl
 
 logger = logging.getLogger(__name__)
 
-_FILES = {".json", ".jsonl", ".ndjson", ".parquet"}
+_MAX_BAD = 0.05  # share of rows without an instruction or an answer
 
 
 def format_prompt(instruction: str, input: str = "") -> str:
@@ -29,17 +28,7 @@ def format_prompt(instruction: str, input: str = "") -> str:
     return f"Instruction: {instruction.strip()}\n{middle}Answer:\n"
 
 
-def _read_file(path: Path) -> datasets.Dataset:
-    if path.suffix == ".parquet":
-        return datasets.Dataset.from_parquet(str(path))
-    is_list = path.suffix == ".json" and path.read_text(encoding="utf-8").lstrip().startswith("[")
-    rows = json.loads(path.read_text(encoding="utf-8")) if is_list else [row for _, row in read_jsonl(path)]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"{path.name} contains items that are not objects. Use instruction, input and output.")
-    return datasets.Dataset.from_list(rows)
-
-
-def to_prompts(rows: datasets.Dataset, *, max_bad_fraction: float = 0.05) -> datasets.Dataset:
+def to_prompts(rows: datasets.Dataset) -> datasets.Dataset:
     """Alpaca's columns as trl's prompt and completion."""
     missing = [column for column in ("instruction", "output") if column not in rows.column_names]
     if missing:
@@ -47,50 +36,36 @@ def to_prompts(rows: datasets.Dataset, *, max_bad_fraction: float = 0.05) -> dat
             f"The instructions have no column {missing[0]!r}; there are {rows.column_names}. Alpaca's format is "
             "instruction, input (may be missing) and output."
         )
-
-    def text(row: dict[str, Any], column: str) -> str:
-        value = row.get(column)
-        return value.strip() if isinstance(value, str) else ""
-
-    found = [
-        {"prompt": format_prompt(text(row, "instruction"), text(row, "input")), "completion": text(row, "output")}
-        for row in rows
-        if text(row, "instruction") and text(row, "output")
-    ]
-    bad = len(rows) - len(found)
-    if bad > max_bad_fraction * len(rows) or not found:
+    columns = ("instruction", "input", "output")
+    texts = [{name: (row.get(name) or "").strip() for name in columns} for row in rows]
+    filled = [text for text in texts if text["instruction"] and text["output"]]
+    bad = len(rows) - len(filled)
+    if bad > _MAX_BAD * len(rows) or not filled:
         raise ValueError(
-            f"{bad} of {len(rows)} rows have a blank instruction or output, more than max_bad_fraction="
-            f"{max_bad_fraction:g} allows. Check the file, or raise the limit."
+            f"{bad} of {len(rows)} rows have a blank instruction or output, more than {_MAX_BAD:.0%}. Check the file."
         )
     if bad:
         logger.warning("%d of %d rows have a blank instruction or output and are left out.", bad, len(rows))
-    return datasets.Dataset.from_list(found)
+    return datasets.Dataset.from_list(
+        [{"prompt": format_prompt(t["instruction"], t["input"]), "completion": t["output"]} for t in filled]
+    )
 
 
 def load_instructions(
-    name: str | os.PathLike[str],
-    *,
-    config: str | None = None,
-    revision: str | None = None,
-    split: str = "train",
-    max_rows: int | None = None,
-    max_bad_fraction: float = 0.05,
-    exclude: Sequence[str] = (),
+    name: str | os.PathLike[str], *, max_rows: int | None = None, exclude: Sequence[str] = ()
 ) -> datasets.Dataset:
-    """Load instructions from a JSON, JSON Lines or Parquet file, or from the Hub."""
+    """Load instructions from a JSON Lines or Parquet file, or from the Hub."""
     path = Path(name)
-    if path.suffix in _FILES:
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {path.name!r}. Give a file that exists, or a name on the Hub.")
-        rows = _read_file(path)
+    if path.suffix == ".parquet":
+        rows = datasets.Dataset.from_parquet(str(path))
+    elif path.suffix == ".jsonl":
+        rows = datasets.Dataset.from_list([row for _, row in read_jsonl(path)])
     else:
-        rows = datasets.load_dataset(str(name), config, revision=revision, split=split)
+        rows = datasets.load_dataset(str(name), split="train")
     if max_rows is not None:
         rows = rows.select(range(min(max_rows, len(rows))))
-    prompts = to_prompts(rows, max_bad_fraction=max_bad_fraction)
-    unwanted = set(exclude)
-    return prompts.filter(lambda row: row["prompt"] not in unwanted) if unwanted else prompts
+    prompts, excluded = to_prompts(rows), set(exclude)
+    return prompts.filter(lambda row: row["prompt"] not in excluded) if excluded else prompts
 
 
 # --- A LLaMA that is small enough to train on one CPU thread, with random weights and a small tokenizer --------------

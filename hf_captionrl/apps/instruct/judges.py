@@ -6,8 +6,9 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -88,27 +89,25 @@ def relative_scores(ratings: Sequence[Rating], *, num_resamples: int = 1000, see
     """
     result: dict[str, Any] = {}
     for name in ("overall", *CATEGORIES):
-        mine = [r for r in ratings if name in ("overall", r.category)]
-        if not mine:
+        rows = [r for r in ratings if name in ("overall", r.category)]
+        if not rows:
             continue
-        above, below = [r.candidate for r in mine], [r.reference for r in mine]
+        above, below = [r.candidate for r in rows], [r.reference for r in rows]
         result[name] = math.fsum(above) / math.fsum(below)
-        questions = [r.question_id for r in mine]
+        questions = [r.question_id for r in rows]
         if len(set(questions)) > 1:
             settings: dict[str, Any] = {"groups": questions, "num_resamples": num_resamples, "seed": seed}
             result[f"{name}_ci"] = bootstrap_interval(above, weights=below, **settings)
-    of_question: dict[str, dict[bool, list[float]]] = {}
+    gaps: dict[str, dict[bool, list[float]]] = {}  # candidate minus reference, by question and place
     for rating in ratings:
-        orders = of_question.setdefault(rating.question_id, {})
+        orders = gaps.setdefault(rating.question_id, {})
         orders.setdefault(rating.candidate_first, []).append(rating.candidate - rating.reference)
-    # Candidate minus reference, shown first and shown second: the position causes half of the difference.
-    both = [orders for orders in of_question.values() if len(orders) == 2]
-    gaps = [sum(o[True]) / len(o[True]) - sum(o[False]) / len(o[False]) for o in both]
+    both = [fmean(orders[True]) - fmean(orders[False]) for orders in gaps.values() if len(orders) == 2]
     return result | {
-        "first_place": sum(gaps) / len(gaps) / 2 if gaps else None,
+        "first_place": fmean(both) / 2 if both else None,  # the position causes half of the difference
         "num_ratings": len(ratings),
-        "num_questions": len(of_question),
-        "one_order": len(of_question) - len(both),
+        "num_questions": len(gaps),
+        "one_order": len(gaps) - len(both),
         "signature": signature(
             metric="relative_scores", scale="1-10", pooled="sum/sum", resampled="questions", resamples=num_resamples
         ),
@@ -136,16 +135,17 @@ def load_questions(
     Questions of categories that Table 7 omits (coding, math) are skipped.
     """
     try:
-        answers = (
-            {}
-            if reference_answers is None
-            else {row["question_id"]: row["text"] for _, row in read_jsonl(reference_answers)}
-        )
-        rows = [(row["question_id"], row.get("category", ""), row) for _, row in read_jsonl(path)]
+        lines = [] if reference_answers is None else read_jsonl(reference_answers)
+        answers = {row["question_id"]: row["text"] for _, row in lines}
         return [
-            Question(str(name), category, row["text"], row.get("reference", answers.get(name, "")))
-            for name, category, row in rows
-            if category in CATEGORIES
+            Question(
+                str(row["question_id"]),
+                row["category"],
+                row["text"],
+                row.get("reference") or answers.get(row["question_id"], ""),
+            )
+            for _, row in read_jsonl(path)
+            if row.get("category") in CATEGORIES
         ]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{Path(path).name} or its answers lack question_id or text. Use Vicuna's format.") from error
@@ -177,14 +177,6 @@ def answer_questions(
 # --- Judges of answers -----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Ratings:
-    """Ratings and failures of a judge."""
-
-    ratings: list[Rating] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)  # question id and beginning of each reply that could not be read
-
-
 def judge_prompt(question: str, first: str, second: str) -> str:
     """The question to a judge."""
     return (
@@ -197,30 +189,28 @@ def judge_prompt(question: str, first: str, second: str) -> str:
     )
 
 
-class Judge:
-    """Rates the answers of a model with a backend of `captioners.language_models`."""
+def rate(judge: Backend, questions: Sequence[Question], answers: Sequence[str]) -> tuple[list[Rating], list[str]]:
+    """Rate each answer beside its question's reference answer, in both orders; an empty one is `(no answer)`.
 
-    def __init__(self, backend: Backend) -> None:
-        self.name, self._backend = Path(backend.model).name, backend
-
-    def rate(self, questions: Sequence[Question], answers: Sequence[str]) -> Ratings:
-        """Rate each answer beside its question's reference answer, in both orders; an empty one is `(no answer)`."""
-        result = Ratings()
-        for question, answer in zip(questions, answers, strict=True):
-            text = answer if answer.strip() else "(no answer)"
-            for first in (True, False):
-                pair = (text, question.reference) if first else (question.reference, text)
-                [(_, reply)] = self._backend.complete([Prompt("judge", "", judge_prompt(question.text, *pair))])
-                if isinstance(reply, Failure):
-                    raise BackendError(f"{self._backend!r} failed: {reply.detail}. The answers are in answers.jsonl.")
-                written = reply.text if isinstance(reply, Truncated) else reply
-                scores = parse_scores(written)
-                if scores is None:
-                    result.failed.append(f"{question.question_id}: {written[:80]!r}")
-                    continue
-                candidate, reference = scores if first else scores[::-1]
-                result.ratings.append(Rating(question.question_id, question.category, candidate, reference, first))
-        return result
+    Also returns the id of the question and the beginning of each reply that could not be read.
+    """
+    ratings: list[Rating] = []
+    failed: list[str] = []
+    for question, answer in zip(questions, answers, strict=True):
+        text = answer if answer.strip() else "(no answer)"
+        for first in (True, False):
+            pair = (text, question.reference) if first else (question.reference, text)
+            [(_, reply)] = judge.complete([Prompt("judge", "", judge_prompt(question.text, *pair))])
+            if isinstance(reply, Failure):
+                raise BackendError(f"{judge!r} failed: {reply.detail}. The answers are in answers.jsonl.")
+            written = reply.text if isinstance(reply, Truncated) else reply
+            scores = parse_scores(written)
+            if scores is None:
+                failed.append(f"{question.question_id}: {written[:80]!r}")
+                continue
+            candidate, reference = scores if first else scores[::-1]
+            ratings.append(Rating(question.question_id, question.category, candidate, reference, first))
+    return ratings, failed
 
 
 # --- Answers of several language models to the same questions: the judge, the table and the file of answers ----------
@@ -266,41 +256,34 @@ class JudgeArguments:
             if not getattr(self, name):
                 raise ValueError(f"judge={self.judge!r} needs --{name}.")
 
-    def load(self) -> Judge | None:
+    def load(self) -> Backend | None:
         """Make the judge."""
         name = str(self.judge_model)
         if self.judge == "endpoint":
             variable = self.judge_key_variable if os.environ.get(self.judge_key_variable) else None
             settings: dict[str, Any] = {"max_new_tokens": 512, "seed": None, "concurrency": 1}  # some refuse a seed
-            return Judge(HTTPBackend(str(self.judge_base_url), name, api_key_env=variable, **settings))
+            return HTTPBackend(str(self.judge_base_url), name, api_key_env=variable, **settings)
         if self.judge == "model":
-            return Judge(TransformersTextBackend(name, dtype="float32", max_new_tokens=64))
+            return TransformersTextBackend(name, dtype="float32", max_new_tokens=64)
         return None
 
 
 def answer_row(
-    name: str, questions: Sequence[Question], answers: Sequence[str], judge: Judge | None, seed: int
+    name: str, questions: Sequence[Question], answers: Sequence[str], judge: Backend | None, seed: int
 ) -> dict[str, Any]:
     """One row of the table."""
-    row: dict[str, Any] = {"name": name, **answer_statistics(answers)}
-    row |= dict.fromkeys((*CATEGORIES, "overall"))
+    row: dict[str, Any] = {"name": name, **answer_statistics(answers), **dict.fromkeys((*CATEGORIES, "overall"))}
     reason = "no judge was set"
     if judge is not None:
         try:
-            found = judge.rate(questions, answers)
-            row |= {"judge": judge.name, "judge_failed": len(found.failed), "judge_failures": found.failed[:5]}
-            reason = f"none of the {len(found.failed)} replies of the judge was understood"
-            if found.ratings:
-                reason = "no question of this category was rated"
-                scores = relative_scores(found.ratings, seed=seed)
-                row["judge_signature"] = scores.pop("signature")
-                row |= scores
+            ratings, failed = rate(judge, questions, answers)
+            row |= {"judge": Path(judge.model).name, "judge_failed": len(failed), "judge_failures": failed[:5]}
+            reason = f"the judge rated no question of this category; {len(failed)} of its replies were not understood"
+            scores = relative_scores(ratings, seed=seed) if ratings else {"signature": None}
+            row |= {"judge_signature": scores.pop("signature"), **scores}
         except BackendError as error:
             reason = str(error)
-    for key in (*CATEGORIES, "overall"):
-        if row[key] is None:
-            row[f"{key}_reason"] = reason
-    return row
+    return row | {f"{key}_reason": reason for key in (*CATEGORIES, "overall") if row[key] is None}
 
 
 def write_answers(path: Path, questions: Sequence[Question], answers: Mapping[str, Sequence[str]]) -> None:
@@ -318,7 +301,7 @@ def read_answers(path: str, questions: Sequence[Question]) -> dict[str, list[str
     answers: dict[str, dict[str, str]] = {}
     for _, row in read_jsonl(path):
         answers.setdefault(row["model"], {})[str(row["question_id"])] = row["answer"]
-    try:
-        return {name: [texts[q.question_id] for q in questions] for name, texts in answers.items()}
-    except KeyError as error:
-        raise ValueError(f"{Path(path).name} lacks an answer to {error}. Use the --questions of that run.") from error
+    lacking = {q.question_id for q in questions if any(q.question_id not in texts for texts in answers.values())}
+    if lacking:
+        raise ValueError(f"{Path(path).name} lacks an answer to {min(lacking)!r}. Use the --questions of that run.")
+    return {name: [texts[q.question_id] for q in questions] for name, texts in answers.items()}

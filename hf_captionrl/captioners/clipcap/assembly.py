@@ -44,10 +44,11 @@ def _language_model(name: str) -> tuple[Any, Any]:
     files = sorted(Path(name).glob("*.gguf"))
     if not files or (Path(name) / "config.json").exists():
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False), load_language_model(name)
-    settings: dict[str, Any] = {"gguf_file": files[0].name, "trust_remote_code": False}
-    tokenizer = AutoTokenizer.from_pretrained(name, **settings)
-    loading = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
-    model, info = AutoModelForCausalLM.from_pretrained(name, **settings, **loading)
+    file, loading = files[0].name, {"dtype": torch.float32, "output_loading_info": True}
+    tokenizer = AutoTokenizer.from_pretrained(name, gguf_file=file, trust_remote_code=False)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        name, gguf_file=file, trust_remote_code=False, use_safetensors=True, **loading
+    )
     check_complete(str(files[0]), model, set(info["missing_keys"]))
     del model.config.quantization_config  # the weights are fp32 now
     if len(tokenizer) > model.config.vocab_size:  # transformers adds a token for unknown words that the file lacks

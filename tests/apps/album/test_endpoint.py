@@ -84,7 +84,6 @@ def test_image_without_an_answer_stops_the_album_and_keeps_the_others(photos, ca
     [
         (["--num_beams", "3"], "--num_beams"),
         (["--min_new_tokens", "41"], "--min_new_tokens"),
-        (["--prompts", "missing.jsonl"], "--prompts"),
         (["--trigger", ""], "trigger"),
     ],
 )

@@ -108,19 +108,6 @@ def test_truncated_answer_is_retried_and_never_published(tmp_path):
     assert asked(chatty) == 36
 
 
-def test_another_vision_model_keeps_the_blend_caps(tmp_path):
-    rows = scenes()
-    boost(rows, tmp_path, pair(rows))
-    other = pair(rows)
-    other["vision"].revision = "another"
-    other["vision"].model = "/" + "home/me/models/mine/"  # the file may be published
-    done, _ = boost(rows, tmp_path, other)
-    # Equal descriptions give equal questions, so the writer is not asked again.
-    assert (len(done), len(other["vision"].asked), other["text"].asked) == (12, 12, [])
-    sources = [row["visual_source"] for row in done]
-    assert {(source["model"], source["revision"]) for source in sources} == {("mine", "another")}
-
-
 def test_unreachable_backend_stops_the_run_without_loss(tmp_path):
     rows = scenes(40)
     dead = pair(rows, vision=lambda prompt, text: Failure("backend_failed", "connection refused"))

@@ -4,44 +4,12 @@ import numpy as np
 import pytest
 
 from hf_captionrl.apps.boosting.backends import SceneDescriber, SceneWriter
-from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics, text_conflicts
-from hf_captionrl.apps.boosting.prompts import HOLISTIC_EXAMPLES, blend_prompt, holistic_prompt, visual_prompt
+from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics
+from hf_captionrl.apps.boosting.prompts import blend_prompt, holistic_prompt, visual_prompt
 from hf_captionrl.captioners.language_models import Failure
 from hf_captionrl.scenes import Facts, check, full_caption, sample_scene
 
 FACTS = Facts("pig", 2, "small", "sideways", "top", "blue", "mushroom", "left of")
-
-
-CONFLICTS = [
-    ("Two dogs on grass.", "Three brown dogs lie on grass.", "count"),
-    ("A pair of small dogs", "There are 3 dogs", "count"),
-    ("A white plate on a table", "A shiny gray plate with food", "colour"),
-    ("A man hits a ball.", "A woman in white hits a ball.", "kind"),
-    ("Two dogs.", "No dogs, just two cats.", "kind"),
-    ("A cat to the left of a car", "A cat to the right of a car", "kind"),
-]
-AGREEMENTS = [
-    ("A dog.", "Two brown dogs."),  # an article is not a number
-    ("A white and brown plate", "A white plate"),
-    ("Two dogs and three cats", "A pair of dogs, three black cats"),
-    ("A cat on the left", "A cat on the left, a dog on the right"),
-    ("Two dogs.", "Two dogs without any cats."),
-    ("A boy", "Boys with a ball"),
-    ("A blue sky over a green field", "A field of green, and the sky is blue"),
-]
-
-
-def test_known_conflicts_are_found_and_agreeing_captions_have_none():
-    for blend, holistic, attribute in CONFLICTS:
-        assert [conflict.attribute for conflict in text_conflicts(blend, holistic)] == [attribute], blend
-    assert [pair for pair in AGREEMENTS if text_conflicts(*pair)] == []
-
-
-def test_examples_of_the_paper_conflict_only_with_noisy_captions():
-    for user, answer in HOLISTIC_EXAMPLES:
-        correct, noisy = (line.partition(": ")[2] for line in user.splitlines())
-        assert text_conflicts(correct, answer) == []
-        assert text_conflicts(correct, noisy) != []
 
 
 def test_scene_conflicts_need_a_right_claim_of_the_blend_cap():
@@ -63,9 +31,7 @@ def test_preferring_the_noisy_caption_gives_conflicts():
     wrong = next(iter(SceneWriter().complete([holistic_prompt("1", visual, blend)])))[1]
     assert right == "two small pigs at the top on a blue background"
     assert scene_conflicts(blend, right, FACTS) == []
-    assert text_conflicts(blend, right) == []
     assert {c.attribute for c in scene_conflicts(blend, wrong, FACTS)} == {"count", "size", "background"}
-    assert {c.attribute for c in text_conflicts(blend, wrong)} == {"count", "colour"}
 
 
 def test_statistics_equal_word_counts(tmp_path):
@@ -101,13 +67,6 @@ def test_error_rate_of_facts(facts, rate):
         assert abs(wrong / 1500 - rate) <= 5 * np.sqrt(0.25 / 1500) * (rate > 0)
     if rate == 0:
         assert not any(result.wrong or result.missed for result in results)
-
-
-def test_mention_rate_of_facts(facts):
-    described = describe(facts, error_rate=0.0, mention_rate=0.3)
-    size = np.mean(["size" in check(text, facts[i]).recalled for i, text in described.items()])
-    assert abs(size - 0.3) < 0.06
-    assert all("kind" in check(text, facts[i]).recalled for i, text in described.items())
 
 
 def test_description_does_not_depend_on_the_order_of_prompts(facts):

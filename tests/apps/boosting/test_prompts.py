@@ -1,6 +1,5 @@
 """Prompts of the paper, and cleaning and checks of answers."""
 
-import dataclasses
 import hashlib
 import itertools
 
@@ -52,18 +51,6 @@ def test_holistic_prompt_has_correct_and_noisy_caption():
     assert prompt.user == "Correct caption: A dog.\nNew noisy caption: A cat on a mat."
     assert prompt.system == HOLISTIC_SYSTEM
     assert len(prompt.examples) == len(BLEND_EXAMPLES) == len(HOLISTIC_EXAMPLES) == 3
-
-
-def test_hash_covers_exactly_what_the_model_reads():
-    prompt = blend_prompt("1", ["A dog."])
-    same = dataclasses.replace(prompt, attempt=2, image=object())
-    others = [
-        dataclasses.replace(prompt, **change)
-        for change in ({"user": "x"}, {"system": "x"}, {"image_id": "2"}, {"stage": "visual"}, {"examples": ()})
-    ]
-    assert same.hash == prompt.hash
-    assert len(prompt.hash) == 16
-    assert len({prompt.hash, *(other.hash for other in others)}) == 6
 
 
 BLEND = blend_prompt("1", ["A dog.", "A black dog."])
