@@ -283,7 +283,7 @@ def test_heic_files_are_read_with_pillow_heif(tmp_path, without_heic):
     without_heic.setitem(sys.modules, "pillow_heif", types.SimpleNamespace(register_heif_opener=register))
     path = heic(tmp_path / "a.HEIC")
     assert open_image(path).getpixel((0, 0)) == (9, 90, 200)
-    assert list_images(tmp_path).images == ["a.HEIC"]
+    assert list_images(tmp_path)[0] == ["a.HEIC"]
 
 
 # --- Wherever an image enters, it is the picture of its file ---------------------------------------------------------

@@ -342,7 +342,7 @@ def test_system_files_are_skipped_and_other_files_counted(tmp_path, caplog):
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "x.heic", "y.HEIC", "notes.txt", "README"):
         (folder / name).write_bytes(b"x")
     assert load(folder)["image_id"][:] == ["a.png"]
-    assert "4 other files (2 .heic, " in caplog.text
+    assert "not used: 2 .heic, " in caplog.text
 
 
 def test_names_that_are_not_utf_8_are_counted(tmp_path, caplog):
@@ -412,7 +412,7 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
     [
         ("imagefolder", {}, {}, "data_dir"),
         ("imagefolder", {}, FOLDER | {"data_dir": "nowhere"}, "data_dir"),
-        ("imagefolder", {}, FOLDER, "it has no other files"),
+        ("imagefolder", {}, FOLDER, "other files: none"),
         ("imagefolder", {"a.jpg": ""}, FOLDER, r"no metadata.jsonl.*its 1 images have no captions"),
         ("imagefolder", {"metadata.jsonl": ROW + '{"file_name": "b.j'}, FOLDER, "Line 2"),
         ("imagefolder", {"metadata.jsonl": "\n"}, FOLDER, "no rows"),
@@ -435,7 +435,6 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
         ("d.json", {"d.json": KARPATHY}, {}, "image_root"),
         ("imagefolder", {"metadata.csv": "\xff\xfea\0,\0b\0"}, FOLDER, "metadata.csv is UTF-16"),
         ("imagefolder", {"metadata.jsonl": "{\0}\0"}, FOLDER, "metadata.jsonl is UTF-16"),
-        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"split_fractions": (1.1, -0.1, 0)}, "split_fractions"),
         ("imagefolder", {"metadata.jsonl": SPLIT_3}, FOLDER, "split 3"),
         ("scenes", {}, {"split": "val+"}, "split"),
     ],
