@@ -239,7 +239,6 @@ class Source:
     splits: dict[str, Any]  # split name to a data set or a list of rows
     root: Path | None = None  # folder that the paths in the image column are relative to, and must not leave
     image_column: str | None = None  # the image column of this kind of source
-    has_videos: bool = False  # known to contain videos
     has_named_splits: bool = True  # False if the source does not name splits; all rows are then `train`
     has_captions: bool = True  # False for a folder of images without metadata
     in_memory: bool = False

@@ -165,10 +165,6 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
 
     if dataset_name in benchmarks.PUBLISHED:
         return benchmarks.read_published(dataset_name, arguments)
-    if (path.is_file() or dataset_name.lower() in benchmarks.VIDEO_SETS) and (
-        video_files := benchmarks.find_video_source(dataset_name, path, data_dir)
-    ):
-        return benchmarks.read_video_source(video_files, root)
     if path.suffix.lower() in _ROW_FILES and path.is_file():
         return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
     if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
@@ -424,8 +420,6 @@ def _read_splits(data: Any, arguments: SourceArguments, splits: tuple[str, ...] 
             f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name; "
             "an IterableDataset becomes one by Dataset.from_list(list(data.take(n)))."
         )
-    if source.has_videos and not arguments.num_frames:
-        raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
     arguments = replace(arguments, image_root=source.root)
     if arguments.image_column == "image" and source.image_column is not None:
         # The usual name in this kind of source; files without it fall back to the other usual names.
