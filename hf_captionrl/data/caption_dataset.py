@@ -90,26 +90,15 @@ class CaptionDataset(torch.utils.data.Dataset):
                 "The data set holds videos. Pass image_features of cached_features; for trainers set "
                 "freeze_vision_tower=True and cache_image_features=True."
             )
-        by_row = pixels if image_features is None else image_features
-        needed = {"image_id", "captions"} | ({"image"} if by_row is None else set())
-        if missing := sorted(needed - set(ds.column_names)):
-            raise ValueError(
-                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions."
-            )
-        if by_row is not None and len(by_row) != len(ds):
-            raise ValueError(f"There are {len(by_row)} features or pixels for {len(ds)} images. Compute them again.")
         # Other columns (and, with features or pixels, the image's bytes) are never read.
-        self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
+        columns = ["image_id", "captions"] + (["image"] if image_features is None and pixels is None else [])
+        self._rows = undecoded(ds.select_columns(columns).with_format(None))
         self._seed = seed
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._image_features, self._pixels, self._resample = image_features, pixels, resample
         self._ends: np.ndarray | None = None  # of the captions of each image among all captions
         if captions_per_image == "all":
-            counts = [len(texts) for texts in caption_column(self._rows)]
-            if 0 in counts:
-                image_id = str(self._rows[counts.index(0)]["image_id"])
-                draw_caption(0, seed=seed, epoch=0, image_id=image_id)  # raises
-            self._ends = np.cumsum(counts, dtype=np.int64)
+            self._ends = np.cumsum([len(texts) for texts in caption_column(self._rows)], dtype=np.int64)
 
     @property
     def num_images(self) -> int:
@@ -154,13 +143,8 @@ class CaptionDataset(torch.utils.data.Dataset):
             except ImageError as error:
                 error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
                 raise
-        return {
-            "image": image,
-            "image_features": features,
-            "caption": captions[number],
-            "image_id": image_id,
-            "index": index,
-        }
+        item = {"image": image, "image_features": features, "caption": captions[number]}
+        return {**item, "image_id": image_id, "index": index}
 
 
 # --- Collates items of a `CaptionDataset` to a batch of a captioner --------------------------------------------------
@@ -184,12 +168,10 @@ class CaptionCollator:
 
     def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
         """Collate B items, all with images or all with features of the same shape."""
-        captions = [item["caption"] for item in items]
-        if items[0]["image_features"] is not None:
-            features = torch.stack([item["image_features"] for item in items])  # type: ignore[misc]
-            return self.captioner.collate(None, captions, image_features=features, max_length=self.max_length)
-        images = [item["image"] for item in items]
-        return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
+        captions, images, features = ([item[key] for item in items] for key in ("caption", "image", "image_features"))
+        cached = None if features[0] is None else torch.stack(features)
+        images = images if cached is None else None
+        return self.captioner.collate(images, captions, image_features=cached, max_length=self.max_length)
 
 
 # --- The data sets given to trainers ---------------------------------------------------------------------------------

@@ -190,18 +190,14 @@ def test_not_an_image_at_all(tmp_path):
     (tmp_path / "page.jpg").write_text("<html>404 Not Found</html>")
     (tmp_path / "empty.jpg").touch()
     os.mkfifo(tmp_path / "pipe.jpg")  # to open it would hang
-    for value in (tmp_path / "page.jpg", tmp_path / "empty.jpg", b"", b"\x00" * 1000, 17):
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
+    assert Image.open(io.BytesIO(postscript)).format == "EPS"  # Pillow would pass it to Ghostscript
+    for value in (postscript, tmp_path / "page.jpg", tmp_path / "empty.jpg", b"", b"\x00" * 1000, 17):
         assert reason_of(value) == "image_unreadable"
     for value in (tmp_path / "nowhere.jpg", str(tmp_path), "a\x00b.jpg", tmp_path / "pipe.jpg"):
         assert reason_of(value) == "image_not_found"
     for value in (None, "", {"bytes": None, "path": None}):
         assert reason_of(value) == "image_missing"
-
-
-def test_postscript_is_never_run(tmp_path):
-    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\nshowpage\n%%EOF\n"
-    assert Image.open(io.BytesIO(data)).format == "EPS"  # Pillow would pass it to Ghostscript
-    assert reason_of(data) == "image_unreadable"
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF"])

@@ -184,7 +184,7 @@ def test_an_unknown_kind_of_file_is_not_looked_for_on_the_hub(tmp_path):
 
 
 def test_without_a_folder_of_the_data_no_file_is_named():
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="not below image_root"):
         refuse_outside(["a.png"], None, "a data set of the Hub")
     refuse_outside([None, "", "http://a.example/x.png"], None, "a data set of the Hub")
     refuse_outside([os.path.join(datasets.config.HF_DATASETS_CACHE, "a.png")], None, "a data set of the Hub")
