@@ -176,8 +176,6 @@ class CaptionCollator:
 
 # --- The data sets given to trainers ---------------------------------------------------------------------------------
 
-_checked: set[str] = set()
-
 
 def training_rows(dataset: Any, *, whole_set_for: str | None = None) -> Any:
     """Training data in the columns that trainers read; every row is checked for captions before training.
@@ -199,15 +197,13 @@ def training_rows(dataset: Any, *, whole_set_for: str | None = None) -> Any:
                 f"image_id {image_id!r} occurs in several rows of the training data, and {whole_set_for}. Use "
                 "load_captions, which joins such rows."
             )
-    elif rows._fingerprint not in _checked:
-        # Otherwise they would stop training in the middle of an epoch.
+    else:  # otherwise they would stop training in the middle of an epoch
         for row, texts in enumerate(caption_column(rows)):
             if not texts or not all(isinstance(text, str) and clean_caption(text) for text in texts):
                 raise ValueError(
                     f"train_dataset: row {row} (image_id {id_column(rows)[row]!r}) has an empty caption or none: "
                     f"{texts!r:.80}. Remove such rows and captions with hf_captionrl.data.check_captions."
                 )
-        _checked.add(rows._fingerprint)
     return rows
 
 

@@ -205,18 +205,16 @@ def karpathy_id(image: Row) -> Any:
 
 def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
     """A Karpathy split, or COCO's annotations, which have no splits."""
-    images: Any = content.get("images")
-    notes = content.get("annotations")
+    images: Any = content.get("images") or ()
     captions: dict[Any, list[Any]] = {}
-    for note in notes if isinstance(notes, list) else ():
-        if isinstance(note, dict) and "caption" in note:
+    for note in content.get("annotations") or ():
+        if "caption" in note:
             captions.setdefault(note.get("image_id"), []).append(note["caption"])
-    are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
-    if not are_objects or not (captions or any("sentences" in image for image in images)):
+    if not captions and not any("sentences" in image for image in images):
         raise ValueError(
-            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects "
-            "with `sentences`, and COCO's annotations also `annotations` with `image_id` and `caption`. Use "
-            "dataset_coco.json, captions_train2017.json, or JSON lines."
+            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images` with `sentences`, and "
+            "COCO's annotations also `annotations` with `image_id` and `caption`. Use dataset_coco.json, "
+            "captions_train2017.json, or JSON lines."
         )
     if root is None:
         raise ValueError(
@@ -227,12 +225,12 @@ def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
         if captions:
             number = image.get("id")
             rows.append({"image": image.get("file_name"), "image_id": number, "captions": captions.get(number)})
-            continue
-        parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-        image_id = karpathy_id(image)
-        row = {"image": "/".join(parts) if isinstance(image.get("filename"), str) else None}
-        row |= {"image_id": None if image_id is None else str(image_id), "captions": image.get("sentences")}
-        rows.append(row | {"split": image.get("split", "train")})
+        else:
+            row = {
+                "image": "/".join(filter(None, (image.get("filepath"), image.get("filename")))),
+                "image_id": karpathy_id(image),
+            }
+            rows.append(row | {"captions": image.get("sentences"), "split": image.get("split", "train")})
     return source_of_rows(str(path), rows, str(path), root, "image")
 
 

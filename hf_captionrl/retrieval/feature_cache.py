@@ -162,10 +162,6 @@ def _view(rows: np.ndarray, file: str, dtype: str, shape: tuple[int, ...]) -> Fe
 # neither file is used, and the next writer starts with new names.
 
 
-class StoreMismatchError(ValueError):
-    """The folder contains rows of another model, revision, dtype or shape."""
-
-
 class _Rows(NamedTuple):
     """The rows of a store at one moment."""
 
@@ -270,16 +266,7 @@ class FeatureCache:
     def for_scorer(
         cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image"
     ) -> FeatureCache:
-        """Cache for the features of a scorer.
-
-        Args:
-            scorer: The scorer. Its `cache_revision` (weights, image processor, dtype) is the revision, or its
-                `signature` if it has none.
-            directory: Root of all caches; by default `default_cache_dir()`.
-            what: Kind of features.
-        Returns:
-            `FeatureCache`: Empty, or filled by an earlier run.
-        """
+        """Cache for the features of a scorer, whose `cache_revision` (weights, image processor, dtype) is the revision, else its `signature`."""
         model = getattr(scorer, "model_id", type(scorer).__name__)
         revision = getattr(scorer, "cache_revision", None) or scorer.signature
         return cls(directory, model_id=model, revision=revision, what=what)
@@ -294,7 +281,7 @@ class FeatureCache:
         except (OSError, ValueError, TypeError, KeyError):  # missing or damaged
             return None
         if meta["identity"] != self.identity:
-            raise StoreMismatchError(
+            raise ValueError(
                 f"{self.directory} contains features of {meta['identity']}, but {self.identity} was requested. Features of "
                 "different models or revisions are never mixed. Use another cache directory, or delete this folder."
             )
@@ -326,16 +313,11 @@ class FeatureCache:
                 rows = _Rows(self.directory / f"rows-{secrets.token_hex(8)}.bin", new.dtype, new.shape[1:])
                 rows.file.touch()
                 rows.keys.touch()
-                meta = {
-                    "identity": self.identity,
-                    "dtype": new.dtype.name,
-                    "shape": rows.shape,
-                    "file": rows.file.name,
-                }
-                write_json(self.directory / "meta.json", meta)
+                meta = {"dtype": new.dtype.name, "shape": rows.shape, "file": rows.file.name}
+                write_json(self.directory / "meta.json", {"identity": self.identity, **meta})
             if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
                 forms = f"{rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape {new.shape[1:]}"
-                raise StoreMismatchError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
+                raise ValueError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
             row_of = self._row_of(rows)
             fresh = [i for digest, i in RowLookup(digests).items() if digest not in row_of]
             if fresh:
@@ -350,24 +332,11 @@ class FeatureCache:
         return not self.missing([key])
 
     def missing(self, keys: Sequence[str]) -> list[int]:
-        """Positions of keys that are not cached, not even by other processes in the meantime.
-
-        Args:
-            keys: N keys.
-        Returns:
-            `list[int]`: Positions in `keys`, ascending.
-        """
+        """Positions in `keys`, ascending, of those that are not cached, not even by other processes in the meantime."""
         return [i for i, row in enumerate(self._find(key_digests(keys))[0]) if row < 0]
 
     def get(self, keys: Sequence[str]) -> FeatureView:
-        """Features that are already cached; raises KeyError if one is not.
-
-        Args:
-            keys: N keys.
-        Returns:
-            `FeatureView` of shape `(N, ...)`: In the order of `keys`.
-        """
-        keys = _check_keys(keys)
+        """Features `(N, ...)` that are already cached, in the order of `keys`; raises KeyError if one is not."""
         positions, rows = self._find(key_digests(keys))
         unknown = [key for key, row in zip(keys, positions, strict=True) if row < 0]
         if unknown:
@@ -379,13 +348,7 @@ class FeatureCache:
         return FeatureView(np.array(positions, np.int64), rows.mapped())
 
     def put(self, keys: Sequence[str], features: Any) -> None:
-        """Store features. Keys that are already cached are not changed.
-
-        Args:
-            keys: N keys.
-            features (`torch.Tensor` or array of shape `(N, ...)`): One row per key.
-        """
-        keys = _check_keys(keys)
+        """Store features, a tensor or array with one row per key. Keys that are already cached are not changed."""
         rows = self._checked_rows(keys, features)
         try:
             self._append(key_digests(keys), rows)
@@ -416,7 +379,6 @@ class FeatureCache:
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
         """
-        keys = _check_keys(keys)
         if not keys:
             raise ValueError("keys is empty. Pass at least one image.")
         digests = key_digests(keys)
@@ -480,12 +442,6 @@ def progress_bar(
     from tqdm.auto import tqdm
 
     return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img", delay=delay)
-
-
-def _check_keys(keys: Sequence[str]) -> Sequence[str]:
-    if isinstance(keys, str) or not all(isinstance(key, str) and key for key in keys):
-        raise ValueError("keys must be a list of non-empty strings. Use image_hash(image) or str(id).")
-    return keys
 
 
 # With a batch of 64 photographs, the tensors of convolutions are too large for the allocator to keep, and clearing their pages
