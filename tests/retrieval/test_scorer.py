@@ -109,10 +109,6 @@ def test_token_counts_ids_and_features(clip):
         own = clip.model.text_projection(clip.model.text_model(**inputs).last_hidden_state)[0]
         assert_close(rows, own)
         assert_close(rows[-1] / rows[-1].norm(), clip.text_features([caption])[0])
-    model, processor = make_clip()
-    half = HFScorer(model, processor, dtype="bfloat16").token_features(CAPTIONS[:1])[0]
-    assert half.dtype == torch.float32
-    assert torch.cosine_similarity(half, features[0]).min() > 0.99
 
 
 def test_half_weights_give_fp32_unit_features_and_the_exact_scale(clip):
@@ -123,17 +119,13 @@ def test_half_weights_give_fp32_unit_features_and_the_exact_scale(clip):
     # bf16 rounds ln(100) to 4.59 or 4.62: after the cast, the scale would be 99 or 102.
     assert scorer.logit_scale == pytest.approx(100.0, rel=1e-6)
     half = scorer.text_features(CAPTIONS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # of a trainer
+        assert clip.text_features(CAPTIONS).equal(full)
     assert_unit(half, len(CAPTIONS))
     assert_unit(scorer.image_features(make_images()), 3)
     assert (half * full).sum(-1).min() > 0.99
     assert "|bfloat16|" in scorer.signature
     assert scorer.cache_revision.split("|")[0] == scorer.fingerprint
-
-
-def test_autocast_of_a_trainer_does_not_affect_the_scorer(clip):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = clip.text_features(CAPTIONS)
-    assert inside.equal(clip.text_features(CAPTIONS))
 
 
 def test_siglip_is_padded_to_the_full_length_without_a_mask():
@@ -203,7 +195,6 @@ def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_pa
         (lambda s: load_scorer(42), "42"),
         (lambda s: load_scorer("open_clip:ViT-B-3"), "'ViT-B-3' is neither an architecture.*Similar names: ViT-B-32"),
         (lambda s: load_scorer("open_clip:ViT-B-32"), "does not specify weights.*laion2b_s34b_b79k"),
-        (lambda s: load_scorer("open_clip:ViT-B-32@nonsense"), "cannot be loaded"),
         (lambda s: load_scorer("./nowhere"), r"The scorer .*nowhere' is not a folder.*open_clip:NAME@TAG"),
     ],
 )
@@ -265,16 +256,6 @@ def test_open_clip_equals_encode_text_with_the_real_bpe(pool):
             OpenClipScorer(wrong)
 
 
-def test_open_clip_in_half_precision():
-    full = OpenClipScorer(make_open_clip()[0])
-    half = OpenClipScorer(make_open_clip()[0], dtype="float16")
-    assert half.fingerprint == full.fingerprint
-    assert half.cache_revision != full.cache_revision
-    assert_unit(half.text_features(CAPTIONS), len(CAPTIONS))
-    assert (half.text_features(CAPTIONS) * full.text_features(CAPTIONS)).sum(-1).min() > 0.99
-    assert (half.image_features(make_images()) * full.image_features(make_images())).sum(-1).min() > 0.99
-
-
 def test_open_clip_with_full_attention_and_another_tokenizer():
     class Words:
         """A tokenizer that wraps one of transformers: fixed length, no `encode`."""
@@ -294,15 +275,6 @@ def test_open_clip_with_full_attention_and_another_tokenizer():
     assert_close(scorer.text_features(CAPTIONS), own)
     assert scorer.count_truncated(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == 2
     assert scorer.count_tokens(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == [LIMIT, LIMIT + 1, 2, 31]
-
-    class BeginsWithEnd(Words):
-        """Like the tokenizers of OPT and GPT-2, whose only special token begins and ends a text."""
-
-        def __call__(self, texts, context_length=LIMIT):
-            rows = super().__call__(texts, context_length - 1)
-            return torch.nn.functional.pad(rows, (1, 0), value=self.tokenizer.eos_token_id)
-
-    assert OpenClipScorer(model, tokenizer=BeginsWithEnd()).count_tokens(["a cat", "cat " * 30]) == [4, 32]
 
 
 def test_open_clip_from_a_local_folder_whose_weights_must_be_safetensors(tmp_path):
