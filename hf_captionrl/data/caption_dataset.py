@@ -143,8 +143,13 @@ class CaptionDataset(torch.utils.data.Dataset):
             except ImageError as error:
                 error.add_note(f"This is row {index}, image_id {image_id!r}. check_captions skips such rows.")
                 raise
-        item = {"image": image, "image_features": features, "caption": captions[number]}
-        return {**item, "image_id": image_id, "index": index}
+        return {
+            "image": image,
+            "image_features": features,
+            "caption": captions[number],
+            "image_id": image_id,
+            "index": index,
+        }
 
 
 # --- Collates items of a `CaptionDataset` to a batch of a captioner --------------------------------------------------
@@ -168,9 +173,9 @@ class CaptionCollator:
 
     def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
         """Collate B items, all with images or all with features of the same shape."""
-        captions, images, features = ([item[key] for item in items] for key in ("caption", "image", "image_features"))
+        captions, features = ([item[key] for item in items] for key in ("caption", "image_features"))
         cached = None if features[0] is None else torch.stack(features)
-        images = images if cached is None else None
+        images = None if cached is not None else [item["image"] for item in items]
         return self.captioner.collate(images, captions, image_features=cached, max_length=self.max_length)
 
 

@@ -332,6 +332,10 @@ def load_split(
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
     embedded = arguments.dataset == "scenes"
+    if embedded and (arguments.data_dir or arguments.image_root):
+        raise ValueError(
+            "--data_dir and --image_root are not for --dataset scenes. Use --dataset imagefolder, for example."
+        )
     names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column")
     source: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     source |= {"revision": arguments.dataset_revision, "require_captions": bool(require_captions)}

@@ -115,6 +115,15 @@ def test_leftovers_that_are_not_connected_still_get_a_bag():
     assert bags.tolist() == [[0, 1], [3, 4], [2, 5]]
 
 
+def test_only_the_top_neighbours_are_used():
+    neighbours, _ = nearest_neighbours(clustered(120), 40)
+    order = list(range(120))
+    few = training_bags(neighbours, 3, order=order, top=5).tolist()
+    expected = plain_training_bags(neighbours[:, :5].tolist(), order, 3)
+    assert few[: len(expected)] == expected
+    assert few != training_bags(neighbours, 3, order=order).tolist()
+
+
 def test_training_bags_depend_only_on_the_seed():
     neighbours, _ = nearest_neighbours(clustered(100), 20)
     assert torch.equal(training_bags(neighbours, 5, seed=1), training_bags(neighbours.numpy(), 5, seed=1))
