@@ -95,12 +95,7 @@ class BagCurriculumSampler(Sampler[list[int]]):
             num_images = len(self._neighbours)
         if distractors not in ("nearest", "random") or (distractors == "nearest" and neighbours is None):
             raise ValueError(f"distractors is {distractors!r}. Use 'nearest' with neighbours, or 'random'.")
-        if num_images is None:
-            raise ValueError("num_images is not given, and without neighbours it is unknown. Pass it.")
-        if not 0 <= process_index < num_processes:
-            raise ValueError(f"process_index is {process_index}. Use one in [0, {num_processes}) (num_processes).")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}. Use 0 or more.")
+        assert num_images is not None
         if not 1 <= batch_size <= num_images:
             raise ValueError(f"batch_size is {batch_size}, but must be 1 to {num_images}, the number of images.")
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
@@ -117,12 +112,11 @@ class BagCurriculumSampler(Sampler[list[int]]):
                     f"A bag of {size} is larger than the batch of {batch_size} shared by {num_processes} "
                     f"process(es). Raise batch_size to {size * num_processes}, or use a schedule with smaller bags."
                 )
-            # Only the nearest are used, however many are ranked.
-            width = size - 1 if self._neighbours is None else self._neighbours.shape[1]
-            if distractors == "nearest" and size - 1 > min(width, retrieval.TOP_NEIGHBOURS):
+            width = retrieval.TOP_NEIGHBOURS if self._neighbours is None else self._neighbours.shape[1]
+            if distractors == "nearest" and size - 1 > (width := min(width, retrieval.TOP_NEIGHBOURS)):
                 raise ValueError(
-                    f"A bag of {size} needs {size - 1} ranked neighbours per image, and there are {width}, of which at "
-                    f"most {retrieval.TOP_NEIGHBOURS} are used. Pass more, or choose a schedule with smaller bags."
+                    f"A bag of {size} needs {size - 1} ranked neighbours per image, of which {width} are used. Rank more "
+                    f"(at most {retrieval.TOP_NEIGHBOURS}), or choose a schedule with smaller bags."
                 )
 
     def bag_size_at(self, epoch: int) -> int:
@@ -146,8 +140,6 @@ class BagCurriculumSampler(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, from 0; a running iteration does not change."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}, but epochs are counted from 0. Use 0 or more.")
         self._epoch = int(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,9 +188,6 @@ def _check_schedule(schedule: Mapping[int, int] | int) -> dict[int, int]:
     """Bag sizes by their last epoch, in the order of the epochs."""
     if isinstance(schedule, int):
         schedule = {1: schedule}  # the last size is used for all later epochs
-    if not schedule:
-        raise ValueError("schedule is empty. Pass {last epoch: bag size}, or one size.")
-    for end, size in schedule.items():
-        if isinstance(size, bool) or not (isinstance(end, int) and isinstance(size, int) and end >= 1 and size >= 1):
-            raise ValueError(f"schedule has {end!r}: {size!r}. Use {{last epoch, from 1: bag size of at least 1}}.")
+    if not schedule or min(*schedule, *schedule.values()) < 1:
+        raise ValueError(f"schedule is {schedule!r}. Use {{last epoch, from 1: bag size of at least 1}}, or one size.")
     return dict(sorted(schedule.items()))

@@ -37,7 +37,8 @@ from hf_captionrl.data.images import refuse_outside
 logger = logging.getLogger(__name__)
 
 IMAGECODE_SET_SIZE = 10
-PUBLISHED = ("nocaps", "concadia", "imagecode")
+# Published data sets, and the folder of their images in `data_dir`.
+PUBLISHED = {"nocaps": "images", "concadia": "images", "imagecode": "image-sets", "tgif": "gifs", "msr-vtt": "videos"}
 
 _STATIC = "open-images"  # in the name of a set of ten similar photographs; all others are frames of one video
 _COCO_NAME = re.compile(r"(?:.*_)?0*(\d+)(?:\.[A-Za-z]+)?")
@@ -62,16 +63,24 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
     if arguments.data_dir is None:
         raise ValueError(f"dataset_name {name!r} needs the folder of its files. Set data_dir.")
     folder = Path(arguments.data_dir).expanduser()
-    root = Path(arguments.image_root or folder / ("image-sets" if name == "imagecode" else "images"))
-    if name == "nocaps":
+    root = Path(arguments.image_root or folder / PUBLISHED[name])
+    if PUBLISHED[name] in ("gifs", "videos"):
+        if not arguments.num_frames:
+            raise ValueError(f"{name!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
+        root = root if root.is_dir() else folder
+        rows = _tgif(folder) if name == "tgif" else _msr_vtt(folder, root)
+        splits: dict[str, list[Row]] = {}
+        for file, image_id, captions, split in rows:
+            splits.setdefault(split, []).append({"image": file, "image_id": image_id, "captions": captions})
+    elif name == "nocaps":
         splits = _nocaps(folder / "nocaps_val_4500_captions.json")
     elif name == "concadia":
         splits = _concadia(folder / "wiki_split.json", arguments.caption_column)
     else:
         sets = load_imagecode(folder / "valid_data.json", root)
         texts: dict[int, list[str]] = {}
-        for row, description in zip(sets.targets, sets.descriptions, strict=True):
-            texts.setdefault(row, []).append(description)
+        for target, description in zip(sets.targets, sets.descriptions, strict=True):
+            texts.setdefault(target, []).append(description)
         splits = {
             "validation": [
                 {"image": str(sets.paths[row].relative_to(root)), "image_id": sets.image_ids[row], "captions": group}
@@ -228,52 +237,16 @@ def _set_images(root: Path, name: str) -> list[Path]:
 
 # --- TGIF and MSR-VTT ------------------------------------------------------------------------------------------------
 
-# Files of the annotations in `data_dir`; MSR-VTT's may be several.
-VIDEO_SETS = {"tgif": ("*.tsv",), "msr-vtt": ("*videodatainfo*.json", "*.json")}
-
-
-def find_video_source(dataset_name: str, path: Path, data_dir: str | Path | None) -> list[Path]:
-    """The files that describe a set of videos; empty if the source is not such a set."""
-    patterns = VIDEO_SETS.get(dataset_name.lower())
-    if patterns is None:
-        is_set = path.suffix.lower() == ".tsv" or (path.suffix.lower() == ".json" and "videodata" in path.name)
-        return [path] if is_set and path.is_file() else []
-    if data_dir is None:
-        raise ValueError(f"dataset_name {dataset_name!r} needs a folder. Set data_dir to the one with {patterns[0]}.")
-    folder = Path(data_dir).expanduser()
-    files = next(filter(None, (sorted(folder.glob(pattern)) for pattern in patterns)), [])
-    if not files:
-        raise FileNotFoundError(f"data_dir ({str(folder)!r}) holds no {patterns[0]}. Set it to the folder with one.")
-    return files
-
-
-def read_video_source(paths: list[Path], root: Path | None) -> Source:
-    """Read the files that describe a set of videos, which are in `root` or beside the first file."""
-    read, usual = (_read_tgif, "gifs") if paths[0].suffix.lower() == ".tsv" else (_read_msr_vtt, "videos")
-    beside = paths[0].parent / usual
-    root = root or (beside if beside.is_dir() else paths[0].parent)
-    name = ", ".join(map(str, paths))
-    splits: dict[str, Any] = {}
-    for file, image_id, captions, split in read(paths, root):
-        if split not in SPLIT_NAMES:
-            raise ValueError(f"{name} has a split {split!r}; known are {sorted(SPLIT_NAMES)}. Rename it in the file.")
-        row = {"image": file, "image_id": image_id, "captions": captions}
-        splits.setdefault(SPLIT_NAMES[split], []).append(row)
-    if not splits:
-        raise ValueError(f"{name} holds no captioned videos. Check that it is the right file.")
-    return Source(name, splits, root, "image", has_videos=True)
-
-
 Video = tuple[str, str, list[Any], str]
 """File, id, captions and split."""
 
 
-def _read_tgif(paths: list[Path], root: Path) -> Iterable[Video]:
+def _tgif(folder: Path) -> Iterable[Video]:
     """TGIF: an address and a caption per line, and in each of the files of splits an address per line.
 
-    Nothing is fetched: the GIF of `https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`. A table may also hold paths.
+    Nothing is fetched: the GIF of `https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`.
     """
-    path = paths[0]
+    path = _annotations(folder, "*.tsv")[0]
     captions: dict[str, list[str]] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         address, tab, caption = line.rstrip("\r").partition("\t")
@@ -284,27 +257,25 @@ def _read_tgif(paths: list[Path], root: Path) -> Iterable[Video]:
         captions.setdefault(address.strip(), []).append(caption)
     split_of: dict[str, str] = {}
     for name in ("train", "val", "test"):
-        places = (path.parent / "splits" / f"{name}.txt", path.parent / f"{name}.txt")
-        for place in filter(Path.is_file, places):
-            split_of |= {line.strip(): name for line in read_text(place).split("\n") if line.strip()}
-            break
+        if (place := folder / "splits" / f"{name}.txt").is_file():
+            split_of |= {line.strip(): SPLIT_NAMES[name] for line in read_text(place).split("\n") if line.strip()}
     lost = [address for address in captions if split_of and address not in split_of]
     if lost:
         logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
     for address, texts in captions.items():
         if not split_of or address in split_of:
-            name = address.split("?")[0].rstrip("/").rpartition("/")[2] if "://" in address else address
-            yield name, str(Path(name).with_suffix("")), texts, split_of.get(address, "train")
+            name = address.rpartition("/")[2]
+            yield name, Path(name).stem, texts, split_of.get(address, "train")
 
 
-def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
+def _msr_vtt(folder: Path, root: Path) -> Iterable[Video]:
     """MSR-VTT: `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; films are in `root` or below."""
     captions: dict[str, list[Any]] = {}
     split_of: dict[str, str] = {}
-    for path in paths:
+    for path in _annotations(folder, "*videodatainfo*.json"):
         with _published(path, "videodatainfo.json, with the lists 'videos' and 'sentences'") as content:
             for row in content["videos"]:
-                split_of[str(row["video_id"])] = row.get("split", "train")
+                split_of[str(row["video_id"])] = SPLIT_NAMES[row.get("split", "train")]
             for row in content["sentences"]:
                 captions.setdefault(str(row["video_id"]), []).append(row.get("caption"))
     file_of = {
@@ -314,3 +285,9 @@ def _read_msr_vtt(paths: list[Path], root: Path) -> Iterable[Video]:
     }
     for name, split in split_of.items():
         yield file_of.get(name, f"{name}.mp4"), name, captions.get(name, []), split
+
+
+def _annotations(folder: Path, pattern: str) -> list[Path]:
+    if not (files := sorted(folder.glob(pattern))):
+        raise FileNotFoundError(f"data_dir ({str(folder)!r}) holds no {pattern}. Set it to the folder with one.")
+    return files

@@ -90,26 +90,15 @@ class CaptionDataset(torch.utils.data.Dataset):
                 "The data set holds videos. Pass image_features of cached_features; for trainers set "
                 "freeze_vision_tower=True and cache_image_features=True."
             )
-        by_row = pixels if image_features is None else image_features
-        needed = {"image_id", "captions"} | ({"image"} if by_row is None else set())
-        if missing := sorted(needed - set(ds.column_names)):
-            raise ValueError(
-                f"The data set lacks the columns {missing}; it has {ds.column_names}. Load it with load_captions."
-            )
-        if by_row is not None and len(by_row) != len(ds):
-            raise ValueError(f"There are {len(by_row)} features or pixels for {len(ds)} images. Compute them again.")
         # Other columns (and, with features or pixels, the image's bytes) are never read.
-        self._rows = undecoded(ds.select_columns(sorted(needed)).with_format(None))
+        columns = ["image_id", "captions"] + (["image"] if image_features is None and pixels is None else [])
+        self._rows = undecoded(ds.select_columns(columns).with_format(None))
         self._seed = seed
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._image_features, self._pixels, self._resample = image_features, pixels, resample
         self._ends: np.ndarray | None = None  # of the captions of each image among all captions
         if captions_per_image == "all":
-            counts = [len(texts) for texts in caption_column(self._rows)]
-            if 0 in counts:
-                image_id = str(self._rows[counts.index(0)]["image_id"])
-                draw_caption(0, seed=seed, epoch=0, image_id=image_id)  # raises
-            self._ends = np.cumsum(counts, dtype=np.int64)
+            self._ends = np.cumsum([len(texts) for texts in caption_column(self._rows)], dtype=np.int64)
 
     @property
     def num_images(self) -> int:
@@ -184,17 +173,13 @@ class CaptionCollator:
 
     def __call__(self, items: Sequence[CaptionItem]) -> dict[str, Any]:
         """Collate B items, all with images or all with features of the same shape."""
-        captions = [item["caption"] for item in items]
-        if items[0]["image_features"] is not None:
-            features = torch.stack([item["image_features"] for item in items])  # type: ignore[misc]
-            return self.captioner.collate(None, captions, image_features=features, max_length=self.max_length)
-        images = [item["image"] for item in items]
-        return self.captioner.collate(images, captions, image_features=None, max_length=self.max_length)
+        captions, features = ([item[key] for item in items] for key in ("caption", "image_features"))
+        cached = None if features[0] is None else torch.stack(features)
+        images = None if cached is not None else [item["image"] for item in items]
+        return self.captioner.collate(images, captions, image_features=cached, max_length=self.max_length)
 
 
 # --- The data sets given to trainers ---------------------------------------------------------------------------------
-
-_checked: set[str] = set()
 
 
 def training_rows(dataset: Any, *, whole_set_for: str | None = None) -> Any:
@@ -217,15 +202,13 @@ def training_rows(dataset: Any, *, whole_set_for: str | None = None) -> Any:
                 f"image_id {image_id!r} occurs in several rows of the training data, and {whole_set_for}. Use "
                 "load_captions, which joins such rows."
             )
-    elif rows._fingerprint not in _checked:
-        # Otherwise they would stop training in the middle of an epoch.
+    else:  # otherwise they would stop training in the middle of an epoch
         for row, texts in enumerate(caption_column(rows)):
             if not texts or not all(isinstance(text, str) and clean_caption(text) for text in texts):
                 raise ValueError(
                     f"train_dataset: row {row} (image_id {id_column(rows)[row]!r}) has an empty caption or none: "
                     f"{texts!r:.80}. Remove such rows and captions with hf_captionrl.data.check_captions."
                 )
-        _checked.add(rows._fingerprint)
     return rows
 
 

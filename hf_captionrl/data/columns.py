@@ -53,12 +53,7 @@ def frames_of(dataset: datasets.Dataset) -> int:
     """Number of frames F that are sampled from each row, or 0 if the rows are images."""
     if VIDEO_FRAMES not in dataset.column_names:
         return 0
-    numbers = set(dataset[VIDEO_FRAMES][:])
-    if len(numbers) > 1:
-        raise ValueError(
-            f"{VIDEO_FRAMES!r} holds {sorted(numbers)[:5]}, and must be one number. Load with num_frames."
-        )
-    return int(next(iter(numbers), 0))
+    return max(dataset[VIDEO_FRAMES][:], default=0)
 
 
 # --- Rows of JSON lines, CSV and Parquet -----------------------------------------------------------------------------
@@ -66,16 +61,11 @@ def frames_of(dataset: datasets.Dataset) -> int:
 # Arrow's JSON refuses columns of mixed types. Here a file is read completely, or refused with its line.
 
 
-def refuse_wide(path: Path) -> None:
-    """Refuse UTF-16 and UTF-32, with a byte order mark or without."""
+def read_text(path: Path, newline: str | None = None) -> str:
     with path.open("rb") as file:
         head = file.read(4)
     if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) or b"\0" in head:
         raise ValueError(f"{path} is UTF-16 or UTF-32, not UTF-8. Save it as UTF-8.")
-
-
-def read_text(path: Path, newline: str | None = None) -> str:
-    refuse_wide(path)
     try:
         with path.open(encoding="utf-8-sig", newline=newline) as file:
             return file.read()
@@ -172,8 +162,6 @@ def undecoded(ds: datasets.Dataset, column: str = "image") -> datasets.Dataset:
 
 def replace_column(ds: datasets.Dataset, name: str, values: Sequence[Any], feature: Any) -> datasets.Dataset:
     """Set one column without copying the others, as `add_column` would after `select`."""
-    if len(values) != len(ds):
-        raise ValueError(f"{len(values)} values for {len(ds)} rows of column {name!r}. Pass one per row.")
     if ds._indices is not None:
         rows = ds._indices.column(0).to_pylist()
         if len(set(rows)) < len(rows):  # a row that is selected twice may get two values
@@ -238,7 +226,7 @@ class SourceArguments:
     # `video_frames` with that number, and `image` is not decoded on access.
     num_frames: NotNegative = 0
     require_captions: bool = True  # False also accepts data without captions; `captions` is then empty
-    text_files: str = ""  # extension of text files beside images that the caller reads
+    text_files: str | None = None  # extension of text files beside images that the caller reads
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -252,7 +240,6 @@ class Source:
     splits: dict[str, Any]  # split name to a data set or a list of rows
     root: Path | None = None  # folder that the paths in the image column are relative to, and must not leave
     image_column: str | None = None  # the image column of this kind of source
-    has_videos: bool = False  # known to contain videos
     has_named_splits: bool = True  # False if the source does not name splits; all rows are then `train`
     has_captions: bool = True  # False for a folder of images without metadata
     in_memory: bool = False
@@ -293,16 +280,16 @@ def _rows_of_splits(names: list[Any]) -> dict[str | None, list[int]]:
     """Row numbers by our name for their split; None for other names."""
     numbers_of: dict[str | None, list[int]] = {}
     for number, name in enumerate(names):
-        split = SPLIT_NAMES.get(name.strip().lower()) if isinstance(name, str) else None
-        numbers_of.setdefault(split, []).append(number)
+        numbers_of.setdefault(SPLIT_NAMES.get(str(name).strip().lower()), []).append(number)
     return numbers_of
 
 
 # --- Captions --------------------------------------------------------------------------------------------------------
 
 _MAX_CAPTION_WORDS = 200  # longer than the captions of data sets, shorter than a web page
-# Without spaces, a Chinese sentence and base64 each count as one word.
-_CHARACTERS_PER_WORD = 20
+_MAX_CAPTION_CHARACTERS = (
+    20 * _MAX_CAPTION_WORDS
+)  # without spaces, a Chinese sentence and base64 each count as one word
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Kept: zero-width (non-)joiners are part of Persian, Indic scripts and emoji; tags (U+E0020-E007F) are part of flags.
@@ -332,9 +319,11 @@ def caption_fault(caption: Any) -> tuple[str, str] | None:
         return "caption_not_text", "the caption is not a string (empty, a number, or nested too deep)"
     if not any(map(str.isalnum, caption)):
         return "caption_empty", f"the caption {caption[:40]!r} has no letter or digit"
-    words, characters = caption.count(" ") + 1, _MAX_CAPTION_WORDS * _CHARACTERS_PER_WORD
-    if words > _MAX_CAPTION_WORDS or len(caption) > characters:
-        sizes = f"{words} words and {len(caption)} characters, more than {_MAX_CAPTION_WORDS} or {characters}"
+    words = caption.count(" ") + 1
+    if words > _MAX_CAPTION_WORDS or len(caption) > _MAX_CAPTION_CHARACTERS:
+        sizes = (
+            f"{words} words and {len(caption)} characters, more than {_MAX_CAPTION_WORDS} or {_MAX_CAPTION_CHARACTERS}"
+        )
         return "caption_too_long", f"the caption {caption[:40] + '...'!r} has {sizes}"
     return None
 
@@ -352,15 +341,6 @@ def printed_list(value: Any) -> list[str] | None:
         return list(json.loads(text))
     except json.JSONDecodeError:
         return [str(ast.literal_eval(part.replace("\n", " "))) for part in re.findall(_LITERAL, text, re.DOTALL)]
-
-
-def refuse_mixed(printed: str | None, plain: str | None) -> None:
-    """Refuse captions of which some are printed lists; both say where such a row stands, or are None."""
-    if printed is not None and plain is not None:
-        raise ValueError(
-            f"{printed}: the captions are a list that was printed as text, and those of {plain} are not. Write all rows alike, "
-            "as lists or as one caption each."
-        )
 
 
 def to_caption_list(value: Any) -> list[str | None]:
@@ -422,10 +402,11 @@ def to_caption_columns(
             f"to one of {sorted(names)}."
         )
     id_source = ids or (image if _is_text(ds.features[image]) else None)
-    image_ids = [
-        f"{split}-{row:06d}" if value is None or value == "" else _id_text(value)
-        for row, value in enumerate([None] * len(ds) if id_source is None else ds[id_source][:])
-    ]
+    image_ids = []
+    for row, value in enumerate([None] * len(ds) if id_source is None else ds[id_source][:]):
+        if isinstance(value, float) and value.is_integer():  # a table has integers with a missing value as floats
+            value = int(value)
+        image_ids.append(f"{split}-{row:06d}" if value is None or value == "" else str(value))
     # A column that has one of our names but was not chosen for it is dropped.
     has_captions = captions == "captions" and ds.features[captions] == CAPTIONS and texts == values
     unused = {"image", "image_id", "captions", captions, ids} - {image, "captions" if has_captions else None}
@@ -450,7 +431,11 @@ def _cleaned(values: list[Any], where: str) -> list[list[str | None]]:
         texts.append(to_caption_list(value if literals is None else literals))
         if any(texts[-1]):
             first.setdefault(literals is not None, row)
-    refuse_mixed(*(f"{where}, row {first[kind]}" if kind in first else None for kind in (True, False)))
+    if len(first) == 2:
+        raise ValueError(
+            f"{where}, row {first[True]}: the captions are a list that was printed as text, and those of row {first[False]} "
+            "are not. Write all rows alike, as lists or as one caption each."
+        )
     return texts
 
 
@@ -481,11 +466,6 @@ def _table_of(rows: list[Row], image: str, captions: str | None) -> datasets.Dat
 
 def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in {"string", "large_string"}
-
-
-def _id_text(value: Any) -> str:
-    # A table returns integers with a missing value among them as floats.
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _with_images(

@@ -35,10 +35,7 @@ _NO_FILE = "00" * 16
 
 
 def source_keys(
-    dataset: datasets.Dataset,
-    *,
-    progress: str | bool = False,
-    skip_unreadable: bool = False,
+    dataset: datasets.Dataset, *, progress: str | bool = False, skip_unreadable: bool = False
 ) -> list[str]:
     """One key per row: the hash of its image's bytes.
 
@@ -128,8 +125,6 @@ def pool_frames(features: Any, num_frames: int, pooling: FramePooling = "mean") 
     video is played backwards. `"ordered"` is `"concat"` with sinusoidal position encodings (Vaswani et al. 2017, section
     3.5) of the frame added to its tokens; a captioner pretrained on images has to learn to use them.
     """
-    if pooling not in ("mean", "concat", "ordered"):
-        raise ValueError(f"frame_pooling is {pooling!r}. Use 'mean', 'concat' or 'ordered'.")
     frames = torch.as_tensor(features).float().unflatten(0, (-1, num_frames))  # (n, F, ...)
     if pooling == "mean":
         return frames.mean(1)
@@ -257,8 +252,7 @@ def cached_pixels(
     """
     if frames_of(dataset):
         raise ValueError(
-            "The data are videos of several frames. Leave out cache_pixels; set freeze_vision_tower=True and "
-            "cache_image_features=True."
+            "The data are videos. Use cache_image_features and freeze_vision_tower instead of cache_pixels."
         )
     signature = processor.signature  # refuses a processor that cannot be cached
     cache = FeatureCache(directory, model_id="pixels", revision=signature, what="pixels_uint8", dtype="uint8")

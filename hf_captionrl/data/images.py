@@ -56,10 +56,9 @@ def outside(paths: Iterable[str | None], root: str | Path | None) -> Iterator[tu
 def refuse_outside(paths: Iterable[str | None], root: str | Path | None, where: str) -> None:
     """Refuse rows that name files elsewhere: see [`outside`]."""
     for row, path in outside(paths, root):
-        below = f"image_root ({str(root)!r})" if root is not None else "any folder of the data (there is none)"
         raise ValueError(
-            f"{where}: row {row} names the file {path!r}, which is not below {below}. Set image_root to the "
-            "folder that holds the files themselves."
+            f"{where}: row {row} names the file {path!r}, which is not below image_root ({str(root)!r}). Set image_root to "
+            "the folder that holds the files themselves."
         )
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import datasets
 from PIL import Image
@@ -50,20 +50,11 @@ METADATA_FILES = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _SYSTEM_NAMES = {"__macosx", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
 
 
-class FolderListing(NamedTuple):
-    """Files of a folder and its subfolders; none of them has been opened."""
+def list_images(folder: Path) -> tuple[list[str], Counter[str]]:
+    """Sorted relative paths of the images of a folder and its subfolders, none of them opened, and the number of other files by suffix.
 
-    images: list[str]  # paths relative to the folder, sorted, with `/`
-    others: Counter[str]  # number of other files by suffix
-
-    def describe_others(self) -> str:
-        kinds = [f"{number} {kind or 'without a suffix'}" for kind, number in self.others.most_common(5)]
-        text = f"{self.others.total()} other files ({', '.join(kinds)})" if kinds else "no other files"
-        return text + (f"; {HEIC_REMEDY}" if HEIC_SUFFIXES & self.others.keys() else "")
-
-
-def list_images(folder: Path) -> FolderListing:
-    """List the files of a folder and its subfolders, without hidden ones and those of systems; links to folders are not followed."""
+    Hidden files and those of systems are left out; links to folders are not followed.
+    """
     formats = set(image_formats())
     suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in formats}
     images: list[str] = []
@@ -82,7 +73,12 @@ def list_images(folder: Path) -> FolderListing:
                 images.append(path)
             elif name not in METADATA_FILES:
                 others[suffix] += 1
-    return FolderListing(sorted(images), others)
+    return sorted(images), others
+
+
+def _describe(others: Counter[str]) -> str:
+    kinds = ", ".join(f"{number} {kind or 'without a suffix'}" for kind, number in others.most_common(5)) or "none"
+    return kinds + (f"; {HEIC_REMEDY}" if HEIC_SUFFIXES & others.keys() else "")
 
 
 def _metadata_files(folder: Path) -> dict[str, Path]:
@@ -98,14 +94,10 @@ def _metadata_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_image_folder(folder: Path, root: Path | None, arguments: SourceArguments) -> Source:
-    require_captions = arguments.require_captions
     if not folder.is_dir():
         raise FileNotFoundError(f"data_dir ({str(folder)!r}) is not a folder. Set it to a folder of images.")
-    listing = list_images(folder)
     if not (files := _metadata_files(folder)):
-        if arguments.text_files:
-            listing.others.pop(arguments.text_files, None)
-        return _read_bare_folder(folder, listing, root, require_captions)
+        return _read_bare_folder(folder, root, arguments)
     splits: dict[str, list[Row]] = {}
     for name, path in files.items():
         rows = read_rows(path)
@@ -117,35 +109,32 @@ def _read_image_folder(folder: Path, root: Path | None, arguments: SourceArgumen
     if root is None:
         texts = {value for rows in splits.values() for row in rows for value in row.values() if isinstance(value, str)}
         names = {unicodedata.normalize("NFC", posixpath.normpath(text)) for text in texts}
-        unnamed = [path for path in listing.images if unicodedata.normalize("NFC", path) not in names]
-        if unnamed:
-            logger.warning(
-                "%s: %d of %d images are not named by any row of the metadata and are not used, such as %r.",
-                *(folder, len(unnamed), len(listing.images), unnamed[0]),
-            )
+        images, _ = list_images(folder)
+        if unnamed := [path for path in images if unicodedata.normalize("NFC", path) not in names]:
+            text = "%s: %d of %d images are not named by any row of the metadata and are not used, such as %r."
+            logger.warning(text, folder, len(unnamed), len(images), unnamed[0])
     if list(splits) == [""]:
         return source_of_rows(str(folder), splits[""], str(files[""]), root or folder, "file_name")
     return Source(str(folder), splits, root or folder, "file_name")
 
 
-def _read_bare_folder(folder: Path, listing: FolderListing, root: Path | None, require_captions: bool) -> Source:
+def _read_bare_folder(folder: Path, root: Path | None, arguments: SourceArguments) -> Source:
     """All images of a folder without metadata; they have no captions."""
-    leading_out = {row for row, _ in outside((str(folder / path) for path in listing.images), root or folder)}
-    images = [path for row, path in enumerate(listing.images) if row not in leading_out]
-    if not images or require_captions:
+    paths, others = list_images(folder)
+    others.pop(arguments.text_files, None)
+    leading_out = {row for row, _ in outside((str(folder / path) for path in paths), root or folder)}
+    images = [path for row, path in enumerate(paths) if row not in leading_out]
+    if not images or arguments.require_captions:
         raise ValueError(
             f"data_dir ({str(folder)!r}) has no {', '.join(METADATA_FILES)} in it or in train/, validation/, test/, so "
-            f"its {len(images)} images have no captions; it has {listing.describe_others()}. Write "
+            f"its {len(images)} images have no captions; other files: {_describe(others)}. Write "
             '{"file_name": "a.jpg", "captions": ["...", "..."]} per line.'
         )
     if leading_out:
-        logger.warning(
-            "%s: %d links lead out of the folder and are not followed (set image_root to a folder that holds their files, "
-            "too), such as %r.",
-            *(folder, len(leading_out), listing.images[min(leading_out)]),
-        )
-    if listing.others:
-        logger.warning("%s: files that are not images are not used: %s.", folder, listing.describe_others())
+        text = "%s: %d links lead out of the folder and are not used, such as %r. Set image_root to a folder that holds both."
+        logger.warning(text, folder, len(leading_out), paths[min(leading_out)])
+    if others:
+        logger.warning("%s: files that are not images are not used: %s.", folder, _describe(others))
     # image_root, to which links may lead, can differ from the folder that the names are relative to.
     rows: list[Row] = [
         {"file_name": path if root is None else str((folder / path).absolute()), "image_id": path} for path in images
@@ -177,15 +166,11 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
 
     if dataset_name in benchmarks.PUBLISHED:
         return benchmarks.read_published(dataset_name, arguments)
-    if (path.is_file() or dataset_name.lower() in benchmarks.VIDEO_SETS) and (
-        video_files := benchmarks.find_video_source(dataset_name, path, data_dir)
-    ):
-        return benchmarks.read_video_source(video_files, root)
     if path.suffix.lower() in _ROW_FILES and path.is_file():
         return _read_row_file(path, root or (None if data_dir is None else Path(data_dir)))
     if path.is_dir() and not any((path / name).is_file() for name in _SAVED_FILES):
-        listing = list_images(path)
-        if _metadata_files(path) or (listing.images and not listing.others.keys() & _DATA_SUFFIXES):
+        images, others = list_images(path)
+        if _metadata_files(path) or (images and not others.keys() & _DATA_SUFFIXES):
             return _read_image_folder(path, root, arguments)
     if path.suffix.lower() in _ROW_FILES | {".parquet"} and not path.is_file():
         raise FileNotFoundError(f"dataset_name ({dataset_name!r}) is not a file. Check the path.")
@@ -193,11 +178,8 @@ def read_source(dataset_name: str, arguments: SourceArguments) -> Source:
 
 
 def _read_row_file(path: Path, root: Path | None) -> Source:
-    rows: Any
-    if path.suffix.lower() == ".json" and not is_json_lines(text := read_text(path)):
-        rows = parse_json(text, str(path))
-    else:
-        rows = read_rows(path)
+    is_json = path.suffix.lower() == ".json" and not is_json_lines(text := read_text(path))
+    rows: Any = parse_json(text, str(path)) if is_json else read_rows(path)
     if isinstance(rows, dict):
         return _read_coco(rows, path, root)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -224,18 +206,16 @@ def karpathy_id(image: Row) -> Any:
 
 def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
     """A Karpathy split, or COCO's annotations, which have no splits."""
-    images: Any = content.get("images")
-    notes = content.get("annotations")
+    images: Any = content.get("images") or ()
     captions: dict[Any, list[Any]] = {}
-    for note in notes if isinstance(notes, list) else ():
-        if isinstance(note, dict) and "caption" in note:
+    for note in content.get("annotations") or ():
+        if "caption" in note:
             captions.setdefault(note.get("image_id"), []).append(note["caption"])
-    are_objects = isinstance(images, list) and all(isinstance(image, dict) for image in images)
-    if not are_objects or not (captions or any("sentences" in image for image in images)):
+    if not captions and not any("sentences" in image for image in images):
         raise ValueError(
-            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images`, a list of objects "
-            "with `sentences`, and COCO's annotations also `annotations` with `image_id` and `caption`. Use "
-            "dataset_coco.json, captions_train2017.json, or JSON lines."
+            f"{path} is an object with the keys {sorted(content)[:10]}; a Karpathy split has `images` with `sentences`, and "
+            "COCO's annotations also `annotations` with `image_id` and `caption`. Use dataset_coco.json, "
+            "captions_train2017.json, or JSON lines."
         )
     if root is None:
         raise ValueError(
@@ -246,12 +226,12 @@ def _read_coco(content: Row, path: Path, root: Path | None) -> Source:
         if captions:
             number = image.get("id")
             rows.append({"image": image.get("file_name"), "image_id": number, "captions": captions.get(number)})
-            continue
-        parts = [part for part in (image.get("filepath"), image.get("filename")) if isinstance(part, str) and part]
-        image_id = karpathy_id(image)
-        row = {"image": "/".join(parts) if isinstance(image.get("filename"), str) else None}
-        row |= {"image_id": None if image_id is None else str(image_id), "captions": image.get("sentences")}
-        rows.append(row | {"split": image.get("split", "train")})
+        else:
+            row = {
+                "image": "/".join(filter(None, (image.get("filepath"), image.get("filename")))),
+                "image_id": karpathy_id(image),
+            }
+            rows.append(row | {"captions": image.get("sentences"), "split": image.get("split", "train")})
     return source_of_rows(str(path), rows, str(path), root, "image")
 
 
@@ -294,16 +274,6 @@ def _source_of_splits(name: str, data: Any, root: Path | None, is_named: bool = 
     return Source(name, splits, root, has_named_splits=is_named, **more)
 
 
-def _source_in_memory(data: Any, image_root: str | Path | None) -> Source:
-    if not isinstance(data, datasets.Dataset | datasets.DatasetDict):
-        raise ValueError(
-            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name; "
-            "an IterableDataset becomes one by Dataset.from_list(list(data.take(n)))."
-        )
-    root = None if image_root is None else Path(image_root)
-    return _source_of_splits("the data set", data, root, in_memory=True)
-
-
 # --- Splits ----------------------------------------------------------------------------------------------------------
 
 SPLITS = ("train", "validation", "test")
@@ -325,9 +295,9 @@ def parse_split(split: str) -> tuple[str, ...]:
 def join_splits(splits: Mapping[str, datasets.Dataset], names: Iterable[str], where: str) -> datasets.Dataset:
     """Several splits as one data set; all without names."""
     names = list(names) or list(splits)
-    if missing := [name for name in names if name not in splits]:
+    if missing := set(names) - splits.keys():
         raise ValueError(
-            f"{where} has no split {missing[0]!r}; it has {list(splits)}. Use one of them, several ('a+b') or 'all'."
+            f"{where} has no split {min(missing)!r}. Use one of {list(splits)}, several ('a+b') or 'all'."
         )
     if len(names) == 1:
         return with_split(splits[names[0]], names[0])
@@ -348,13 +318,8 @@ def hash_split(ds: datasets.Dataset, fractions: dict[str, float], *, seed: int =
     Sizes are exact, the order of the rows does not matter, and adding images moves only those near the boundaries. A
     fraction above 0 gets at least one image, if there are enough; the first above 0 gets the remainder.
     """
-    if not all(0 <= share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ValueError(f"Split fractions {fractions} must be in [0, 1] and add up to 1. Correct split_fractions.")
-
-    def digest(image_id: str) -> bytes:
-        return hashlib.blake2b(f"{seed}/{image_id}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-    digests = [digest(image_id) for image_id in id_column(ds)]
+    keys = (f"{seed}/{image_id}".encode("utf-8", "surrogatepass") for image_id in id_column(ds))
+    digests = [hashlib.blake2b(key, digest_size=16).digest() for key in keys]
     order = sorted(range(len(ds)), key=digests.__getitem__)
     names = [name for name, share in fractions.items() if share > 0]
     parts = {}
@@ -420,16 +385,14 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
 
     num_frames, column, moving = arguments.num_frames, arguments.caption_column, name == "moving_scenes"
     config = arguments.dataset_config or "captions"
-    configs = ["captions"] if moving else sorted(CONFIGURATIONS)
-    if config not in configs:
-        raise ValueError(
-            f"dataset_config is {config!r}, but {name!r} has {configs}. Use one of these, or leave it out."
-        )
+    configs, columns = ["captions"] if moving else sorted(CONFIGURATIONS), ["captions", "full_caption"]
+    for option, value, choices in (("dataset_config", config, configs), ("caption_column", column, columns)):
+        if value not in choices:
+            raise ValueError(f"{option} is {value!r}, but {name!r} has {choices}. Use one of these, or leave it out.")
     if moving != bool(num_frames):
-        kind = "clips of 6 frames. Use 4" if moving else "images. Use 0"
-        raise ValueError(f"num_frames is {num_frames}, but {name!r} are {kind}.")
-    if column not in ("captions", "full_caption"):
-        raise ValueError(f"caption_column is {column!r}. Use 'captions' (five annotators) or 'full_caption'.")
+        raise ValueError(
+            f"num_frames is {num_frames}. Use 0 for 'scenes' and 4 for 'moving_scenes', its clips of 6 frames."
+        )
     # The test split is drawn first, so it is the same without the others, and 10 times faster.
     sizes: dict[str, Any] = {"num_train": 0, "num_validation": 0} if splits == ("test",) else {}
     made = dict(load_moving_scenes() if moving else load_scenes(**CONFIGURATIONS[config], **sizes))
@@ -446,10 +409,16 @@ def _read_splits(data: Any, arguments: SourceArguments, splits: tuple[str, ...] 
     """Every split as the source has it, in our columns; of the embedded data perhaps only those in `splits`."""
     if isinstance(data, str) and data in _EMBEDDED:
         return _load_embedded(data, arguments, splits)
-    is_name = isinstance(data, str | Path)
-    source = read_source(str(data), arguments) if is_name else _source_in_memory(data, arguments.image_root)
-    if source.has_videos and not arguments.num_frames:
-        raise ValueError(f"{str(data)!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
+    if isinstance(data, str | Path):
+        source = read_source(str(data), arguments)
+    elif isinstance(data, datasets.Dataset | datasets.DatasetDict):
+        root = None if arguments.image_root is None else Path(arguments.image_root)
+        source = _source_of_splits("the data set", data, root, in_memory=True)
+    else:
+        raise ValueError(
+            f"The data are a {type(data).__name__}. Use a datasets.Dataset or DatasetDict, a folder, a file or a name; "
+            "an IterableDataset becomes one by Dataset.from_list(list(data.take(n)))."
+        )
     arguments = replace(arguments, image_root=source.root)
     if arguments.image_column == "image" and source.image_column is not None:
         # The usual name in this kind of source; files without it fall back to the other usual names.

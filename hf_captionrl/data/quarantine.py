@@ -63,15 +63,15 @@ class QuarantineReport:
 
     def summary(self) -> str:
         """One sentence for a log: counts by reason, and the path of the list."""
-        total = sum(self.rows.values())
-        if not self.entries:
-            return f"All {total} rows are valid."
-        counts = {kind: self.counts(kind) for kind in ("row", "caption")}
-        rows, captions = (f"{sum(c.values())} {{}} ({_spell(c)})" if c else "" for c in counts.values())
-        parts = [rows.format(f"of {total} rows are left out"), captions.format("captions of other rows are left out")]
-        return "; ".join(filter(None, parts)) + (f". All are in {self.path}." if self.path else ".")
-
-    __str__ = summary
+        total, counts = sum(self.rows.values()), {kind: self.counts(kind) for kind in ("row", "caption")}
+        parts = [
+            f"{sum(counts[kind].values())} {what} are left out ({_spell(counts[kind])})"
+            for kind, what in (("row", f"of {total} rows"), ("caption", "captions of other rows"))
+            if counts[kind]
+        ]
+        return "; ".join(parts or [f"All {total} rows are valid"]) + (
+            f". All are in {self.path}." if parts and self.path else "."
+        )
 
     def write(self) -> None:
         """Write one JSON object per entry to `path`, if there is one."""
@@ -86,12 +86,6 @@ def _spell(counts: dict[str, int]) -> str:
 
 class QuarantineError(ValueError):
     """Too many invalid rows to train on."""
-
-
-def _image_faults(ds: datasets.Dataset) -> list[ImageError | None]:
-    faults = in_threads(verify_video if VIDEO_FRAMES in ds.column_names else verify_image)
-    images = undecoded(ds).select_columns("image")
-    return [fault for batch in images.iter(_ROWS_AT_ONCE) for fault in faults(batch["image"])]
 
 
 def _check_split(
@@ -158,20 +152,17 @@ def check_captions(
         QuarantineError: If the share of invalid rows of a split is too large, or it has no valid row. The file is
             written first.
     """
-    if not 0 <= max_bad_fraction <= 1:
-        raise ValueError(f"max_bad_fraction is {max_bad_fraction}, but is a share in [0, 1]. Use 0.05, for example.")
     single = isinstance(ds, datasets.Dataset)
     splits = {str(ds.split or "train"): ds} if single else dict(ds)
     good: dict[str, datasets.Dataset] = {}
     entries: list[QuarantineEntry] = []
     for name, rows in splits.items():
-        if missing := sorted({"image", "image_id", "captions"} - set(rows.column_names)):
-            raise ValueError(
-                f"Split {name!r} has no columns {missing}; it has {rows.column_names}. Load it with load_captions, and "
-                "set image_column, caption_column or image_id_column."
-            )
         rows = rows.with_format(None)
-        faults = _image_faults(rows) if check_images else [None] * len(rows)
+        faults: list[ImageError | None] = [None] * len(rows)
+        if check_images:
+            check = in_threads(verify_video if VIDEO_FRAMES in rows.column_names else verify_image)
+            batches = undecoded(rows).select_columns("image").iter(_ROWS_AT_ONCE)
+            faults = [fault for batch in batches for fault in check(batch["image"])]
         good[name], more = _check_split(rows, name, faults, require_captions)
         entries += more
     path = None if quarantine_path is None else Path(quarantine_path)
@@ -189,16 +180,13 @@ def stop_if_too_many(report: QuarantineReport, split: str, max_bad_fraction: flo
     total, bad = report.rows[split], report.bad_rows(split)
     if not total:
         raise QuarantineError(f"Split {split!r} has no rows. Check dataset_name and split_fractions.")
-    if bad < total and bad / total <= max_bad_fraction:
-        return
-    first = next(entry for entry in report.entries if entry.dropped == "row" and entry.split == split)
-    limit = "so nothing is left" if bad == total else f"more than max_bad_fraction ({max_bad_fraction}) allows"
-    listed_in = f"All are in {report.path}" if report.path else "Set quarantine_path to list them all"
-    raise QuarantineError(
-        f"{bad} of {total} rows of split {split!r} are bad ({bad / total:.3f}), {limit}: "
-        f"{_spell(report.counts('row', split))}. The first is row {first.row}, image_id {first.image_id!r}: "
-        f"{first.detail}. {listed_in}. Correct the data{'' if bad == total else ' or raise max_bad_fraction'}."
-    )
+    if bad == total or bad / total > max_bad_fraction:
+        first = next(entry for entry in report.entries if entry.dropped == "row" and entry.split == split)
+        raise QuarantineError(
+            f"{bad} of {total} rows of split {split!r} are bad, and max_bad_fraction is {max_bad_fraction}: "
+            f"{_spell(report.counts('row', split))}. The first is row {first.row}, image_id {first.image_id!r}: "
+            f"{first.detail}. {f'All are in {report.path}. ' if report.path else ''}Correct the data or raise max_bad_fraction."
+        )
 
 
 class ImageReader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
 import logging
 import os
@@ -12,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import datasets
 
-from hf_captionrl.data.columns import CAPTIONS, caption_column, id_column, replace_column
+from hf_captionrl.data.columns import CAPTIONS, caption_column, id_column, read_rows, replace_column
 from hf_captionrl.text.tokenize import indefinite_article, load_spacy
 
 logger = logging.getLogger(__name__)
@@ -132,8 +131,6 @@ def simplify_captions(dataset: datasets.Dataset, simplifier: Simplifier) -> data
 
 # --- Captions of a file: boosted, simplified, or from another captioner ----------------------------------------------
 
-_READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json"}
-
 
 def exchange_captions(
     dataset: datasets.Dataset,
@@ -154,17 +151,11 @@ def exchange_captions(
     """
     paths = [Path(file)] if isinstance(file, str | os.PathLike) else [Path(each) for each in file]
     name = paths[0].name if len(paths) == 1 else f"{paths[0].parent.name} ({len(paths)} files)"
-    for path in paths:
-        if path.suffix not in _READERS:
-            raise ValueError(f"{str(path)!r} is not .parquet or .jsonl. Use captions.parquet of `captionrl boost`.")
-        if not path.is_file():
-            raise FileNotFoundError(f"There is no file {str(path)!r} with captions.")
-    rows = datasets.load_dataset(
-        _READERS[paths[0].suffix], data_files=[glob.escape(str(path)) for path in paths], split="train"
-    )
-    if missing := [each for each in ("image_id", column) if each not in rows.column_names]:
-        raise ValueError(f"{name} lacks the column(s) {missing}; it has {rows.column_names}. Use one of these.")
-    captions_of = dict(zip(id_column(rows), caption_column(rows, column), strict=True))
+    rows = [row for path in paths for row in read_rows(path)]
+    if missing := {"image_id", column} - {key for row in rows for key in row}:
+        raise ValueError(f"{name} lacks the column(s) {sorted(missing)}. Use captions.parquet of `captionrl boost`.")
+    values = ((str(row["image_id"]), row.get(column)) for row in rows)
+    captions_of = {image_id: [value] if isinstance(value, str) else list(value or []) for image_id, value in values}
     if len(captions_of) < len(rows):
         raise ValueError(f"{name} holds {len(rows)} rows for {len(captions_of)} images. Keep one row per image.")
     ids = id_column(dataset)

@@ -13,7 +13,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from PIL import Image
 
@@ -62,30 +62,23 @@ def _opened_video(value: Any) -> Iterator[tuple[BinaryIO, str]]:
 def _refuse_many_pixels(size: tuple[int, int], count: int, name: str, most: int) -> None:
     """Refuse a video that would take too long to decode; `size` is width and height in pixels."""
     if size[0] * size[1] * count > most:
-        raise ImageError(
-            "image_too_large",
-            f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together",
-        )
+        detail = f"{name} is {size[0]} x {size[1]} pixels in {count} frames, and all frames may have {most} together"
+        raise ImageError("image_too_large", detail)
 
 
-def _frames_on_screen(starts: list[int], end: int, num_frames: int, how: str) -> list[int]:
-    """Frames on screen at the F times of `sample_frames`, in integer arithmetic: no frame is missed by rounding."""
-    if how == "uniform":
-        moments = [(2 * i + 1) * end // (2 * num_frames) for i in range(num_frames)]
-    else:
-        moments = [starts[-1] * i // max(num_frames - 1, 1) for i in range(num_frames)]
+def _frames_on_screen(starts: list[int], end: int, num_frames: int) -> list[int]:
+    """Frames on screen at the F times of `sample_frames`, in integer arithmetic: no frame is missed by rounding; for F = 0 the last."""
+    if not num_frames:
+        return [len(starts) - 1]
+    moments = [(2 * i + 1) * end // (2 * num_frames) for i in range(num_frames)]
     return [max(bisect.bisect_right(starts, moment) - 1, 0) for moment in moments]
 
 
-def _sample_film(
-    file: BinaryIO, kind: str, name: str, num_frames: int, how: str, max_pixels: int
-) -> list[Image.Image]:
+def _sample_film(file: BinaryIO, kind: str, name: str, num_frames: int, max_pixels: int) -> list[Image.Image]:
     try:
         import av
     except ImportError:
-        raise ImportError(
-            f"{name} is a film, and reading it needs PyAV. Install hf-captionrl[video], or convert it to GIF."
-        ) from None
+        raise ImportError(f"{name} is a film, which PyAV reads. Install hf-captionrl[video].") from None
     try:
         # The format is given: by guessing, FFmpeg would also accept playlists, which contain addresses.
         with av.open(file, mode="r", format=kind) as container:
@@ -105,11 +98,10 @@ def _sample_film(
             if plays is None and container.duration and len(container.streams) == 1:
                 plays = int(container.duration / 1_000_000 / (stream.time_base or Fraction(1, 1)))
             if len(starts) < _ENOUGH * announced or (plays and end < _ENOUGH * plays):
-                raise ImageError(
-                    "video_truncated", f"{name} ends early: {len(starts)} of {announced} frames are present"
-                )
+                detail = f"{name} ends early: {len(starts)} of {announced} frames are present"
+                raise ImageError("video_truncated", detail)
             container.seek(0)
-            chosen = _frames_on_screen(starts, end, num_frames, how)
+            chosen = _frames_on_screen(starts, end, num_frames)
             frames: dict[int, Image.Image] = {}
             last, decoded = None, 0
             for last in container.decode(stream):
@@ -162,27 +154,18 @@ def is_video(value: Any) -> bool:
         return is_path and os.path.splitext(os.fsdecode(path))[1].lower() in VIDEO_SUFFIXES | {".gif"}
 
 
-def sample_frames(
-    value: Any,
-    num_frames: int,
-    *,
-    how: Literal["uniform", "ends"] = "uniform",
-    max_pixels: int = MAX_PIXELS,
-) -> list[Image.Image]:
+def sample_frames(value: Any, num_frames: int, *, max_pixels: int = MAX_PIXELS) -> list[Image.Image]:
     r"""Sample frames of a video, evenly over its duration.
 
-    The frames are those on screen at $F$ times of a video of duration $T$. `"uniform"` divides it into $F$ equal parts
-    and takes the middle of each, $t_i = T (i + 1/2) / F$. `"ends"` takes the first and the last frame and equidistant
-    times between them, $t_i = s_n i / (F - 1)$ with $s_n$ the time at which the last frame appears (and the first frame
-    for $F = 1$). If a video has fewer than $F$ frames, frames are repeated in proportion to their duration. GIF delays
-    below 20 ms count as 100 ms, as in browsers.
+    The frames are those on screen in the middle of $F$ equal parts of a video of duration $T$, $t_i = T (i + 1/2) / F$. If
+    a video has fewer than $F$ frames, frames are repeated in proportion to their duration. GIF delays below 20 ms count as
+    100 ms, as in browsers.
 
     The video is decoded from the start and only the chosen frames are kept. Rotation metadata of films is not applied.
 
     Args:
         value (`Any`): Path, bytes, or the `{"bytes": ..., "path": ...}` of an undecoded column; never an address.
         num_frames (`int`): F.
-        how (`"uniform"` or `"ends"`): Times of the frames.
         max_pixels (`int`): Largest accepted width * height of a frame.
 
     Returns:
@@ -196,16 +179,23 @@ def sample_frames(
     """
     if num_frames < 1:
         raise ValueError(f"num_frames is {num_frames}. Use 1 or more.")
-    if how not in ("uniform", "ends"):
-        raise ValueError(f"how is {how!r}. Use 'uniform' or 'ends'.")
+    return _frames(value, num_frames, max_pixels)
+
+
+def verify_video(value: Any, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Check that `sample_frames` would read a video up to its last frame."""
+    _frames(value, 0, max_pixels)
+
+
+def _frames(value: Any, num_frames: int, max_pixels: int) -> list[Image.Image]:
     with _opened_video(value) as (file, name):
         kind = _video_format(file.read(_HEAD_BYTES))
         file.seek(0)
         if kind is None:
             raise ImageError("video_unreadable", f"{name} is not a GIF, MP4, MOV, WebM, MKV, AVI, MPEG or FLV")
         if kind == "gif":
-            return _sample_gif(value, _gif_delays(file.read(), name), name, num_frames, how, max_pixels)
-        return _sample_film(file, kind, name, num_frames, how, max_pixels)
+            return _sample_gif(value, _gif_delays(file.read(), name), name, num_frames, max_pixels)
+        return _sample_film(file, kind, name, num_frames, max_pixels)
 
 
 def _gif_delays(data: bytes, name: str) -> list[int]:
@@ -241,26 +231,19 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
     return delays
 
 
-def _sample_gif(
-    value: Any, delays: list[int], name: str, num_frames: int, how: str, max_pixels: int
-) -> list[Image.Image]:
+def _sample_gif(value: Any, delays: list[int], name: str, num_frames: int, max_pixels: int) -> list[Image.Image]:
     if not delays:
         raise ImageError("video_no_frames", f"{name} is a GIF without a frame")
     with opened_image(value, max_pixels, "video") as image:
         _refuse_many_pixels(image.size, len(delays), name, _MAX_GIF_PIXELS)
         starts = [0, *itertools.accumulate(delays[:-1])]
-        chosen = _frames_on_screen(starts, sum(delays), num_frames, how)
+        chosen = _frames_on_screen(starts, sum(delays), num_frames)
         frames = {}
         for k in sorted(set(chosen)):
             image.seek(k)  # draws every frame in between: most hold only what changed
             image.load()
             frames[k] = to_rgb(image)
     return [frames[k] for k in chosen]
-
-
-def verify_video(value: Any, *, max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `sample_frames` would read a video up to its last frame."""
-    sample_frames(value, 2, how="ends", max_pixels=max_pixels)
 
 
 def video_hash(value: Any) -> str:

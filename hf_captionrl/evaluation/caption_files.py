@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class CaptionFile:
     path: Path
     captions: Mapping[str, list[str]]
 
-    def aligned(self, image_ids: Sequence[str], all_ids: Set[str]) -> Sequence[list[str]]:
+    def aligned(self, image_ids: Sequence[str], all_ids: Collection[str]) -> Sequence[list[str]]:
         """Captions in the order of a data set."""
         captions, foreign = self.captions, set(self.captions).difference(all_ids)
         if foreign:  # perhaps only in another normal form of Unicode, as names of files that a Mac wrote

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,8 +39,6 @@ def candidate_bags(
         `tuple`: int64 bags of shape `(N, K)`, the query first, and their float32 similarities of shape `(N,)`: the mean
         cosine similarity between the query and the other images.
     """
-    if not 2 <= bag_size <= len(features):
-        raise ValueError(f"bag_size is {bag_size}, but must be between 2 and {len(features)}, the number of images.")
     indices, similarities = nearest_neighbours(features, bag_size - 1, block_size=block_size, device=device)
     return torch.cat([torch.arange(len(indices))[:, None], indices], dim=1), similarities.mean(dim=1)
 
@@ -59,10 +56,6 @@ def curate_bags(bags: Any, similarities: Any) -> tuple[Tensor, Tensor]:
         `tuple`: The kept bags, int64 of shape `(Q, K)`, and their similarities `(Q,)`, in descending order.
     """
     rows, scores = torch.as_tensor(bags), torch.as_tensor(similarities)
-    if rows.ndim != 2 or scores.shape != rows.shape[:1]:
-        raise ValueError(
-            f"bags have shape {tuple(rows.shape)}, not (T, K), or similarities {tuple(scores.shape)}, not (T,)."
-        )
     order = scores.argsort(descending=True, stable=True)
     visited: set[int] = set()
     kept = []
@@ -230,22 +223,16 @@ class BagFile:
     features: str = "multimodal"  # that define the similarity, one of `Features`
     kind: str = "truematch"
 
-    @property
-    def model(self) -> str:
-        """Id of the scorer."""
-        return self.signature.partition("@")[0]
-
-    @property
-    def revision(self) -> str:
-        """Commit or fingerprint of the scorer."""
-        return self.signature.partition("@")[2].partition("|")[0]
-
-    def rows(self, image_ids: Sequence[Any]) -> dict[int, list[list[int]]]:
+    def rows(self, image_ids: Sequence[Any], name: str = "The bag file") -> dict[int, list[list[int]]]:
         """The bags as rows of a data set, whose ids are given, by size: as `bag_ranks` and the metrics expect them."""
-        rows = iter(_rows_of(self.bags, _unique(image_ids), "The bag file").tolist())
+        row_of = _unique(image_ids)
+        if unknown := row_of.missing([image_id for bag in self.bags for image_id in bag]):
+            raise ValueError(
+                f"{name} contains image {unknown[0]!r}, which is not in the data set of {len(row_of)} images. {_REMEDY}"
+            )
         bags: dict[int, list[list[int]]] = {}
         for bag in self.bags:
-            bags.setdefault(len(bag), []).append(list(islice(rows, len(bag))))
+            bags.setdefault(len(bag), []).append([row_of[image_id] for image_id in bag])
         return bags
 
 
@@ -269,11 +256,10 @@ def save_bags(path: str | Path, file: BagFile) -> Path:
     Returns:
         `Path`: The path written.
     """
-    path = _checked_path(path, ".json")
     _check_bag_file(file, str(path))
-    head = {name: getattr(file, name) for name in ("kind", "features", "model", "revision", "signature")}
+    head = {name: getattr(file, name) for name in ("kind", "features", "signature")}
     bags = zip(file.bags, file.similarities, strict=True)
-    return write_json(path, {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
+    return write_json(Path(path), {**head, "bags": [{"image_ids": bag, "similarity": score} for bag, score in bags]})
 
 
 def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signature: str | None = None) -> BagFile:
@@ -286,7 +272,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
     Returns:
         `BagFile`: The bags.
     """
-    path = _checked_path(path, ".json", "captionrl bags")
+    path = _existing(path, "captionrl bags")
     try:
         head = json.loads(path.read_text(encoding="utf-8"))
         bags = [[str(i) for i in row["image_ids"]] for row in head["bags"]]
@@ -297,7 +283,7 @@ def load_bags(path: str | Path, *, image_ids: Sequence[Any] | None = None, signa
     _check_bag_file(file, str(path))
     _check_signature(file.signature, signature, str(path))
     if image_ids is not None:
-        _rows_of(file.bags, _unique(image_ids), str(path))
+        file.rows(image_ids, str(path))
     return file
 
 
@@ -312,10 +298,8 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
     """
     from safetensors.torch import save
 
-    path = _checked_path(path, ".safetensors")
     check_neighbours(file.indices, len(file.image_ids))
     _unique(file.image_ids)
-    _check_revision(file.signature, str(path))
     # Ids are bytes of a tensor, because a safetensors header is limited to 100 MB, a few million ids.
     names = bytearray(json.dumps(list(map(str, file.image_ids))).encode("ascii"))
     tensors = {
@@ -323,7 +307,9 @@ def save_neighbours(path: str | Path, file: NeighbourFile) -> Path:
         "similarities": file.similarities.float().contiguous(),
         "image_ids": torch.frombuffer(names, dtype=torch.uint8),
     }
-    return atomic_write_bytes(path, save(tensors, metadata={"signature": file.signature, "features": file.features}))
+    return atomic_write_bytes(
+        Path(path), save(tensors, metadata={"signature": file.signature, "features": file.features})
+    )
 
 
 def load_neighbours(
@@ -340,7 +326,7 @@ def load_neighbours(
     """
     from safetensors import SafetensorError, safe_open
 
-    path = _checked_path(path, ".safetensors", "captionrl bags --mode neighbours")
+    path = _existing(path, "captionrl bags --mode neighbours")
     try:
         with safe_open(path, framework="pt") as opened:
             head = opened.metadata() or {}
@@ -367,29 +353,17 @@ def load_neighbours(
 
 def _unique(image_ids: Sequence[Any]) -> RowLookup:
     """Rows by id; refuses ids that occur twice."""
-    is_column = not isinstance(image_ids, list | tuple) and len(image_ids) and isinstance(image_ids[0], str)
-    ids = image_ids if is_column else list(map(str, image_ids))
-    lookup = RowLookup(ids)
-    repeated = np.flatnonzero(lookup.first_rows() != np.arange(len(ids)))
-    if len(repeated):
-        raise ValueError(f"image_ids contains {ids[int(repeated[0])]!r} twice, but bags need unique ids.")
+    ids = list(map(str, image_ids))
+    if len(lookup := RowLookup(ids)) < len(ids):
+        twice = next(image_id for row, image_id in enumerate(ids) if lookup[image_id] != row)
+        raise ValueError(f"image_ids contains {twice!r} twice, but bags need unique ids.")
     return lookup
 
 
-def _checked_path(path: str | Path, suffix: str, command: str = "") -> Path:
-    """The path of a file, which must exist if a command creates it."""
-    path = Path(path)
-    if path.suffix != suffix:
-        raise ValueError(f"The name of {str(path)!r} has an unsupported suffix. Use {suffix}.")
-    if command and not path.is_file():
+def _existing(path: str | Path, command: str) -> Path:
+    if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {str(path)!r}. Create it with `{command}`.")
-    return path
-
-
-def _check_revision(signature: str, name: str) -> None:
-    model, _, revision = signature.partition("@")
-    if not model or not revision:
-        raise ValueError(f"{name}: the signature is {signature!r}, but must be model@revision. Pass scorer.signature.")
+    return Path(path)
 
 
 def _check_signature(found: str, expected: str | None, name: str) -> None:
@@ -398,7 +372,6 @@ def _check_signature(found: str, expected: str | None, name: str) -> None:
 
 
 def _check_bag_file(file: BagFile, name: str) -> None:
-    _check_revision(file.signature, name)
     if not file.bags or len(file.bags) != len(file.similarities):
         raise ValueError(
             f"{name} has {len(file.bags)} bags and {len(file.similarities)} similarities. Use at least one bag, and one each."
@@ -415,15 +388,3 @@ def _check_bag_file(file: BagFile, name: str) -> None:
                 f"'candidates', not {file.kind!r}."
             )
         seen |= pairs
-
-
-def _rows_of(bags: Sequence[Sequence[str]], lookup: RowLookup, name: str) -> np.ndarray:
-    """Row of each image of each bag, one after the other."""
-    names = [image_id for bag in bags for image_id in bag]
-    rows = lookup.rows(names)
-    if (rows < 0).any():
-        image_id = names[int(np.argmin(rows))]
-        raise ValueError(
-            f"{name} contains image {image_id!r}, which is not in the data set of {len(lookup)} images. {_REMEDY}"
-        )
-    return rows

@@ -12,9 +12,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from functools import cached_property
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,62 +74,26 @@ def model_fingerprint(model: torch.nn.Module, *parts: str) -> str:
     return digest.hexdigest()
 
 
-_AT_ONCE = 4096
+def key_digests(keys: Iterable[str]) -> list[bytes]:
+    """16 bytes that represent each key, BLAKE2b of its UTF-8 encoding."""
+    return [hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest() for key in keys]
 
 
-def key_digests(keys: Collection[str]) -> np.ndarray:
-    """16 bytes that represent each key, BLAKE2b of its UTF-8 encoding: an array `(N,)` of bytes."""
-    digests: np.ndarray = np.empty(len(keys), "S16")
-    rest = iter(keys)
-    for start in range(0, len(keys), _AT_ONCE):
-        texts = (key.encode("utf-8", "surrogatepass") for key in islice(rest, _AT_ONCE))
-        part = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
-        digests[start : start + _AT_ONCE] = np.frombuffer(part, "S16")
-    return digests
+class RowLookup(dict[Any, int]):
+    """The first row of each id of a column."""
 
+    def __init__(self, ids: Iterable[Any]) -> None:
+        super().__init__()
+        for row, image_id in enumerate(ids):
+            self.setdefault(image_id, row)
 
-class RowLookup(Set[str]):
-    """The set of the ids of a column, and their rows. The index, 24 bytes per row, is made on first use."""
-
-    def __init__(self, ids: Sequence[str]) -> None:
-        self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.ids)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and bool(self.rows([name])[0] >= 0)
-
-    @classmethod
-    def _from_iterable(cls, names: Iterable[Any]) -> set[Any]:  # type: ignore[override]
-        return set(names)  # the result of `&`, `-`, ...
-
-    @cached_property
-    def _index(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows in the order of their digests, and the sorted digests; rows of equal ids ascend."""
-        digests = key_digests(self.ids)
-        order = np.argsort(digests, kind="stable")
-        return order, digests[order]
-
-    def rows(self, names: Collection[str]) -> np.ndarray:
+    def rows(self, names: Iterable[Any]) -> np.ndarray:
         """First row of each name, int64 `(M,)`; -1 for unknown names."""
-        order, ordered = self._index
-        digests = key_digests(names)
-        if not len(ordered):
-            return np.full(len(names), -1, np.int64)
-        place = np.minimum(np.searchsorted(ordered, digests), len(ordered) - 1)
-        return np.where(ordered[place] == digests, order[place], -1)
+        return np.array([self.get(name, -1) for name in names], np.int64)
 
-    def missing(self, names: Sequence[str]) -> list[str]:
+    def missing(self, names: Iterable[Any]) -> list[Any]:
         """The names that are not ids, in their order."""
-        return [name for name, row in zip(names, self.rows(names), strict=True) if row < 0]
-
-    def first_rows(self) -> np.ndarray:
-        """For each row the first row with the same id, int64 `(N,)`."""
-        return self.rows(self.ids)
+        return [name for name in names if name not in self]
 
 
 # --- Cached features as an array that reads from disk when it is indexed ---------------------------------------------
@@ -140,9 +102,8 @@ class RowLookup(Set[str]):
 class FeatureView:
     """Rows of a cache in the order of the requested keys, read from disk when they are indexed.
 
-    `view[3]` is one row mapped from disk (read-only, no copy), `view[[5, 1]]` or `view[mask]` gathers rows into a new
-    array, `view[2:9]` is a view, `np.asarray(view)` reads everything, and `view.tensor(...)` returns a torch tensor.
-    Pickles (for data loader workers) contain the file name, not the content.
+    `view[3]` is one row mapped from disk (read-only, no copy), `view[[5, 1]]`, `view[2:9]` or `view[mask]` gathers rows into a
+    new array, `np.asarray(view)` reads everything, and `view.tensor(...)` returns a torch tensor. Pickles (for data loader workers) contain the file name, not the content.
 
     `rows` `(N,)` are row numbers in `mapped`, the rows on disk.
     """
@@ -158,11 +119,6 @@ class FeatureView:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return FeatureView(self.rows[index], self.mapped)
-        index = np.asarray(index)
-        if index.size == 0 and index.dtype != bool:  # NumPy converts an empty list to floats
-            index = index.astype(np.intp)
         return self.mapped[self.rows[index]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -206,10 +162,6 @@ def _view(rows: np.ndarray, file: str, dtype: str, shape: tuple[int, ...]) -> Fe
 # neither file is used, and the next writer starts with new names.
 
 
-class StoreMismatchError(ValueError):
-    """The folder contains rows of another model, revision, dtype or shape."""
-
-
 class _Rows(NamedTuple):
     """The rows of a store at one moment."""
 
@@ -230,12 +182,12 @@ class _Rows(NamedTuple):
         return np.memmap(self.file, self.dtype, mode="r", shape=(self.number, *self.shape))
 
 
-def _write(path: Path, data: np.ndarray, offset: int) -> None:
-    """Write an array at an offset, and wait until it is on the disk."""
+def _write(path: Path, data: bytes, offset: int) -> None:
+    """Write bytes at an offset, and wait until they are on the disk."""
     # A file that was deleted in between must not come back with zeros for its rows.
     descriptor = os.open(path, os.O_RDWR | (0 if offset else os.O_CREAT), 0o666)
     try:
-        left = memoryview(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        left = memoryview(data)
         while left:  # a nearly full disk may accept only a part
             written = os.pwrite(descriptor, left, offset)
             left, offset = left[written:], offset + written
@@ -306,24 +258,15 @@ class FeatureCache:
         name = json_digest(self.identity)
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{what}-{model}").strip("._")[:60]
         self.directory = self.root / f"{readable}-{name}"
-        self._file: Path | None = None  # whose first `_number` keys are in `_parts`
+        self._file: Path | None = None  # whose first `_number` keys are in `_index`
         self._number = 0
-        self._parts: list[tuple[np.ndarray, np.ndarray]] = []  # sorted digests, and their rows
+        self._index: dict[bytes, int] = {}  # digests and their rows
 
     @classmethod
     def for_scorer(
         cls, scorer: Scorer, directory: str | os.PathLike | None = None, *, what: str = "image"
     ) -> FeatureCache:
-        """Cache for the features of a scorer.
-
-        Args:
-            scorer: The scorer. Its `cache_revision` (weights, image processor, dtype) is the revision, or its
-                `signature` if it has none.
-            directory: Root of all caches; by default `default_cache_dir()`.
-            what: Kind of features.
-        Returns:
-            `FeatureCache`: Empty, or filled by an earlier run.
-        """
+        """Cache for the features of a scorer, whose `cache_revision` (weights, image processor, dtype) is the revision, else its `signature`."""
         model = getattr(scorer, "model_id", type(scorer).__name__)
         revision = getattr(scorer, "cache_revision", None) or scorer.signature
         return cls(directory, model_id=model, revision=revision, what=what)
@@ -338,46 +281,31 @@ class FeatureCache:
         except (OSError, ValueError, TypeError, KeyError):  # missing or damaged
             return None
         if meta["identity"] != self.identity:
-            raise StoreMismatchError(
+            raise ValueError(
                 f"{self.directory} contains features of {meta['identity']}, but {self.identity} was requested. Features of "
                 "different models or revisions are never mixed. Use another cache directory, or delete this folder."
             )
         return rows if is_whole else None
 
-    def _load(self, rows: _Rows) -> None:
-        """Read the digests that were added since the last call."""
+    def _row_of(self, rows: _Rows) -> dict[bytes, int]:
+        """The row of each stored digest; reads those that were added since the last call."""
         if self._file != rows.file:
-            self._file, self._number, self._parts = rows.file, 0, []
-        if not (count := rows.number - self._number):
-            return
-        digests = np.fromfile(rows.keys, "S16", count, offset=16 * self._number)
-        numbers = np.arange(self._number, rows.number)
-        self._number = rows.number
-        while self._parts and len(self._parts[-1][0]) < 2 * len(digests):  # few parts, of descending sizes
-            before = self._parts.pop()
-            digests, numbers = np.concatenate([before[0], digests]), np.concatenate([before[1], numbers])
-        order = np.argsort(digests)
-        self._parts.append((digests[order], numbers[order]))
+            self._file, self._number, self._index = rows.file, 0, {}
+        with rows.keys.open("rb") as file:
+            file.seek(16 * self._number)
+            while self._number < rows.number and len(digest := file.read(16)) == 16:
+                self._index[digest] = self._number
+                self._number += 1
+        return self._index
 
-    def _positions(self, digests: np.ndarray) -> np.ndarray:
-        positions: np.ndarray = np.full(len(digests), -1, np.int64)
-        order = np.argsort(digests)  # sorted digests are looked up three times as fast
-        ordered = digests[order]
-        for stored, numbers in self._parts:
-            place = np.minimum(np.searchsorted(stored, ordered), len(stored) - 1)
-            same = stored[place] == ordered
-            positions[order[same]] = numbers[place[same]]
-        return positions
+    def _find(self, digests: Iterable[bytes]) -> tuple[list[int], _Rows | None]:
+        """Row of each digest, -1 if there is none; and the rows."""
+        rows = self._rows()
+        row_of = {} if rows is None else self._row_of(rows)
+        return [row_of.get(digest, -1) for digest in digests], rows
 
-    def _find(self, digests: np.ndarray) -> tuple[np.ndarray, _Rows | None]:
-        """Row of each digest, int64 `(N,)`, -1 if there is none; and the rows."""
-        if (rows := self._rows()) is None:
-            return np.full(len(digests), -1, np.int64), None
-        self._load(rows)
-        return self._positions(digests), rows
-
-    def _append(self, digests: np.ndarray, new: np.ndarray) -> None:
-        """Add rows `(N, *shape)` under digests `(N,)`; keys that exist, also of other processes, are not changed."""
+    def _append(self, digests: list[bytes], new: np.ndarray) -> None:
+        """Add rows `(N, *shape)` under N digests; keys that exist, also of other processes, are not changed."""
         self.directory.mkdir(parents=True, exist_ok=True)
         with FileLock(self.directory / ".lock", timeout=_LOCK_SECONDS):
             rows = self._rows()
@@ -385,22 +313,16 @@ class FeatureCache:
                 rows = _Rows(self.directory / f"rows-{secrets.token_hex(8)}.bin", new.dtype, new.shape[1:])
                 rows.file.touch()
                 rows.keys.touch()
-                meta = {
-                    "identity": self.identity,
-                    "dtype": new.dtype.name,
-                    "shape": rows.shape,
-                    "file": rows.file.name,
-                }
-                write_json(self.directory / "meta.json", meta)
+                meta = {"dtype": new.dtype.name, "shape": rows.shape, "file": rows.file.name}
+                write_json(self.directory / "meta.json", {"identity": self.identity, **meta})
             if (rows.dtype, rows.shape) != (new.dtype, new.shape[1:]):
                 forms = f"{rows.dtype} rows of shape {rows.shape}, not {new.dtype} rows of shape {new.shape[1:]}"
-                raise StoreMismatchError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
-            self._load(rows)
-            unique = np.sort(np.unique(digests, return_index=True)[1])
-            fresh = unique[self._positions(digests[unique]) < 0]
-            if len(fresh):
-                _write(rows.file, new[fresh], rows.number * rows.row_bytes)
-                _write(rows.keys, digests[fresh], rows.number * 16)
+                raise ValueError(f"{self.directory} contains {forms}. Use another `what`, or delete it.")
+            row_of = self._row_of(rows)
+            fresh = [i for digest, i in RowLookup(digests).items() if digest not in row_of]
+            if fresh:
+                _write(rows.file, new[fresh].tobytes(), rows.number * rows.row_bytes)
+                _write(rows.keys, b"".join(digests[i] for i in fresh), rows.number * 16)
 
     def __len__(self) -> int:
         rows = self._rows()
@@ -409,50 +331,24 @@ class FeatureCache:
     def __contains__(self, key: str) -> bool:
         return not self.missing([key])
 
-    def __repr__(self) -> str:
-        return f"FeatureCache({self.identity['what']!r} of {self._name}, {len(self)} rows in {self.directory})"
-
-    @property
-    def _name(self) -> str:
-        return f"{self.identity['model']}@{self.identity['revision']}"
-
     def missing(self, keys: Sequence[str]) -> list[int]:
-        """Positions of keys that are not cached, not even by other processes in the meantime.
-
-        Args:
-            keys: N keys.
-        Returns:
-            `list[int]`: Positions in `keys`, ascending.
-        """
-        return np.flatnonzero(self._find(key_digests(keys))[0] == -1).tolist()
+        """Positions in `keys`, ascending, of those that are not cached, not even by other processes in the meantime."""
+        return [i for i, row in enumerate(self._find(key_digests(keys))[0]) if row < 0]
 
     def get(self, keys: Sequence[str]) -> FeatureView:
-        """Features that are already cached; raises KeyError if one is not.
-
-        Args:
-            keys: N keys.
-        Returns:
-            `FeatureView` of shape `(N, ...)`: In the order of `keys`.
-        """
-        keys = _check_keys(keys)
+        """Features `(N, ...)` that are already cached, in the order of `keys`; raises KeyError if one is not."""
         positions, rows = self._find(key_digests(keys))
-        unknown = np.flatnonzero(positions == -1)
-        if len(unknown):
+        unknown = [key for key, row in zip(keys, positions, strict=True) if row < 0]
+        if unknown:
             raise KeyError(
-                f"{keys[int(unknown[0])]!r} is not among the {self.identity['what']!r} features of {self._name} "
-                f"({len(unknown)} of {len(keys)} keys are missing). Compute them with get_or_compute."
+                f"{unknown[0]!r} is not among the {self.identity['what']!r} features of {self.identity['model']}@"
+                f"{self.identity['revision']} ({len(unknown)} of {len(keys)} keys are missing). Compute them with get_or_compute."
             )
         assert rows is not None
-        return FeatureView(positions, rows.mapped())
+        return FeatureView(np.array(positions, np.int64), rows.mapped())
 
     def put(self, keys: Sequence[str], features: Any) -> None:
-        """Store features. Keys that are already cached are not changed.
-
-        Args:
-            keys: N keys.
-            features (`torch.Tensor` or array of shape `(N, ...)`): One row per key.
-        """
-        keys = _check_keys(keys)
+        """Store features, a tensor or array with one row per key. Keys that are already cached are not changed."""
         rows = self._checked_rows(keys, features)
         try:
             self._append(key_digests(keys), rows)
@@ -483,33 +379,29 @@ class FeatureCache:
         Returns:
             `FeatureView` of shape `(N, ...)`: In the order of `keys`.
         """
-        keys = _check_keys(keys)
         if not keys:
             raise ValueError("keys is empty. Pass at least one image.")
         digests = key_digests(keys)
-        todo = np.flatnonzero(self._find(digests)[0] == -1)
-        if len(todo):
-            todo = todo[np.sort(np.unique(digests[todo], return_index=True)[1])]  # the first of equal keys
-            start = len(todo) * int(os.environ.get("RANK", "0")) // max(int(os.environ.get("WORLD_SIZE", "1")), 1)
-            pending: list[tuple[list[str], np.ndarray]] = []
-            size, written_at = 0, time.monotonic()
-            todo = np.roll(todo, -start)
-            with progress_bar(len(todo), progress, f"{self.identity['what']} features") as bar:
-                for offset in range(0, len(todo), batch_size):
-                    part = todo[offset : offset + batch_size]
-                    if bar is not None:
-                        bar.update(len(part))
-                    part = part[self._find(digests[part])[0] == -1]
-                    if len(part):
-                        names = [keys[i] for i in part.tolist()]
-                        rows = self._checked_rows(names, compute(part.tolist()))
-                        pending.append((names, rows))
-                        size += rows.nbytes
-                    is_late = offset + batch_size >= len(todo) or time.monotonic() - written_at >= _FLUSH_SECONDS
-                    if pending and (is_late or size >= _FLUSH_BYTES):
-                        rows = np.concatenate([part for _, part in pending])
-                        self.put([key for names, _ in pending for key in names], rows)
-                        pending, size, written_at = [], 0, time.monotonic()
+        row_of = self._find(digests)[0]
+        todo = [i for i in RowLookup(digests).values() if row_of[i] < 0]  # the first of equal keys
+        start = len(todo) * int(os.environ.get("RANK", "0")) // max(int(os.environ.get("WORLD_SIZE", "1")), 1)
+        todo = todo[start:] + todo[:start]
+        pending: list[tuple[list[int], np.ndarray]] = []
+        size, written_at = 0, time.monotonic()
+        with progress_bar(len(todo), bool(todo) and progress, f"{self.identity['what']} features") as bar:
+            for offset in range(0, len(todo), batch_size):
+                part = todo[offset : offset + batch_size]
+                if bar is not None:
+                    bar.update(len(part))
+                part = [i for i, row in zip(part, self._find(digests[i] for i in part)[0], strict=True) if row < 0]
+                if part:
+                    pending.append((part, self._checked_rows([keys[i] for i in part], compute(part))))
+                    size += pending[-1][1].nbytes
+                is_late = offset + batch_size >= len(todo) or time.monotonic() - written_at >= _FLUSH_SECONDS
+                if pending and (is_late or size >= _FLUSH_BYTES):
+                    written = [keys[i] for part, _ in pending for i in part]
+                    self.put(written, np.concatenate([rows for _, rows in pending]))
+                    pending, size, written_at = [], 0, time.monotonic()
         return self.get(keys)
 
     def _checked_rows(self, keys: Sequence[str], features: Any) -> np.ndarray:
@@ -550,12 +442,6 @@ def progress_bar(
     from tqdm.auto import tqdm
 
     return tqdm(total=total, desc=progress if isinstance(progress, str) else label, unit="img", delay=delay)
-
-
-def _check_keys(keys: Sequence[str]) -> Sequence[str]:
-    if isinstance(keys, str) or not all(isinstance(key, str) and key for key in keys):
-        raise ValueError("keys must be a list of non-empty strings. Use image_hash(image) or str(id).")
-    return keys
 
 
 # With a batch of 64 photographs, the tensors of convolutions are too large for the allocator to keep, and clearing their pages

@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from PIL import Image
@@ -72,14 +72,10 @@ class TokenScorer(Scorer, Protocol):
         """Number of tokens of each caption before truncation, including special tokens."""
         ...
 
-    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """At most `max_text_tokens` token ids of each caption, including start and end token."""
-        ...
-
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
         """Features of each token in the space of the image features: N tensors `(T, D)`, float32, not normalised.
 
-        One row per id of `token_ids`. Raises ValueError if the model has no such features.
+        One row per token, of at most `max_text_tokens`, including start and end token. Raises ValueError if the model has no such features.
         """
         ...
 
@@ -126,9 +122,6 @@ class DualEncoder(TokenScorer, abc.ABC):
     def cache_revision(self) -> str:
         """Identifies everything that affects image features: weights, config, image processor and dtype."""
         return f"{self.fingerprint}|{self._precision}"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.signature!r}, device={str(self.device)!r})"
 
     def to(self, device: str | torch.device) -> DualEncoder:
         """Move the model; returns the same object."""
@@ -184,14 +177,6 @@ class DualEncoder(TokenScorer, abc.ABC):
     def count_tokens(self, captions: Sequence[str]) -> list[int]:
         captions = _check_captions(captions)
         return self._num_tokens(captions) if captions else []
-
-    def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        captions = _check_captions(captions)
-        if not captions:
-            return []
-        # Rows are already padded if the model always reads its full length.
-        pairs = zip(self._tokenize(captions), self._num_tokens(captions), strict=True)
-        return [row["input_ids"][:number] for row, number in pairs]
 
     def token_features(self, captions: Sequence[str]) -> list[Tensor]:
         """As [`TokenScorer.token_features`]; the last token has the direction of the caption."""
@@ -315,8 +300,6 @@ class HFScorer(DualEncoder):
         dtype: str | torch.dtype = "float32",  # of the weights; results are always fp32
         device: str | torch.device | None = None,  # None: that of a model in memory, or the GPU if there is one
         batch_size: int = 64,  # captions or images per forward pass
-        padding: Literal["auto", "longest", "max_length"] = "auto",  # "auto": as described above
-        max_text_tokens: int | None = None,  # lower limit for truncation than that of the model
         logit_scale: float | None = None,  # factor on the cosine similarity, if the model has none
     ):
         import transformers
@@ -344,11 +327,7 @@ class HFScorer(DualEncoder):
                 "Pass processor=."
             )
         self._fixed = _text_config(model).model_type in _FIXED_LENGTH
-        self.padding = ("max_length" if self._fixed else "longest") if padding == "auto" else padding
-        self._positions = _text_positions(model, self.tokenizer)
-        limit = self._positions if max_text_tokens is None else max_text_tokens
-        if not 2 <= limit <= self._positions:
-            raise ValueError(f"max_text_tokens is {limit}, but must be between 2 and the model's {self._positions}.")
+        self.padding = "max_length" if self._fixed else "longest"
         _check_pooling(model, self.tokenizer)
 
         images = f"{type(self.image_processor).__name__} {self.image_processor.to_json_string()}"
@@ -361,7 +340,7 @@ class HFScorer(DualEncoder):
             commit=commit,
             # Before the cast: in bf16, ln(100) is rounded, and the scale would be 99.5 or 102.
             logit_scale=_own_logit_scale(model) if logit_scale is None else float(logit_scale),
-            max_text_tokens=limit,
+            max_text_tokens=_text_positions(model, self.tokenizer),
             dtype=dtype,
             device=device,
             batch_size=batch_size,
@@ -383,16 +362,13 @@ class HFScorer(DualEncoder):
         limit = self.max_text_tokens
         rows = []
         for i, ids in enumerate(encoded["input_ids"]):
-            row = {name: list(values[i]) for name, values in encoded.items()}
-            if len(ids) > limit:
-                # Keep EOS, at which the text towers pool.
-                kept = 1 if ids[-1] in special else 0
-                row = {name: r[: limit - kept] + r[len(r) - kept :] for name, r in row.items()}
-            rows.append(row)
+            cut = len(ids) - len(special.intersection(ids[-1:]))  # keep EOS, at which the text towers pool
+            start = cut if len(ids) <= limit else limit - (len(ids) - cut)
+            rows.append({name: list(values[i][:start]) + list(values[i][cut:]) for name, values in encoded.items()})
         return rows
 
     def _encode_text(self, rows: list[dict[str, list[int]]]) -> Tensor:
-        length = self._positions if self.padding == "max_length" else max(len(row["input_ids"]) for row in rows)
+        length = self.max_text_tokens if self.padding == "max_length" else max(len(row["input_ids"]) for row in rows)
         left = getattr(self.tokenizer, "padding_side", "right") == "left"
         return _pooled(self.model.get_text_features(**self._padded(rows, length, left)))
 
@@ -426,8 +402,7 @@ class HFScorer(DualEncoder):
         }
         if inputs.keys() == {"pixel_values"}:
             return tower_in_parts(
-                lambda pixels: _pooled(self.model.get_image_features(pixels)),
-                inputs["pixel_values"],
+                lambda pixels: _pooled(self.model.get_image_features(pixels)), inputs["pixel_values"]
             )
         return _pooled(self.model.get_image_features(**inputs))
 

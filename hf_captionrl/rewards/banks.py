@@ -50,15 +50,13 @@ class ImageBank:
     ) -> None:
         self.num_random = num_random
         self.features = normalised(features, "features of the bank")  # (M, D)
-        is_column = not isinstance(image_ids, list | tuple) and len(image_ids) and isinstance(image_ids[0], str)
-        self.image_ids: Sequence[str] = image_ids if is_column else list(map(str, image_ids))
+        self.image_ids = list(map(str, image_ids))
         self.signature = signature
         self._columns = RowLookup(self.image_ids)
-        first = self._columns.first_rows()
-        distinct = int((first == np.arange(len(first))).sum())
-        if not 2 <= distinct == len(first) == len(self.features):
+        number, distinct = len(self.image_ids), len(self._columns)
+        if not 2 <= distinct == number == len(self.features):
             raise ValueError(
-                f"The bank has features of {len(self.features)} images, {len(first)} ids and {distinct} different ids. Pass one "
+                f"The bank has features of {len(self.features)} images, {number} ids and {distinct} different ids. Pass one "
                 "id per image, each once, for 2 or more images."
             )
         self._nearest: Tensor | None = None

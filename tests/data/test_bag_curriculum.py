@@ -168,25 +168,15 @@ FULL = np.array([[i for i in range(300) if i != row] for row in range(300)])
     [
         ({"batch_size": 39, "num_processes": 2}, "2 process.*Raise batch_size to 40"),
         ({"batch_size": COUNT + 1}, "batch_size"),
-        ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours per image, and there are 60"),
+        ({"schedule": 62, "batch_size": 200}, "needs 61 ranked neighbours per image, of which 60"),
         ({"schedule": {}}, "schedule"),
         ({"schedule": {0: 2}}, "schedule"),
-        ({"schedule": True}, "schedule"),
         ({"num_images": COUNT - 1}, "the data set has 730"),
-        ({"process_index": 2, "num_processes": 2}, "process_index"),
-        ({"seed": -1}, "seed"),
         ({"distractors": "hard"}, "distractors"),
         ({"neighbours": None}, "distractors"),
-        ({"neighbours": None, "distractors": "random"}, "num_images"),
-        ({"neighbours": [[0]]}, "contains the image itself"),
-        ({"neighbours": FULL, "batch_size": 300, "schedule": 250}, "at most 200 are used"),
+        ({"neighbours": FULL, "batch_size": 300, "schedule": 250}, "of which 200 are used"),
     ],
 )
 def test_bad_input_is_refused_at_the_start(neighbours, arguments, message):
     with pytest.raises(ValueError, match=message):
         BagCurriculumSampler(**{"neighbours": neighbours, "batch_size": 100, **arguments})
-
-
-def test_bad_input_later(neighbours):
-    with pytest.raises(ValueError, match="epoch"):
-        BagCurriculumSampler(neighbours, 100).set_epoch(-1)

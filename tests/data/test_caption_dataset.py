@@ -254,8 +254,7 @@ def test_trainers_accept_the_data_of_load_captions(tmp_path):
     assert len(evaluation_rows(folder)) == 1
     assert len(evaluation_rows("scenes")) == 500
     several = evaluation_rows({"one": ds, "two": embedded(2)})
-    assert several["one"]["captions"][:] == [["a"], ["b"]]
-    assert several["two"]["captions"][:] == [captions(0), captions(1)]
+    assert [rows["captions"][0] for rows in several.values()] == [["a"], captions(0)]
     assert evaluation_rows(ds.remove_columns("text"))["captions"][:] == [[], []]
 
 
@@ -276,12 +275,10 @@ AMBIGUOUS = of({"text": ["x"], "caption": ["y"]})
     [
         (load_captions, {"train": []}, "The data are a dict"),
         (evaluation_rows, of({"text": ["a", "b"]}).to_iterable_dataset(), "IterableDataset becomes one by"),
-        (evaluation_rows, of({"text": ["a"]}).remove_columns("image"), "no column 'image'"),
         (training_rows, of({"text": ["a"]}).remove_columns("text"), "no column 'captions'"),
         (load_captions, AMBIGUOUS, r"any of \['caption', 'text'\].*\(--caption_column\)"),
         (training_rows, embedded(3).select([]), "no rows"),
         (lambda rows: training_rows(rows, whole_set_for="x"), embedded(3).select([0, 1, 0]), "several rows"),
-        (CaptionDataset, embedded(2).remove_columns("image_id"), r"\['image_id'\]; it has"),
         (lambda count: draw_caption(count, seed=0, epoch=0, image_id="x"), 0, "'x' has 0 captions.*check_captions"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import functools
 import pickle
-import types
 
 import datasets
 import numpy as np
@@ -13,8 +12,6 @@ from PIL import Image
 
 from hf_captionrl.captioners.captioner import PreparedPixels
 from hf_captionrl.data import (
-    CaptionCollator,
-    CaptionDataset,
     ImageError,
     ImageReader,
     cached_features,
@@ -23,7 +20,6 @@ from hf_captionrl.data import (
     open_image,
     sample_frames,
 )
-from hf_captionrl.data.columns import VIDEO_FRAMES
 from hf_captionrl.data.features import source_keys
 from hf_captionrl.data.video import video_hash
 from hf_captionrl.retrieval import FeatureCache
@@ -136,35 +132,6 @@ def test_pixels_are_those_of_the_resized_photographs(tmp_path, blip):
         found[3]
 
 
-def test_another_processor_has_other_rows(tmp_path, blip):
-    dataset, other = embedded(2), processor(64)
-    other.processor.resample = Image.Resampling.NEAREST
-    before, after = (cached_pixels(dataset, parts, directory=tmp_path, progress=False) for parts in (blip, other))
-    assert not torch.equal(before[0], after[0])
-    assert torch.equal(after[0], other.prepare(open_image(dataset[0]["image"])))
-    slow = transformers.BlipImageProcessorPil(size={"height": 64, "width": 64})
-    prepared = PreparedPixels(slow, lambda images: slow(images=images, return_tensors="pt")["pixel_values"])
-    # The settings are equal, and Pillow rounds differently.
-    assert prepared.signature != blip.signature
-
-
-def test_items_and_batches_hold_pixels(tmp_path, monkeypatch, blip):
-    dataset = embedded(4)
-    pixels = cached_pixels(dataset, blip, directory=tmp_path, progress=False)
-    items = CaptionDataset(dataset, pixels=pixels)
-    monkeypatch.setattr(Image, "open", None)  # any call raises
-    captioner = types.SimpleNamespace(collate=lambda images, captions, **more: images)
-    batch = CaptionCollator(captioner)([items[2], items[0]])
-    assert torch.equal(torch.stack(batch), torch.stack([pixels[2], pixels[0]]))
-    assert (items[2]["image_id"], items[2]["image_features"]) == ("id-2", None)
-
-
-@pytest.fixture
-def gifs(tmp_path):
-    """Four videos, of which three frames are sampled."""
-    return load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3)
-
-
 def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     ds = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=4)
     encode = EncodeTokens()
@@ -187,8 +154,8 @@ def test_features_of_a_video_are_the_mean_over_its_frames(tmp_path):
     assert video_hash(tmp_path / "gifs" / "t0.gif") != video_hash(tmp_path / "gifs" / "t1.gif")
 
 
-def test_concatenated_frames_have_other_cache_keys_than_means(gifs, tmp_path):
-    ds, encode = gifs, EncodeTokens()
+def test_concatenated_frames_have_other_cache_keys_than_means(tmp_path):
+    ds, encode = load_captions("tgif", data_dir=make_tgif(tmp_path), num_frames=3), EncodeTokens()
     cache = FeatureCache(tmp_path / "cache", model_id="m", revision="r", what="frames")
     joined = cached_features(cache, ds, encode, progress=False, pooling="concat")
     assert joined.shape == (4, 3 * 2, 3)
@@ -207,30 +174,20 @@ def test_concatenated_frames_have_other_cache_keys_than_means(gifs, tmp_path):
     assert encode.images == 24
 
 
-@pytest.fixture
-def paths(tmp_path):
-    """Eight files, of which the fourth is no image."""
-    found = files(tmp_path / "images", 8)[1]
-    found[3].write_bytes(b"no image")
-    return found
-
-
-def reader(paths):
-    columns = {"image_id": [path.stem for path in paths], "image": [*map(str, paths)]}
-    dataset = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
-    return dataset, ImageReader(dataset, split="all")
-
-
-def test_images_are_opened_in_the_order_of_the_rows(paths):
+def test_images_are_opened_in_the_order_of_the_rows(tmp_path):
+    dataset, paths = files(tmp_path, 8)
+    paths[3].write_bytes(b"no image")
+    reader = ImageReader(dataset.add_column("image_id", list("abcdefgh")), split="all")
     rows = [6, 3, 0, 7, 1, 2, 5, 4]
-    _, several = reader(paths)
-    found = several.open_all(rows)
-    assert list(found) == [row for row in rows if row != 3]
-    for row, image in found.items():
-        assert np.array_equal(np.asarray(image), np.asarray(open_image(str(paths[row]))))
-    assert [(entry.row, entry.reason) for entry in several.report().entries] == [(3, "image_unreadable")]
+    images = reader.open_all(rows)
+    assert list(images) == [row for row in rows if row != 3]
+    assert all(image.tobytes() == open_image(paths[row]).tobytes() for row, image in images.items())
+    assert [(entry.row, entry.reason) for entry in reader.report().entries] == [(3, "image_unreadable")]
 
 
-def test_pixels_of_videos_are_refused(tmp_path, blip):
-    with pytest.raises(ValueError, match="cache_pixels"):
-        cached_pixels(embedded(2).add_column(VIDEO_FRAMES, [4, 4]), blip, directory=tmp_path, progress=False)
+def test_another_processor_has_other_rows(tmp_path, blip):
+    dataset, other = embedded(2), processor(64)
+    other.processor.resample = Image.Resampling.NEAREST
+    before, after = (cached_pixels(dataset, parts, directory=tmp_path, progress=False) for parts in (blip, other))
+    assert not torch.equal(before[0], after[0])
+    assert torch.equal(after[0], other.prepare(open_image(dataset[0]["image"])))

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import os
-import shutil
 import unicodedata
 
 import datasets
@@ -153,10 +151,6 @@ def test_annotations_of_coco(tmp_path):
     assert ds["image_id"][:] == [str(100 + n) for n in range(10)]
     assert ds["captions"][3] == captions(3)[::-1]
     assert pixels(ds, 3) == of_png(3)
-    # Without splits, it is divided by the hash of the ids, as a folder is.
-    splits = load_caption_splits(str(path), image_root=tmp_path / "train2017")
-    assert {name: len(rows) for name, rows in splits.items()} == {"train": 8, "validation": 1, "test": 1}
-    assert sorted(i for rows in splits.values() for i in rows["image_id"][:]) == ds["image_id"][:]
     with pytest.raises(ValueError, match="image_root"):
         load_captions(str(path))
     content = coco()
@@ -259,10 +253,6 @@ def test_bytes_and_structs_become_images(tmp_path):
     struct = datasets.Dataset.from_dict({"image": [{"bytes": png(0), "path": "x"}], "captions": [["a"]]})
     struct.to_parquet(tmp_path / "struct.parquet")
     assert pixels(load_captions(str(tmp_path / "struct.parquet"), split_fractions=ALL), 0) == of_png(0)
-    numbers = datasets.Dataset.from_dict({"image": [1, 2], "captions": [["a"], ["b"]]})
-    numbers.to_parquet(tmp_path / "numbers.parquet")
-    with pytest.raises(ValueError, match=r"not images, paths or bytes.*Set image_column"):
-        load_captions(str(tmp_path / "numbers.parquet"))
 
 
 def test_file_name_is_not_a_pattern(tmp_path):
@@ -342,15 +332,7 @@ def test_system_files_are_skipped_and_other_files_counted(tmp_path, caplog):
     for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "x.heic", "y.HEIC", "notes.txt", "README"):
         (folder / name).write_bytes(b"x")
     assert load(folder)["image_id"][:] == ["a.png"]
-    assert "4 other files (2 .heic, " in caplog.text
-
-
-def test_names_that_are_not_utf_8_are_counted(tmp_path, caplog):
-    bare(tmp_path, "a.png")
-    for number in (0xFF, 0xFE):
-        (tmp_path / os.fsdecode(b"caf" + bytes([number]) + b".png")).write_bytes(png(1))
-    assert load(tmp_path)["image_id"][:] == ["a.png"]
-    assert caplog.text.count("is not UTF-8") == 2
+    assert "not used: 2 .heic, " in caplog.text
 
 
 def test_links_that_leave_the_folder_are_left_out_and_named(tmp_path, caplog):
@@ -363,10 +345,8 @@ def test_links_that_leave_the_folder_are_left_out_and_named(tmp_path, caplog):
     assert load(folder)["image_id"][:] == ["a.png", "inside.png", "sub/b.png"]
     assert "1 links lead out of the folder" in caplog.text
     assert "'z.png'" in caplog.text
-    # The remedy: a folder that holds both.
-    ds = load(folder, image_root=tmp_path)
+    ds = load(folder, image_root=tmp_path)  # the remedy: a folder that holds both
     assert ds["image_id"][:] == ["a.png", "inside.png", "sub/b.png", "z.png"]
-    assert open_image(undecoded(ds)[3]["image"]).size == (12, 10)
 
 
 def test_folders_named_like_splits_without_metadata(tmp_path):
@@ -381,27 +361,9 @@ def test_folders_named_like_splits_without_metadata(tmp_path):
 # --- with metadata ---
 
 
-def test_images_without_a_row_are_counted(tmp_path, caplog):
-    folder = make_folder(tmp_path, 4)
-    bare(folder, "extra.png", "sub/extra.png", ".hidden.png")
-    ds = load_captions("imagefolder", data_dir=folder, split="all")
-    assert len(ds) == 4
-    assert "2 of 6 images are not named by any row" in caplog.text
-    caplog.clear()
-    # No warning if every image has a row, however its path is written.
-    with (folder / "metadata.jsonl").open("a") as file:
-        for name in ("./extra.png", "sub/../sub/extra.png"):
-            file.write(json.dumps({"file_name": name, "captions": ["x"]}) + "\n")
-    load_captions("imagefolder", data_dir=folder, split="all")
-    assert "not named by any row" not in caplog.text
-
-
 SPLIT_3 = '{"file_name": "a", "text": "x", "split": "train"}\n{"file_name": "b", "text": "x", "split": 3}\n'
 FOLDER = {"data_dir": "."}
 ROW = '{"file_name": "a.jpg", "captions": ["x"]}\n'
-
-
-KARPATHY = json.dumps(karpathy())
 
 
 JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption": "z"}\n'
@@ -411,33 +373,25 @@ JSON_LINES = '{"file_name": "a.png", "caption": "x"}\n{"caption": "y", "caption"
     ("name", "files", "arguments", "named"),
     [
         ("imagefolder", {}, {}, "data_dir"),
-        ("imagefolder", {}, FOLDER | {"data_dir": "nowhere"}, "data_dir"),
-        ("imagefolder", {}, FOLDER, "it has no other files"),
         ("imagefolder", {"a.jpg": ""}, FOLDER, r"no metadata.jsonl.*its 1 images have no captions"),
         ("imagefolder", {"metadata.jsonl": ROW + '{"file_name": "b.j'}, FOLDER, "Line 2"),
-        ("imagefolder", {"metadata.jsonl": "\n"}, FOLDER, "no rows"),
         ("imagefolder", {"metadata.jsonl": '{"file_name": "\xff"}'}, FOLDER, "UTF-8"),
         ("imagefolder", {"metadata.jsonl": JSON_LINES}, FOLDER, "Line 2 .*'caption' twice"),
         ("imagefolder", {"metadata.jsonl": ROW, "train/metadata.jsonl": ROW}, FOLDER, "only one can be read"),
         ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "x": "y"}'}, FOLDER, "'captions'.*caption_column"),
         ("imagefolder", {"metadata.jsonl": '{"file_name": "a", "captions": 1}'}, FOLDER, "no text.*caption_column"),
-        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"image_column": "photo"}, "image_column"),
         # An unquoted comma would truncate a caption.
         ("imagefolder", {"metadata.csv": 'file_name,text\n\n0,"a,\nb"\n1,c, d\n'}, FOLDER, "Line 5 .* 3 fields"),
         # The next quote would close it and join two rows.
         ("imagefolder", {"metadata.csv": 'file_name,text\na,"a\nb,"c"\nd,y\n'}, FOLDER, "begins in line 2 .*quote"),
         ("gone.parquet", {}, {}, "not a file"),
-        ("nocaps", {}, {}, "data_dir"),
         ("owner/missing", {}, {}, "could not be loaded"),
         ("d.json", {"d.json": json.dumps(karpathy(n1={"split": "holdout"}))}, {"image_root": "."}, "'holdout'"),
         ("d.json", {"d.json": '{"images": [{"file_name": "a.jpg"}]}'}, {"image_root": "."}, "`sentences`"),
         ("d.json", {"d.json": "[" * 100_000}, {}, "not valid JSON"),
-        ("d.json", {"d.json": KARPATHY}, {}, "image_root"),
         ("imagefolder", {"metadata.csv": "\xff\xfea\0,\0b\0"}, FOLDER, "metadata.csv is UTF-16"),
         ("imagefolder", {"metadata.jsonl": "{\0}\0"}, FOLDER, "metadata.jsonl is UTF-16"),
-        ("imagefolder", {"metadata.jsonl": ROW}, FOLDER | {"split_fractions": (1.1, -0.1, 0)}, "split_fractions"),
         ("imagefolder", {"metadata.jsonl": SPLIT_3}, FOLDER, "split 3"),
-        ("scenes", {}, {"split": "val+"}, "split"),
     ],
     ids=itertools.count(),
 )
@@ -501,25 +455,18 @@ def test_hash_split_is_exact_stable_and_independent_of_order(tmp_path):
     shuffled = hash_split(ds.shuffle(seed=3), shares)
     assert {name: set(part["image_id"]) for name, part in shuffled.items()} == ids
     assert {name: set(part["image_id"]) for name, part in hash_split(ds, shares, seed=1).items()} != ids
-    # With ten images fewer, only images near the boundaries move.
-    fewer = hash_split(ds.select(range(190)), shares)
-    assert sum(len(set(fewer[name]["image_id"]) - ids[name]) for name in fewer) <= 4
     # The same on every machine.
     assert sorted(ids["test"]) == [f"id-{n}" for n in (100, 121, 126, 131, 172, 36, 49, 52, 6, 75)]
 
 
 def test_small_sets_get_an_image_in_every_split():
     shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
-    sizes = [{n: len(p) for n, p in hash_split(embedded(count), shares).items()} for count in (1, 2, 3, 4)]
-    assert sizes[0] == {"train": 1}
-    assert sizes[1] == {"train": 1, "test": 1}
-    assert sizes[2] == {"train": 1, "validation": 1, "test": 1}
-    assert sizes[3] == {"train": 2, "validation": 1, "test": 1}
-    for number in (1, 9, 10, 11):  # a part without a share gets no image
-        parts = hash_split(embedded(number), {"train": 0.0, "validation": 0.5, "test": 0.5})
-        assert "train" not in parts
-        assert sum(map(len, parts.values())) == number
-        assert max(map(len, parts.values())) - min(map(len, parts.values())) <= 1
+    sizes = [{n: len(p) for n, p in hash_split(embedded(count), shares).items()} for count in (1, 2, 4)]
+    assert sizes == [{"train": 1}, {"train": 1, "test": 1}, {"train": 2, "validation": 1, "test": 1}]
+    parts = hash_split(
+        embedded(11), {"train": 0.0, "validation": 0.5, "test": 0.5}
+    )  # a part without a share gets no image
+    assert sorted(map(len, parts.values())) == [5, 6]
 
 
 def test_only_missing_splits_are_divided_off_train(tmp_path):
@@ -528,9 +475,6 @@ def test_only_missing_splits_are_divided_off_train(tmp_path):
     splits = load_caption_splits("imagefolder", data_dir=tmp_path)
     assert {name: len(ds) for name, ds in splits.items()} == {"train": 18, "validation": 2, "test": 5}
     assert {name: str(ds.split) for name, ds in splits.items()} == {name: name for name in splits}
-    shutil.rmtree(tmp_path / "train")
-    only = load_caption_splits("imagefolder", data_dir=tmp_path)
-    assert list(only) == ["test"]
 
 
 @pytest.fixture
@@ -571,20 +515,14 @@ def test_data_without_splits_default_to_all_images(plain, tmp_path, caplog):
     # The images that training holds out.
     assert set(test.dataset["image_id"]) == set(load_captions(split="test", **plain)["image_id"])
     assert test.split == "test"
-    other = choose_split("imagefolder", "test", data_dir=plain["data_dir"], split_fractions=(0.5, 0.1, 0.4), seed=3)
-    assert len(other.dataset) == 8
     embedded(12).save_to_disk(tmp_path / "disk")
-    embedded(12).to_parquet(tmp_path / "a.parquet")
-    for name in ("disk", "a.parquet"):
-        found = choose_split(str(tmp_path / name), None)
-        assert (len(found.dataset), found.split) == (12, "all")
+    assert choose_split(str(tmp_path / "disk"), None).split == "all"
 
 
 def test_data_with_splits_default_to_test(named, tmp_path):
     found = choose_split(named["dataset_name"], None, data_dir=named["data_dir"])
     assert (found.split, found.sizes) == ("test", {"train": 10, "validation": 4, "test": 6})
     assert found.dataset["image_id"][:] == [f"{n}.png" for n in range(14, 20)]
-    # A named train split is undivided unless a missing split is requested.
     folder = make_folder(tmp_path / "two", 20, rows={n: {"split": "train" if n < 15 else "val"} for n in range(20)})
     assert len(choose_split("imagefolder", "train", data_dir=folder).dataset) == 15
     with pytest.raises(ValueError, match=r"has the splits {'train': 15, 'validation': 5} and no 'test'. Set split"):

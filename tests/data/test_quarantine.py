@@ -84,7 +84,7 @@ def test_too_many_bad_rows_stop_with_counts_by_reason(tmp_path):
         check_captions(ds, quarantine_path=path)
     message = str(caught.value)
     reasons = ("1 image_truncated", "1 image_unreadable", "1 image_too_small", "1 image_too_large")
-    for text in ("6 of 100 rows", "max_bad_fraction (0.05)", "row 1, image_id '1.png'", str(path), *reasons):
+    for text in ("6 of 100 rows", "max_bad_fraction is 0.05", "row 1, image_id '1.png'", str(path), *reasons):
         assert text in message
     assert "\n" not in message
     assert len(path.read_text().splitlines()) == len(WANTED)  # written before stopping
@@ -97,7 +97,7 @@ def test_the_limit_is_the_largest_share_that_passes():
     check_captions(embedded(20, captions_of=text), max_bad_fraction=0.05)
     for rows, limit, message in (
         (embedded(19, captions_of=text), 0.05, "1 of 19"),
-        (embedded(3, captions_of=lambda n: [""]), 1.0, r"3 of 3 rows .* so nothing is left: 3 caption_empty"),
+        (embedded(3, captions_of=lambda n: [""]), 1.0, r"3 of 3 rows .* 3 caption_empty"),
         (embedded(0), 1.0, "no rows"),
     ):
         with pytest.raises(QuarantineError, match=message):
@@ -140,14 +140,6 @@ def test_captions_are_cleaned_and_the_rest_is_untouched():
     assert open_image(good[0]["image"]).tobytes() == open_image(png(3)).tobytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"ds": embedded(4).remove_columns("captions")}, r"\['captions'\].*caption_column"),
-        ({"ds": embedded(4).select([0, 1, 1])}, "image_id 'id-1'"),
-        ({"max_bad_fraction": 5}, "max_bad_fraction"),
-    ],
-)
-def test_check_captions_refuses_invalid_arguments_and_repeated_ids(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        check_captions(**{"ds": embedded(4), **arguments})
+def test_repeated_ids_are_refused():
+    with pytest.raises(ValueError, match="image_id 'id-1'"):
+        check_captions(embedded(4).select([0, 1, 1]))

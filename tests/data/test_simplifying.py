@@ -118,8 +118,7 @@ def test_captions_follow_their_images(tmp_path, scenes, caplog):
         ("c.jsonl", range(6), "blend_caption", "blend_caption"),
         ("c.jsonl", [*range(6), 0], "captions", "7 rows for 6 images"),
         ("c.jsonl", [], "captions", "has none of the 6 images"),
-        ("none.parquet", None, "captions", "no file"),
-        ("c.csv", None, "captions", "not .parquet or .jsonl"),
+        ("none.parquet", None, "captions", "none.parquet"),
     ],
 )
 def test_invalid_files_are_refused(tmp_path, scenes, name, rows, column, message):

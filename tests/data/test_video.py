@@ -23,19 +23,16 @@ def test_frames_are_sampled_evenly_in_time():
 
 
 @pytest.mark.parametrize(
-    ("durations", "how", "expected"),
+    ("durations", "expected"),
     [
-        ([100] * 7, "ends", [0, 6]),
-        ([100] * 7, "ends", [0, 2, 4, 6]),
-        ([100] * 7, "ends", [0]),
-        ([50] * 3, "uniform", [0, 0, 1, 1, 2, 2]),
-        ([0], "uniform", [0, 0, 0]),
-        ([10, 300, 0], "uniform", [0, 1, 1, 1, 2]),  # short delays count as 100 ms, as in browsers
+        ([50] * 3, [0, 0, 1, 1, 2, 2]),
+        ([0], [0, 0, 0]),
+        ([10, 300, 0], [0, 1, 1, 1, 2]),  # short delays count as 100 ms, as in browsers
     ],
 )
-def test_frames_of_gifs(durations, how, expected):
+def test_frames_of_gifs(durations, expected):
     data = gif([plain(c) for c in COLOURS[: len(durations)]], durations)
-    assert colours_of(sample_frames(data, len(expected), how=how)) == expected
+    assert colours_of(sample_frames(data, len(expected))) == expected
 
 
 @pytest.mark.parametrize("disposal", [1, 2])
@@ -66,7 +63,7 @@ def test_frames_of_every_container_are_sampled(kind, tmp_path):
     frames = sample_frames(path, 4)
     assert colours_of(frames) == [k % 7 for k in middles([1] * 14, 4)]
     assert [frame.size for frame in frames] == [(64, 48)] * 4
-    assert colours_of(sample_frames({"bytes": None, "path": str(path)}, 2, how="ends")) == [0, 6]
+    assert colours_of(sample_frames({"bytes": None, "path": str(path)}, 1)) == [0]
     verify_video(path)
 
 
@@ -153,9 +150,8 @@ def test_large_frames_and_bad_arguments_are_refused():
     refused(data, "max_pixels allows 700", "image_too_large", max_pixels=700)
     refused(film(3), "64 x 48 pixels", "image_too_large", max_pixels=3000)
     assert len(sample_frames(film(3), 1, max_pixels=3072)) == 1
-    for number, how, named in ((0, "uniform", "num_frames"), (-3, "ends", "num_frames"), (2, "middle", "how")):
-        with pytest.raises(ValueError, match=named):
-            sample_frames(data, number, how=how)
+    with pytest.raises(ValueError, match="num_frames"):
+        sample_frames(data, 0)
 
 
 def test_videos_are_told_from_still_images(tmp_path):

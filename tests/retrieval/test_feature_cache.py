@@ -1,6 +1,5 @@
 """The feature cache: reading and writing, keys, kills, damaged files, a full disk."""
 
-import hashlib
 import multiprocessing
 import os
 import pickle
@@ -23,10 +22,8 @@ from hf_captionrl.retrieval.feature_cache import (
     FeatureCache,
     FeatureView,
     RowLookup,
-    StoreMismatchError,
     default_cache_dir,
     image_hash,
-    key_digests,
 )
 
 KEYS = [f"image {i}" for i in range(60)]
@@ -86,13 +83,9 @@ def test_computed_once_then_mapped(tmp_path, shape, dtype):
     picked = make(tmp_path).get(order)
     np.testing.assert_array_equal(np.asarray(picked), truth(order, shape, dtype))
     np.testing.assert_array_equal(picked[[4, 0]], truth([order[4], order[0]], shape, dtype))
-    np.testing.assert_array_equal(picked[np.array([True, False, False, True, False])], np.asarray(picked)[[0, 3]])
-    np.testing.assert_array_equal(picked[-1], expected[0])
-    assert picked[[]].shape == picked[np.array([], dtype=int)].shape == (0, *shape)
-    assert picked.tensor([]).shape == (0, *shape)
+    assert picked[[]].shape == picked.tensor([]).shape == (0, *shape)
     np.testing.assert_array_equal(picked[1:3][1], expected[3])
     assert isinstance(picked[2].base, np.memmap)
-    assert np.shares_memory(picked[1], picked[2])
     assert picked.tensor([1, 3]).equal(torch.from_numpy(expected[[3, 59]]))
     assert torch.as_tensor(picked).equal(picked.tensor())
     assert picked.tensor().dtype == torch.from_numpy(expected).dtype
@@ -100,8 +93,6 @@ def test_computed_once_then_mapped(tmp_path, shape, dtype):
     tensor.zero_()  # a copy, so the file does not change
     np.testing.assert_array_equal(picked[0], expected[41])
     np.testing.assert_array_equal(np.asarray(picked, dtype=np.float64), truth(order, shape, dtype).astype(np.float64))
-    with pytest.raises(IndexError):
-        picked[5]
 
 
 def test_only_missing_keys_are_computed_and_duplicates_once(tmp_path):
@@ -115,7 +106,6 @@ def test_only_missing_keys_are_computed_and_duplicates_once(tmp_path):
     assert KEYS[14] in cache
     assert KEYS[15] not in cache
     assert cache.missing(KEYS[13:17]) == [2, 3]
-    assert "15 rows" in repr(cache)
     with pytest.raises(KeyError, match=r"'image 15' is not among the 'image' features of tiny@r1 \(2 of 4 keys"):
         cache.get(KEYS[13:17])
 
@@ -124,9 +114,7 @@ def test_storage_dtype_is_an_argument_and_bfloat16_becomes_float32(tmp_path):
     view = make(tmp_path, dtype="float16").get_or_compute(KEYS, Compute(KEYS))
     np.testing.assert_array_equal(np.asarray(view), truth(KEYS).astype(np.float16))
     half = torch.from_numpy(truth(KEYS)).bfloat16()
-    view = make(tmp_path).get_or_compute(KEYS, lambda rows: half[rows])
-    assert view.dtype == np.float32
-    assert view.tensor().equal(half.float())
+    assert make(tmp_path).get_or_compute(KEYS, lambda rows: half[rows]).tensor().equal(half.float())
 
 
 def test_view_pickles_as_a_file_name(tmp_path):
@@ -189,7 +177,7 @@ def test_models_revisions_and_data_sets_never_mix(tmp_path):
     # A folder that was overwritten with that of another model is detected.
     source, target = make(tmp_path), make(tmp_path, revision="r2")
     source.directory.rename(target.directory)
-    with pytest.raises(StoreMismatchError, match="never mixed"):
+    with pytest.raises(ValueError, match="never mixed"):
         make(tmp_path, revision="r2").missing(KEYS)
 
 
@@ -197,8 +185,6 @@ def test_models_revisions_and_data_sets_never_mix(tmp_path):
     ("call", "message"),
     [
         (lambda c: c.get_or_compute([], must_not_compute), "keys"),
-        (lambda c: c.get_or_compute("abc", must_not_compute), "keys"),
-        (lambda c: c.get_or_compute(["a", ""], must_not_compute), "keys"),
         (lambda c: c.get_or_compute(["a", "b"], lambda r: np.ones((1, 4))), r"\(1, 4\) for 2 keys"),
         (lambda c: c.put(["a", "b"], np.array([[1.0], [np.nan]])), "'b' are not finite in float32"),
         (lambda c: make(c.root, dtype="float16").put(["a"], np.full((1, 2), 1e6)), "'a' are not finite in float16"),
@@ -331,7 +317,7 @@ def filled(tmp_path, **kwargs):
     return cache.directory
 
 
-@pytest.mark.parametrize("damage", ["no rows", "fewer rows", "no meta", "another meta", "no JSON", "no keys"])
+@pytest.mark.parametrize("damage", ["no rows", "fewer rows", "another meta", "no JSON", "no keys"])
 def test_deleted_and_replaced_files_never_give_other_rows(tmp_path, damage):
     folder, cache = filled(tmp_path), make(tmp_path)
     view, (rows,), (keys,), meta = cache.get(KEYS), folder.glob("rows-*"), folder.glob("keys-*"), folder / "meta.json"
@@ -345,7 +331,7 @@ def test_deleted_and_replaced_files_never_give_other_rows(tmp_path, damage):
     elif damage == "no JSON":
         meta.write_bytes(b"x" * 5000)
     else:
-        {"no rows": rows, "no keys": keys, "no meta": meta}[damage].unlink()
+        {"no rows": rows, "no keys": keys}[damage].unlink()
     assert cache.missing(KEYS) == list(range(60))
     again = cache.get_or_compute(KEYS[::-1], lambda found: truth(KEYS[::-1])[found])
     np.testing.assert_array_equal(np.asarray(again), truth(KEYS[::-1]))
@@ -423,8 +409,7 @@ def test_rows_are_written_during_the_computation(tmp_path, monkeypatch):
     assert len(make(tmp_path)) == 40  # earlier rows are kept
 
 
-def test_rows_of_names_are_those_of_a_dictionary(monkeypatch):
-    monkeypatch.setattr(features_module, "_AT_ONCE", 7)
+def test_rows_of_names_are_the_first():
     draw = random.Random(0)
     many, asked = ([f"é {draw.randrange(different)}" for _ in range(300)] for different in (120, 400))
     for ids in (many, [], ["a"], ["b", "a", "b", "a", "b"], id_column(datasets.Dataset.from_dict({"image_id": many}))):
@@ -432,12 +417,4 @@ def test_rows_of_names_are_those_of_a_dictionary(monkeypatch):
         lookup, names = RowLookup(ids), [*asked, "", "é", "a"]
         assert lookup.rows(names).tolist() == [row_of.get(name, -1) for name in names]
         assert lookup.missing(names) == [name for name in names if name not in row_of]
-        assert lookup.first_rows().tolist() == [row_of[image_id] for image_id in ids]
         assert lookup.rows([]).tolist() == []
-
-
-def test_digests_of_many_keys_are_those_of_each(monkeypatch):
-    keys = [f"key {i}" for i in range(10)]
-    monkeypatch.setattr(features_module, "_AT_ONCE", 3)
-    each = [hashlib.blake2b(key.encode(), digest_size=16).digest() for key in keys]
-    assert key_digests(keys).tobytes() == b"".join(each)

@@ -94,15 +94,13 @@ def test_truncated_caption_keeps_eos_and_is_counted(clip):
     long = fits + " dog dog dog"
     assert clip.count_truncated([fits, long, "a"]) == 1
     assert clip.count_truncated([]) == 0
-    assert clip.token_ids([long]) == clip.tokenizer([fits])["input_ids"]
     assert clip.text_features([long]).equal(clip.text_features([fits]))
 
 
 def test_token_counts_ids_and_features(clip):
     assert isinstance(clip, TokenScorer)
     assert clip.count_tokens([*CAPTIONS, "cat " * 30]) == [5, 3, 11, 7, 5, 32]
-    assert clip.token_ids(CAPTIONS) == clip.tokenizer(CAPTIONS)["input_ids"]
-    assert clip.count_tokens([]) == clip.token_ids([]) == clip.token_features([]) == []
+    assert clip.count_tokens([]) == clip.token_features([]) == []
     features = clip.token_features([*CAPTIONS, "cat " * 30])
     assert [row.shape for row in features] == [(n, 8) for n in (5, 3, 11, 7, 5, LIMIT)]
     for caption, rows in zip(CAPTIONS, features, strict=False):
@@ -111,17 +109,6 @@ def test_token_counts_ids_and_features(clip):
         own = clip.model.text_projection(clip.model.text_model(**inputs).last_hidden_state)[0]
         assert_close(rows, own)
         assert_close(rows[-1] / rows[-1].norm(), clip.text_features([caption])[0])
-    model, processor = make_clip()
-    half = HFScorer(model, processor, dtype="bfloat16").token_features(CAPTIONS[:1])[0]
-    assert half.dtype == torch.float32
-    assert torch.cosine_similarity(half, features[0]).min() > 0.99
-
-
-def test_max_text_tokens_can_be_lowered():
-    model, processor = make_clip()
-    scorer = HFScorer(model, processor, max_text_tokens=5)
-    assert scorer.count_truncated(CAPTIONS) == 2
-    assert scorer.text_features(["a red cat on the mat"]).equal(scorer.text_features(["a red cat"]))
 
 
 def test_half_weights_give_fp32_unit_features_and_the_exact_scale(clip):
@@ -132,17 +119,13 @@ def test_half_weights_give_fp32_unit_features_and_the_exact_scale(clip):
     # bf16 rounds ln(100) to 4.59 or 4.62: after the cast, the scale would be 99 or 102.
     assert scorer.logit_scale == pytest.approx(100.0, rel=1e-6)
     half = scorer.text_features(CAPTIONS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # of a trainer
+        assert clip.text_features(CAPTIONS).equal(full)
     assert_unit(half, len(CAPTIONS))
     assert_unit(scorer.image_features(make_images()), 3)
     assert (half * full).sum(-1).min() > 0.99
     assert "|bfloat16|" in scorer.signature
     assert scorer.cache_revision.split("|")[0] == scorer.fingerprint
-
-
-def test_autocast_of_a_trainer_does_not_affect_the_scorer(clip):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = clip.text_features(CAPTIONS)
-    assert inside.equal(clip.text_features(CAPTIONS))
 
 
 def test_siglip_is_padded_to_the_full_length_without_a_mask():
@@ -155,13 +138,14 @@ def test_siglip_is_padded_to_the_full_length_without_a_mask():
         own = model.get_text_features(input_ids=ids).pooler_output[0]  # no mask, as in training
         assert_close(row, own / own.norm())
     # Control: with the shortest padding or with the mask, the features differ.
-    assert (HFScorer(model, processor, padding="longest").text_features(CAPTIONS) - features).abs().max() > 1e-3
+    short = HFScorer(model, processor)
+    short.padding = "longest"
+    assert (short.text_features(CAPTIONS) - features).abs().max() > 1e-3
     inputs = scorer.tokenizer(CAPTIONS, padding="max_length", max_length=LIMIT, return_tensors="pt")
     masked = model.get_text_features(**inputs).pooler_output
     assert (masked / masked.norm(dim=-1, keepdim=True) - features).abs().max() > 1e-3
     assert_unit(scorer.image_features(make_images()), 3)
     assert scorer.count_truncated(["cat " * LIMIT, "cat " * (LIMIT - 1)]) == 1
-    assert scorer.token_ids(["cat " * 40])[0][-1] == scorer.tokenizer.eos_token_id
     assert scorer.count_tokens(["a cat", "cat " * 40]) == [3, 41]
 
 
@@ -206,13 +190,11 @@ def test_revision_is_equal_for_folder_and_model_and_changes_with_a_weight(tmp_pa
         (lambda s: s.text_features("a cat"), "captions"),
         (lambda s: HFScorer(s.model, s.tokenizer), "image_processor"),
         (lambda s: load_scorer(s.model, processor=make_clip()[1], dtype="int8"), "dtype"),
-        (lambda s: load_scorer(s.model, processor=make_clip()[1], max_text_tokens=13), "max_text_tokens"),
         (lambda s: HFScorer(*make_clip(eos=7)), "position 0 would be pooled"),
         (lambda s: load_scorer(tiny_bert()), "get_text_features"),
         (lambda s: load_scorer(42), "42"),
         (lambda s: load_scorer("open_clip:ViT-B-3"), "'ViT-B-3' is neither an architecture.*Similar names: ViT-B-32"),
         (lambda s: load_scorer("open_clip:ViT-B-32"), "does not specify weights.*laion2b_s34b_b79k"),
-        (lambda s: load_scorer("open_clip:ViT-B-32@nonsense"), "cannot be loaded"),
         (lambda s: load_scorer("./nowhere"), r"The scorer .*nowhere' is not a folder.*open_clip:NAME@TAG"),
     ],
 )
@@ -256,11 +238,10 @@ def test_open_clip_equals_encode_text_with_the_real_bpe(pool):
     assert_close(features, own)
     assert scorer.count_truncated(captions) == 1
     assert scorer.count_truncated(["word " * 18, "word " * 19]) == 1
-    assert scorer.token_ids(["word " * 40])[0][-1] == 49407
     assert scorer.count_tokens(["word " * 40, "a"]) == [42, 3]
     assert isinstance(scorer, TokenScorer)
     for caption, rows in zip(captions, scorer.token_features(captions), strict=True):
-        assert len(rows) == len(scorer.token_ids([caption])[0]) <= 20
+        assert len(rows) == min(scorer.count_tokens([caption])[0], 20)
         own = scorer.text_features([caption])[0]
         assert_close(rows[-1] / rows[-1].norm(), own)
     images = make_images()
@@ -273,16 +254,6 @@ def test_open_clip_equals_encode_text_with_the_real_bpe(pool):
         wrong, _ = make_open_clip(pool_type="eos", eos_id=2)  # open_clip's default id, which CLIP's BPE never produces
         with pytest.raises(ValueError, match="pools at token 2, but the tokenizer ends a caption with 49407"):
             OpenClipScorer(wrong)
-
-
-def test_open_clip_in_half_precision():
-    full = OpenClipScorer(make_open_clip()[0])
-    half = OpenClipScorer(make_open_clip()[0], dtype="float16")
-    assert half.fingerprint == full.fingerprint
-    assert half.cache_revision != full.cache_revision
-    assert_unit(half.text_features(CAPTIONS), len(CAPTIONS))
-    assert (half.text_features(CAPTIONS) * full.text_features(CAPTIONS)).sum(-1).min() > 0.99
-    assert (half.image_features(make_images()) * full.image_features(make_images())).sum(-1).min() > 0.99
 
 
 def test_open_clip_with_full_attention_and_another_tokenizer():
@@ -304,17 +275,6 @@ def test_open_clip_with_full_attention_and_another_tokenizer():
     assert_close(scorer.text_features(CAPTIONS), own)
     assert scorer.count_truncated(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == 2
     assert scorer.count_tokens(["cat " * (LIMIT - 1), "cat " * LIMIT, "a", "cat " * 30]) == [LIMIT, LIMIT + 1, 2, 31]
-    assert scorer.token_ids(["a", "cat " * 30])[0] == scorer.tokenizer.tokenizer(["a"])["input_ids"][0]
-    assert len(scorer.token_ids(["cat " * 30])[0]) == LIMIT
-
-    class BeginsWithEnd(Words):
-        """Like the tokenizers of OPT and GPT-2, whose only special token begins and ends a text."""
-
-        def __call__(self, texts, context_length=LIMIT):
-            rows = super().__call__(texts, context_length - 1)
-            return torch.nn.functional.pad(rows, (1, 0), value=self.tokenizer.eos_token_id)
-
-    assert OpenClipScorer(model, tokenizer=BeginsWithEnd()).count_tokens(["a cat", "cat " * 30]) == [4, 32]
 
 
 def test_open_clip_from_a_local_folder_whose_weights_must_be_safetensors(tmp_path):

@@ -159,7 +159,7 @@ def albums_of(folder: Path | None) -> dict[str, list[Any]]:
             for number, bag in enumerate(bags(list(rows["bag_id"]), size), start=1)
         }
     albums: dict[str, list[Any]] = {}
-    for path in list_images(folder).images:
+    for path in list_images(folder)[0]:
         albums.setdefault(posixpath.dirname(path) or folder.resolve().name, []).append(str(folder / path))
     if not albums:
         raise FileNotFoundError(f"There are no images in {str(folder)!r}. Use a folder of images, or of such folders.")
