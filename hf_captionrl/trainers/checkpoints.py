@@ -12,6 +12,7 @@ import inspect
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -351,6 +352,8 @@ class ExactResumeArguments:
         if is_trl:
             hide_renamed_argument()
         super().__post_init__()  # type: ignore[misc]
+        if not 0 <= self.learning_rate < math.inf:  # type: ignore[attr-defined]
+            raise ValueError(f"learning_rate is {self.learning_rate}. Use a finite number from 0.")  # type: ignore[attr-defined]
         _refuse_foreign_code(self)
         if not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # PyTorch would warn of it at every data loader

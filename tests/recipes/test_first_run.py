@@ -77,6 +77,15 @@ def test_captions_of_evaluations_are_compared(photos, tmp_path, caplog, rate, sa
     assert ("are still those of step" in caplog.text) == says
 
 
+@pytest.mark.parametrize("recipe", ["smile_blip", "scorer", "smile_llama_lora"])
+@pytest.mark.parametrize("rate", ["-1", "nan"])
+def test_a_rate_that_is_none_is_refused(tmp_path, recipe, rate, capsys):
+    module = importlib.import_module(f"recipes.{recipe}")
+    with pytest.raises((SystemExit, ValueError)) as stop:
+        module.parse_args(["--learning_rate", rate, "--output_dir", str(tmp_path)])
+    assert "learning_rate" in str(stop.value) + capsys.readouterr().err
+
+
 SHORT = (
     "--max_steps 2 --per_device_train_batch_size 4 --generation_max_new_tokens 8 --report_to none --use_cpu --disable_tqdm true "
     "--max_test_images 4"
