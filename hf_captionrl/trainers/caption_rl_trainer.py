@@ -354,8 +354,8 @@ class RewardedImages:
             mask=completions.mask,
             ended=completions.ended,
             rows=rows,
-            image_ids=self.image_ids[numbers],
-            references=self.references[numbers],
+            image_ids=[self.image_ids[row] for row in numbers],
+            references=[self.references[row] for row in numbers],
             candidates=self.accelerator.gather(rows),  # (C,), process after process
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device),
             bag_size=bag_size if bag_size > 1 else 0,
