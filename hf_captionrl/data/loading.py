@@ -121,7 +121,7 @@ def _read_image_folder(folder: Path, root: Path | None, arguments: SourceArgumen
 def _read_bare_folder(folder: Path, root: Path | None, arguments: SourceArguments) -> Source:
     """All images of a folder without metadata; they have no captions."""
     paths, others = list_images(folder)
-    others.pop(arguments.text_files, None)
+    del others[arguments.text_files]  # a Counter: nothing if there are none
     leading_out = {row for row, _ in outside((str(folder / path) for path in paths), root or folder)}
     images = [path for row, path in enumerate(paths) if row not in leading_out]
     if not images or arguments.require_captions:
