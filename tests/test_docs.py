@@ -262,4 +262,4 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "F1 of claims" in (tmp_path / "site" / "reward_hacking.html").read_text(encoding="utf-8")
+    assert "F1 of claims" in (tmp_path / "site" / "reproduction" / "reward_hacking.html").read_text(encoding="utf-8")

@@ -258,7 +258,7 @@ def write_captions(arguments: CaptionOptions) -> None:
         listed = output.with_suffix(".quarantine.jsonl")
         lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
         summary, report = _write_lines(arguments, lines, listed)
-        summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)]
+        summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)] if lines.exists() else []
         if lines != output:
             _write_table(output, rows)
     if arguments.do_not_mention:

@@ -24,7 +24,7 @@ def test_tables_show_what_was_measured():
     assert f"| {measured['mean']:.3f} ±{measured['standard_error']:.3f} |" in line
     page = docs_hooks.on_page_markdown((DOCS / "smile.md").read_text(encoding="utf-8"))
     assert f"| {measured['mean']:.3f} ±{measured['standard_error']:.3f} |" in page
-    assert "[All columns](full_tables.md#smile_blip_seeds)" in page
+    assert "[All columns](reproduction/full_tables.md#smile_blip_seeds)" in page
 
 
 def test_every_marker_becomes_a_table_and_a_wrong_one_warns(caplog):

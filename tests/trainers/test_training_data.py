@@ -31,7 +31,7 @@ def test_streams_and_pixels_of_videos_are_refused(tmp_path, data):
     videos = data.add_column(VIDEO_FRAMES, [4] * len(data))
     for rows, settings, message in (
         (data.to_iterable_dataset(), {}, "IterableDataset"),
-        (videos, {"cache_pixels": True}, "videos .*cache_pixels"),
+        (videos, {"cache_pixels": True}, "videos.*cache_pixels"),
     ):
         config = SmileConfig(str(tmp_path), feature_cache_dir=str(tmp_path / "cache"), **PLAIN_SGD, **settings)
         with pytest.raises(ValueError, match=message):
