@@ -78,6 +78,7 @@ def _text(value: Any) -> Any:
 def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
     """Captions of each image id. The rows of an album may repeat an image, because they count its captions."""
     collected: dict[str, list[str]] = {}
+    first: dict[bool, str] = {}  # the first place with and without a list that was printed as text
     for where, row in rows:
         if not isinstance(row, Mapping):
             raise ValueError(f"{where}, holds a {type(row).__name__}, not an object. {_SHAPE}")
@@ -91,7 +92,10 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
             columns = ", ".join(map(str, list(row)[:8]))
             raise ValueError(f"{where}: {name} is {image_id!r} (of {columns}). Use text or a whole number. {_SHAPE}")
         value = next((row[name] for name in CAPTION_COLUMNS if row.get(name) is not None), None)
-        values: list[Any] = printed_list(value) or (value if isinstance(value, list) else [value])
+        literals = printed_list(value)
+        if isinstance(value, str) and value.strip():
+            first.setdefault(literals is not None, where)
+        values: list[Any] = literals if literals is not None else (value if isinstance(value, list) else [value])
         captions = [_text(each) for each in values]
         if not captions or not all(isinstance(c, str) for c in captions):
             raise ValueError(f"{where}: the caption of image {image_id!r} is {captions!r:.80}, not text. {_SHAPE}")
@@ -102,6 +106,11 @@ def _collected(rows: _Rows, *, is_repeatable: bool) -> dict[str, list[str]]:
                 '"captions": ["...", ...].'
             )
         before.extend(captions)
+    if len(first) == 2:
+        raise ValueError(
+            f"{first[True]}: the captions are a list that was printed as text, and those of {first[False]} are not. Write all "
+            "rows in one way."
+        )
     return collected
 
 
@@ -189,7 +198,7 @@ def read_caption_file(
     elif suffix == ".json" and path.stat().st_size and not is_json_lines(read_text(path)):
         rows = _json(path)
     else:
-        rows = _json_lines(path.read_bytes(), path)
+        rows = _json_lines(read_text(path).encode(), path)
     captions = _collected(rows, is_repeatable=is_repeatable)
     if not captions:
         raise ValueError(f"{path} holds no captions. {_SHAPE}")

@@ -12,7 +12,6 @@ import inspect
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -341,6 +340,7 @@ _LOWEST = {
     **dict.fromkeys("per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps".split(), 1),
 }
 """Smallest values of numbers that transformers does not check."""
+_HIGHEST = 2**32 - 1
 
 
 @dataclass
@@ -354,10 +354,10 @@ class ExactResumeArguments:
     )
 
     def __post_init__(self) -> None:
-        for name, lowest in _LOWEST.items():
-            value = getattr(self, name, None)
-            if isinstance(value, int | float) and not lowest <= value < math.inf:
-                raise ValueError(f"{name} is {value}, but must be a number of at least {lowest}.")
+        for name, value in list(vars(self).items()):
+            lowest = _LOWEST.get(name, -_HIGHEST)
+            if isinstance(value, int | float) and not lowest <= value <= _HIGHEST:
+                raise ValueError(f"{name} is {value}. Use a number from {lowest} to {_HIGHEST}.")
         is_trl = any(cls.__module__.startswith("trl.") for cls in type(self).__mro__)
         takes_bf16 = is_torch_bf16_gpu_available() or getattr(self, "use_cpu", False)
         if is_trl and getattr(self, "bf16", False) is None and not takes_bf16:

@@ -91,10 +91,13 @@ def test_captions_are_read_in_every_layout(tmp_path, name):
         ("x.json", '{"1": {"a": "dog"}}', "image '1' is .*not text"),
         ("x.json", "{oops", "not valid JSON"),
         ("x.parquet", "PAR1", "not a Parquet file"),
+        ("x.csv", "image_id,caption\n1,a dog\n2,\"['a', 'b']\"\n", "row 2: the captions are a list .* row 1 are not"),
+        ("x.csv", "image_id,caption\n1,\"['a', 'b']\"\n2,None\n", "row 1: the captions are a list .* row 2 are not"),
+        ("x.jsonl", "\ufeff" + GOOD, "UTF-16"),
     ],
 )
 def test_bad_files_are_refused_with_the_file_and_the_place(tmp_path, name, content, named):
-    (tmp_path / name).write_text(content, encoding="utf-8")
+    (tmp_path / name).write_text(content, encoding="utf-16-le" if named == "UTF-16" else "utf-8")
     with pytest.raises(ValueError, match=named) as caught:
         read_caption_file(tmp_path / name)
     assert name in str(caught.value)

@@ -51,6 +51,8 @@ REFUSED: dict[type, dict[str, Any]] = {
         "generation_num_beams": 0,
         "per_device_train_batch_size": 0,
         "weight_decay": math.inf,
+        "warmup_steps": math.nan,
+        "max_steps": 10**20,
     },
     CaptionRLConfig: {
         "auto_find_batch_size": True,
