@@ -14,7 +14,6 @@ Private overrides of transformers and TRL, which may break with their next relea
 | `_get_num_items_in_batch` | CaptionTrainer | counts supervised tokens over processes; see `CaptionTrainer` |
 | `_determine_best_metric` | CaptionRLTrainer | a collapsed policy may have the highest recall |
 | `_get_train_sampler` | SelfRetrievalGRPOTrainer | rollouts of bags |
-| `_generate_and_score_completions` | SelfRetrievalGRPOTrainer | TRL would fail with a KeyError on other data |
 | `_calculate_rewards` | SelfRetrievalGRPOTrainer | rewards see the images of all processes |
 """
 

@@ -136,6 +136,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         args = self._resolve_args(model, args)
         if kwargs.get("eval_dataset") is not None:
             raise ValueError("eval_dataset has no rewards here. Leave it out, and use `captionrl evaluate`.")
+        if train_dataset is None:
+            raise ValueError("train_dataset is missing. Pass the images to train on.")
         train_dataset = training_rows(
             train_dataset, whole_set_for="rewards, bags and the curriculum are prepared from all images"
         )
@@ -225,11 +227,6 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
         return self._sampler
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if _ROW not in inputs[0]:
-            raise ValueError("Rewards are prepared for trainer.train_dataset. Pass that or a part of it.")
-        return super()._generate_and_score_completions(inputs)  # type: ignore[no-any-return]
-
     def _calculate_rewards(
         self, inputs: list[dict[str, Any]], prompts: Any, completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Tensor:
@@ -284,6 +281,8 @@ def _named(name: str) -> Any:
 
 
 def _with_rgb(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if _ROW not in rows[0]:
+        raise ValueError("Rewards are prepared for trainer.train_dataset. Pass that or a part of it.")
     return [row | {"image": to_rgb(row["image"])} for row in rows]
 
 

@@ -19,7 +19,7 @@ from hf_captionrl.captioners.language_models import image_url
 from hf_captionrl.data import ImageError, load_captions, open_image
 from hf_captionrl.data.images import IMAGE_REMEDIES, image_formats, is_address, verify_image
 from hf_captionrl.retrieval import image_hash, load_scorer
-from hf_captionrl.trainers.trl_grpo import _with_rgb
+from hf_captionrl.trainers.trl_grpo import _ROW, _with_rgb
 from tests.captioners.models import captioner_of
 from tests.data.photos import make_folder, png
 from tests.tolerances import close, within
@@ -295,7 +295,7 @@ def entries(folder):
         "image_hash": lambda image: torch.tensor(list(bytes.fromhex(image_hash(image)))),
         "scorer": lambda image: scorer.image_features([image]),
         "endpoint": lambda image: torch.tensor(list(image_url(image).encode())),
-        "GRPO": lambda image: torch.from_numpy(np.array(_with_rgb([{"image": image}])[0]["image"])),
+        "GRPO": lambda image: torch.from_numpy(np.array(_with_rgb([{"image": image, _ROW: 0}])[0]["image"])),
     }
     for name in ("blip", "llava", "smolvlm"):
         captioner = captioner_of(name)

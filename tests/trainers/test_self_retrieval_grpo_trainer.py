@@ -13,7 +13,7 @@ from trl.trainer.utils import RepeatSampler
 
 from hf_captionrl.data import BagCurriculumSampler, open_image
 from hf_captionrl.retrieval import nearest_neighbours
-from hf_captionrl.trainers.trl_grpo import BagRepeatSampler
+from hf_captionrl.trainers.trl_grpo import BagRepeatSampler, SelfRetrievalGRPOTrainer
 from tests.processes import run_in_processes
 from tests.tiny.chat import tiny_chat
 from tests.tolerances import assert_close
@@ -183,8 +183,11 @@ def test_evaluation_outside_a_run(tmp_path):
     metrics = trainer.evaluate(trainer.train_dataset.select([5, 2, 7]))
     assert [sorted(mark) for mark in marks] == [[102, 105, 107]]
     assert metrics["eval_reward"] == pytest.approx((105 + 102 + 107) / 3)
-    with pytest.raises(ValueError, match="train_dataset"):
-        trainer.evaluate(trainer.caption_data)
+    for rows in (trainer.caption_data, trainer.caption_data.remove_columns("image")):
+        with pytest.raises(ValueError, match="train_dataset"):
+            trainer.evaluate(rows)
+    with pytest.raises(ValueError, match="train_dataset is missing"):
+        SelfRetrievalGRPOTrainer(trainer.model, None, trainer.args, None, reward_funcs=reward)
 
 
 def test_steps_outside_a_run(tmp_path):
