@@ -101,7 +101,7 @@ def refuse_other_file(output: Path, read: Callable[[Path], Any], kind: str) -> N
         try:
             read(output)
         except (ValueError, OSError) as error:
-            text = f"--output {str(output)!r} exists and is no file of {kind}. Use another --output."
+            text = f"--output {str(output)!r} exists and is not a file of {kind}. Use another --output."
             raise ValueError(text) from error
 
 
