@@ -8,7 +8,8 @@ from hf_captionrl.scenes import load_scenes
 SCORER = "scenes:clip-reward"
 
 
-@pytest.fixture(scope="package")
+# Once in a process: the package evaluate_modules is imported from the first folder and keeps it.
+@pytest.fixture(scope="session")
 def evaluate(tmp_path_factory):
     """`evaluate`, offline and with separate caches."""
     import evaluate
