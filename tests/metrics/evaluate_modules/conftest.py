@@ -8,7 +8,6 @@ from hf_captionrl.scenes import load_scenes
 SCORER = "scenes:clip-reward"
 
 
-# Once in a process: the package evaluate_modules is imported from the first folder and keeps it.
 @pytest.fixture(scope="session")
 def evaluate(tmp_path_factory):
     """`evaluate`, offline and with separate caches."""
@@ -17,6 +16,7 @@ def evaluate(tmp_path_factory):
     home = tmp_path_factory.mktemp("hf")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate.config, "HF_MODULES_CACHE", home / "modules")
+        patch.syspath_prepend(home / "modules")  # before the user's own folder, which transformers appends
         patch.setattr(evaluate.config, "HF_METRICS_CACHE", home / "metrics")
         patch.setattr(evaluate.config, "HF_EVALUATE_OFFLINE", True)
         evaluate.logging.set_verbosity_error()
