@@ -41,7 +41,7 @@ class SmileBlipConfig(SmileRecipeConfig):
 def parse_args(argv: Sequence[str] | None = None) -> tuple[Any, ...]:
     """Parse the command line."""
     types = (ModelArguments, DataArguments, EvaluationArguments, SmileArguments, SmileBlipConfig)
-    return parse_arguments(types, argv, default_config=CONFIGS / "scenes.yaml")
+    return parse_arguments(types, argv, default_config=CONFIGS / "dose.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> Path:

@@ -85,6 +85,14 @@ Panels = Sequence[tuple[str, str]]
 
 _CURVE_PANELS: Panels = (("length", "Mean length (words)"), ("recall_at_1", "Self-retrieval R@1"))
 
+DOSE_CURVES: Panels = (
+    ("rd100_recall_at_1", "R@1 among 100"),
+    ("length", "Mean length (words)"),
+    ("hallucination", "Wrong claims"),
+    ("unmentioned_objects", "Objects that no reference mentions"),
+)
+"""Panels over the steps of a run with early evaluations, on the validation split."""
+
 CURVES: Panels = (
     ("rd100_recall_at_1", "R@1 among 100, held-out scorer"),
     ("reward_rd100_recall_at_1", "R@1 among 100, reward scorer"),

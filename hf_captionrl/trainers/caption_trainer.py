@@ -67,6 +67,7 @@ from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
+from hf_captionrl.trainers.dose import SMALLEST_SPLIT, DoseCallback
 from hf_captionrl.trainers.guard import UnchangedCallback, show_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 
@@ -151,6 +152,8 @@ class CaptionTrainer(ExactResumeTrainer):
     """Scorer of `reward_recall_at_1`, where `scorer` is held out and must not select."""
     whole_set_for: ClassVar[str | None] = None
     """Why no image may occur in several rows; None if it may."""
+    ranks: Tensor | None = None
+    """`(N,)` ranks of the images in the last evaluation with a scorer."""
     _tap_checked = False
 
     def __init__(
@@ -185,8 +188,12 @@ class CaptionTrainer(ExactResumeTrainer):
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        if compute_metrics is None and args.has_default_metric and self.scorer is None:
-            self._select_without_scorer(args)
+        early = getattr(args, "early_evaluations", None)
+        is_small = bool(early) and len(eval_dataset or ()) < SMALLEST_SPLIT
+        if compute_metrics is None and args.has_default_metric and (self.scorer is None or is_small):
+            self._select_without_scorer(
+                args, "scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images"
+            )
         self._train_source = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
@@ -194,6 +201,9 @@ class CaptionTrainer(ExactResumeTrainer):
             items = self._caption_dataset(train_dataset, args)
             self._epochs = EpochCallback(items)
             callbacks = [*(callbacks or []), self._epochs]
+        if early:
+            self.dose = DoseCallback(self, early)
+            callbacks = [*(callbacks or []), self.dose]
         self._unchanged = UnchangedCallback()
         super().__init__(
             model=self.captioner.model,
@@ -212,7 +222,7 @@ class CaptionTrainer(ExactResumeTrainer):
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def _select_without_scorer(args: CaptionConfig) -> None:
+    def _select_without_scorer(args: CaptionConfig, missing: str) -> None:
         metric = args.metric_without_scorer
         args.has_default_metric, args.load_best_model_at_end = False, metric is not None
         args.metric_for_best_model = metric  # type: ignore[assignment]
@@ -220,7 +230,7 @@ class CaptionTrainer(ExactResumeTrainer):
         if args.process_index == 0:
             chosen = "The last checkpoint is delivered" if metric is None else f"eval_{metric} selects the checkpoint"
             logger.warning(
-                "There is no scorer to select by retrieval. %s; metric_for_best_model names another.", chosen
+                "There is no %s to select by retrieval. %s; metric_for_best_model names another.", missing, chosen
             )
 
     # Policy
@@ -374,6 +384,7 @@ class CaptionTrainer(ExactResumeTrainer):
             return metrics
         dataset = self._rows_of(dataset)
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
+        self.ranks = ranks
         self.log(metrics)
         if self.is_in_train:
             self._unchanged.compare(metric_key_prefix, captions, self.args, self.state)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint, rotate_checkpoints
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.data.columns import undecoded
@@ -52,12 +52,15 @@ from hf_captionrl.utils.model_files import (
 from hf_captionrl.utils.options import documented
 
 if TYPE_CHECKING:
+    from hf_captionrl.trainers.dose import DoseCallback
     from hf_captionrl.trainers.guard import GuardCallback
 
 logger = logging.getLogger(__name__)
 
 # --- Which checkpoint a run resumes from -----------------------------------------------------------------------------
 
+START = "start"
+"""Folder in the output folder with a checkpoint of the start, which `DoseCallback` compares."""
 PARTIAL = ".partial"
 """Folder in the output folder where a checkpoint is written."""
 
@@ -99,6 +102,11 @@ def _comparable(value: Any) -> Any:
     return value if value is None or isinstance(value, str | int | float) else type(value).__name__
 
 
+def rows_per_step(args: TrainingArguments) -> int:
+    """Training rows of an optimizer step on all processes."""
+    return args.per_device_train_batch_size * max(1, args.n_gpu) * args.gradient_accumulation_steps * args.world_size
+
+
 def run_configuration(trainer: Any) -> dict[str, Any]:
     """Trainer, model, data and the arguments that decide what a run computes."""
     args, data = trainer.args, trainer.train_dataset
@@ -106,13 +114,11 @@ def run_configuration(trainer: Any) -> dict[str, Any]:
     declared = {name for cls in ours for name in inspect.get_annotations(cls)}
     declared -= {field.name for field in dataclasses.fields(TrainingArguments)}
     names = sorted({*declared, *_INHERITED}.intersection(field.name for field in dataclasses.fields(args)) - _FREE)
-    # With another number of rows per step, a resumed epoch would read rows twice or never.
-    rows = args.per_device_train_batch_size * max(1, args.n_gpu) * args.gradient_accumulation_steps * args.world_size
     configuration = {
         "trainer": type(trainer).__name__,
         "model": public_name(getattr(base_model(trainer), "name_or_path", None)),
         "rows": len(data) if hasattr(data, "__len__") else None,
-        "rows per step": rows,
+        "rows per step": rows_per_step(args),  # with another number, a resumed epoch would read rows twice or never
         "training_data": trainer.training_data,
         **to_plain({name: getattr(args, name) for name in names}),
     }
@@ -190,7 +196,7 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
     without = {0, *(entry["step"] for entry in ([] if guard is None else guard.refused))}
     values = {e["step"]: e[metric] for e in state.log_history if metric in e and e.get("step", 0) not in without}
     step = state.best_global_step
-    selection = {
+    selection: dict[str, Any] = {
         "step": step,
         "metric": metric,
         "value": None if state.best_metric is None else float(state.best_metric),
@@ -211,7 +217,16 @@ def selection_line(selection: Mapping[str, Any]) -> str:
         line = "No checkpoint was selected"
     else:
         value, number = selection["value"], selection["evaluations"]
-        line = f"Selected checkpoint-{selection['step']}: {selection['metric']} = {value:.6g}, the best of {number} evaluations"
+        line = f"checkpoint-{selection['step']}: {selection['metric']} = {value:.6g}, the best of {number} evaluations"
+        start = selection.get("start")
+        if start is None:
+            line = f"Selected {line}"
+        elif start["delivered"]:
+            gain = f"against {start['value']:.6g} (p = {start['p_value']:.2g})"
+            line = f"The start is delivered: {start['length']:.1f} words. Not significantly better is {line}, {gain}"
+        else:
+            gain = f"from {start['value']:.6g} (p = {start['p_value']:.2g})"
+            line = f"Best after {selection['step']} steps: {selection['length']:.1f} words. Selected {line}, {gain}"
     line += f"; {selection['kept_instead']}" if "kept_instead" in selection else ""
     for event, name in (("trips", "tripped"), ("refused", "refused the evaluation")):
         if steps := [entry["step"] for entry in selection.get("guard", {}).get(event, [])]:
@@ -241,6 +256,8 @@ def conclude_selection(trainer: Any) -> None:
         kept = f"the weights of {f'step {state.global_step}' if back is None else back} are kept"
     if has_best or kept is not None:
         trainer.selection = describe_selection(trainer, kept)
+        if has_best and trainer.dose is not None:
+            trainer.selection |= trainer.dose.compare_with_start(trainer.selection["step"])
         if state.is_world_process_zero:
             print(selection_line(trainer.selection))
     if (
@@ -404,11 +421,13 @@ class ExactResumeTrainer(CheckedPush):
             `save_strategy="best"`, or in which the guard tripped or refused an evaluation.
         collapsed (`str`, *optional*): Why the weights after training must not be delivered; None if they may.
         guard ([`GuardCallback`], *optional*): Checks the captions of rollouts and evaluations.
+        dose ([`DoseCallback`], *optional*): Evaluates the start and early checkpoints.
     """
 
     selection: dict[str, Any] | None = None
     collapsed: str | None = None
     guard: GuardCallback | None = None
+    dose: DoseCallback | None = None
     config_class: ClassVar[type[Any]]
     method_name: ClassVar[str]
     """Names the output folder of a run without a configuration."""
@@ -417,6 +436,7 @@ class ExactResumeTrainer(CheckedPush):
     _loading: str | None = None
     _resumed: str | None = None
     _has_saved = False
+    _trial: Any = None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log on the main process; tensorboard's files are in the output folder also before training."""
@@ -467,6 +487,7 @@ class ExactResumeTrainer(CheckedPush):
             if self.args.save_on_signal:
                 stack.enter_context(StopOnSignal(self))
             self.selection = self.collapsed = None
+            self._trial = trial
             output = super().train(self._resumed, trial, *args, **kwargs)
             conclude_selection(self)
             self.refuse_diverged()
@@ -523,7 +544,22 @@ class ExactResumeTrainer(CheckedPush):
         found = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, checkpoint, trial)  # type: ignore[misc]
         if checkpoint is not None:
             self.load_state_of_run(checkpoint)
-        return (num_epochs, 0) if self.state.global_step >= max_steps else found
+        is_over = self.dose is not None and self.dose.is_over(self.state)
+        return (num_epochs, 0) if is_over or self.state.global_step >= max_steps else found
+
+    def save_start(self) -> None:
+        """Save a checkpoint before the first step, which `save_total_limit` does not remove."""
+        self._save_checkpoint(self.model_wrapped, self._trial)
+        run = Path(self._get_output_dir(self._trial))
+        if self.args.should_save:
+            shutil.rmtree(run / START, ignore_errors=True)
+            (run / f"{PREFIX_CHECKPOINT_DIR}-0").rename(run / START)
+        self.accelerator.wait_for_everyone()
+
+    def load_start(self) -> None:
+        """Load the weights that [`save_start`] saved."""
+        self.state.best_model_checkpoint = str(Path(self._get_output_dir(self._trial)) / START)
+        self._load_best_model()
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
 from hf_captionrl.trainers.caption_config import CaptionConfig
 from hf_captionrl.trainers.caption_trainer import CaptionTrainer
+from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.utils.options import Fraction, Positive, Share, check_values, documented
 
 
@@ -46,6 +47,14 @@ class SmileConfig(CaptionConfig):
         "sequence", "Random words per 'sequence' (paper) or per 'position' (the authors' code)."
     )
 
+    early_evaluations: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "Training captions seen at evaluations before those of eval_strategy. The start is evaluated too, and "
+            "delivered unless the best checkpoint is significantly better; the run stops when R@1 has fallen three times. Without a "
+            "scorer or with fewer than 100 validation images, it stops when captions are 1.5 times as long as the start's."
+        },
+    )
     per_device_train_batch_size: int = documented(32, "Captions per device and step.")
     learning_rate: float = documented(1e-5, "Peak learning rate.")
     weight_decay: float = documented(0.05, "AdamW weight decay.")
@@ -54,6 +63,18 @@ class SmileConfig(CaptionConfig):
 
     def __post_init__(self) -> None:
         check_values(self)
+        if self.early_evaluations:
+            if self.metric_for_best_model not in (None, METRIC):  # type: ignore[has-type]
+                raise ValueError(
+                    f"metric_for_best_model is {self.metric_for_best_model!r}, but early_evaluations select by "
+                    f"{METRIC}. Leave one of them out."
+                )
+            if min(self.early_evaluations) < 1:
+                raise ValueError(
+                    f"early_evaluations holds {min(self.early_evaluations)}. Use numbers of captions from 1."
+                )
+            self.metric_for_best_model, self.has_default_metric = METRIC, True
+            self.load_best_model_at_end: bool | None = True
         super().__post_init__()
 
     @property

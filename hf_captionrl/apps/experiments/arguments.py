@@ -253,6 +253,7 @@ MODEL_OPTIONS = ("model_name_or_path", *PARTS, *SCORERS, "perplexity_name_or_pat
 """Options that name a model; with `data_root`, its folder may stand there, as models/NAME."""
 _NAMED = {"--model_name_or_path", "--model", "--dataset_name", "--dataset", "--data_dir", "--image_root"}
 """With another model or other data, the defaults are the paper's settings, not those of the tiny model."""
+_FOR_EVERY_MODEL = {"early_evaluations"}
 
 
 class _RecipeParser(OptionParser):
@@ -308,6 +309,7 @@ def parse_arguments(
         configuration = f"{stem}/{default_config.name}"
         if reasons := sorted(options & _NAMED):
             configuration = f"the defaults, not {configuration}, because of {' and '.join(reasons)}"
+            settings = {name: value for name, value in read_yaml(default_config).items() if name in _FOR_EVERY_MODEL}
         else:
             settings = read_yaml(default_config)
     if "--gradient_accumulation_steps" in options and "--total_train_batch_size" not in options:

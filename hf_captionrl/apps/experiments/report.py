@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -38,7 +38,7 @@ from hf_captionrl.data import open_still
 from hf_captionrl.evaluation.evaluator import Evaluator
 from hf_captionrl.evaluation.options import EMBEDDED, EvaluationArguments, optional_scorer
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, write_gallery
-from hf_captionrl.evaluation.plots import CURVES, write_curves
+from hf_captionrl.evaluation.plots import CURVES, DOSE_CURVES, write_curves
 from hf_captionrl.hub import (
     ModelCardFacts,
     local_base_model,
@@ -48,10 +48,12 @@ from hf_captionrl.hub import (
     write_model_card,
 )
 from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
+from hf_captionrl.metrics.suites import SuiteRow
 from hf_captionrl.metrics.table import print_table, write_results
-from hf_captionrl.scenes.truth_checker import mark_caption
+from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint, note_collapse, selection_line
+from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
@@ -94,7 +96,7 @@ def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str
     """A run's points: the row of the captioner that it starts from, and one per evaluation."""
     points = [{**curve_point(first), "step": 0, "epoch": 0.0}]
     for entry in state.log_history:
-        if f"{_PREFIX}length" in entry:
+        if f"{_PREFIX}length" in entry and entry["step"]:
             found = {key.removeprefix(_PREFIX): value for key, value in entry.items() if key.startswith(_PREFIX)}
             points.append({**found, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
     return points
@@ -273,7 +275,8 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
         done, all_of = (
             (state.global_step, args.max_steps) if args.max_steps > 0 else (state.epoch or 0.0, args.num_train_epochs)
         )
-        text = f"Resuming from step {state.global_step:,}, {last}." if done < all_of else f"{last}: not trained again."
+        is_over = done >= all_of or (trainer.dose is not None and trainer.dose.is_over(state))
+        text = f"{last}: not trained again." if is_over else f"Resuming from step {state.global_step:,}, {last}."
         anew = f"Starting anew: the checkpoints in {folder} are moved aside when the first one is saved."
         print(f"{text} --overwrite_output_dir starts anew." if resumes else anew, flush=True)
     trainer.train(resume_from_checkpoint=last if resumes else None)
@@ -355,7 +358,26 @@ def prepare(
     return splits, scorer, evaluator
 
 
-def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset) -> Comparison:
+def better_decoding(trainer: CaptionTrainer) -> int:
+    """Number of beams, the configured one, 1 or 3, with which the captioner has the best R@1 on the validation split."""
+    beams, recalls = trainer.args.generation_num_beams, dict[int, float]()
+    for number in dict.fromkeys((beams, 1, 3)):
+        trainer.args.generation_num_beams = number
+        recalls[number] = trainer.evaluate()[f"eval_{METRIC}"]
+    trainer.args.generation_num_beams = beams
+    return max(recalls, key=recalls.__getitem__)
+
+
+def count_wrong(validation: datasets.Dataset, prediction: EvalPrediction) -> dict[str, float]:
+    """For each evaluation, the share of wrong claims if the facts are known, else of objects that no reference mentions."""
+    facts = list(validation["facts"]) if "facts" in validation.column_names else None
+    key = "unmentioned_objects" if facts is None else "hallucination"
+    row = SuiteRow(captions=prediction.predictions, references=prediction.label_ids, facts=facts, check=check)
+    value = row.compute(key).numbers.get(key)
+    return {} if value is None else {key: value}
+
+
+def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, datasets.Dataset]) -> Comparison:
     """Train the runs in order, and caption the test split with the initial captioner and with each trained one.
 
     The recipe's own model is not saved if its captions have collapsed. The row of the references is at the end.
@@ -364,17 +386,26 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
     settings_by_name = settings_of({run.name: run.config for run in runs if run.name not in starts})
     result = Comparison(settings={name: settings for name, settings in settings_by_name.items() if settings})
     before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
+    test = splits["test"]
     for number, run in enumerate(runs):
         trainer = run.make(run.config)
         is_main, is_training = Path(run.config.output_dir).name == "model", is_trained(run.config)
         if is_training and trainer.is_world_process_zero():
             settings = ", ".join(f"{key}={value}" for key, value in result.settings.get(run.name, {}).items())
             print(f"\n-- {number + 1} of {len(runs)}: {run.name} ({settings})".removesuffix(" ()"), flush=True)
+        has_dose = is_training and trainer.dose is not None
+        if has_dose:
+            trainer.compute_metrics = functools.partial(count_wrong, splits["validation"])
         if not result.captions:
-            result.captions[START] = trainer.generate_captions(test)
+            own = beams = run.config.generation_num_beams
+            if has_dose and run.config.metric_for_best_model == METRIC:
+                beams = better_decoding(trainer)
+            result.captions[START] = trainer.generate_captions(test, num_beams=beams)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))
+            if beams != own:
+                result.rows[-1]["note"] = f"with {beams} beams, which is better for the start than {own}"
         if is_training:
-            if run.starts_from not in before:
+            if run.starts_from not in before and not has_dose:
                 before[run.starts_from] = trainer.evaluate()
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
@@ -385,9 +416,11 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
                 if len(points) > 1:  # a run without evaluations has no curve
                     result.curves[run.name] = points
             history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
+            history = history if has_dose else [{**before[run.starts_from], "epoch": 0.0, "step": 0}, *history]
+            keys = ("length", "recall_at_1", METRIC, "hallucination", "unmentioned_objects")
             result.histories[run.name] = [
-                {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
-                for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
+                {"epoch": e.get("epoch") or 0.0, "step": e["step"]} | {key: e.get(f"eval_{key}") for key in keys}
+                for e in history
             ]
             captions = result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(measured(run.name, captions, evaluator, trainer))
@@ -420,7 +453,7 @@ def compare_runs(
     **report: Any,
 ) -> Path:
     """Train and evaluate the runs, `complete` the comparison on the main process, and [`finish`] it with the `report`'s settings."""
-    result = train_runs(runs, evaluator, splits["test"])
+    result = train_runs(runs, evaluator, splits)
     if not result.is_main_process:
         return Path(arguments[-1].output_dir) / "results.json"
     complete(result)
@@ -460,7 +493,12 @@ def finish(
     items = [gallery_item(evaluator, index, result.captions) for index in chosen]
     write_gallery(folder / "gallery.html", items, title=title, note=delivery.get(result.main, ""))
     if any(result.histories.values()):
-        write_curves(folder / "curves.png", result.histories)
+        if getattr(config, "early_evaluations", None):
+            points = [point for history in result.histories.values() for point in history]
+            panels = [panel for panel in DOSE_CURVES if any(point[panel[0]] is not None for point in points)]
+            write_curves(folder / "curves.png", result.histories, x="step", panels=panels)
+        else:
+            write_curves(folder / "curves.png", result.histories)
     if result.curves:
         keys = {key for points in result.curves.values() for point in points for key in point}
         panels = [panel for panel in CURVES if panel[0] in keys]

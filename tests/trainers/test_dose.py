@@ -1,0 +1,180 @@
+"""Early evaluations: the schedule, the selection against the start, an exact resume, and runs without an effect."""
+
+import itertools
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerState
+
+from hf_captionrl.scenes import load_scenes
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.trainers.checkpoints import selection_line
+from hf_captionrl.trainers.dose import METRIC, DoseCallback, chance_of_best
+from tests.tiny import tiny_captioner
+
+from .one_step import SMALL, At, bits, different, largest_difference, weights
+
+EARLY = [8, 20, 40]
+"""Captions: steps 1, 3 and 5 of 8 captions."""
+SETTINGS = {
+    **SMALL,
+    "max_steps": 6,
+    "eval_strategy": "epoch",
+    "save_strategy": "epoch",
+    "early_evaluations": EARLY,
+    "report_to": "none",
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_scenes(num_train=16, num_validation=100, num_test=0)
+
+
+def trainer_of(folder, data, scorer, **settings):
+    config = SmileConfig(str(folder), **{**SETTINGS, **settings})
+    return SmileTrainer(tiny_captioner("blip"), config, data["train"], data["validation"], scorer=scorer)
+
+
+def evaluated(trainer):
+    return [entry["step"] for entry in trainer.state.log_history if "eval_length" in entry]
+
+
+# --- The test against the start ---
+
+
+def test_probability_equals_the_enumeration_of_all_signs():
+    generator = torch.Generator().manual_seed(0)
+    start, checkpoints = torch.rand(10, generator=generator), torch.rand(4, 10, generator=generator)
+    gains = checkpoints - start
+
+    def statistics(signs):
+        return [float((signs * row).sum() / row.square().sum().sqrt()) for row in gains]
+
+    largest = [max(statistics(torch.tensor(signs))) for signs in itertools.product((-1.0, 1.0), repeat=10)]
+    for best in range(4):
+        observed = statistics(torch.ones(10))[best]
+        exact = sum(value >= observed - 1e-6 for value in largest) / len(largest)
+        assert chance_of_best(start, checkpoints, best) == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_without_an_effect_the_start_is_delivered_in_95_of_100_runs(correlation):
+    """With 12 evaluations of 300 images; negative control: the best of them, tested alone, replaces the start much more often."""
+    generator = torch.Generator().manual_seed(1)
+    corrected = alone = 0
+    for _ in range(200):
+        shared, own = torch.randn(300, generator=generator), torch.randn(12, 300, generator=generator)
+        gains = correlation**0.5 * shared + (1 - correlation) ** 0.5 * own
+        best = int(gains.mean(dim=1).argmax())
+        corrected += chance_of_best(torch.zeros(300), gains, best, num_flips=1000) < 0.05
+        alone += chance_of_best(torch.zeros(300), gains[best, None], 0, num_flips=1000) < 0.05
+    assert corrected <= 200 * 0.05 + 2 * (200 * 0.05 * 0.95) ** 0.5
+    assert alone > 2 * corrected
+
+
+def test_an_effect_is_seen_and_no_change_is_none():
+    generator = torch.Generator().manual_seed(2)
+    start = torch.rand(300, generator=generator)
+    noise = torch.randn(5, 300, generator=generator)
+    assert chance_of_best(start, start + 0.1 * noise + torch.tensor([0, 0, 0.05, 0, 0])[:, None], 2) < 0.001
+    assert chance_of_best(start, start.expand(5, -1), 0) == 1
+
+
+# --- Runs ---
+
+
+def test_without_an_effect_the_start_is_delivered_after_three_evaluations_without_a_new_best(
+    tmp_path, data, scorer, capsys
+):
+    trainer = trainer_of(tmp_path, data, scorer, learning_rate=0.0)
+    start = weights(trainer)
+    trainer.train()
+    assert evaluated(trainer) == [0, 1, 2, 3, 4]  # an epoch has two steps; the first checkpoint is the best
+    assert trainer.selection["start"]["delivered"]
+    assert trainer.selection["start"]["p_value"] == 1
+    assert "The start is delivered" in capsys.readouterr().out
+    assert largest_difference(weights(trainer), start) == 0
+    again = trainer_of(tmp_path, data, scorer, learning_rate=0.0)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4  # a run that has stopped is not trained further
+
+
+def test_a_better_checkpoint_is_delivered(tmp_path, data, scorer, monkeypatch):
+    ranks = {0: 60, 1: 50, 2: 10, 3: 20, 4: 30, 5: 40}
+
+    def measured(self, *args):
+        step = self.state.global_step
+        ranks_now = torch.full((100,), ranks[step]) + torch.arange(100) % 7
+        recall = float((1.0 / ranks_now).mean())
+        return [""] * 100, ranks_now, {"eval_length": 5.0 + step, f"eval_{METRIC}": recall}
+
+    monkeypatch.setattr(SmileTrainer, "_measure", measured)
+    monkeypatch.setattr("hf_captionrl.trainers.dose.distractor_recall", lambda rank, number: 1 / rank.double())
+    trainer = trainer_of(tmp_path, data, scorer)
+    trainer.train()
+    assert trainer.selection["step"] == 2
+    assert not trainer.selection["start"]["delivered"]
+    assert selection_line(trainer.selection).startswith("Best after 2 steps: 7.0 words. Selected checkpoint-2")
+    saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(weights(trainer)[name], value) for name, value in saved.items())
+
+
+def test_a_run_that_is_killed_between_two_early_evaluations_resumes_exactly(tmp_path, data, scorer):
+    def stop():
+        raise KeyboardInterrupt
+
+    whole = trainer_of(tmp_path / "whole", data, scorer)
+    whole.train()
+    killed = trainer_of(tmp_path / "killed", data, scorer)
+    killed.add_callback(At(4, lambda *_: stop()))
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed = trainer_of(tmp_path / "killed", data, scorer)
+    resumed.train(resume_from_checkpoint=True)
+    assert different(bits(resumed), bits(whole)) == []
+    assert resumed.selection == whole.selection
+    assert evaluated(resumed) == evaluated(whole)
+
+
+@pytest.mark.parametrize("lacks", ["scorer", "images"])
+def test_without_a_scorer_or_enough_images_the_run_stops_at_longer_captions(tmp_path, data, scorer, caplog, lacks):
+    rows = data["validation"] if lacks == "scorer" else data["validation"].select(range(99))
+    config = SmileConfig(str(tmp_path), **SETTINGS)
+    given = scorer if lacks == "images" else None
+    trainer = SmileTrainer(tiny_captioner("blip"), config, data["train"], rows, scorer=given)
+    assert not config.load_best_model_at_end
+    assert "The last checkpoint is delivered" in caplog.text
+    for lengths, is_over in (([4.0], False), ([4.0, 5.9], False), ([4.0, 6.0], True), ([0.0, 1.4], False)):
+        state = TrainerState(log_history=[{"eval_length": length} for length in lengths])
+        assert DoseCallback(trainer, EARLY).is_over(state) is is_over, lengths
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"metric_for_best_model": "cider_d"}, "metric_for_best_model"),
+        ({"early_evaluations": [0, 8]}, "early_evaluations"),
+        ({"eval_strategy": "no", "save_strategy": "epoch"}, "load_best_model_at_end"),
+    ],
+)
+def test_settings_that_contradict_early_evaluations_are_refused(tmp_path, settings, name):
+    with pytest.raises(ValueError, match=name):
+        SmileConfig(str(tmp_path), **{**SETTINGS, **settings})
+
+
+@pytest.mark.slow
+def test_of_twenty_controls_at_most_three_replace_the_start(tmp_path, scorer):
+    """Further steps of maximum likelihood from a trained captioner, on other scenes with other seeds; 3 or fewer of 20 fit 5 %."""
+    data = load_scenes(num_train=2560, num_validation=300, num_test=0)
+    settings = {"learning_rate": 2e-4, "num_train_epochs": 1, "per_device_eval_batch_size": 300, "max_steps": -1}
+    settings |= {"optim": "adamw_torch", "generation_max_new_tokens": 30, "per_device_train_batch_size": 64}
+    settings |= {"early_evaluations": [320, 640, 960, 1280, 1920], "cache_image_features": True, "mle_weight": 1.0}
+    replaced = 0
+    for seed in range(20):
+        config = SmileConfig(str(tmp_path / str(seed)), **{**SETTINGS, **settings, "seed": seed})
+        trainer = SmileTrainer("scenes:clipcap-mle", config, data["train"], data["validation"], scorer=scorer)
+        trainer.train()
+        replaced += not trainer.selection["start"]["delivered"]
+    assert replaced <= 3
