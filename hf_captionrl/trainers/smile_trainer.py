@@ -20,7 +20,12 @@ from hf_captionrl.utils.options import Fraction, Positive, Share, check_values, 
 
 @dataclass
 class SmileConfig(CaptionConfig):
-    r"""Arguments of [`SmileTrainer`]; defaults are those of Yue et al. 2023, section 3.1.
+    r"""Arguments of [`SmileTrainer`]; defaults are those of Yue et al. 2023, section 3.1, with these differences.
+
+    - `captions_per_image="one"`: an epoch has one caption per image. Five such epochs of COCO are one of the paper's.
+    - `per_device_train_batch_size=32`: the paper's step has 128 captions, 32 on each of four devices.
+    - `mle_label_smoothing=0`: the authors' code smooths the MLE branch by 0.1, Eq. 4 does not.
+    - Images are not augmented and captions not lower-cased. The authors' code crops images at random and removes punctuation.
 
     Only what differs from [`CaptionConfig`] is listed.
     """
