@@ -1,7 +1,7 @@
 """Any metric of captions as one function: metrics of this package by name, Python functions.
 
 Such a function gets `candidates` (N strings), `references` (N lists of strings) and `images` (N paths or images), and returns N
-numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` take any of them.
+numbers; higher is better. `captionrl agreement` takes any of them.
 """
 
 from __future__ import annotations

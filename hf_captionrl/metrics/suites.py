@@ -484,26 +484,20 @@ def suite(name: str, captions: Sequence[Any], *, details: bool = False, **inputs
     return row.result(details)
 
 
-smile_suite = functools.partial(suite, "smile")
-discritune_suite = functools.partial(suite, "discritune")
-ndlb_suite = functools.partial(suite, "ndlb")
-sle_suite = functools.partial(suite, "sle")
-
-
 # --- SLE's diversity table over decoding methods and temperatures ----------------------------------------------------
 
 
 def decoding_suite(decodings: Mapping[str, Sequence[Sequence[str]]], **inputs: Any) -> dict[str, Any]:
-    """[`sle_suite`] of the captions of several decoding methods, such as "rs" and "bs"; keys begin with the method."""
-    rows = {how: sle_suite(captions, **inputs) for how, captions in decodings.items()}
+    """`suite("sle", ...)` of the captions of several decoding methods, such as "rs" and "bs"; keys begin with the method."""
+    rows = {how: suite("sle", captions, **inputs) for how, captions in decodings.items()}
     return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
 
 
 def tradeoff_points(
     samples: Mapping[float, Sequence[Sequence[str]]], *, references: Sequence[Sequence[str]], **inputs: Any
 ) -> list[dict[str, Any]]:
-    """[`sle_suite`] of samples at each temperature, ascending, with `temperature`: for `write_diversity_tradeoff`."""
-    return [{"temperature": t, **sle_suite(samples[t], references=references, **inputs)} for t in sorted(samples)]
+    """`suite("sle", ...)` of samples at each temperature, ascending, with `temperature`: for `write_diversity_tradeoff`."""
+    return [{"temperature": t, **suite("sle", samples[t], references=references, **inputs)} for t in sorted(samples)]
 
 
 def diversity_at_cider_d(points: Sequence[Mapping[str, Any]], cider_d: float) -> dict[str, float] | None:
