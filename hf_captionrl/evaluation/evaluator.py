@@ -20,16 +20,8 @@ from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import caption_column, id_column, parse_json, read_text
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
-from hf_captionrl.metrics import (
-    caption_perplexity,
-    paired_test,
-)
-from hf_captionrl.metrics.bootstrap import (
-    Interval,
-    bootstrap_interval,
-    mean_interval,
-    proportion_interval,
-)
+from hf_captionrl.metrics import caption_perplexity, paired_test
+from hf_captionrl.metrics.bootstrap import Interval, bootstrap_interval, mean_interval, proportion_interval
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import (
     BY_SCORER,

@@ -46,8 +46,8 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
         return functools.partial(_scorer_scores, metric, scorer, prefix)
     module, colon, function = metric.partition(":")
     if not colon:
-        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
-        raise ValueError(f"There is no metric {metric!r}. Use one of {known}, or package.module:function.")
+        names = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
+        raise ValueError(f"There is no metric {metric!r}. Use one of {names}, or package.module:function.")
     sys.path.insert(0, os.getcwd())  # a console script does not look into the working folder
     try:
         found = getattr(importlib.import_module(module), function)

@@ -25,7 +25,7 @@ from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.evaluation.plots import write_diversity_tradeoff
 from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
-from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
+from hf_captionrl.metrics.suites import diversity_at_cider_d, suite
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from hf_captionrl.utils.io import write_json
@@ -195,13 +195,20 @@ class Sampler:
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
         }
         self.samples[name] = by_temperature[1.0]
-        self.points[name] = tradeoff_points(by_temperature, **self._measured_with)
+        self.points[name] = [
+            {"temperature": temperature, **suite("sle", captions, **self._measured_with)}
+            for temperature, captions in by_temperature.items()
+        ]
 
     def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
         """The columns of one row, except those at equal CIDEr-D; stores the samples for plot and panel."""
         self.sample(name, captioner)
         beams = self.write(captioner, do_sample=False, num_beams=self.arguments.num_samples)
-        return decoding_suite({"rs": self.samples[name], "bs": beams}, **self._measured_with)
+        rows = {
+            how: suite("sle", captions, **self._measured_with)
+            for how, captions in (("rs", self.samples[name]), ("bs", beams))
+        }
+        return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
 
     def at_equal_cider_d(self, control: str) -> dict[str, dict[str, float] | None]:
         """Diversity by row name at the CIDEr-D of the control at temperature 1; None if that is not reached at any temperature."""
