@@ -387,10 +387,8 @@ def audit(metrics: Mapping[str, MetricFunction], scenes: Scenes, seed: int = 0) 
         call_metric(function, "", captions["true"][rows], scenes.references[rows], scenes.files[rows])
         return time.perf_counter() - started
 
-    for function in (
-        cider_d,
-        *metrics.values(),
-    ):  # a metric that cannot be computed ends the audit before the first is computed
+    # A metric that cannot be computed ends the audit before the first is computed.
+    for function in (cider_d, *metrics.values()):
         seconds(function, slice(2))
     parts = [slice(*ends) for ends in itertools.pairwise(np.linspace(0, n, _TIMED_PARTS + 1).astype(int).tolist())]
     results = {}

@@ -277,8 +277,8 @@ def test_common_behaviour_of_suites_of_single_captions(name):
         if key.endswith("_reason"):
             assert row[key.removesuffix("_reason")] is None
             assert value
-    named = suite(name, CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
-    assert any("scorer:clip@abc,float32" in text for text in named.values())
+    signatures = suite(name, CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
+    assert any("scorer:clip@abc,float32" in text for text in signatures.values())
     assert not any("scorer:" in text for text in suite(name, CAPTIONS, **SEEN, details=True)["signatures"].values())
     bare = suite(name, CAPTIONS)
     assert bare["cider_d_reason"] == "no references"
