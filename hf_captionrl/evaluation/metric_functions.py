@@ -32,8 +32,11 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
     """
     if not isinstance(metric, str):
         try:
-            takes_images = _takes_images(metric)
-            inspect.signature(metric).bind(*[None] * (3 if takes_images else 2))
+            signature = inspect.signature(metric)
+            arguments = [each for each in signature.parameters.values() if each.kind < each.VAR_POSITIONAL]
+            # A third argument that is needed, or called images; an option of the function is neither.
+            takes_images = any(each.default is each.empty or each.name == "images" for each in arguments[2:3])
+            signature.bind(*[None] * (3 if takes_images else 2))
         except TypeError as error:
             how = "Use a function of captions and references, or of captions, references and images."
             raise ValueError(f"{metric!r} cannot be a metric: {error}. {how}") from error
@@ -56,12 +59,6 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
     finally:
         sys.path.remove(os.getcwd())
     return metric_function(found)
-
-
-def _takes_images(function: Callable[..., Any]) -> bool:
-    """Whether the third argument is needed, or is called images; an option of the function is neither."""
-    arguments = [each for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
-    return len(arguments) > 2 and (arguments[2].default is inspect.Parameter.empty or arguments[2].name == "images")
 
 
 def call_metric(
