@@ -77,8 +77,8 @@ def without_repeats(sections: Sequence[Section]) -> list[Section]:
 # --- Cells and notes -------------------------------------------------------------------------------------------------
 
 
-def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
-    """Text of one cell; `separator` stands between a number and its interval.
+def format_cell(row: Row, column: Column) -> str:
+    """Text of one cell.
 
     `0.658 ±0.021` if the interval is symmetric after rounding, else `0.658 [0.630, 0.681]`; `not run: reason` for None with a
     reason, `–` for None without.
@@ -92,8 +92,8 @@ def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
     low, high = (float(bound) for bound in interval)
     below, above = (f"{abs(distance):.{column.digits}f}" for distance in (float(value) - low, high - float(value)))
     if below == above and low <= float(value) <= high:
-        return f"{shown}{separator}±{above}"
-    return f"{shown}{separator}[{low:.{column.digits}f}, {high:.{column.digits}f}]"
+        return f"{shown} ±{above}"
+    return f"{shown} [{low:.{column.digits}f}, {high:.{column.digits}f}]"
 
 
 def _cell(row: Row, column: Column) -> str:

@@ -1,10 +1,8 @@
-"""The images of a recipe, and several captions per image with their diversity.
-
-Legend: G captions per image.
-"""
+"""The images of a recipe, and several captions per image (G) with their diversity."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +23,7 @@ from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.evaluation.plots import write_diversity_tradeoff
 from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
-from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
+from hf_captionrl.metrics.suites import diversity_at_cider_d, suite
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from hf_captionrl.utils.io import write_json
@@ -168,11 +166,10 @@ class Sampler:
         self.dataset, self.arguments, self.seed = dataset.select(range(number)), arguments, seed
         self.cache_features, self.cache_dir = cache_features or bool(frames_of(dataset)), cache_dir
         self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
-        frequencies = DocumentFrequencies.from_references(
-            [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
-        )
+        words = [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
+        frequencies = DocumentFrequencies.from_references(words)
         references = [list(texts) for texts in self.dataset["captions"]]
-        self._measured_with: dict[str, Any] = {"references": references, "frequencies": frequencies, "seed": seed}
+        self._numbers = functools.partial(suite, "sle", references=references, frequencies=frequencies, seed=seed)
         self.samples: dict[str, list[list[str]]] = {}  # row name -> captions at temperature 1
         self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point per temperature
 
@@ -195,13 +192,14 @@ class Sampler:
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
         }
         self.samples[name] = by_temperature[1.0]
-        self.points[name] = tradeoff_points(by_temperature, **self._measured_with)
+        self.points[name] = [{"temperature": t, **self._numbers(groups)} for t, groups in by_temperature.items()]
 
     def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
         """The columns of one row, except those at equal CIDEr-D; stores the samples for plot and panel."""
         self.sample(name, captioner)
         beams = self.write(captioner, do_sample=False, num_beams=self.arguments.num_samples)
-        return decoding_suite({"rs": self.samples[name], "bs": beams}, **self._measured_with)
+        rows = {"rs": self._numbers(self.samples[name]), "bs": self._numbers(beams)}
+        return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
 
     def at_equal_cider_d(self, control: str) -> dict[str, dict[str, float] | None]:
         """Diversity by row name at the CIDEr-D of the control at temperature 1; None if that is not reached at any temperature."""
