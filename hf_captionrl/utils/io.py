@@ -180,21 +180,17 @@ class LineFile:
         os.ftruncate(self._file, size)
 
     def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
-        """Append complete lines; after the return, a kill of the process does not lose them."""
+        """Append complete lines; a kill of the process does not lose them, nor, with `flush`, a power cut."""
         before = os.fstat(self._file).st_size
         left = memoryview(data)
         try:
             while left:
                 left = left[os.write(self._file, left) :]
             if flush:
-                self.flush()
+                os.fsync(self._file)
         except OSError:
             os.ftruncate(self._file, before)  # a full disk: the next line must not continue an incomplete one
             raise
-
-    def flush(self) -> None:
-        """Wait until the data are on the disk."""
-        os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file, so that other processes can write it."""
