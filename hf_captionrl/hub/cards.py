@@ -219,7 +219,6 @@ def write_unmeasured_card(
     license: str | None = None,  # None: `other`
     dataset: str | None = None,
     dataset_id: str | None = None,
-    dataset_description: str | None = None,
     language: str | None = None,
 ) -> Path:
     """Write the card of a model from the facts that its trainer saved and the table of its run, and a missing manifest."""
@@ -265,7 +264,6 @@ def write_unmeasured_card(
         base_model=base_model,
         license=license,
         dataset=dataset,
-        description=dataset_description,
         source=model_id if "/" in model_id else ".",
         is_adapter=is_adapter,
         task=task,
