@@ -224,32 +224,35 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def to_plain(value: Any, *, where: str = "value") -> Any:
+def to_plain(value: Any, *, where: str = "value", is_config: bool = False) -> Any:
     """Turn a value into one that strict JSON can represent.
 
     Dataclasses and mappings become dicts, tuples and sets lists (sets sorted), paths strings, enums their value, and
-    arrays and tensors (whatever has `tolist`) lists or numbers.
+    arrays and tensors (whatever has `tolist`) lists or numbers. A configuration loses its secrets, and what JSON cannot
+    represent (a dtype, a device, an infinite limit) becomes its text; elsewhere that is an error.
     """
     if isinstance(value, enum.Enum):
         value = value.value
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
+    if value is None or isinstance(value, bool | str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(to_plain(key)): to_plain(item, where=f"{where}[{key!r}]") for key, item in value.items()}
+        items = ((str(to_plain(key, is_config=is_config)), item) for key, item in value.items())
+        shown = ((key, item) for key, item in items if not (is_config and is_secret(key, item)))
+        return {key: to_plain(item, where=f"{where}[{key!r}]", is_config=is_config) for key, item in shown}
     if isinstance(value, set | frozenset):
-        return sorted((to_plain(item, where=where) for item in value), key=repr)
+        return sorted((to_plain(item, where=where, is_config=is_config) for item in value), key=repr)
     if isinstance(value, list | tuple):
-        return [to_plain(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
+        return [to_plain(item, where=f"{where}[{index}]", is_config=is_config) for index, item in enumerate(value)]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if is_config:
+        return str(value)
+    if isinstance(value, float):
+        raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
     raise TypeError(
         f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
     )
@@ -308,17 +311,7 @@ def _git_revision(package: Path) -> str | None:
 
 def plain_config(config: Any) -> Any:
     """A configuration for JSON, without secrets; objects that JSON cannot hold become their text."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
-    if isinstance(config, Mapping):
-        return {str(key): plain_config(value) for key, value in config.items() if not is_secret(str(key), value)}
-    if isinstance(config, list | tuple):
-        return [plain_config(value) for value in config]
-    try:
-        return to_plain(config)
-    except (TypeError, ValueError):
-        # A dtype, a device or an infinite limit.
-        return str(config)
+    return to_plain(config, is_config=True)
 
 
 def json_digest(value: Any, *, size: int = 8) -> str:
