@@ -23,7 +23,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -146,7 +146,7 @@ def _release(lock: FileLock) -> None:
     lock.release()
 
 
-class LineFile:
+class LineFile(contextlib.ExitStack):
     """A file of lines with one writing process at a time; a context manager.
 
     A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`. A file that is empty when it is
@@ -157,16 +157,14 @@ class LineFile:
     """The remedy in the error if another process is writing the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
         self.path = Path(path)
         busy = f"Another process is writing {str(self.path)!r}. {self.busy}"
-        self._lock = _locked(self.path.with_name(f".{self.path.name}.lock"), busy)
+        self.callback(_release, _locked(self.path.with_name(f".{self.path.name}.lock"), busy))
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
             self._file = os.open(self.path, flags, 0o666)
-        except OSError:
-            _release(self._lock)
-            raise
-        try:
+            self.callback(self._close_file)
             self._begin(self.path.read_bytes())
         except BaseException:
             self.close()
@@ -174,6 +172,11 @@ class LineFile:
 
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""
+
+    def _close_file(self) -> None:
+        if not os.fstat(self._file).st_size:
+            self.path.unlink(missing_ok=True)
+        os.close(self._file)
 
     def truncate(self, size: int) -> None:
         """Remove an incomplete last line; `size` bytes stay."""
@@ -189,21 +192,8 @@ class LineFile:
             if flush:
                 os.fsync(self._file)
         except OSError:
-            os.ftruncate(self._file, before)  # a full disk: the next line must not continue an incomplete one
+            self.truncate(before)  # a full disk: the next line must not continue an incomplete one
             raise
-
-    def close(self) -> None:
-        """Close the file, so that other processes can write it."""
-        if not os.fstat(self._file).st_size:
-            self.path.unlink(missing_ok=True)
-        os.close(self._file)
-        _release(self._lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class FolderLock(contextlib.ExitStack):

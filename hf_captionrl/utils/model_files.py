@@ -263,16 +263,10 @@ def adapter_base(name: str, revision: str | None) -> str:
     return beside if os.path.isdir(beside) else base  # relative to the adapter, so that both can be moved
 
 
-_MISFITS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError)
-"""What loading raises if weights, configuration and arguments do not fit."""
-
-
 def load_pretrained(
     loader: Any, name: str, *, revision: str | None = None, config: Any | None = None, **kwargs: Any
 ) -> tuple[Any, set[str]]:
     """Load a model of transformers from safetensors; also returns the names of weights that the checkpoint lacks."""
-    from safetensors import SafetensorError
-
     name, kwargs = model_path(name), check_kwargs(kwargs)
     checked = check_checkpoint(name, revision, config)
     # from_pretrained accepts settings of the configuration as arguments only if no configuration is passed.
@@ -282,9 +276,9 @@ def load_pretrained(
         model, info = loader.from_pretrained(
             name, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **{**checked, **kwargs}
         )
-    except (*_MISFITS, SafetensorError) as error:
+    except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        if "out of memory" in reason:
+        if isinstance(error, OSError | ImportError) or "out of memory" in reason:
             raise
         raise ValueError(
             f"{name!r} cannot be loaded as {loader.__name__} ({reason}). Use a complete checkpoint of this kind whose weights match its "
@@ -296,13 +290,13 @@ def load_pretrained(
 def check_width(config: Any, name: str) -> None:
     """Set `hidden_size` of a vision or text model's configuration to the width of its pooled output, if it has none."""
     if not isinstance(getattr(config, "hidden_size", None), int):
-        # ResNet, EfficientNet
-        sizes = [*(getattr(config, "hidden_sizes", None) or []), getattr(config, "hidden_dim", None)]
-        if not (widths := [size for size in sizes if isinstance(size, int)]):
+        # EfficientNet, ResNet
+        width = getattr(config, "hidden_dim", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
+        if not isinstance(width, int):
             raise ValueError(
                 f"{name!r} ({config.model_type}) does not say its width (hidden_size). Use another model."
             )
-        config.hidden_size = widths[-1]
+        config.hidden_size = width
 
 
 def load_image_processor(name: str) -> Any:

@@ -65,9 +65,7 @@ class Repo:
         return revision
 
     def commit(self, branch: str, title: str, files: dict[str, bytes]) -> Commit:
-        parent = self.branches.get(branch)
-        listing = "".join(f"{path} {oid_of(data)}\n" for path, data in sorted(files.items()))
-        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}\n{parent}\n{title}\n{listing}".encode()).hexdigest()
+        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}, commit {len(self.commits)}".encode()).hexdigest()
         self.commits[sha] = Commit(sha, title, files)
         self.branches[branch] = sha
         return self.commits[sha]
@@ -206,16 +204,13 @@ class _Handler(BaseHTTPRequestHandler):
         return repo
 
     def _may_write(self, namespace: str) -> None:
-        role = self._role()
-        if role is None:
-            raise HubError(401, "Invalid username or password.")
-        if role != "write" or namespace != USER:
-            raise HubError(403, f"You don't have the rights to create a model under the namespace {namespace!r}")
+        if self._role() != "write" or namespace != USER:
+            status = 403 if self._role() else 401
+            raise HubError(status, f"You don't have the rights to create a model under the namespace {namespace!r}")
 
     def _writable(self, kind: str, repo_id: str) -> Repo:
-        repo = self._readable(_TYPES[kind], repo_id)
         self._may_write(repo_id.split("/")[0])
-        return repo
+        return self._readable(_TYPES[kind], repo_id)
 
     @staticmethod
     def _commit_at(repo: Repo, revision: str) -> Commit:
@@ -225,13 +220,6 @@ class _Handler(BaseHTTPRequestHandler):
         return commit
 
     # Accounts and repositories
-
-    @route("GET /api/whoami-v2")
-    def _whoami(self) -> None:
-        role = self._role()
-        if role is None:
-            raise HubError(401, "Invalid username or password.")
-        self._send(200, {"type": "user", "name": USER, "orgs": [], "auth": {"accessToken": {"role": role}}})
 
     @route("POST /api/repos/create")
     def _create(self) -> None:
