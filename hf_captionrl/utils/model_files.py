@@ -263,10 +263,16 @@ def adapter_base(name: str, revision: str | None) -> str:
     return beside if os.path.isdir(beside) else base  # relative to the adapter, so that both can be moved
 
 
+_MISFITS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError, AssertionError)
+"""What loading raises if weights, configuration and arguments do not fit."""
+
+
 def load_pretrained(
     loader: Any, name: str, *, revision: str | None = None, config: Any | None = None, **kwargs: Any
 ) -> tuple[Any, set[str]]:
     """Load a model of transformers from safetensors; also returns the names of weights that the checkpoint lacks."""
+    from safetensors import SafetensorError
+
     name, kwargs = model_path(name), check_kwargs(kwargs)
     checked = check_checkpoint(name, revision, config)
     # from_pretrained accepts settings of the configuration as arguments only if no configuration is passed.
@@ -276,9 +282,9 @@ def load_pretrained(
         model, info = loader.from_pretrained(
             name, trust_remote_code=False, use_safetensors=True, output_loading_info=True, **{**checked, **kwargs}
         )
-    except Exception as error:
+    except (*_MISFITS, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
-        if isinstance(error, OSError | ImportError) or "out of memory" in reason:
+        if "out of memory" in reason:
             raise
         raise ValueError(
             f"{name!r} cannot be loaded as {loader.__name__} ({reason}). Use a complete checkpoint of this kind whose weights match its "
