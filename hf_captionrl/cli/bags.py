@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from hf_captionrl.data.options import DatasetOptions, SimilarityOptions, load_split
 from hf_captionrl.utils.io import atomic_write_bytes, refuse_other_file
 from hf_captionrl.utils.options import EngineOptions, Positive, Range, option
-from hf_captionrl.utils.parts import MakePart, check_settings, read_tables, run_parts, split_rows
+from hf_captionrl.utils.parts import MakePart, check_settings, part_files, run_parts, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +49,7 @@ def neighbours_in_parts(
 ) -> tuple[Tensor, Tensor]:
     """Neighbours `(N, top)` of all images, and their similarities."""
     import numpy as np
+    import pyarrow.parquet
     import torch
     from safetensors.torch import save
 
@@ -63,11 +64,10 @@ def neighbours_in_parts(
     if not path.is_file():
         atomic_write_bytes(path, save({"features": unit}))
     run_parts(folder, parts, NeighbourParts(path, top), options, settings=settings)
-    names = ("neighbours", "similarities")
-    columns = zip(
-        *([np.stack(table[name].to_numpy()) for name in names] for table in read_tables(folder)), strict=True
+    table = pyarrow.parquet.read_table(part_files(folder), partitioning=None)
+    indices, similarities = (
+        torch.from_numpy(np.stack(table[name].to_numpy())) for name in ("neighbours", "similarities")
     )
-    indices, similarities = (torch.from_numpy(np.concatenate(column)) for column in columns)
     return indices, similarities
 
 
