@@ -41,12 +41,8 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers.caption_config import RL_REFUSED, CaptionConfig, Refused
-from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback, loader_settings
-from hf_captionrl.trainers.guard import (
-    GuardAction,
-    GuardCallback,
-    GuardThresholds,
-)
+from hf_captionrl.trainers.caption_trainer import CaptionTrainer, loader_settings
+from hf_captionrl.trainers.guard import GuardAction, GuardCallback, GuardThresholds
 from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.utils.io import write_json
@@ -168,10 +164,6 @@ class CaptionRLConfig(CaptionConfig):
 
 
 # --- Images of a rollout, and its split into micro-batches -----------------------------------------------------------
-
-
-class CurriculumCallback(EpochCallback):
-    """Sets the epoch of a [`BagCurriculumSampler`]. A class of its own: the Trainer warns of two callbacks of one class."""
 
 
 def collate_with_rows(collator: Any, items: Sequence[Any]) -> dict[str, Tensor]:
@@ -318,8 +310,8 @@ def token_log_probs(
     temperature = args.temperature if args.do_sample else 1.0
     entropy = bool(args.entropy_weight)
     settings: dict[str, Any] = {"temperature": temperature, "return_entropy": entropy, "of_generation": True}
-    found = captioner.log_probs(batch, **settings, model=model)
-    return found if isinstance(found, tuple) else (found, None)
+    log_probs = captioner.log_probs(batch, **settings, model=model)
+    return log_probs if isinstance(log_probs, tuple) else (log_probs, None)
 
 
 # --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
@@ -607,8 +599,7 @@ class CaptionRLTrainer(CaptionTrainer):
             self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
             self._neighbours = neighbours
             self.batch_sampler = self._make_batch_sampler()
-            self._curriculum = CurriculumCallback(self.batch_sampler)
-            self.add_callback(self._curriculum)
+            self._epochs.datasets.append(self.batch_sampler)
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
@@ -671,7 +662,7 @@ class CaptionRLTrainer(CaptionTrainer):
         args = self.args
         if self.model_init is not None:  # there is a new policy, and a trial may have changed arguments
             self.rollouts.reset(self.captioner)
-            self.batch_sampler = self._curriculum.dataset = self._make_batch_sampler()
+            self.batch_sampler = self._epochs.datasets[1] = self._make_batch_sampler()
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)

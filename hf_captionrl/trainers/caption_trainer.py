@@ -61,7 +61,6 @@ from hf_captionrl.data import (
     training_rows,
 )
 from hf_captionrl.data.columns import caption_column
-from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
@@ -83,15 +82,15 @@ class EpochCallback(TrainerCallback):
     several processes restarts at epoch 0. This callback uses the trainer's state instead.
 
     Args:
-        dataset ([`CaptionDataset`]): The training data, or a sampler: anything with `set_epoch`.
+        datasets ([`CaptionDataset`]): The training data, or a sampler: anything with `set_epoch`.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, *datasets: Any) -> None:
+        self.datasets = list(datasets)
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # The epoch is a sum of fractions: 0.9999999 means 1.
-        self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
+        for dataset in self.datasets:  # the epoch is a sum of fractions: 0.9999999 means 1
+            dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
 def loader_settings(args: CaptionConfig) -> dict[str, Any]:
@@ -111,8 +110,8 @@ def references_of(dataset: Any) -> list[list[str]] | None:
     """The captions of each row of a data set; None if it has no captions."""
     if "captions" not in (getattr(dataset, "column_names", None) or ()):
         return None
-    found = caption_column(dataset)
-    return found if any(found) else None
+    references = caption_column(dataset)
+    return references if any(references) else None
 
 
 class CaptionTrainer(ExactResumeTrainer):
@@ -187,7 +186,7 @@ class CaptionTrainer(ExactResumeTrainer):
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         if compute_metrics is None and args.has_default_metric and self.scorer is None:
             self._select_without_scorer(args)
-        self._train_source = train_dataset
+        self.image_rows = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
         if train_dataset is not None:
@@ -236,8 +235,8 @@ class CaptionTrainer(ExactResumeTrainer):
         self.caption_collator.captioner, self._tap_checked = self.captioner, False
         for key in [key for key in self._once if key[0] in ("tower", "pixels")]:
             del self._once[key]  # the new tower may differ
-        if self._train_source is not None:
-            self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
+        if self.image_rows is not None:
+            self.train_dataset = self._epochs.datasets[0] = self._caption_dataset(self.image_rows, self.args)
         return self.captioner.model
 
     # Data
@@ -283,12 +282,6 @@ class CaptionTrainer(ExactResumeTrainer):
         """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""
         folder = self.args.feature_cache_dir
         return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
-
-    def training_image_hashes(self) -> list[str]:
-        rows = self._train_source
-        if not isinstance(rows, datasets.Dataset):
-            return []
-        return self._kept("hashes", (rows,), lambda: image_hashes(rows))
 
     # Loss
 

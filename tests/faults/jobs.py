@@ -130,13 +130,13 @@ def progress_of(path):
 
 def train(kind, folder, *, at=None, name="SIGKILL", steps_file=None, limit=None, **changes):
     """Train, resuming if there is a checkpoint; perhaps a signal at a moment of training."""
-    from hf_captionrl.trainers.checkpoints import has_checkpoint
+    from hf_captionrl.trainers.checkpoints import newest_checkpoint
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     trainer = trainer_of(kind, folder, callbacks=[progress_of(steps_file)] if steps_file else [], **changes)
     with Moment(at, name) as moment:
-        trainer.train(resume_from_checkpoint=has_checkpoint(folder))
+        trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
     return {"digest": digest(trainer), "calls": moment.calls}
 
 

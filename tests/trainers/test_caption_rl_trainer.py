@@ -19,8 +19,14 @@ from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
 from hf_captionrl.rewards import PairwiseDiversity, SelfRetrieval
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
-from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, reference_ids, write_completions
+from hf_captionrl.trainers import (
+    CaptionRLConfig,
+    CaptionRLTrainer,
+    EpochCallback,
+    SelfRetrievalConfig,
+    SelfRetrievalTrainer,
+)
+from hf_captionrl.trainers.caption_rl_trainer import reference_ids, write_completions
 from tests.processes import run_in_processes
 from tests.tiny import tiny_captioner, tiny_images
 from tests.tolerances import close, resolution
@@ -361,5 +367,5 @@ def bag_sizes(trainer, **arguments):
 def test_epoch_is_set_only_by_the_callback(tmp_path, scenes, make):
     assert bag_sizes(make(tmp_path / "with", scenes)) == [2, 2, 4, 4]
     without = make(tmp_path / "without", scenes)
-    without.remove_callback(CurriculumCallback)
+    without.remove_callback(EpochCallback)
     assert bag_sizes(without) == [2, 2, 2, 2]

@@ -125,7 +125,7 @@ def test_grpo_passes_the_arguments_of_trl(tmp_path):
     assert trainer.reward_func_names == ["marks", "words", "per_image"]
     assert trainer.reward_weights.tolist() == [1.0, 0.5, 0.0]
     trainer.train()
-    rows = {row["image_id"]: row for row in trainer.caption_data}
+    rows = {row["image_id"]: row for row in trainer.image_rows}
     assert len(reward.seen) == 16
     for image_id, mark, completion, ids, captions in reward.seen:
         assert completion[0]["role"] == "assistant"  # TRL's conversational format

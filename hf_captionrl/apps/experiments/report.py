@@ -21,7 +21,6 @@ from typing import Any
 import datasets
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.apps.experiments.arguments import (
     MODEL_OPTIONS,
@@ -51,7 +50,7 @@ from hf_captionrl.metrics.columns import COLUMNS, DEGENERATE, Column
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes.truth_checker import mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint, note_collapse, selection_line
+from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, newest_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
 from hf_captionrl.utils.model_files import find_file, hub_name, model_path, read_config
@@ -266,7 +265,7 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
     args, folder = trainer.args, Path(str(trainer.args.output_dir))
     if args.save_total_limit == 1 and args.load_best_model_at_end:
         args.save_total_limit = 2  # with 1, the Trainer removes the last one in the end, which says that all is done
-    last = get_last_checkpoint(str(folder)) if has_checkpoint(folder) else None
+    last = newest_checkpoint(folder)
     resumes = last is not None and not args.overwrite_output_dir
     if last is not None and trainer.is_world_process_zero():
         state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME))
