@@ -371,19 +371,15 @@ class GuardCallback(TrainerCallback):
 
     def check_captions(self, captions: Sequence[str], ended: Any | None = None) -> dict[str, float]:
         """Check the captions of one evaluated data set, as they were generated; returns `degenerate` and `clipped_ratio`."""
-        if not captions:
-            return {}
-        ended = None if ended is None else torch.as_tensor(ended)
-        statistics, reason = self._described(captions, ended)
+        statistics, reason = self.judge(captions, ended)
         self._against += [] if reason is None else [reason]
         return {name: statistics[name] for name in ("degenerate", "clipped_ratio") if name in statistics}
 
-    def reason_against(self, captions: Sequence[str], ended: Tensor | None = None) -> str | None:
-        """The limit that captions of an evaluation break, with value and example; None if they break none."""
-        return self._described(captions, ended)[1] if captions else None
-
-    def _described(self, captions: Sequence[str], ended: Tensor | None) -> tuple[dict[str, float], str | None]:
-        statistics, examples = describe_completions(captions, ended)
+    def judge(self, captions: Sequence[str], ended: Any | None = None) -> tuple[dict[str, float], str | None]:
+        """Statistics of captions of an evaluation, and the limit that they break, with value and example."""
+        if not captions:
+            return {}, None
+        statistics, examples = describe_completions(captions, None if ended is None else torch.as_tensor(ended))
         texts = {name: captions[index] for name, index in examples.items()}
         return statistics, self._reason(f"{len(captions)} evaluated captions", [statistics], texts)
 
@@ -412,8 +408,8 @@ class GuardCallback(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
-        own = {"start": self._start, "examples": self._examples, "good": self._good, "tripped": self._tripped}
-        return copy.deepcopy({"window": list(self._window), **own, "trips": self.trips, "refused": self.refused})
+        state = {"window": list(self._window), "start": self._start, "examples": self._examples, "good": self._good}
+        return copy.deepcopy({**state, "tripped": self._tripped, "trips": self.trips, "refused": self.refused})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one is that of a new training."""

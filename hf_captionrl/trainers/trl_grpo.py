@@ -147,10 +147,6 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         refuse_token_credit(self.rewards.rewards)
         self.image_rows, self.scorers = train_dataset, scorers
         images = args.generation_batch_size // args.num_generations
-        if len(train_dataset) < images:
-            raise ValueError(
-                f"A rollout needs {images} different images, and there are {len(train_dataset)}. Raise num_generations."
-            )
         share = args.per_device_train_batch_size * args.steps_per_generation
         if share % args.num_generations:
             raise ValueError(

@@ -289,7 +289,7 @@ def find_collapse(trainer: Any, captions: list[str]) -> str | None:
     # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
     chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
     if trainer.collapsed is None and not chosen and trainer.guard is not None:
-        reason = trainer.guard.reason_against(captions)
+        _, reason = trainer.guard.judge(captions)
         if reason is not None:
             note_collapse(trainer, reason)
     return trainer.collapsed
