@@ -17,13 +17,7 @@ from torch import Tensor
 import hf_captionrl.retrieval as retrieval  # banks and named scorers are imported at their first use
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import ranks_from_scores
-from hf_captionrl.rewards.base import (
-    Reward,
-    RewardContext,
-    RewardData,
-    WeightedRewards,
-    function_context,
-)
+from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards, function_context
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 
 if TYPE_CHECKING:

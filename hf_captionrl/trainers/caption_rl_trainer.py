@@ -237,13 +237,13 @@ def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
         "pad_token_id": captioner.pad_token_id,
     }
     writers = [m for m in captioner.base_model.modules() if getattr(m, "generation_config", None) is not None]
-    own = [writer.generation_config for writer in writers]
+    configs = [writer.generation_config for writer in writers]
     for writer in writers:
         writer.generation_config = GenerationConfig(**ids)
     try:
         yield
     finally:
-        for writer, config in zip(writers, own, strict=True):
+        for writer, config in zip(writers, configs, strict=True):
             writer.generation_config = config
 
 
@@ -412,9 +412,9 @@ class RolloutEngine(RewardedImages):
         parts = (self.rewards, self.baselines, args.baseline, context, greedy, self.gather)
         advantages, rewards = compute_advantages(*parts, scale_rewards=args.scale_rewards)
         first = self.accelerator.process_index * len(context.captions)
-        mine = advantages[first : first + len(context.captions)]
+        local = advantages[first : first + len(context.captions)]
         credit = self.rewards.token_credit(context)  # (N, T)
-        self._fill(micro_batches, completions, mine if credit is None else mine[:, None] + credit)
+        self._fill(micro_batches, completions, local if credit is None else local[:, None] + credit)
         return context, rewards, advantages
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
@@ -454,12 +454,14 @@ class RolloutEngine(RewardedImages):
             start = here.stop
             inputs.update(self.policy.encode_completions(completions.ids[here], completions.mask[here]))
             inputs["micro_batch"] = index
-            mine = advantages[here].to(args.device, torch.float32)
-            if mine.ndim == 2:  # of the tokens, which stand behind the prompt in the labels
+            values = advantages[here].to(args.device, torch.float32)
+            if values.ndim == 2:  # of the tokens, which stand behind the prompt in the labels
                 supervised = self.policy.align_labels(inputs["labels"]) != IGNORE_INDEX
-                rows = torch.zeros(supervised.shape, device=mine.device)
-                mine = rows.masked_scatter(supervised.to(mine.device), mine[completions.mask[here].to(mine.device)])
-            inputs["advantages"] = mine
+                rows = torch.zeros(supervised.shape, device=values.device)
+                values = rows.masked_scatter(
+                    supervised.to(values.device), values[completions.mask[here].to(values.device)]
+                )
+            inputs["advantages"] = values
             if self.reference is not None:
                 with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]

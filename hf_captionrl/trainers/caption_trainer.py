@@ -30,14 +30,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
-from transformers import (
-    EvalPrediction,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    set_seed,
-)
+from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
 
 import hf_captionrl.data as caption_data
@@ -52,14 +45,7 @@ from hf_captionrl.captioners.pipeline import (
     scorer_features,
     vision_tower_features,
 )
-from hf_captionrl.data import (
-    CaptionCollator,
-    CaptionDataset,
-    cached_pixels,
-    evaluation_rows,
-    frames_of,
-    training_rows,
-)
+from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels, evaluation_rows, frames_of, training_rows
 from hf_captionrl.data.columns import caption_column
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
@@ -241,7 +227,7 @@ class CaptionTrainer(ExactResumeTrainer):
 
     # Data
 
-    def _kept(self, name: str, objects: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    def _cached(self, name: str, objects: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """What is computed once per data set (and scorer); they are kept alive so that their ids are not reused."""
         key = (name, *map(id, objects))
         if key not in self._once:
@@ -265,7 +251,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 )
             return None
         settings: dict[str, Any] = {"dtype": args.feature_cache_dtype, "frame_pooling": args.frame_pooling}
-        return self._kept(
+        return self._cached(
             "tower",
             (dataset,),
             lambda: vision_tower_features(self.captioner, dataset, cache_dir=args.feature_cache_dir, **settings),
@@ -276,12 +262,12 @@ class CaptionTrainer(ExactResumeTrainer):
         if not args.cache_pixels:
             return None
         parts, folder = self.captioner.prepared_pixels, args.feature_cache_dir
-        return self._kept("pixels", (dataset,), lambda: cached_pixels(dataset, parts, directory=folder))
+        return self._cached("pixels", (dataset,), lambda: cached_pixels(dataset, parts, directory=folder))
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""
         folder = self.args.feature_cache_dir
-        return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
+        return self._cached("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
 
     # Loss
 
@@ -407,7 +393,7 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        return self._kept(f"rows of {split}", (dataset,), lambda: evaluation_rows(dataset, split))
+        return self._cached(f"rows of {split}", (dataset,), lambda: evaluation_rows(dataset, split))
 
     def _measure(self, dataset: datasets.Dataset, prefix: str) -> tuple[list[str], Any, dict[str, float]]:
         """Captions as generated, ranks of the images, and metrics with the prefix."""
@@ -439,7 +425,7 @@ class CaptionTrainer(ExactResumeTrainer):
         shown = not args.disable_tqdm and args.process_index == 0
         # Short evaluations show no bar.
         with autocast(args), progress_bar(len(rows), shown and "Captioning", "", delay=5) as bar:
-            mine = generate_with_ends(
+            local = generate_with_ends(
                 self.captioner,
                 None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
                 image_features=features,
@@ -448,8 +434,8 @@ class CaptionTrainer(ExactResumeTrainer):
                 **{"num_beams": beams, "max_new_tokens": longest, **generate_kwargs},
             )
         if self.accelerator.num_processes == 1:
-            return mine
-        gathered = {row: found for row, *found in gather_object(list(zip(rows, *mine, strict=True)))}
+            return local
+        gathered = {row: pair for row, *pair in gather_object(list(zip(rows, *local, strict=True)))}
         captions, ended = zip(*(gathered[row] for row in sorted(gathered)), strict=True)
         return GeneratedCaptions(list(captions), list(ended))
 
@@ -460,8 +446,8 @@ class CaptionTrainer(ExactResumeTrainer):
         if not rows:
             return None
         size, number = args.per_device_eval_batch_size, len(rows)
-        own = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
-        batches = [own[start : start + size] for start in range(0, len(own), size)]
+        local = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
+        batches = [local[start : start + size] for start in range(0, len(local), size)]
         # Each process runs the same number of forwards, or a sharded model would hang; extra batches are not counted.
         missing = math.ceil(math.ceil(number / self.accelerator.num_processes) / size) - len(batches)
         loader = DataLoader(

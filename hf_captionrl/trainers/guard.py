@@ -133,10 +133,8 @@ def _some_weights(model: Any) -> Tensor:
 # --- Statistics of the captions of one training step -----------------------------------------------------------------
 
 
-def describe_completions(
-    captions: Sequence[str], ended: Tensor | None = None
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Statistics of the captions of one step, and for some of them the index of a caption that is an example.
+def describe_completions(captions: Sequence[str], ended: Tensor | None = None) -> tuple[dict[str, float], str]:
+    """Statistics of the captions of one step, and an example of what is wrong: a degenerate caption, else the longest one.
 
     Lengths and phrases are in words; `distinct_1` and `distinct_2` are the mean shares of distinct words and word pairs per
     caption. `ended` `(N,)` is False where the length limit truncated a caption.
@@ -160,16 +158,9 @@ def describe_completions(
         "degenerate": float(bad.double().mean()),
         "empty": float((lengths == 0).double().mean()),
     }
-    longest = int(lengths.argmax())
-    examples = dict.fromkeys(("length_p90", "distinct_2", "truncated_by_scorer", "reward_minus_held_out"), longest)
-    if bool(bad.any()):
-        examples |= dict.fromkeys(("degenerate", "distinct_2"), int(bad.nonzero()[0]))
     if ended is not None:
-        truncated = ~ended.detach().cpu().bool()  # (N,)
-        statistics["clipped_ratio"] = float(truncated.double().mean())
-        if bool(truncated.any()):
-            examples["clipped_ratio"] = int(truncated.nonzero()[0])
-    return statistics, examples
+        statistics["clipped_ratio"] = float((~ended.detach().cpu().bool()).double().mean())
+    return statistics, captions[int(bad.nonzero()[0] if bad.any() else lengths.argmax())]
 
 
 # --- The guard against reward hacking: it detects captions that exploit the scorer -----------------------------------
@@ -269,7 +260,7 @@ class GuardCallback(TrainerCallback):
         held_out_scorer: float | None = None,
     ) -> dict[str, float]:
         """Record the captions of one step on all processes; returns its statistics. Rewards of both scorers have the same units."""
-        step, examples = describe_completions(captions, ended)
+        step, self._example = describe_completions(captions, ended)
         if truncated_by_scorer is not None:
             step["truncated_by_scorer"] = float(truncated_by_scorer)
         if reward is not None:
@@ -282,10 +273,9 @@ class GuardCallback(TrainerCallback):
         for name, values in self._start.items():
             if name in step and len(values) < self.thresholds.window:
                 values.append(step[name])
-        self._examples |= {name: captions[index] for name, index in examples.items()}
         return {f"guard/{name}": value for name, value in step.items()}
 
-    def _reason(self, where: str, steps: Sequence[Mapping[str, float]], examples: Mapping[str, str]) -> str | None:
+    def _reason(self, steps: Sequence[Mapping[str, float]], example: str, where: str = "") -> str | None:
         """The first rule that the mean over the steps breaks, with value, limit, example and remedy."""
         starts = {name: _mean(values) for name, values in self._start.items()}
         for rule, name in _RULES.items():
@@ -299,18 +289,15 @@ class GuardCallback(TrainerCallback):
                 limit = None if start is None else start + threshold
             if limit is None or value is None or (value >= limit if rule == "min_distinct" else value <= limit):
                 continue
-            example = f", for example {examples[name]!r}" if name in examples else ""
             fault, remedy = _FAULTS.get(name, ("The captions have collapsed", _REMEDY))
-            return f"{fault}: {name} is {value:.3g} in {where} (limit {limit:.3g}, {rule}={threshold:g}){example}. {remedy}"
+            broken = f"{name} is {value:.3g} in {where or f'the last {len(steps)} steps'} (limit {limit:.3g}, {rule}={threshold:g})"
+            return f"{fault}: {broken}, for example {example!r}. {remedy}"
         return None
-
-    def _reason_over(self, steps: Sequence[Mapping[str, float]]) -> str | None:
-        return self._reason(f"the last {len(steps)} steps", steps, self._examples)
 
     @property
     def reason(self) -> str | None:
         """The broken limit with value and example; None if no limit is broken or the first window is not full."""
-        return self._reason_over(self._window) if len(self._window) == self.thresholds.window else None
+        return self._reason(self._window, self._example) if len(self._window) == self.thresholds.window else None
 
     @property
     def doubt(self) -> str | None:
@@ -318,7 +305,8 @@ class GuardCallback(TrainerCallback):
 
         The mean over the whole window reacts a few steps late.
         """
-        return self.reason or self._reason_over(list(self._window)[-math.ceil(self.thresholds.window / 4) :])
+        newest = list(self._window)[-math.ceil(self.thresholds.window / 4) :]
+        return self.reason or self._reason(newest, self._example)
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Forget an earlier training: another train() of the same trainer may save again.
@@ -326,9 +314,8 @@ class GuardCallback(TrainerCallback):
         self._against = []
         if state.global_step == 0:
             self.load_state_dict({})
-        self.on_save(
-            args, state, control
-        )  # the resumed checkpoint's own state was saved before it was known to be good
+        # The resumed checkpoint's own state was saved before it was known to be good.
+        self.on_save(args, state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # The new checkpoint is good if no limit is broken. After a resume, later ones belong to the previous attempt.
@@ -379,9 +366,8 @@ class GuardCallback(TrainerCallback):
         """Statistics of captions of an evaluation, and the limit that they break, with value and example."""
         if not captions:
             return {}, None
-        statistics, examples = describe_completions(captions, None if ended is None else torch.as_tensor(ended))
-        texts = {name: captions[index] for name, index in examples.items()}
-        return statistics, self._reason(f"{len(captions)} evaluated captions", [statistics], texts)
+        statistics, example = describe_completions(captions, None if ended is None else torch.as_tensor(ended))
+        return statistics, self._reason([statistics], example, f"{len(captions)} evaluated captions")
 
     def accepts(self, state: TrainerState) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""
@@ -408,7 +394,7 @@ class GuardCallback(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
-        state = {"window": list(self._window), "start": self._start, "examples": self._examples, "good": self._good}
+        state = {"window": list(self._window), "start": self._start, "example": self._example, "good": self._good}
         return copy.deepcopy({**state, "tripped": self._tripped, "trips": self.trips, "refused": self.refused})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -417,7 +403,7 @@ class GuardCallback(TrainerCallback):
         self._window: deque[dict[str, float]] = deque(state.get("window", []), self.thresholds.window)
         # The first values, as many as the window has steps.
         self._start: dict[str, list[float]] = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
-        self._examples: dict[str, str] = state.get("examples", {})  # the newest for each statistic
+        self._example = state.get("example", "")  # of the newest step
         self._good = state.get("good", [])
         self._tripped = bool(state.get("tripped", False))
         self.trips: list[dict[str, Any]] = state.get("trips", [])

@@ -222,14 +222,14 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     ) -> Tensor:
         """Rewards `(N * P, R)` of the whole rollout; each process rewards its captions among all images."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
-        mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
+        local = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         for name, value in context.statistics.items():
             # TRL logs the mean over processes, also of what is a sum.
             for number in value if isinstance(value, list) else [value * self.accelerator.num_processes]:
                 self._log_metric(name, float(number))
         for column, cells in context.extra.items():
             self._log_completion_extra(column, cells)
-        rewards = gather(mine)
+        rewards = gather(local)
         self.rewards.refuse_unscored(rewards)
         return rewards
 

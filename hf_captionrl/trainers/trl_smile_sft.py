@@ -208,10 +208,10 @@ def segment_loss(
         longest = int(segments.lengths[group].max())
         place.fill_(-1)[group] = torch.arange(len(group), device=group.device)
         row = place[segments.segment]  # (N,)
-        mine = row >= 0
-        at = (row[mine], segments.slot[mine])
-        padded = states.new_zeros(len(group), longest, states.size(-1)).index_put(at, states[mine])
-        targets = tokens.new_full((len(group), longest), IGNORE_INDEX).index_put(at, tokens[mine])
+        is_member = row >= 0
+        at = (row[is_member], segments.slot[is_member])
+        padded = states.new_zeros(len(group), longest, states.size(-1)).index_put(at, states[is_member])
+        targets = tokens.new_full((len(group), longest), IGNORE_INDEX).index_put(at, tokens[is_member])
         loss = fused_smile_loss(padded, weight, targets, reduction="sum", **settings)
         total = loss if total is None else total + loss
     return cast(Tensor, total)

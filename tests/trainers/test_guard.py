@@ -65,7 +65,7 @@ RULES = {
     "max_degenerate": ({"captions": [LOOP]}, LOOP),
     "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
     "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
-    "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": torch.tensor([True, False])}, "a cat"),
+    "max_clipped_ratio": ({"captions": ["a dog", "a red cat"], "ended": torch.tensor([True, False])}, "a red cat"),
     "max_truncated_by_scorer": ({"captions": ["a cat"], "truncated_by_scorer": 0.5}, "a cat"),
     "max_gap_growth": ({"captions": ["a cat", "a red dog"], "reward": 0.7, "held_out_scorer": 0.3}, "a red dog"),
 }

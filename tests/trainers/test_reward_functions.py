@@ -11,12 +11,7 @@ from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import BankRewardFunction, CompletionReward, ImageBank
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import (
-    CaptionRLConfig,
-    CaptionRLTrainer,
-    SelfRetrievalConfig,
-    SelfRetrievalTrainer,
-)
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext

@@ -11,10 +11,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
 from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
-from hf_captionrl.trainers import (
-    SmileConfig,
-    SmileTrainer,
-)
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
 from hf_captionrl.trainers.policy import require_fp32
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, tiny_images, tiny_vit_gpt2
