@@ -23,6 +23,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from hf_captionrl.utils.options import check_values
+
 logger = logging.getLogger(__name__)
 
 
@@ -146,6 +148,9 @@ class Reward(ABC):
     is_standalone: bool = True
     reads_only_text: bool = False
     gives_token_credit: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(self)  # the fields of rewards that are dataclasses
 
     def describe(self) -> str:
         """A noun phrase for the model card."""

@@ -179,9 +179,7 @@ class RolloutBatches:
     """
 
     def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:
-        self.rollouts = rollouts
-        self.pieces = pieces
-        self.repeats = repeats
+        self.rollouts, self.pieces, self.repeats = rollouts, pieces, repeats
 
     def __len__(self) -> int:
         return len(self.rollouts) * self.pieces * self.repeats

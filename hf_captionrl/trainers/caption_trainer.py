@@ -235,10 +235,13 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._once[key][1]
 
     def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset:
-        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
+        return self._items(dataset, args, **more)
+
+    def _items(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset:
+        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         seed = args.seed if args.data_seed is None else args.data_seed
         return CaptionDataset(dataset, seed=seed, image_features=features, pixels=pixels, **more)
 
@@ -469,11 +472,8 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _reference_items(self, dataset: datasets.Dataset) -> tuple[CaptionDataset, list[int]]:
         """The images with one reference each, and the rows of those that have any."""
-        args = self.args
         rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
-        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        return CaptionDataset(dataset, seed=seed, pixels=pixels, image_features=features, resample=False), rows
+        return self._items(dataset, self.args, resample=False), rows
 
     def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
         """Print the first captions of an evaluation and send them to the trackers."""

@@ -121,9 +121,7 @@ def set_aside(folder: Path, resumed: str | None) -> None:
     Otherwise `save_total_limit` and a later resume could not tell them from those of this run.
     """
     steps = {path: int(path.name[11:]) for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
-    last = max(
-        (step for path, step in steps.items() if resumed is not None and os.path.samefile(path, resumed)), default=0
-    )
+    last = next((step for path, step in steps.items() if resumed and os.path.samefile(path, resumed)), 0)
     if others := [path for path, step in steps.items() if step > last and path.is_dir()]:
         place = next(p for n in itertools.count(1) if not (p := folder / f"earlier-{n}").exists())
         place.mkdir()
