@@ -196,8 +196,8 @@ def describe_selection(trainer: Any) -> dict[str, Any]:
     if not (
         has_best and (args.load_best_model_at_end or (args.save_strategy == "best" and step == state.global_step))
     ):
-        weights = None if guard is None or has_best else guard.rolled_back_to
-        weights = f"step {state.global_step}" if weights is None else Path(weights).name
+        folder = None if guard is None else guard.rolled_back_to
+        weights = f"step {state.global_step}" if folder is None else Path(folder).name
         selection["kept_instead"] = f"the weights of {weights} are kept"
     if guard is not None:
         selection["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}

@@ -260,7 +260,7 @@ class GuardCallback(TrainerCallback):
         held_out_scorer: float | None = None,
     ) -> dict[str, float]:
         """Record the captions of one step on all processes; returns its statistics. Rewards of both scorers have the same units."""
-        step, self._example = describe_completions(captions, ended)
+        step, example = describe_completions(captions, ended)
         if truncated_by_scorer is not None:
             step["truncated_by_scorer"] = float(truncated_by_scorer)
         if reward is not None:
@@ -269,18 +269,19 @@ class GuardCallback(TrainerCallback):
                 step["reward_minus_held_out"] = reward - held_out_scorer
         # Without a finite reward there is no gap, and JSON has no NaN.
         step = {name: value for name, value in step.items() if math.isfinite(value)}
-        self._window.append(step)
+        self._window.append((step, example))
         for name, values in self._start.items():
             if name in step and len(values) < self.thresholds.window:
                 values.append(step[name])
         return {f"guard/{name}": value for name, value in step.items()}
 
-    def _reason(self, steps: Sequence[Mapping[str, float]], example: str, where: str = "") -> str | None:
-        """The first rule that the mean over the steps breaks, with value, limit, example and remedy."""
+    def _reason(self, steps: Sequence[tuple[Mapping[str, float], str]], where: str = "") -> str | None:
+        """The first rule that the mean over the steps breaks, with value, limit, the example of the worst step and remedy."""
         starts = {name: _mean(values) for name, values in self._start.items()}
         for rule, name in _RULES.items():
             limit = threshold = getattr(self.thresholds, rule)
-            value = _mean([step[name] for step in steps if name in step])
+            pairs = [(step[name], example) for step, example in steps if name in step]
+            value = _mean([one for one, _ in pairs])
             if threshold is not None and rule == "max_length_growth":
                 length = self._reference_length or starts["length_p90"]
                 limit = None if length is None else threshold * max(length, 1.0)
@@ -289,6 +290,7 @@ class GuardCallback(TrainerCallback):
                 limit = None if start is None else start + threshold
             if limit is None or value is None or (value >= limit if rule == "min_distinct" else value <= limit):
                 continue
+            _, example = (min if rule == "min_distinct" else max)(pairs)
             fault, remedy = _FAULTS.get(name, ("The captions have collapsed", _REMEDY))
             broken = f"{name} is {value:.3g} in {where or f'the last {len(steps)} steps'} (limit {limit:.3g}, {rule}={threshold:g})"
             return f"{fault}: {broken}, for example {example!r}. {remedy}"
@@ -297,7 +299,7 @@ class GuardCallback(TrainerCallback):
     @property
     def reason(self) -> str | None:
         """The broken limit with value and example; None if no limit is broken or the first window is not full."""
-        return self._reason(self._window, self._example) if len(self._window) == self.thresholds.window else None
+        return self._reason(self._window) if len(self._window) == self.thresholds.window else None
 
     @property
     def doubt(self) -> str | None:
@@ -305,8 +307,7 @@ class GuardCallback(TrainerCallback):
 
         The mean over the whole window reacts a few steps late.
         """
-        newest = list(self._window)[-math.ceil(self.thresholds.window / 4) :]
-        return self.reason or self._reason(newest, self._example)
+        return self.reason or self._reason(list(self._window)[-math.ceil(self.thresholds.window / 4) :])
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Forget an earlier training: another train() of the same trainer may save again.
@@ -367,7 +368,7 @@ class GuardCallback(TrainerCallback):
         if not captions:
             return {}, None
         statistics, example = describe_completions(captions, None if ended is None else torch.as_tensor(ended))
-        return statistics, self._reason([statistics], example, f"{len(captions)} evaluated captions")
+        return statistics, self._reason([(statistics, example)], f"{len(captions)} evaluated captions")
 
     def accepts(self, state: TrainerState) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""
@@ -394,16 +395,16 @@ class GuardCallback(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
-        state = {"window": list(self._window), "start": self._start, "example": self._example, "good": self._good}
+        state = {"window": list(self._window), "start": self._start, "good": self._good}
         return copy.deepcopy({**state, "tripped": self._tripped, "trips": self.trips, "refused": self.refused})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one is that of a new training."""
         state = copy.deepcopy(dict(state))
-        self._window: deque[dict[str, float]] = deque(state.get("window", []), self.thresholds.window)
+        # Of each step its statistics and an example.
+        self._window: deque[Any] = deque(state.get("window", []), self.thresholds.window)
         # The first values, as many as the window has steps.
         self._start: dict[str, list[float]] = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
-        self._example = state.get("example", "")  # of the newest step
         self._good = state.get("good", [])
         self._tripped = bool(state.get("tripped", False))
         self.trips: list[dict[str, Any]] = state.get("trips", [])

@@ -53,8 +53,8 @@ def test_a_guard_trips_when_the_window_is_full():
         logged = guard.observe([HACKED, GOOD])
         assert guard.reason is None
     assert logged["guard/degenerate"] == 0.5
-    guard.observe([GOOD, HACKED])
-    assert all(part in guard.reason for part in ("degenerate is 0.5", "max_degenerate=0.1", HACKED, "3 steps"))
+    guard.observe([GOOD])  # the example is that of another step
+    assert all(part in guard.reason for part in ("degenerate is 0.333", "max_degenerate=0.1", HACKED, "3 steps"))
     for _ in range(3):
         guard.observe([GOOD])
     assert guard.reason is None
