@@ -69,8 +69,8 @@ def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp
     )
     data = Dataset.from_list(rows, features=scenes["validation"].features)
     metrics, captions = trainer.evaluate(data), trainer.generate_captions(data)
-    kept = [index for index in range(len(rows)) if index != 1]
-    expected = cider_d([captions[i] for i in kept], [rows[i]["captions"] for i in kept])
+    referenced = [index for index in range(len(rows)) if index != 1]
+    expected = cider_d([captions[i] for i in referenced], [rows[i]["captions"] for i in referenced])
     assert metrics["eval_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
     trainer.train()
     assert trainer.state.best_metric == trainer.evaluate()["eval_cider_d"]
@@ -194,10 +194,10 @@ def test_a_trial_resumes_from_the_checkpoint_that_ray_passes(tmp_path, scenes, s
 
 def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     seeds = iter([0, 0, 1])
-    given = {"model_init": lambda: tiny_captioner("blip", seed=next(seeds))}
-    given["peft_config"] = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query")
+    arguments = {"model_init": lambda: tiny_captioner("blip", seed=next(seeds))}
+    arguments["peft_config"] = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query")
     cache = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
-    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments=given, **cache)
+    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments=arguments, **cache)
     trainer.train()
     first, features = weights(trainer), trainer.train_dataset[0]["image_features"]
     trainer.train()
@@ -210,9 +210,9 @@ def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
 
 def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
     optimizer, new = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), lambda: tiny_captioner("blip")
-    for given in ({"model": new(), "model_init": new}, {"model_init": new, "optimizers": (optimizer, None)}):
+    for arguments in ({"model": new(), "model_init": new}, {"model_init": new, "optimizers": (optimizer, None)}):
         with pytest.raises(ValueError, match="model_init"):
-            tiny_trainer(tmp_path, scenes, trainer_arguments=given)
+            tiny_trainer(tmp_path, scenes, trainer_arguments=arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,7 +21,6 @@ from typing import Any
 import datasets
 from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.apps.experiments.arguments import (
     MODEL_OPTIONS,
@@ -52,7 +51,7 @@ from hf_captionrl.metrics.suites import SuiteRow
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint, note_collapse, selection_line
+from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, newest_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
@@ -268,7 +267,7 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
     args, folder = trainer.args, Path(str(trainer.args.output_dir))
     if args.save_total_limit == 1 and args.load_best_model_at_end:
         args.save_total_limit = 2  # with 1, the Trainer removes the last one in the end, which says that all is done
-    last = get_last_checkpoint(str(folder)) if has_checkpoint(folder) else None
+    last = newest_checkpoint(folder)
     resumes = last is not None and not args.overwrite_output_dir
     if last is not None and trainer.is_world_process_zero():
         state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME))
@@ -293,7 +292,7 @@ def find_collapse(trainer: Any, captions: list[str]) -> str | None:
     # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
     chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
     if trainer.collapsed is None and not chosen and trainer.guard is not None:
-        reason = trainer.guard.reason_against(captions)
+        _, reason = trainer.guard.judge(captions)
         if reason is not None:
             note_collapse(trainer, reason)
     return trainer.collapsed
