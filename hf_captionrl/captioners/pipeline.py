@@ -49,11 +49,11 @@ class ChosenImages(Sequence[Any]):
 
 
 class LazyImages(ChosenImages):
-    """The images of some rows of a data set, or prepared pixels."""
+    """The images of some rows of a data set, or of `cached_pixels`."""
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return found if isinstance(found, Tensor) else found["image"]
+        row = super().__getitem__(index)
+        return row["image"] if isinstance(row, Mapping) else torch.from_numpy(np.array(row))
 
 
 def generate_captions(captioner: Captioner, images: Sequence[Any] | None, **settings: Any) -> list[str]:

@@ -40,7 +40,7 @@ from hf_captionrl.utils.parts import read_parts, refuse_other_settings, run_part
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.data import ImageReader, QuarantineReport
+    from hf_captionrl.data import ImageReader, QuarantineEntry
 
 
 @dataclass
@@ -155,7 +155,7 @@ class CaptionOptions(
 class BatchCaptioner:
     """Captions the images of a split batch by batch."""
 
-    def __init__(self, options: CaptionOptions, split: LoadedSplit, quarantine_path: Path | None = None) -> None:
+    def __init__(self, options: CaptionOptions, split: LoadedSplit) -> None:
         import torch
 
         from hf_captionrl.captioners.loading import load_captioner
@@ -165,7 +165,7 @@ class BatchCaptioner:
 
         self.options, self.decoding, self.dataset = options, options.decoding, split.dataset
         self.has_videos = VIDEO_FRAMES in split.dataset.column_names
-        self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
+        self.reader = ImageReader(split.dataset, split=split.split)
         if self.has_videos and options.endpoint:
             raise ValueError("--endpoint is for images, but the data are videos. Leave it out.")
         self.captioner: Any
@@ -252,12 +252,12 @@ def write_captions(arguments: CaptionOptions) -> None:
     rows: Iterable[dict[str, Any]]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
-        summary, report = _write_parts(arguments, output, listed)
+        summary, unreadable, size = _write_parts(arguments, output, listed)
         rows = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
-        summary, report = _write_lines(arguments, lines, listed)
+        summary, unreadable, size = _write_lines(arguments, lines, listed)
         summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)] if lines.exists() else []
         if lines != output:
             _write_table(output, rows)
@@ -267,8 +267,7 @@ def write_captions(arguments: CaptionOptions) -> None:
         texts = (text for row in rows for text in row.get("captions") or [row.get("caption") or ""])
         summary["mentions"] = sum(mentions(text, arguments.do_not_mention) for text in texts)
     print(json.dumps(summary) if arguments.json else _sentence(arguments, summary, listed))
-    for split in report.rows:
-        stop_if_too_many(report, split, arguments.max_bad_fraction)
+    stop_if_too_many(unreadable, {arguments.split: size}, arguments.max_bad_fraction, listed)
     if failed := summary.get("failed"):
         from hf_captionrl.captioners.language_models import BackendError
 
@@ -361,10 +360,12 @@ class CaptionWriter(LineFile):
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
 
 
-def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
-    """Write or resume a folder of parts; returns the summary. Unreadable images are `listed`."""
+def _write_parts(
+    arguments: CaptionOptions, output: Path, listed: Path
+) -> tuple[dict[str, Any], Sequence[QuarantineEntry], int]:
+    """Write or resume a folder of parts. Unreadable images are `listed`."""
     from hf_captionrl.data.features import image_hashes
-    from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineReport
+    from hf_captionrl.data.quarantine import QuarantineEntry, write_entries
 
     size = rows_per_part(arguments)
     if output.suffix:
@@ -384,15 +385,19 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         for row, image in enumerate(read_parts(output, ["image_id", "reason", "detail"]))
         if image["reason"] is not None
     ]
-    report = QuarantineReport({split.split: number}, tuple(entries), listed)
     if entries:
-        report.write()
-    summary = _summary(arguments, output, split, number - len(entries), resumed, report)
-    return summary | {"shards": len(parts)}, report
+        write_entries(listed, entries)
+    summary = _summary(arguments, output, split, number - len(entries), resumed, entries)
+    return summary | {"shards": len(parts)}, entries, number
 
 
 def _summary(
-    arguments: CaptionOptions, output: Path, split: LoadedSplit, captioned: int, resumed: int, report: QuarantineReport
+    arguments: CaptionOptions,
+    output: Path,
+    split: LoadedSplit,
+    captioned: int,
+    resumed: int,
+    unreadable: Sequence[QuarantineEntry],
 ) -> dict[str, Any]:
     return {
         "output": str(output),
@@ -401,13 +406,15 @@ def _summary(
         "of": len(split.all_ids),
         "written": captioned - resumed,
         "resumed": resumed,
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
+        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in unreadable],
         "trained_on": len(split.trained),
     }
 
 
-def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
-    """Write or resume one file of lines, in this process; returns the summary. Unreadable images are `listed`."""
+def _write_lines(
+    arguments: CaptionOptions, output: Path, listed: Path
+) -> tuple[dict[str, Any], Sequence[QuarantineEntry], int]:
+    """Write or resume one file of lines, in this process. Unreadable images are `listed`."""
     if output.is_dir():
         raise ValueError(
             f"--output {str(output)!r} is a folder. Use a file, such as captions.jsonl, or --processes to write shards."
@@ -420,13 +427,14 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     from tqdm import tqdm
 
     from hf_captionrl.data.features import UNREADABLE, image_hashes
+    from hf_captionrl.data.quarantine import write_entries
     from hf_captionrl.utils.io import installed_versions
 
     record = output.with_suffix(".run.json")
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer, ExitStack() as stack:
         # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
-        captioner = BatchCaptioner(arguments, split, listed)
+        captioner = BatchCaptioner(arguments, split)
         if arguments.endpoint is not None:
             stack.enter_context(captioner.captioner)
         settings = arguments.settings | captioner.made_by()
@@ -475,15 +483,15 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 if captioned := [row for row in wanted if row in texts]:
                     writer.append([id_of[row] for row in captioned], [texts[row] for row in captioned])
                 progress.update(len(wanted))
-        report = captioner.reader.report()
-        if report.entries:
-            report.write()
+        unreadable = [entry for _, entry in sorted(captioner.reader.unreadable.items())]
+        if unreadable:
+            write_entries(listed, unreadable)
         else:
             listed.unlink(missing_ok=True)
         failed = {} if arguments.endpoint is None else captioner.captioner.failed
-        number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
-    summary = _summary(arguments, output, split, number, before, report)
+        number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in unreadable)
+    summary = _summary(arguments, output, split, number, before, unreadable)
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]
-    return summary, report
+    return summary, unreadable, len(ids)

@@ -359,13 +359,13 @@ def load_split(
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))
     if not embedded and quarantine_path is not None:
-        rows, report = check_captions(
+        rows, entries = check_captions(
             rows,
             quarantine_path=Path(quarantine_path),
             max_bad_fraction=arguments.max_bad_fraction,
             require_captions=require_captions,
         )
-        if not report.entries:
+        if not entries:
             Path(quarantine_path).unlink(missing_ok=True)
     if only is not None:
         rows = rows.select(only[only < len(rows)])

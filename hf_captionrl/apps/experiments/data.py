@@ -92,12 +92,11 @@ def load_data(
         if limit is not None:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
     if not is_embedded:  # which the tests check
-        splits, report = check_captions(
+        splits, _ = check_captions(
             splits,
             quarantine_path=Path(output_dir) / "quarantine.jsonl",
             max_bad_fraction=arguments.max_bad_fraction,
         )
-        logger.info("%s", report)
     if arguments.simplify is not None:
         simplifier = (scene_simplifier if is_embedded else spacy_simplifier)(arguments.simplify)
         splits = datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
