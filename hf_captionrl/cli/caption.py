@@ -22,7 +22,6 @@ from hf_captionrl.data.options import (
     WordingOptions,
     ids_digest,
     load_split,
-    source_settings,
 )
 from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
@@ -141,7 +140,15 @@ class CaptionOptions(
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the captions; an output is resumed only with equal settings."""
-        settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
+        # Two folders may hold files of the same names.
+        places = [None if place is None else os.path.realpath(place) for place in (self.data_dir, self.image_root)]
+        settings: dict[str, Any] = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "dataset": self.dataset,
+            "source": places,
+        }
+        settings |= {"split": self.split, **self.decoding, **self.loading}
         names = ("include_training_images", "endpoint", "do_not_mention")
         settings |= {name: value for name in names if (value := getattr(self, name))}
         if self.do_sample:

@@ -50,21 +50,8 @@ def load_data(
     three are then that split.
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
-    if is_embedded and (arguments.data_dir or arguments.image_root):
-        raise ValueError(f"{arguments.dataset_name!r} has no folders. Use --dataset_name imagefolder.")
-    validation, test = arguments.validation_share, arguments.test_share
-    splits = load_caption_splits(
-        arguments.dataset_name,
-        data_dir=arguments.data_dir,
-        image_root=arguments.image_root,
-        image_column=arguments.image_column,
-        caption_column=arguments.caption_column,
-        dataset_config=arguments.dataset_config,
-        revision=arguments.dataset_revision,
-        split_fractions=(1 - validation - test, validation, test),
-        seed=arguments.split_seed if seed is None else seed,
-        num_frames=arguments.num_frames,
-    )
+    source = arguments.source | {"num_frames": arguments.num_frames} | ({} if seed is None else {"seed": seed})
+    splits = load_caption_splits(arguments.dataset_name, **source)
     if not is_training and table_split not in SPLITS[1:]:
         if table_split not in splits:
             raise ValueError(f"table_split is {table_split!r}, but {arguments.dataset_name!r} has {list(splits)}.")
