@@ -115,12 +115,6 @@ class CaptionOptions(
     overwrite: bool = option(False, help="start again even if the file exists")
 
     @property
-    def loading(self) -> dict[str, Any]:
-        """Arguments of `load_captioner` that were set."""
-        names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
-
-    @property
     def decoding(self) -> dict[str, Any]:
         """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
         is_asked = self.endpoint is not None

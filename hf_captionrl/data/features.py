@@ -95,8 +95,8 @@ def image_hashes(dataset: datasets.Dataset) -> list[str]:
 
 def write_training_images(folder: str | os.PathLike[str], hashes: Iterable[str]) -> None:
     """Record in a model's folder the images that it was trained on."""
-    listed = sorted({*hashes} - {UNREADABLE})
-    write_json(Path(folder) / TRAINING_IMAGES_FILE, {"images": len(listed), "hashes": "".join(listed)})
+    different = sorted({*hashes} - {UNREADABLE})
+    write_json(Path(folder) / TRAINING_IMAGES_FILE, {"images": len(different), "hashes": "".join(different)})
 
 
 def training_images(folder: str | os.PathLike[str]) -> set[str]:

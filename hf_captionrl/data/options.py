@@ -104,6 +104,12 @@ class LoadingArguments:
         False, help="Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."
     )
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_captioner` that were set."""
+        names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
 
 @dataclass
 class DatasetOptions(SplitArguments, CommandOptions):

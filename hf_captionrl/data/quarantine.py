@@ -117,9 +117,9 @@ def check_captions(
         rows = rows.with_format(None)
         faults: list[ImageError | None] = [None] * len(rows)
         if check_images:
-            check = in_threads(verify_video if VIDEO_FRAMES in rows.column_names else verify_image)
+            verify = verify_video if VIDEO_FRAMES in rows.column_names else verify_image
             batches = undecoded(rows).select_columns("image").iter(_ROWS_AT_ONCE)
-            faults = [fault for batch in batches for fault in check(batch["image"])]
+            faults = [fault for batch in batches for fault in in_threads(verify, batch["image"])]
         good[name], more = _check_split(rows, name, faults, require_captions)
         entries += more
     if quarantine_path is not None:
@@ -169,7 +169,7 @@ class ImageReader:
     def open_all(self, rows: Sequence[int]) -> dict[int, Image.Image]:
         """The readable images of several rows as RGB, decoded in threads."""
         images = {}
-        for row, result in zip(rows, in_threads(open_image)(self._images[list(rows)]["image"]), strict=True):
+        for row, result in zip(rows, in_threads(open_image, self._images[list(rows)]["image"]), strict=True):
             if isinstance(result, ImageError):
                 self.unreadable[row] = QuarantineEntry(row, self.ids[row], self._split, result.reason, result.detail)
             else:

@@ -225,8 +225,8 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
                 delays.append(delay if delay >= 20 else _BROWSER_MS)
                 delay = 0
     except IndexError:
-        found = f"{len(data)} bytes and {len(delays)} whole frames"
-        raise ImageError("video_truncated", f"{name} ends after {found}, before its end mark") from None
+        size = f"{len(data)} bytes and {len(delays)} whole frames"
+        raise ImageError("video_truncated", f"{name} ends after {size}, before its end mark") from None
     return delays
 
 

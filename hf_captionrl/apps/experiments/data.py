@@ -17,7 +17,7 @@ import torch
 
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.captioners import Captioner
-from hf_captionrl.captioners.pipeline import LazyImages, generate_captions, vision_tower_features
+from hf_captionrl.captioners.pipeline import generate_captions, vision_tower_features
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, frames_of, load_caption_splits, open_still
 from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.evaluation.evaluator import MORE_REFERENCES
@@ -165,7 +165,7 @@ class Sampler:
     def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
         """Captions of each image, `num_samples` per image."""
         G = self.arguments.num_samples
-        images: dict[str, Any] = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
+        images: dict[str, Any] = {"images": self.dataset["image"]}
         if self.cache_features:
             features = vision_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
             images = {"images": None, "image_features": features}
