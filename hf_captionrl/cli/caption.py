@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from hf_captionrl.data import ImageReader, QuarantineEntry
 
+    Written = tuple[dict[str, Any], list[QuarantineEntry], int]  # summary, unreadable images, number of images
+
 
 @dataclass
 class DecodingOptions(SeedOptions, WritingOptions, WordingOptions, CommandOptions):
@@ -134,16 +136,10 @@ class CaptionOptions(
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the captions; an output is resumed only with equal settings."""
-        # Two folders may hold files of the same names.
-        places = [None if place is None else os.path.realpath(place) for place in (self.data_dir, self.image_root)]
-        settings: dict[str, Any] = {
-            "model": self.model,
-            "dtype": self.dtype,
-            "dataset": self.dataset,
-            "source": places,
-        }
-        settings |= {"split": self.split, **self.decoding, **self.loading}
-        names = ("include_training_images", "endpoint", "do_not_mention")
+        places = [place and os.path.realpath(place) for place in (self.data_dir, self.image_root)]  # not names alone
+        names = ["model", "dtype", "dataset", "split"]
+        settings = {name: getattr(self, name) for name in names} | {"source": places, **self.decoding, **self.loading}
+        names = ["include_training_images", "endpoint", "do_not_mention"]
         settings |= {name: value for name in names if (value := getattr(self, name))}
         if self.do_sample:
             settings |= {"seed": self.seed, "batch_size": self.batch_size}
@@ -245,7 +241,7 @@ class CaptionParts(ImageParts):
 
 def write_captions(arguments: CaptionOptions) -> None:
     """Write the captions."""
-    from hf_captionrl.data.quarantine import stop_if_too_many
+    from hf_captionrl.data.quarantine import stop_if_too_many, write_entries
 
     _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
     arguments.check_endpoint(_OF_LOCAL_MODELS)
@@ -253,22 +249,27 @@ def write_captions(arguments: CaptionOptions) -> None:
     rows: Iterable[dict[str, Any]]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
-        summary, unreadable, size = _write_parts(arguments, output, listed)
+        summary, unreadable, size = _write_parts(arguments, output)
         rows = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
-        summary, unreadable, size = _write_lines(arguments, lines, listed)
+        summary, unreadable, size = _write_lines(arguments, lines)
         summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)] if lines.exists() else []
         if lines != output:
             _write_table(output, rows)
+    summary["unreadable"] = [{"image_id": entry.image_id, "reason": entry.reason} for entry in unreadable]
+    if unreadable:
+        write_entries(listed, unreadable)
+    else:
+        listed.unlink(missing_ok=True)
     if arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
         texts = (text for row in rows for text in row.get("captions") or [row.get("caption") or ""])
         summary["mentions"] = sum(mentions(text, arguments.do_not_mention) for text in texts)
     print(json.dumps(summary) if arguments.json else _sentence(arguments, summary, listed))
-    stop_if_too_many(unreadable, {arguments.split: size}, arguments.max_bad_fraction, listed)
+    stop_if_too_many(unreadable, {str(arguments.split): size}, arguments.max_bad_fraction, listed)
     if failed := summary.get("failed"):
         from hf_captionrl.captioners.language_models import BackendError
 
@@ -361,12 +362,10 @@ class CaptionWriter(LineFile):
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
 
 
-def _write_parts(
-    arguments: CaptionOptions, output: Path, listed: Path
-) -> tuple[dict[str, Any], Sequence[QuarantineEntry], int]:
-    """Write or resume a folder of parts. Unreadable images are `listed`."""
+def _write_parts(arguments: CaptionOptions, output: Path) -> Written:
+    """Write or resume a folder of parts."""
     from hf_captionrl.data.features import image_hashes
-    from hf_captionrl.data.quarantine import QuarantineEntry, write_entries
+    from hf_captionrl.data.quarantine import QuarantineEntry
 
     size = rows_per_part(arguments)
     if output.suffix:
@@ -386,19 +385,12 @@ def _write_parts(
         for row, image in enumerate(read_parts(output, ["image_id", "reason", "detail"]))
         if image["reason"] is not None
     ]
-    if entries:
-        write_entries(listed, entries)
-    summary = _summary(arguments, output, split, number - len(entries), resumed, entries)
+    summary = _summary(arguments, output, split, number - len(entries), resumed)
     return summary | {"shards": len(parts)}, entries, number
 
 
 def _summary(
-    arguments: CaptionOptions,
-    output: Path,
-    split: LoadedSplit,
-    captioned: int,
-    resumed: int,
-    unreadable: Sequence[QuarantineEntry],
+    arguments: CaptionOptions, output: Path, split: LoadedSplit, captioned: int, resumed: int
 ) -> dict[str, Any]:
     return {
         "output": str(output),
@@ -407,15 +399,12 @@ def _summary(
         "of": len(split.all_ids),
         "written": captioned - resumed,
         "resumed": resumed,
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in unreadable],
         "trained_on": len(split.trained),
     }
 
 
-def _write_lines(
-    arguments: CaptionOptions, output: Path, listed: Path
-) -> tuple[dict[str, Any], Sequence[QuarantineEntry], int]:
-    """Write or resume one file of lines, in this process. Unreadable images are `listed`."""
+def _write_lines(arguments: CaptionOptions, output: Path) -> Written:
+    """Write or resume one file of lines, in this process."""
     if output.is_dir():
         raise ValueError(
             f"--output {str(output)!r} is a folder. Use a file, such as captions.jsonl, or --processes to write shards."
@@ -428,7 +417,6 @@ def _write_lines(
     from tqdm import tqdm
 
     from hf_captionrl.data.features import UNREADABLE, image_hashes
-    from hf_captionrl.data.quarantine import write_entries
     from hf_captionrl.utils.io import installed_versions
 
     record = output.with_suffix(".run.json")
@@ -485,13 +473,9 @@ def _write_lines(
                     writer.append([id_of[row] for row in captioned], [texts[row] for row in captioned])
                 progress.update(len(wanted))
         unreadable = [entry for _, entry in sorted(captioner.reader.unreadable.items())]
-        if unreadable:
-            write_entries(listed, unreadable)
-        else:
-            listed.unlink(missing_ok=True)
         failed = {} if arguments.endpoint is None else captioner.captioner.failed
         number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in unreadable)
-    summary = _summary(arguments, output, split, number, before, unreadable)
+    summary = _summary(arguments, output, split, number, before)
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]
