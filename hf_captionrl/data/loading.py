@@ -390,7 +390,7 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
         if value not in choices:
             raise ValueError(f"{option} is {value!r}, but {name!r} has {choices}. Use one of these, or leave it out.")
     if arguments.data_dir or arguments.image_root:
-        raise ValueError(f"data_dir and image_root are not for {name!r}. Use 'imagefolder', for example.")
+        raise ValueError(f"--data_dir and --image_root are not for {name!r}. Use 'imagefolder', for example.")
     if moving != bool(num_frames):
         raise ValueError(
             f"num_frames is {num_frames}. Use 0 for 'scenes' and 4 for 'moving_scenes', its clips of 6 frames."

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_captionrl.data.simplifying import spacy_simplifier
 from hf_captionrl.metrics.words import spacy_tagger
 from hf_captionrl.text.tokenize import (
     PUNCTUATION,
@@ -116,14 +115,6 @@ def test_both_names_work_and_the_original_is_preferred(monkeypatch):
     assert loaded == [("en_core_web_sm", []), ("other", [])]
     with pytest.raises(ModuleNotFoundError, match="no model third"):
         load_spacy("third")
-
-
-def test_tagger_and_simplifier_use_load_spacy(monkeypatch):
-    """Each excludes the parts that it does not need: the tagger the parser, the simplifier the lemmas."""
-    loaded = fake(monkeypatch, "en_core_web_sm")
-    spacy_tagger()
-    spacy_simplifier("simplest")
-    assert loaded == [("en_core_web_sm", ["parser", "ner"]), ("en_core_web_sm", ["ner", "lemmatizer"])]
 
 
 def test_the_tagger_lower_cases_lemmas(monkeypatch):
