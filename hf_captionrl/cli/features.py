@@ -55,7 +55,7 @@ class ImageParts(MakePart, ABC):
         found: dict[int, dict[str, Any]] = {}
         for start in range(rows.start, rows.stop, size := int(self.options.batch_size)):
             found |= self.batch(list(range(start, min(start + size, rows.stop))))
-        faults = {entry.row: entry for entry in self.reader.report().entries}
+        faults = self.reader.unreadable
         values = [
             {"image_id": image_id}
             | (found[row] if row in found else {"reason": faults[row].reason, "detail": faults[row].detail})

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, TrainingImagesOptions
-from hf_captionrl.utils.options import EngineOptions, Positive, SeedOptions, option
+from hf_captionrl.data.options import DatasetOptions, TrainingImagesOptions
+from hf_captionrl.utils.options import CacheOptions, EngineOptions, Positive, SeedOptions, option
 from hf_captionrl.utils.prompts import KeptAnswers
 
 
@@ -59,7 +59,7 @@ class JudgeOptions:
 
 
 @dataclass
-class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
+class EvaluateOptions(SeedOptions, EngineOptions, CacheOptions, TrainingImagesOptions, DatasetOptions):
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
@@ -112,6 +112,13 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         metavar="NAME",
         help=f"images that are needed for retrieval: {DatasetOptions.__dataclass_fields__['dataset'].metadata['help']}; or 'none' "
         "(default: none with --references, else scenes)",
+    )
+    scorer: str | None = option(
+        None,
+        group="evaluation",
+        metavar="NAME",
+        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:siglip-held-out, or 'none' "
+        "(default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
     )
     clip_prefix: str | None = option(
         None,

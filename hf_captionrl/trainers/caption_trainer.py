@@ -38,8 +38,8 @@ import hf_captionrl.metrics as caption_metrics  # each metric is imported at its
 from hf_captionrl.captioners.captioner import Captioner, is_sharded
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.pipeline import (
+    ChosenImages,
     GeneratedCaptions,
-    LazyImages,
     VideoFeatures,
     generate_with_ends,
     scorer_features,
@@ -441,7 +441,7 @@ class CaptionTrainer(ExactResumeTrainer):
         with autocast(args), progress_bar(len(rows), shown and "Captioning", "", delay=5) as bar:
             local = generate_with_ends(
                 self.captioner,
-                None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
+                None if features is not None else ChosenImages(self._pixels(dataset, args) or dataset["image"], rows),
                 image_features=features,
                 batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
                 progress=None if bar is None else lambda done: bar.update(done - bar.n),
@@ -519,7 +519,7 @@ class CaptionTrainer(ExactResumeTrainer):
         is_cached = ("tower", id(dataset)) in self._once
         if self.args.cache_image_features and not is_cached and is_sharded(self.captioner.model):
             # While the cache is filled, processes skip what another one has stored, so their numbers of forwards differ.
-            number, images = frames_of(dataset), LazyImages(dataset, rows)
+            number, images = frames_of(dataset), ChosenImages(dataset["image"], rows)
             return VideoFeatures(self.captioner, images, number, self.args.frame_pooling) if number else None
         features = self._vision_tower_features(dataset, self.args)
         return None if features is None else [features[i] for i in rows]

@@ -83,8 +83,6 @@ def load_row(configs: Path, name: str) -> Row:
 
 # --- Arguments shared by the recipes: captioner, data, determinism ---------------------------------------------------
 
-_QUANTIZED = ("load_in_4bit", "load_in_8bit")
-
 
 @dataclass
 class ModelArguments(LoadingArguments):
@@ -115,7 +113,7 @@ class ModelArguments(LoadingArguments):
         check_values(self)
         check_model_init_kwargs({"dtype": self.dtype})
         needs_lora = [
-            *filter(lambda name: getattr(self, name), _QUANTIZED),
+            *(name for name in self.loading if name.startswith("load_in")),
             *["lora_init"] * (self.lora_init != "peft"),
         ]
         if needs_lora and self.tune is None:
@@ -123,9 +121,7 @@ class ModelArguments(LoadingArguments):
 
     def load(self, prompt: str | None = None) -> Captioner:
         """Load the captioner, in fp32 by default. Every caption continues `prompt`; None: the default of the family."""
-        settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
-        settings |= {name: getattr(self, name) for name in ("attn_implementation", *_QUANTIZED) if getattr(self, name)}
-        settings |= self.model_init_kwargs
+        settings = {"revision": self.model_revision, "dtype": self.dtype, **self.loading, **self.model_init_kwargs}
         captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
         if self.fresh_language_model:
             model = captioner.base_model

@@ -15,7 +15,7 @@ import torch
 
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.captioners import Captioner
-from hf_captionrl.captioners.pipeline import LazyImages, generate_captions, vision_tower_features
+from hf_captionrl.captioners.pipeline import generate_captions, vision_tower_features
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, frames_of, load_caption_splits, open_still
 from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.evaluation.evaluator import MORE_REFERENCES
@@ -48,21 +48,8 @@ def load_data(
     three are then that split.
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
-    if is_embedded and (arguments.data_dir or arguments.image_root):
-        raise ValueError(f"{arguments.dataset_name!r} has no folders. Use --dataset_name imagefolder.")
-    validation, test = arguments.validation_share, arguments.test_share
-    splits = load_caption_splits(
-        arguments.dataset_name,
-        data_dir=arguments.data_dir,
-        image_root=arguments.image_root,
-        image_column=arguments.image_column,
-        caption_column=arguments.caption_column,
-        dataset_config=arguments.dataset_config,
-        revision=arguments.dataset_revision,
-        split_fractions=(1 - validation - test, validation, test),
-        seed=arguments.split_seed if seed is None else seed,
-        num_frames=arguments.num_frames,
-    )
+    source = arguments.source | {"num_frames": arguments.num_frames} | ({} if seed is None else {"seed": seed})
+    splits = load_caption_splits(arguments.dataset_name, **source)
     if not is_training and table_split not in SPLITS[1:]:
         if table_split not in splits:
             raise ValueError(f"table_split is {table_split!r}, but {arguments.dataset_name!r} has {list(splits)}.")
@@ -90,12 +77,11 @@ def load_data(
         if limit is not None:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
     if not is_embedded:  # which the tests check
-        splits, report = check_captions(
+        splits, _ = check_captions(
             splits,
             quarantine_path=Path(output_dir) / "quarantine.jsonl",
             max_bad_fraction=arguments.max_bad_fraction,
         )
-        logger.info("%s", report)
     if arguments.simplify is not None:
         simplifier = (scene_simplifier if is_embedded else spacy_simplifier)(arguments.simplify)
         splits = datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
@@ -176,7 +162,7 @@ class Sampler:
     def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
         """Captions of each image, `num_samples` per image."""
         G = self.arguments.num_samples
-        images: dict[str, Any] = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
+        images: dict[str, Any] = {"images": self.dataset["image"]}
         if self.cache_features:
             features = vision_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
             images = {"images": None, "image_features": features}

@@ -44,8 +44,8 @@ def test_three_captions_per_row_and_one_parquet_row(tmp_path):
         assert row["captions"] == [row["holistic_caption"]] == [holistic]
     # The file is a data set of captions, as training reads it.
     options = {"split": "train", "split_fractions": (1, 0, 0)}
-    good, report = check_captions(load_captions(path, **options))
-    assert (len(good), len(report.entries)) == (12, 0)
+    good, entries = check_captions(load_captions(path, **options))
+    assert (len(good), len(entries)) == (12, 0)
     assert good[3]["image"].size == scenes()[3]["image"].size
     blends = load_captions(path, caption_column="blend_caption", **options)
     assert blends["captions"][0] == [good["blend_caption"][0]]
