@@ -113,18 +113,14 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
 
     All runs share the epochs of cross-entropy, which are therefore trained once, in a separate run.
     """
-    wanted = [(alpha, 0.0) for alpha in arguments.compare_alphas]
-    wanted += [(1.0, weight) for weight in arguments.compare_entropy_weights]
+    pairs = {(alpha, 0.0) for alpha in arguments.compare_alphas}
+    pairs |= {(1.0, weight) for weight in arguments.compare_entropy_weights}
     # Only the configured run has its settings; a control must not contain a part of the method.
     own = (config.alpha, config.entropy_weight)
-    others = sorted({*wanted} - {own}, key=lambda pair: (-pair[0], pair[1]))
     epochs = {"num_train_epochs": config.num_train_epochs - config.rl_start_epoch, "rl_start_epoch": 0}
-    listed: dict[str, dict[str, Any]] = {}
-    for alpha, entropy_weight in (*others, own):
-        run = copy.copy(config)
-        run.alpha, run.entropy_weight = alpha, entropy_weight
-        listed[run_name(run)] = {"alpha": alpha, "entropy_weight": entropy_weight, **epochs}
-    runs = list(plan_runs(config, listed, own=run_name(config)).values())
+    planned = [*sorted(pairs - {own}, key=lambda pair: (-pair[0], pair[1])), own]
+    changes = [(None, {"alpha": alpha, "entropy_weight": weight, **epochs}) for alpha, weight in planned]
+    runs = list(plan_runs(config, changes, run_name).values())
     if config.rl_start_epoch:
         first = copy.deepcopy(config)
         first.num_train_epochs, first.max_steps = config.rl_start_epoch, -1

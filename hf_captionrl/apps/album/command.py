@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.apps.album.album import Album, AlbumSteps, generate_candidates
+from hf_captionrl.apps.album.album import Album, describe_album, generate_candidates
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, check_words
-from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.sources import (
     AlbumSource,
     load_album_source,
@@ -31,7 +30,7 @@ from hf_captionrl.apps.album.sources import (
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.evaluation.caption_files import table_rows
-from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
+from hf_captionrl.retrieval import FeatureCache, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import LineFile, atomic_write_bytes, installed_versions, json_digest, to_plain, write_json
 from hf_captionrl.utils.model_files import PREFIX, model_path
 
@@ -61,7 +60,7 @@ def run(options: AlbumOptions) -> None:
         album.images[row] = dataclasses.replace(album.images[row], is_edited=True)
     for path in options.output:
         if path.suffix.lower() == ".html":
-            write_report(path, album, source.images, title=Path(options.images).name or "Album")
+            album.to_html(path, source.images, title=Path(options.images).name or "Album")
         else:
             (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
     summary = {**album.summary(), "outputs": list(map(str, options.output)), "kept_text_files": []}
@@ -107,16 +106,6 @@ def load_model(options: AlbumOptions) -> Any:
     )
 
 
-def load_comparing_scorer(options: AlbumOptions) -> Scorer | None:
-    """The scorer of the options; None if captions are not compared with images."""
-    # To write the texts of a person into files takes no model.
-    if options.scorer == "none" or (options.scorer is None and options.model is None and options.sidecars):
-        return None
-    is_embedded = (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX)
-    default = "scenes:siglip-held-out" if is_embedded else "openai/clip-vit-base-patch32"
-    return load_scorer(model_path(options.scorer or default), device=default_device(options.device))
-
-
 class Candidates(LineFile):
     """Candidates of finished batches, one image per line after a line with the settings, for one process at a time."""
 
@@ -146,14 +135,20 @@ def describe_source(
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
     images, ids = source.images, source.image_ids
-    scorer = load_comparing_scorer(options)
+    scorer = None
+    # To write the texts of a person into files takes no model.
+    if options.scorer != "none" and (options.scorer or options.model or not options.sidecars):
+        is_embedded = (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX)
+        default = "scenes:siglip-held-out" if is_embedded else "openai/clip-vit-base-patch32"
+        scorer = load_scorer(model_path(options.scorer or default), device=default_device(options.device))
     cache = None if scorer is None else FeatureCache.for_scorer(scorer, options.cache_dir)
     groups = [""] * len(ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in ids]
+    album: dict[str, Any] = {"captions": source.captions, "image_ids": ids, "groups": groups, "settings": options}
+    album |= {"cache": cache, "skip_unreadable": True, "edited": edited}
     if options.model is None:
-        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited)
-        return steps.album(), {}
+        return describe_album(images, None, scorer, **album), {}
     captioner = load_model(options)
     is_endpoint = options.endpoint is not None
     names = [field.name for field in dataclasses.fields(CandidateOptions)]
@@ -176,9 +171,8 @@ def describe_source(
                 record.add(dict(zip(names, texts, strict=True)))
             return [record.texts[name] for name in names]
 
-        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, generate, cache, True, edited)
-        album = steps.album()
-        return album, {"endpoint": captioner.summary()} if is_endpoint else {}
+        made = describe_album(images, generate, scorer, **album)
+        return made, {"endpoint": captioner.summary()} if is_endpoint else {}
 
 
 # --- Files: what a person wrote or edited stays ----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,16 +88,6 @@ def curve_point(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a results row that a learning curve shows, and CIDEr-D against the references of `test_references`."""
     keys = [*(key for key, _ in CURVES), "more_cider_d"]
     return {key: row[key] for key in keys if row.get(key) is not None}
-
-
-def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str, float]]:
-    """A run's points: the row of the captioner that it starts from, and one per evaluation."""
-    points = [{**curve_point(first), "step": 0, "epoch": 0.0}]
-    for entry in state.log_history:
-        if f"{_PREFIX}length" in entry:
-            found = {key.removeprefix(_PREFIX): value for key, value in entry.items() if key.startswith(_PREFIX)}
-            points.append({**found, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
-    return points
 
 
 # --- Writes card, manifest and results of a finished model -----------------------------------------------------------
@@ -182,7 +172,7 @@ class Run:
     name: str  # its row in the table
     config: Any  # of its trainer; its folder is `model` in the recipe's folder for the recipe's own run
     make: Callable[[Any], CaptionTrainer]  # builds the trainer from the configuration
-    starts_from: str = START  # name of the run whose captioner this run continues
+    starts_from: str | None = START  # run whose captioner this run continues; None: it trains a new one
 
 
 @dataclass
@@ -206,19 +196,25 @@ def is_trained(config: Any) -> bool:
     return bool(config.num_train_epochs > 0 or config.max_steps > 0)
 
 
-def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
-    """One configuration per row: a copy of the recipe's with exactly the listed changes; no other field changes.
+def plan_runs(
+    config: Any, planned: Iterable[tuple[str | None, Mapping[str, Any]]], name_of: Callable[[Any], str]
+) -> dict[str, Any]:
+    """One configuration per row: a copy of the recipe's with exactly the planned changes; no other field changes.
 
-    Folders are in the recipe's `output_dir`; that of the row `own` is `model`.
+    A row without a name is called as `name_of` says. Folders are in the recipe's `output_dir`; that of the recipe's own run is
+    `model`. A row that is planned twice stands where it was planned last.
     """
-    runs = {}
-    for name, changes in listed.items():
+    runs: dict[str, Any] = {}
+    for row, changes in planned:
         run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
         for argument, value in changes.items():
             if not hasattr(run, argument):
-                raise ValueError(f"The run {name!r} sets the unknown argument {argument!r}. Use one of the trainer's.")
+                raise ValueError(f"The run {row!r} sets the unknown argument {argument!r}. Use one of the trainer's.")
             setattr(run, argument, value)
-        run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{_slug(name)}"))
+        name = name_of(run) if row is None else row
+        folder = "model" if name == name_of(config) else f"model-{_slug(name)}"
+        run.output_dir = str(Path(str(config.output_dir)) / folder)
+        runs.pop(name, None)
         runs[name] = run
     return runs
 
@@ -229,10 +225,10 @@ def _slug(name: str) -> str:
 
 def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The arguments in which runs differ, without `output_dir`, with the values of each run."""
-    found = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
-    first = next(iter(found.values()))
-    differing = [key for key in first if any(values[key] != first[key] for values in found.values())]
-    return {name: {key: values[key] for key in differing if key != "output_dir"} for name, values in found.items()}
+    settings = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
+    first = next(iter(settings.values()))
+    differing = [key for key in first if any(values[key] != first[key] for values in settings.values())]
+    return {name: {key: values[key] for key in differing if key != "output_dir"} for name, values in settings.items()}
 
 
 def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
@@ -370,24 +366,29 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
         if is_training and trainer.is_world_process_zero():
             settings = ", ".join(f"{key}={value}" for key, value in result.settings.get(run.name, {}).items())
             print(f"\n-- {number + 1} of {len(runs)}: {run.name} ({settings})".removesuffix(" ()"), flush=True)
-        if not result.captions:
+        if not result.captions and (run.starts_from is not None or not is_training):
             result.captions[START] = trainer.generate_captions(test)
             result.rows.append(measured(START, result.captions[START], evaluator, trainer))
         if is_training:
-            if run.starts_from not in before:
+            if run.starts_from is not None and run.starts_from not in before:
                 before[run.starts_from] = trainer.evaluate()
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
             train_or_resume(trainer)
             if evaluator.learning_curves:
-                first = next(row for row in result.rows if row["name"] == run.starts_from)
-                points = curve_points(first, trainer.state)
+                firsts = [row for row in result.rows if row["name"] == run.starts_from]
+                points = [{**curve_point(row), "step": 0, "epoch": 0.0} for row in firsts]
+                for entry in trainer.state.log_history:
+                    if f"{_PREFIX}length" in entry:
+                        numbers = {k.removeprefix(_PREFIX): v for k, v in entry.items() if k.startswith(_PREFIX)}
+                        points.append({**numbers, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
                 if len(points) > 1:  # a run without evaluations has no curve
                     result.curves[run.name] = points
-            history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
+            history = [{**before[run.starts_from], "epoch": 0.0}] if run.starts_from in before else []
+            history += [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
-                for e in ([{**before[run.starts_from], "epoch": 0.0}, *history])
+                for e in history
             ]
             captions = result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(measured(run.name, captions, evaluator, trainer))

@@ -133,16 +133,11 @@ def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -
 
 def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> dict[str, SmileRecipeConfig]:
     """The runs by row name, in the order of the table: the control, the configured run, the mixtures."""
-    listed: dict[str, dict[str, Any]] = {}
-    for weight in sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w)):
-        run = copy.copy(config)
-        # The control is plain maximum likelihood, whatever the settings of SMILE.
-        first_token, subset = (None, "caption") if weight == 1.0 else (config.first_token, config.subset)
-        run.mle_weight, run.first_token, run.subset = weight, first_token, subset
-        listed[run_name(run)] = {"mle_weight": weight, "first_token": first_token, "subset": subset}
-        if weight == config.mle_weight:
-            own = run_name(run)
-    return plan_runs(config, listed, own=own)
+    weights = sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w))
+    # The control is plain maximum likelihood, whatever the settings of SMILE.
+    plain = {"first_token": None, "subset": "caption"}
+    changes = ({"mle_weight": weight} | (plain if weight == 1.0 else {}) for weight in weights)
+    return plan_runs(config, ((None, each) for each in changes), run_name)
 
 
 @alone_in_folder
