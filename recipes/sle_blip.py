@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets
 import torch
 
 from hf_captionrl.apps.experiments.arguments import (
@@ -146,18 +145,6 @@ def describe_reward(config: SLEConfig) -> str:
     )
 
 
-def _sampler(split: datasets.Dataset, arguments: SLEArguments, config: SLEBlipConfig) -> Sampler:
-    return Sampler(
-        split,
-        arguments,
-        seed=config.seed,
-        batch_size=config.generation_batch_size or config.per_device_eval_batch_size,
-        max_new_tokens=config.generation_max_new_tokens,
-        cache_features=config.cache_image_features,
-        cache_dir=config.feature_cache_dir,
-    )
-
-
 def best_alpha(validation: Sampler) -> dict[str, Any]:
     """The run whose samples of the validation split are the most diverse (Div-2) at the CIDEr-D of SLL's, and prints it."""
     compared = validation.at_equal_cider_d(SLL)
@@ -215,16 +202,15 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         return load_captioner(str(folder), prompt=config.prompt, dtype=torch.float32)
 
     def make(run: SLEBlipConfig) -> SLETrainer:
-        first = start_folder is None or Path(str(run.output_dir)) == start_folder
         return SLETrainer(
-            load(None if first else start_folder),
+            load(None if run.rl_start_epoch else start_folder),
             run,
             # Without training, the rewards need no features of the training images.
             train_dataset=splits["train"] if is_training else None,
             eval_dataset=splits["validation"],
             scorer=scorer,
             held_out_scorer=evaluator.held_out_scorer,
-            peft_config=model_args.peft_config if first else None,
+            peft_config=model_args.peft_config,
         )
 
     runs = [Run(name_of(run), run, make, XE if start_folder and not run.rl_start_epoch else START) for run in configs]
@@ -232,8 +218,8 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 
     def complete(result: Comparison) -> None:
         """Sample captions of the start and of every trained captioner."""
-        sampler = _sampler(splits["test"], sle_args, config)
-        validation = _sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
+        sampler = Sampler(splits["test"], sle_args, config)
+        validation = Sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
         with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE, *result.collapsed}
         folders: dict[str, Path | None] = {START: None}
         folders |= {run.name: Path(str(run.config.output_dir)) for run in runs if is_training}

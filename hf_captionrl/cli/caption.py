@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hf_captionrl.cli.features import ImageParts, rows_per_part
+from hf_captionrl.cli.features import ImageParts
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -366,7 +366,9 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     from hf_captionrl.data.features import image_hashes
     from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineReport
 
-    size = rows_per_part(arguments)
+    size = arguments.rows_per_shard or 64 * arguments.batch_size
+    if size % arguments.batch_size:
+        raise ValueError(f"--rows_per_shard {size} must be a multiple of --batch_size {arguments.batch_size}.")
     if output.suffix:
         raise ValueError(
             f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."

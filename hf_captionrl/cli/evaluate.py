@@ -6,18 +6,18 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 
-from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache
+from hf_captionrl.cli.features import FeatureParts, fill_cache
 from hf_captionrl.cli.options import EvaluateOptions
 from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column
 from hf_captionrl.data.features import source_keys
-from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
+from hf_captionrl.data.options import LoadedSplit, ids_digest, load_split
 from hf_captionrl.evaluation.caption_files import (
     CaptionFile,
     measured_images,
@@ -37,7 +37,7 @@ from hf_captionrl.evaluation.evaluator import (
     sle_row,
     source_row,
 )
-from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
+from hf_captionrl.evaluation.options import clip_prefix, load_evaluators
 from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import variants
@@ -81,17 +81,12 @@ def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer:
     if not len(rows):
         return
     missing, new = split.dataset.select(rows), [keys[row] for row in rows.tolist()]
-    options = FeaturesOptions(
-        **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
-        scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
-        features="image",
-    )
     size = arguments.rows_per_shard or _ROWS_PER_SHARD
     settings = {"scorer": scorer.signature, "images": json_digest(new)}
     # The name depends on the settings, so other images or models have other folders.
     folder = arguments.output_dir / "shards" / f"images-{json_digest({**settings, 'rows_per_shard': size})}"
     # Bad rows are not among the images here, but they are when another process loads them.
-    parts = FeatureParts(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
+    parts = FeatureParts(arguments, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
     run_parts(folder, split_rows(len(rows), size), parts, arguments, settings=settings)
     fill_cache(cache, new, folder)
 
@@ -230,14 +225,6 @@ def _captioned_images(
     return LoadedSplit(rows, RowLookup(ids), "all", {"all": len(ids)})
 
 
-def _with_references(split: LoadedSplit, name: str, references: CaptionFile) -> LoadedSplit:
-    """The images of a data set with the references of a file."""
-    ids = list(id_column(split.dataset))
-    measured_images([CaptionFile(name, Path(name), {i: [] for i in ids})], references)  # raises if one has none
-    rows = replace_column(split.dataset, "captions", [references.captions[i] for i in ids], CAPTIONS)
-    return split._replace(dataset=rows)
-
-
 _REASONS = {"no language model": "no language model (use --language_model, for example openai-community/gpt2)"}
 _TEXT_ALONE = {
     "no scorer": "no images (use --dataset and --scorer)",
@@ -259,8 +246,11 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     else:
         needs_captions = None if references is None and not arguments.no_references else False
         split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=needs_captions)
-        split = split if references is None else _with_references(split, arguments.dataset, references)
-    rows = split.dataset
+    rows, data = split.dataset, arguments.dataset
+    if references is not None and not is_text:
+        ids = list(id_column(rows))
+        measured_images([CaptionFile(data, Path(data), {i: [] for i in ids})], references)  # raises if one has none
+        rows = replace_column(rows, "captions", [references.captions[i] for i in ids], CAPTIONS)
     for file in files:
         model, trained = training_of(file.path)
         rows = arguments.without(rows, trained & set(id_column(rows)), model)

@@ -6,11 +6,10 @@ import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_captionrl.data.options import DatasetOptions, LoadedSplit, SimilarityOptions, load_split
+from hf_captionrl.data.options import LoadedSplit, load_split
 from hf_captionrl.utils.parts import MakePart, read_parts
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ class ImageParts(MakePart, ABC):
 
     def __init__(self, options: Any, ids: str, *, only: np.ndarray | None = None) -> None:
         self.options, self.ids, self.only = copy.copy(options), ids, only
+        self.batch_size = int(getattr(options, "batch_size", 64))
 
     def load(self) -> dict[str, Any]:
         split = load_split(
@@ -53,7 +53,7 @@ class ImageParts(MakePart, ABC):
         import pyarrow as pa
 
         found: dict[int, dict[str, Any]] = {}
-        for start in range(rows.start, rows.stop, size := int(self.options.batch_size)):
+        for start in range(rows.start, rows.stop, size := self.batch_size):
             found |= self.batch(list(range(start, min(start + size, rows.stop))))
         faults = {entry.row: entry for entry in self.reader.report().entries}
         values = [
@@ -64,15 +64,6 @@ class ImageParts(MakePart, ABC):
         text = pa.string()
         schema = pa.schema({"image_id": text, **self.columns(), "reason": text, "detail": text})
         return pa.Table.from_pylist(values, schema=schema)
-
-
-def rows_per_part(arguments: Any, batches: int = 64) -> int:
-    """`--rows_per_shard`, by default `batches` batches of `--batch_size`; refuses parts of batches."""
-    size = arguments.batch_size
-    rows = arguments.rows_per_shard or batches * size
-    if rows % size:
-        raise ValueError(f"--rows_per_shard {rows} must be a multiple of --batch_size {size}.")
-    return int(rows)
 
 
 # --- Features of a scorer in parts, and from them in the feature store of this machine --------------------------------
@@ -92,19 +83,14 @@ def fill_cache(cache: FeatureCache, keys: Iterable[str], folder: Path) -> None:
             cache.put([names[at] for at in new], np.array([some[at][1] for at in new], np.float32))
 
 
-@dataclass
-class FeaturesOptions(SimilarityOptions, DatasetOptions):
-    """The images of a data set, and the scorer that encodes them."""
-
-
 class FeatureParts(ImageParts):
-    """Features of images, in the column `image`."""
+    """Features of images by the scorer that evaluates, in the column `image`."""
 
     def load_model(self, split: LoadedSplit) -> tuple[ImageReader, dict[str, Any]]:
         from hf_captionrl.data import ImageReader
-        from hf_captionrl.evaluation.similarity import similarity_scorer
+        from hf_captionrl.evaluation.options import held_out_scorer_name, optional_scorer
 
-        self._scorer = similarity_scorer(self.options)
+        self._scorer: Any = optional_scorer(held_out_scorer_name(self.options.dataset, self.options.scorer))
         return ImageReader(split.dataset, split=split.split), {"scorer": self._scorer.signature}
 
     def columns(self) -> dict[str, pa.DataType]:

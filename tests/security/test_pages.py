@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
-
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, render_html, write_gallery
 from hf_captionrl.hub.cards import render_model_card

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
-
 from tests.browser import CHROMIUM, Browser
 
 
