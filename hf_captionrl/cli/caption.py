@@ -200,7 +200,7 @@ class BatchCaptioner:
         """Captions of the rows of one batch, without those that cannot be read, or that the endpoint did not answer."""
         import torch
 
-        from hf_captionrl.captioners.pipeline import CaptionPipeline, generate_captions
+        from hf_captionrl.captioners.pipeline import CaptionPipeline
 
         number = self.decoding["num_return_sequences"]
         images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
@@ -213,13 +213,10 @@ class BatchCaptioner:
         opened = [images.pop(row) for row in readable]
         if self.options.endpoint is not None:
             groups = self.captioner.describe(ids, opened, number)
-        elif self.has_videos:
-            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
-            texts = pipeline(self.dataset.select(readable))
-            groups = texts if number > 1 else [[text] for text in texts]
         else:
-            texts = generate_captions(self.captioner, opened, batch_size=len(opened), **self.decoding)
-            groups = [texts[start : start + number] for start in range(0, len(texts), number)]
+            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
+            texts = pipeline(self.dataset.select(readable) if self.has_videos else opened)
+            groups = texts if number > 1 else [[text] for text in texts]
         return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 
 
@@ -259,8 +256,12 @@ def write_captions(arguments: CaptionOptions) -> None:
         lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
         summary, report = _write_lines(arguments, lines, listed)
         summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)] if lines.exists() else []
-        if lines != output:
-            _write_table(output, rows)
+        if lines != output:  # for spreadsheets; lists are JSON
+            import pandas as pd
+
+            table = pd.DataFrame(rows)
+            table = table.map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
+            atomic_write_text(output, "\ufeff" + table.to_csv(index=False))
     if arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
@@ -272,8 +273,8 @@ def write_captions(arguments: CaptionOptions) -> None:
     if failed := summary.get("failed"):
         from hf_captionrl.captioners.language_models import BackendError
 
-        named = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
-        raise BackendError(f"{len(failed):,} images have no caption: {named}. The same command asks again.")
+        first = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
+        raise BackendError(f"{len(failed):,} images have no caption: {first}. The same command asks again.")
 
 
 def _output(arguments: CaptionOptions) -> Path:
@@ -304,14 +305,6 @@ _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit loa
 
 
 _BEGIN = b'{"image_id": '
-
-
-def _write_table(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
-    import pandas as pd
-
-    table = pd.DataFrame(rows).map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
-    atomic_write_text(path, "\ufeff" + table.to_csv(index=False))
 
 
 class CaptionWriter(LineFile):

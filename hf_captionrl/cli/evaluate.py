@@ -181,16 +181,7 @@ def _set_defaults(arguments: EvaluateOptions) -> None:
     if arguments.suite not in ("text", "smile", "all"):
         arguments.language_model = "none"
     if is_text:
-        for name in (
-            "scorer",
-            "pool",
-            "bags",
-            "split",
-            "data_dir",
-            "image_root",
-            "dataset_config",
-            "dataset_revision",
-        ):
+        for name in "scorer pool bags split data_dir image_root dataset_config dataset_revision".split():
             value = getattr(arguments, name)
             if value not in (None, "none"):
                 raise ValueError(
