@@ -159,7 +159,7 @@ def print_comparison(sections: Sequence[Section], *, title: str | None = None, f
         console.print(Text(title, style="bold"))
     names = [*widths]
     while names:
-        number, width = 0, label + 1
+        number, width = 0, label + 3  # with the edges
         while number < len(names) and (number == 0 or width + widths[names[number]] < console.width):
             width += widths[names[number]] + 1
             number += 1
