@@ -42,18 +42,23 @@ def run(options: AlbumOptions) -> None:
     if options.max_images is not None:
         source = source.first(options.max_images)
     texts = TextFiles(options, source)
-    edited: dict[int, str] = {}
+    edited: dict[int, str] = {}  # what a person wrote into text files and tables of an earlier run, by row
+    in_table: dict[int, str] = {}
     if options.captions is not None:
         source.captions = read_captions_for(source, options.captions)
     else:
         edited = texts.restore()
-        edited = {} if options.overwrite else edited
+        tables = [path for path in options.output if path.suffix.lower() == ".csv" and path.is_file()]
+        row_of = {image_id: row for row, image_id in enumerate(source.image_ids)}
+        for _, line in (line for path in tables for line in table_rows(path)):
+            if line["caption"].strip() and line["caption"] != line["suggested"] and line["image_id"] in row_of:
+                in_table[row_of[line["image_id"]]] = line["caption"]
+        if options.overwrite:
+            edited, in_table = {}, {}
     if options.model is None:
         if not any(source.captions):
             raise ValueError(f"{options.images} has no captions. Use --model to write them, or --captions FILE.")
         options.prefer_existing = True
-    rows = {image_id: row for row, image_id in enumerate(source.image_ids)}
-    in_table = {rows[i]: text for i, text in edited_captions(options).items() if i in rows}
     start = time.monotonic()
     album, facts = describe_source(options, source, edited | in_table)
     for row in in_table:
@@ -91,19 +96,6 @@ def check_options(options: AlbumOptions) -> None:
 
 
 # --- Models of the options, and candidates that an earlier run has generated -----------------------------------------
-
-
-def load_model(options: AlbumOptions) -> Any:
-    """The captioner of the options."""
-    if options.endpoint is not None:
-        return EndpointCaptioner.from_options(options, options.output[0], 0.0, samples=options.temperature)
-    return load_captioner(
-        model_path(str(options.model)),
-        revision=options.revision,
-        dtype=getattr(torch, options.dtype),
-        prompt=options.prompt,
-        device=default_device(options.device),
-    )
 
 
 class Candidates(LineFile):
@@ -149,19 +141,23 @@ def describe_source(
     album |= {"cache": cache, "skip_unreadable": True, "edited": edited}
     if options.model is None:
         return describe_album(images, None, scorer, **album), {}
-    captioner = load_model(options)
-    is_endpoint = options.endpoint is not None
+    captioner: Any
+    if is_endpoint := options.endpoint is not None:
+        captioner = EndpointCaptioner.from_options(options, options.output[0], 0.0, samples=options.temperature)
+    else:
+        loading = {"revision": options.revision, "dtype": getattr(torch, options.dtype), "prompt": options.prompt}
+        captioner = load_captioner(model_path(options.model), device=default_device(options.device), **loading)
     names = [field.name for field in dataclasses.fields(CandidateOptions)]
     settings = to_plain({name: getattr(options, name) for name in ("model", "revision", "dtype", *names)})
-    settings["weights"] = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
-    settings |= {"prompt": captioner.prompt}
+    weights = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
+    settings |= {"weights": weights, "prompt": captioner.prompt}
     path = options.output[0].with_suffix(".candidates.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.overwrite:
         path.unlink(missing_ok=True)
     with captioner if is_endpoint else contextlib.nullcontext(), Candidates(path, settings) as record:
-        run_record = {"settings": settings, "versions": installed_versions()}
-        write_json(options.output[0].with_suffix(".run.json"), run_record)
+        made_by = {"settings": settings, "versions": installed_versions()}
+        write_json(options.output[0].with_suffix(".run.json"), made_by)
 
         def generate(rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
             # The whole batch is in the record or generated, because samples depend on it.
@@ -183,17 +179,6 @@ def is_own(path: Path) -> bool:
     mark = b"captionrl album" if path.suffix.lower() == ".html" else b"suggested"
     with path.open("rb") as file:
         return mark in file.read(4096)
-
-
-def edited_captions(options: AlbumOptions) -> dict[str, str]:
-    """Captions that a person has edited in the tables of an earlier run, by image id."""
-    tables = [path for path in options.output if path.suffix.lower() == ".csv" and path.is_file()]
-    edited: dict[str, str] = {}
-    for path in tables if options.captions is None and not options.overwrite else ():
-        for _, row in table_rows(path):
-            if row["caption"].strip() and row["caption"] != row["suggested"]:
-                edited[row["image_id"]] = row["caption"]
-    return edited
 
 
 class TextFiles:

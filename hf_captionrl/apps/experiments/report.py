@@ -281,17 +281,6 @@ COLLAPSED_FOLDER = "model-collapsed"
 """Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
 
 
-def find_collapse(trainer: Any, captions: list[str]) -> str | None:
-    """Why a trained model must not be saved as the result; None if it may."""
-    # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
-    chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
-    if trainer.collapsed is None and not chosen and trainer.guard is not None:
-        reason = trainer.guard.reason_against(captions)
-        if reason is not None:
-            note_collapse(trainer, reason)
-    return trainer.collapsed
-
-
 def withhold(folder: Path) -> None:
     """Leave no model in a folder, not even that of an earlier start; its checkpoints are moved to `COLLAPSED_FOLDER`."""
     moved = folder.with_name(COLLAPSED_FOLDER)
@@ -392,10 +381,14 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
             ]
             captions = result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(measured(run.name, captions, evaluator, trainer))
-            reason = find_collapse(trainer, captions)
-            if reason is not None:
-                result.collapsed[run.name] = reason
-                result.rows[-1]["note"] = reason[0].lower() + reason[1:]
+            # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
+            is_checked = trainer.selection is not None and "kept_instead" not in trainer.selection
+            guard = None if is_checked or trainer.collapsed is not None else trainer.guard
+            if guard is not None and (reason := guard.reason_against(captions)):
+                note_collapse(trainer, reason)
+            if trainer.collapsed is not None:
+                result.collapsed[run.name] = trainer.collapsed
+                result.rows[-1]["note"] = trainer.collapsed[0].lower() + trainer.collapsed[1:]
             if trainer.selection is not None:
                 result.selected[run.name] = trainer.selection
         is_withheld = is_main and run.name in result.collapsed
