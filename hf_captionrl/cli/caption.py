@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hf_captionrl.cli.features import ImageParts
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -35,12 +35,12 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
+from hf_captionrl.utils.parts import MakePart, read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.data import ImageReader, QuarantineReport
+    from hf_captionrl.data import QuarantineReport
 
 
 @dataclass
@@ -220,20 +220,35 @@ class BatchCaptioner:
         return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 
 
-class CaptionParts(ImageParts):
-    """Captions of images, in the column `captions`."""
+class CaptionParts(MakePart):
+    """Parts with one row per image: `image_id`, `captions`, and `reason` and `detail` if it is unreadable.
 
-    def load_model(self, split: LoadedSplit) -> tuple[ImageReader, dict[str, Any]]:
+    `ids` is [`ids_digest`] of the images; a process that finds other images stops.
+    """
+
+    def __init__(self, options: CaptionOptions, ids: str) -> None:
+        self.options, self.ids = copy.copy(options), ids
+
+    def load(self) -> dict[str, Any]:
+        split = load_split(self.options, quarantine_path=None, require_captions=False, expected_ids=self.ids)
         self._captioner = BatchCaptioner(self.options, split)
-        return self._captioner.reader, self._captioner.made_by()
+        return self._captioner.made_by()
 
-    def columns(self) -> dict[str, pa.DataType]:
+    def __call__(self, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        return {"captions": pa.list_(pa.string())}
-
-    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        captions: dict[int, list[str]] = {}
+        for start in range(rows.start, rows.stop, size := self.options.batch_size):
+            captions |= self._captioner(range(start, min(start + size, rows.stop)))
+        reader = self._captioner.reader
+        faults = {entry.row: {"reason": entry.reason, "detail": entry.detail} for entry in reader.report().entries}
+        values = [
+            {"image_id": image_id} | ({"captions": captions[row]} if row in captions else faults[row])
+            for row, image_id in zip(rows, reader.ids[rows.start : rows.stop], strict=True)
+        ]
+        text = pa.string()
+        schema = pa.schema({"image_id": text, "captions": pa.list_(text), "reason": text, "detail": text})
+        return pa.Table.from_pylist(values, schema=schema)
 
 
 # --- The command -----------------------------------------------------------------------------------------------------

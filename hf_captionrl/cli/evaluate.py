@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 
-from hf_captionrl.cli.features import FeatureParts, fill_cache
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column
-from hf_captionrl.data.features import source_keys
-from hf_captionrl.data.options import LoadedSplit, ids_digest, load_split
+from hf_captionrl.data.columns import CAPTIONS, id_column, replace_column
+from hf_captionrl.data.options import LoadedSplit, load_split
 from hf_captionrl.evaluation.caption_files import (
     CaptionFile,
     measured_images,
@@ -52,7 +49,6 @@ from hf_captionrl.metrics.table import (
     without_repeats,
 )
 from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
-from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
 from hf_captionrl.text.tokenize import lacks_blanks, split_characters
@@ -60,36 +56,10 @@ from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
     installed_versions,
-    json_digest,
     plain_config,
     to_plain,
     write_json,
 )
-from hf_captionrl.utils.parts import run_parts, split_rows
-
-_ROWS_PER_SHARD = 4096
-
-
-def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer: Any) -> None:
-    """With --processes or --engine: put the image features that the cache lacks into it, in parts."""
-    if frames_of(split.dataset):
-        return
-    cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
-    keys = source_keys(split.dataset)
-    rows_of = {key: row for row, key in reversed([*enumerate(keys)])}  # of rows with one key the first
-    rows = np.array(sorted(rows_of[key] for key in {keys[row] for row in cache.missing(keys)}), np.int64)
-    if not len(rows):
-        return
-    missing, new = split.dataset.select(rows), [keys[row] for row in rows.tolist()]
-    size = arguments.rows_per_shard or _ROWS_PER_SHARD
-    settings = {"scorer": scorer.signature, "images": json_digest(new)}
-    # The name depends on the settings, so other images or models have other folders.
-    folder = arguments.output_dir / "shards" / f"images-{json_digest({**settings, 'rows_per_shard': size})}"
-    # Bad rows are not among the images here, but they are when another process loads them.
-    parts = FeatureParts(arguments, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    run_parts(folder, split_rows(len(rows), size), parts, arguments, settings=settings)
-    fill_cache(cache, new, folder)
-
 
 _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
@@ -254,8 +224,6 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]
     reasons = _REASONS | (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
-    if arguments.uses_shards and scorer is not None:
-        cache_image_features(arguments, split, scorer)
     evaluator = Evaluator(split.dataset, scorer, language_model, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.tokenize = arguments.tokenize
     evaluator.clip_prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)

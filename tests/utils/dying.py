@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 from hf_captionrl.cli.caption import CaptionParts
-from hf_captionrl.cli.features import FeatureParts
 
 
 class DiesOnce:
@@ -25,10 +24,6 @@ class DiesOnce:
             (self.notes / f"killed-{os.getpid()}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return found
-
-
-class DyingFeatures(DiesOnce, FeatureParts):
-    pass
 
 
 class DyingCaptions(DiesOnce, CaptionParts):
