@@ -3,19 +3,23 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from hf_captionrl.apps.experiments.arguments import row_names
 from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
 from hf_captionrl.captioners import load_captioner
+from hf_captionrl.captioners.pipeline import vision_tower_features
+from hf_captionrl.data import load_captions, sample_frames
 from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import SLEConfig
 from hf_captionrl.utils.model_files import model_path
 from recipes import sle_blip as recipe
 from tests.data.films import make_tgif
-from tests.recipes.conftest import GENERATION
+from tests.recipes.conftest import GENERATION, train
+from tests.tolerances import assert_close
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ROWS = [name for name in row_names(RECIPES / "configs") if name.startswith("sle/")]
@@ -109,6 +113,40 @@ SHIPPED = [
     *"--held_out_scorer_name_or_path scenes:siglip-held-out --perplexity_name_or_path scenes:gpt2-perplexity".split(),
     *("--prompt", ""),
 ]
+
+
+@pytest.mark.slow  # test_smile_video.py trains on videos every day
+def test_videos_are_trained_on(tmp_path):
+    """Table 3's configuration on small videos: mean-pooled features from the first step to the panel."""
+    world, out = make_tgif(tmp_path / "world", 12), tmp_path / "out"
+    more = (
+        "--num_frames 4 --rl_start_epoch 1 --num_train_epochs 2 --num_generations 3 --per_device_train_batch_size 4 "
+    )
+    more += "--total_train_batch_size 4 --num_samples 2 --sample_temperatures 1.0 --generation_max_new_tokens 8 "
+    more += "--max_completion_length 8 --generation_num_beams 2 --disable_tqdm true --learning_rate 1e-3 --guard off"
+    train(recipe, tmp_path, [*VIDEO, *SHIPPED, "--data_dir", str(world)], more)
+    assert names_of(out) == ["MLE", "XE", "SLE (alpha=0.75)"]
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert all(isinstance(row[key], float) for row in rows[:-1] for key in ("cider_d", "pool_recall_at_1", "rs_div_2"))
+    assert (out / "quarantine.jsonl").read_text() == ""
+    for name in ("gallery.html", "panel.html", "tradeoff.png"):
+        assert (out / name).stat().st_size > 100, name
+    assert "videos with their captions (4 frames of each)" in (out / "model" / "README.md").read_text()
+    start, trained = (
+        dict(load_captioner(path, dtype=torch.float32).model.named_parameters())
+        for path in (model_path("scenes:blip-mle"), str(out / "model"))
+    )
+    moved = {name for name in start if not torch.equal(start[name], trained[name])}
+    assert moved
+    assert not any(name.startswith("vision_model") for name in moved)
+    # What the model was trained on, against the frames one by one.
+    captioner = load_captioner(model_path("scenes:blip-mle"), dtype=torch.float32)
+    data = load_captions("tgif", split="test", data_dir=world, num_frames=4)
+    features = vision_tower_features(captioner, data, cache_dir=str(tmp_path / "cache"))
+    with torch.no_grad():
+        frames = sample_frames(world / "gifs" / "t11.gif", 4)
+        single = [captioner.image_features(**captioner.encode_images([frame])) for frame in frames]
+    assert_close(torch.tensor(np.array(features[0])), torch.cat(single).mean(0), ulps=64)
 
 
 @pytest.mark.parametrize(
