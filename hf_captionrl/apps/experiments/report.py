@@ -185,7 +185,6 @@ class Comparison:
     selected: dict[str, dict[str, Any]] = field(default_factory=dict)  # the selected checkpoint, if there is one
     captioner: Captioner | None = None  # of the recipe's own run, after training
     main: str = START  # row of the recipe's own run
-    is_main_process: bool = True  # whether this process writes the report
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # the arguments in which the runs differ
     collapsed: dict[str, str] = field(default_factory=dict)  # why the model must not be delivered
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # learning curves, if there are any
@@ -348,7 +347,7 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
     starts = {run.starts_from for run in runs}
     settings_by_name = settings_of({run.name: run.config for run in runs if run.name not in starts})
     result = Comparison(settings={name: settings for name, settings in settings_by_name.items() if settings})
-    before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
+    before: dict[str | None, dict[str, float]] = {}  # the first point of a curve: the captioner before training
     for number, run in enumerate(runs):
         trainer = run.make(run.config)
         is_main, is_training = Path(run.config.output_dir).name == "model", is_trained(run.config)
@@ -399,7 +398,6 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
         if is_main:
             result.captioner = None if is_withheld else trainer.captioner
             result.main = run.name if is_training else START
-        result.is_main_process = trainer.is_world_process_zero()
     result.rows.append(evaluator.reference_row()[0])
     return result
 
@@ -415,7 +413,7 @@ def compare_runs(
 ) -> Path:
     """Train and evaluate the runs, `complete` the comparison on the main process, and [`finish`] it with the `report`'s settings."""
     result = train_runs(runs, evaluator, splits["test"])
-    if not result.is_main_process:
+    if arguments[-1].process_index > 0:
         return Path(arguments[-1].output_dir) / "results.json"
     complete(result)
     return finish(result, evaluator, arguments, splits, **report)
