@@ -154,7 +154,7 @@ class Album:
                     picture.thumbnail((_SIDE, _SIDE))
                     pictures[row] = embedded_image(picture)
         left_out = max(0, len(images) - _MOST_PICTURES)
-        shown = {"title": title, "summary": self.summary(), "left_out": left_out, "rows": self.rows()}
+        shown: dict[str, Any] = {"title": title, "summary": self.summary(), "left_out": left_out, "rows": self.rows()}
         page = render_html(Path(__file__).parent / "templates", "album", **shown, pictures=pictures)
         return atomic_write_text(path, page)
 

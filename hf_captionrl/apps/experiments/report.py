@@ -365,14 +365,16 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, test: datasets.Dataset
             train_or_resume(trainer)
             if evaluator.learning_curves:
                 firsts = [row for row in result.rows if row["name"] == run.starts_from]
-                points = [{**curve_point(row), "step": 0, "epoch": 0.0} for row in firsts]
+                points: list[dict[str, Any]] = [{**curve_point(row), "step": 0, "epoch": 0.0} for row in firsts]
                 for entry in trainer.state.log_history:
                     if f"{_PREFIX}length" in entry:
                         numbers = {k.removeprefix(_PREFIX): v for k, v in entry.items() if k.startswith(_PREFIX)}
                         points.append({**numbers, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
                 if len(points) > 1:  # a run without evaluations has no curve
                     result.curves[run.name] = points
-            history = [{**before[run.starts_from], "epoch": 0.0}] if run.starts_from in before else []
+            history: list[dict[str, Any]] = (
+                [{**before[run.starts_from], "epoch": 0.0}] if run.starts_from in before else []
+            )
             history += [entry for entry in trainer.state.log_history if "eval_length" in entry]
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")}
