@@ -181,7 +181,7 @@ class Comparison:
 
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table
     captions: dict[str, list[str]] = field(default_factory=dict)  # of the test split
-    histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # evaluations during training
+    histories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # evaluations during training
     selected: dict[str, dict[str, Any]] = field(default_factory=dict)  # the selected checkpoint, if there is one
     captioner: Captioner | None = None  # of the recipe's own run, after training
     main: str = START  # row of the recipe's own run
