@@ -74,7 +74,7 @@ class ScorerArguments:
     """The parts of the scorer."""
 
     model_name_or_path: str | None = documented(
-        None, "Scorer of `captionrl assemble --scorer`, or a trained one, instead of vision_model and text_model."
+        None, "A trained scorer that is trained further, instead of vision_model and text_model."
     )
     vision_model: str = documented("google/efficientnet-b0", "Vision tower that pools, frozen.", aliases=["--vision"])
     text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text tower, trained.", aliases=["--text"])
@@ -91,7 +91,7 @@ class ScorerArguments:
         else:
             name = model_path(self.model_name_or_path)
             if (kind := read_config(name).model_type) != "vision-text-dual-encoder":
-                raise ValueError(f"model_name_or_path is of type {kind!r}. Use one of captionrl assemble --scorer.")
+                raise ValueError(f"model_name_or_path is of type {kind!r}. Use one that this recipe has trained.")
             model = load_pretrained(VisionTextDualEncoderModel, name, dtype=torch.float32)[0]
             processor = VisionTextDualEncoderProcessor.from_pretrained(name, trust_remote_code=False)
         model.vision_model.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hf_captionrl.cli.features import ImageParts, rows_per_part
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -34,12 +34,12 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
+from hf_captionrl.utils.parts import MakePart, read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.data import ImageReader, QuarantineEntry
+    from hf_captionrl.data import QuarantineEntry
 
     Written = tuple[dict[str, Any], list[QuarantineEntry], int]  # summary, unreadable images, number of images
 
@@ -197,7 +197,7 @@ class BatchCaptioner:
         """Captions of the rows of one batch, without those that cannot be read, or that the endpoint did not answer."""
         import torch
 
-        from hf_captionrl.captioners.pipeline import CaptionPipeline, generate_captions
+        from hf_captionrl.captioners.pipeline import CaptionPipeline
 
         number = self.decoding["num_return_sequences"]
         images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
@@ -210,30 +210,42 @@ class BatchCaptioner:
         opened = [images.pop(row) for row in readable]
         if self.options.endpoint is not None:
             groups = self.captioner.describe(ids, opened, number)
-        elif self.has_videos:
-            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
-            texts = pipeline(self.dataset.select(readable))
-            groups = texts if number > 1 else [[text] for text in texts]
         else:
-            texts = generate_captions(self.captioner, opened, batch_size=len(opened), **self.decoding)
-            groups = [texts[start : start + number] for start in range(0, len(texts), number)]
+            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
+            texts = pipeline(self.dataset.select(readable) if self.has_videos else opened)
+            groups = texts if number > 1 else [[text] for text in texts]
         return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 
 
-class CaptionParts(ImageParts):
-    """Captions of images, in the column `captions`."""
+class CaptionParts(MakePart):
+    """Parts with one row per image: `image_id`, `captions`, and `reason` and `detail` if it is unreadable.
 
-    def load_model(self, split: LoadedSplit) -> tuple[ImageReader, dict[str, Any]]:
+    `ids` is [`ids_digest`] of the images; a process that finds other images stops.
+    """
+
+    def __init__(self, options: CaptionOptions, ids: str) -> None:
+        self.options, self.ids = copy.copy(options), ids
+
+    def load(self) -> dict[str, Any]:
+        split = load_split(self.options, quarantine_path=None, require_captions=False, expected_ids=self.ids)
         self._captioner = BatchCaptioner(self.options, split)
-        return self._captioner.reader, self._captioner.made_by()
+        return self._captioner.made_by()
 
-    def columns(self) -> dict[str, pa.DataType]:
+    def __call__(self, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        return {"captions": pa.list_(pa.string())}
-
-    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        captions: dict[int, list[str]] = {}
+        for start in range(rows.start, rows.stop, size := self.options.batch_size):
+            captions |= self._captioner(range(start, min(start + size, rows.stop)))
+        reader = self._captioner.reader
+        faults = {row: {"reason": entry.reason, "detail": entry.detail} for row, entry in reader.unreadable.items()}
+        values = [
+            {"image_id": image_id} | ({"captions": captions[row]} if row in captions else faults[row])
+            for row, image_id in zip(rows, reader.ids[rows.start : rows.stop], strict=True)
+        ]
+        text = pa.string()
+        schema = pa.schema({"image_id": text, "captions": pa.list_(text), "reason": text, "detail": text})
+        return pa.Table.from_pylist(values, schema=schema)
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -256,8 +268,12 @@ def write_captions(arguments: CaptionOptions) -> None:
         lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
         summary, unreadable, size = _write_lines(arguments, lines)
         summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)] if lines.exists() else []
-        if lines != output:
-            _write_table(output, rows)
+        if lines != output:  # for spreadsheets; lists are JSON
+            import pandas as pd
+
+            table = pd.DataFrame(rows)
+            table = table.map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
+            atomic_write_text(output, "\ufeff" + table.to_csv(index=False))
     summary["unreadable"] = [{"image_id": entry.image_id, "reason": entry.reason} for entry in unreadable]
     if unreadable:
         write_entries(listed, unreadable)
@@ -273,8 +289,8 @@ def write_captions(arguments: CaptionOptions) -> None:
     if failed := summary.get("failed"):
         from hf_captionrl.captioners.language_models import BackendError
 
-        named = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
-        raise BackendError(f"{len(failed):,} images have no caption: {named}. The same command asks again.")
+        first = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
+        raise BackendError(f"{len(failed):,} images have no caption: {first}. The same command asks again.")
 
 
 def _output(arguments: CaptionOptions) -> Path:
@@ -305,14 +321,6 @@ _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit loa
 
 
 _BEGIN = b'{"image_id": '
-
-
-def _write_table(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
-    import pandas as pd
-
-    table = pd.DataFrame(rows).map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
-    atomic_write_text(path, "\ufeff" + table.to_csv(index=False))
 
 
 class CaptionWriter(LineFile):
@@ -367,7 +375,9 @@ def _write_parts(arguments: CaptionOptions, output: Path) -> Written:
     from hf_captionrl.data.features import image_hashes
     from hf_captionrl.data.quarantine import QuarantineEntry
 
-    size = rows_per_part(arguments)
+    size = arguments.rows_per_shard or 64 * arguments.batch_size
+    if size % arguments.batch_size:
+        raise ValueError(f"--rows_per_shard {size} must be a multiple of --batch_size {arguments.batch_size}.")
     if output.suffix:
         raise ValueError(
             f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."

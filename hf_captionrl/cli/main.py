@@ -96,7 +96,7 @@ WITHDRAWN = {
     "benchmark": "`captionrl truematch evaluate` with ImageCoDe's folder; Winoground and MMVP-VLM evaluate scorers only",
     "doctor": "`captionrl env`",
     "explain": "`captionrl evaluate`, which has the ranks of every caption",
-    "features": "the command that needs the features, which fills the feature store (`evaluate` with --processes)",
+    "features": "the command that needs the features, which fills the feature store, such as `captionrl evaluate`",
     "gallery": "`captionrl train`, whose recipes write gallery.html",
     "pixels": "`--cache_pixels` of a recipe",
     "serve-rewards": "`as_function()` of a reward in the other trainer",

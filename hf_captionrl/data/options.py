@@ -26,7 +26,6 @@ from hf_captionrl.utils.options import (
 
 if TYPE_CHECKING:
     import datasets
-    import numpy as np
 
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
@@ -306,9 +305,8 @@ def load_split(
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool | None = True,
     expected_ids: str | None = None,
-    only: np.ndarray | None = None,
 ) -> LoadedSplit:
-    """Load the images that the options name, describe them on stderr, and list bad rows in a file; `only` selects rows of `all_ids`.
+    """Load the images that the options name, describe them on stderr, and list bad rows in a file.
 
     `require_captions=None` requires them if any image has one. With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
@@ -354,8 +352,6 @@ def load_split(
         )
         if not entries:
             Path(quarantine_path).unlink(missing_ok=True)
-    if only is not None:
-        rows = rows.select(only[only < len(rows)])
     if expected_ids is not None and ids_digest(rows) != expected_ids:
         raise ValueError(
             f"--dataset {arguments.dataset!r} has other images in this process than in the first. Use a path that all "

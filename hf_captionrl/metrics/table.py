@@ -154,14 +154,14 @@ def print_comparison(sections: Sequence[Section], *, title: str | None = None, f
     if console.is_terminal:
         label = min(label, max(_NAME_WIDTH, console.width // 3))
     else:  # has no width
-        console.width = max(console.width, label + sum(widths.values()) + len(widths) + 2)
+        console.width = max(console.width, label + 2 + sum(widths.values()) + 2 * len(widths))
     if title:
         console.print(Text(title, style="bold"))
     names = [*widths]
     while names:
-        number, width = 0, label + 1
-        while number < len(names) and (number == 0 or width + widths[names[number]] < console.width):
-            width += widths[names[number]] + 1
+        number, width = 0, label + 2  # the edges, and two blanks before each column
+        while number < len(names) and (number == 0 or width + widths[names[number]] + 2 <= console.width):
+            width += widths[names[number]] + 2
             number += 1
         shown, names = names[:number], names[number:]
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -93,7 +93,6 @@ SHORT = (
 RECIPES = {
     "smile_blip": ["--model_name_or_path", "scenes:blip-mle"],
     "sle_blip": ["--model_name_or_path", "scenes:blip-mle", "--num_generations", "2", "--max_completion_length", "8"],
-    "mle_clipcap": ["--model_name_or_path", "scenes:clipcap-mle", "--mle_weight", "1"],
 }
 
 

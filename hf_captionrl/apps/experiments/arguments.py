@@ -310,7 +310,6 @@ def parse_arguments(
             settings = read_yaml(default_config)
     if "--gradient_accumulation_steps" in options and "--total_train_batch_size" not in options:
         settings.pop("total_train_batch_size", None)  # the command line overrides the batch of a preset
-    os.environ.update({str(variable): str(value) for variable, value in settings.pop("env", {}).items()})
     _set_defaults(parser, settings, configuration.removeprefix("--config "))
     *parsed, _, unknown = parser.parse_args_into_dataclasses(
         words, return_remaining_strings=True, look_for_args_file=False

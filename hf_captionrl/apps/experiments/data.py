@@ -26,6 +26,7 @@ from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
 from hf_captionrl.metrics.suites import diversity_at_cider_d, suite
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.trainers import CaptionConfig
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 from hf_captionrl.utils.parts import part_files
@@ -65,12 +66,7 @@ def load_data(
     if table_split == "validation":
         splits["validation"], splits["test"] = splits["test"], splits["validation"]
     if arguments.train_captions is not None:
-        files = (
-            part_files(arguments.train_captions)
-            if Path(arguments.train_captions).is_dir()
-            else arguments.train_captions
-        )
-        splits["train"] = exchange_captions(splits["train"], files, column=arguments.train_captions_column)
+        splits["train"] = _with_captions(splits["train"], arguments.train_captions, arguments.train_captions_column)
     logger.info("%s: %s.", arguments.dataset_name, ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()))
     limits = (arguments.max_train_images, arguments.max_eval_images, arguments.max_test_images)
     for name, limit in zip(SPLITS, limits, strict=True):
@@ -86,13 +82,17 @@ def load_data(
         simplifier = (scene_simplifier if is_embedded else spacy_simplifier)(arguments.simplify)
         splits = datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
     if arguments.test_references is not None:
-        rows, path = splits["test"], arguments.test_references
-        files = part_files(path) if Path(path).is_dir() else path
-        found = exchange_captions(rows, files, column=arguments.test_references_column)
-        if len(found) < len(rows):
-            raise ValueError(f"test_references has {len(found)} of the {len(rows)} test images. Use all.")
-        splits["test"] = rows.add_column(MORE_REFERENCES, list(found["captions"]))
+        rows = splits["test"]
+        more = _with_captions(rows, arguments.test_references, arguments.test_references_column)
+        if len(more) < len(rows):
+            raise ValueError(f"test_references has {len(more)} of the {len(rows)} test images. Use all.")
+        splits["test"] = rows.add_column(MORE_REFERENCES, list(more["captions"]))
     return splits
+
+
+def _with_captions(rows: datasets.Dataset, path: str, column: str) -> datasets.Dataset:
+    """Rows with the captions of a file, or of a folder of shards."""
+    return exchange_captions(rows, part_files(path) if Path(path).is_dir() else path, column=column)
 
 
 def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
@@ -137,25 +137,19 @@ class SampleArguments:
 class Sampler:
     """Generates several captions per image of a split, and measures them."""
 
-    def __init__(
-        self,
-        dataset: datasets.Dataset,
-        arguments: SampleArguments,
-        *,
-        seed: int,
-        batch_size: int,
-        max_new_tokens: int,
-        cache_features: bool = False,
-        cache_dir: str | None = None,
-    ) -> None:
+    def __init__(self, dataset: datasets.Dataset, arguments: SampleArguments, config: CaptionConfig) -> None:
         number = min(arguments.sample_images or len(dataset), len(dataset))
-        self.dataset, self.arguments, self.seed = dataset.select(range(number)), arguments, seed
-        self.cache_features, self.cache_dir = cache_features or bool(frames_of(dataset)), cache_dir
-        self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
+        self.dataset, self.arguments, self.seed = dataset.select(range(number)), arguments, config.seed
+        self.cache_features = config.cache_image_features or bool(frames_of(dataset))
+        self.cache_dir = config.feature_cache_dir
+        batch_size = config.generation_batch_size or config.per_device_eval_batch_size
+        self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": config.generation_max_new_tokens}
         words = [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
         frequencies = DocumentFrequencies.from_references(words)
         references = [list(texts) for texts in self.dataset["captions"]]
-        self._numbers = functools.partial(suite, "sle", references=references, frequencies=frequencies, seed=seed)
+        self._numbers = functools.partial(
+            suite, "sle", references=references, frequencies=frequencies, seed=config.seed
+        )
         self.samples: dict[str, list[list[str]]] = {}  # row name -> captions at temperature 1
         self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point per temperature
 
@@ -196,13 +190,12 @@ class Sampler:
 
     def add_equal_cider_d(self, rows: Sequence[dict[str, Any]], control: str) -> None:
         """Add the columns at equal CIDEr-D to the rows of captioners."""
-        found = self.at_equal_cider_d(control)
-        missing = (
-            f"none of the sampled temperatures has the CIDEr-D of {control}" if found else f"{control} was not sampled"
-        )
+        compared = self.at_equal_cider_d(control)
+        missing = f"none of the sampled temperatures has the CIDEr-D of {control}"
+        missing = missing if compared else f"{control} was not sampled"
         for row in rows:
             for key in ("div_2", "mbleu_4_per_image") if row["name"] in self.points else ():
-                numbers = found.get(row["name"])
+                numbers = compared.get(row["name"])
                 row[f"equal_cider_{key}"] = numbers[key] if numbers else None
                 if numbers is None:
                     row[f"equal_cider_{key}_reason"] = missing
