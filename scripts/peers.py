@@ -145,7 +145,6 @@ RegressionPreTrainedModelWithGradientCheckpointing = Model
 
 @dataclasses.dataclass
 class TrainingArguments(SmileConfig):
-    # The first three are of the tests, the others transformers' defaults, or for less work and rounding.
     a: float = 0.0
     b: float = 0.0
     keep_report_to: bool = False
@@ -204,10 +203,9 @@ def lend(module, names):
             setattr(module, name, lambda *args, **kwargs: False)
 
 def pytest_runtest_logreport(report):
-    is_worker = "PYTEST_XDIST_WORKER" in os.environ
-    if is_worker and (report.when == "call" or report.outcome != "passed"):
+    if "PYTEST_XDIST_WORKER" in os.environ and (report.when == "call" or report.outcome != "passed"):
         crash = getattr(report.longrepr, "reprcrash", None)
-        reason = report.longrepr[2] if report.skipped and isinstance(report.longrepr, tuple) else ""
+        reason = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
         row = [report.nodeid, report.outcome, crash.message.strip().splitlines()[0] if crash else reason]
         row.append(bool(os.environ.pop("HAS_TRAINER", "")))
         with open("outcomes.jsonl", "a") as file:
@@ -336,6 +334,9 @@ def stage_transformers(tests: Path, clone: Path, suite: str, code: str) -> None:
             text = re.sub("^import", "from .ours import Trainer, TrainingArguments\nimport", text, count=1, flags=re.M)
             text = text.replace("    def get_regression", "    from .ours import *\n\n    def get_regression", 1)
             text = text.replace('"training_args.bin", ', "")  # a pickle, which no trainer here saves
+            text = text.replace(
+                "trainer.model_accepts_loss_kwargs = False", ""
+            )  # ours divide by the tokens of the step
         path.write_text(text)
 
 
@@ -417,10 +418,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 tests = run(folder, options)
                 result["counts"][f"{suite}, {way}"] = dict(Counter(outcome for outcome, _, _ in tests.values()))
                 if not code:  # the others run what these stand-ins suffice for
-                    skips = Counter(
-                        error.removeprefix("Skipped: ") for outcome, error, _ in tests.values() if outcome == "skipped"
+                    result["skipped"] = dict(
+                        Counter(text for outcome, text, _ in tests.values() if outcome == "skipped")
                     )
-                    result["skipped"] = dict(skips)
                     result["failed"] = sorted(test for test, (outcome, _, _) in tests.items() if outcome == "failed")
                     options = [test for test, (outcome, _, _) in tests.items() if outcome == "passed"]
                     for old, new in SWAPS if suite == "test_grpo_trainer" else ():
@@ -433,8 +433,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for test, (outcome, error, _) in tests.items():
                     if outcome != "passed":
                         result["rows"].append({"way": way, "test": test, **kind_of(test, error), "error": error})
-                kinds = Counter(row["kind"] for row in result["rows"] if row["way"] == way)
-                result["counts"][f"{suite}, {way}"] |= dict(kinds)
+                result["counts"][f"{suite}, {way}"] |= Counter(
+                    row["kind"] for row in result["rows"] if row["way"] == way
+                )
     write_json(arguments.output, result)
 
 
