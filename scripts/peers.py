@@ -226,13 +226,15 @@ NOT_APPLICABLE = {
     "test_no_wd_param_group test_galore_matched_modules test_gradient_checkpointing test_resume_batch_order "
     "test_resume_training_with_frozen_params",
     "the list of callbacks: ours are in it": "test_init_callback test_add_remove_callback test_event_flow",
+    "evaluation leaves out no image": "test_train_and_eval_dataloaders",
+    "the number of files in a folder: run.json is another": "test_save_best_checkpoint",
     "the message of an error, after equal resumed runs": "test_can_resume_training",
 }
 # What is refused on purpose, by a part of the message. The table in docs/other_trainers.md has the reasons.
 REFUSALS = (
     "trust_remote_code|trainable weights are|which is not SMILE|has no router loss|boundaries of documents|prompt learning drops|"
     "mean_token_accuracy|IterableDataset|eval_dataset has no rewards|reads no images|is not a reward|number from the reward|"
-    "is not supported here|is of another run"
+    "is not supported here|is of another run|Training has diverged"
 )
 
 
@@ -396,7 +398,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     result: dict[str, Any] = {
         "command": f"python scripts/peers.py --{'trl' if is_trl else 'transformers'} CLONE --output {arguments.output}",
         "versions": installed_versions(),
-        "tests_of": {"version": re.findall(r"\d[\w.]+", version)[-1], "commit": commit[0], "date": commit[1]},
+        "tests_of": {
+            "version": re.findall(r"^\d\S+|(?<=__version__ = \").+(?=\")", version)[0],
+            "commit": commit[0],
+            "date": commit[1],
+        },
         "select": arguments.select,
     }
     with tempfile.TemporaryDirectory() as name:
