@@ -176,9 +176,8 @@ class CaptionTrainer(ExactResumeTrainer):
         early = getattr(args, "early_evaluations", None)
         is_small = bool(early) and len(eval_dataset or ()) < SMALLEST_SPLIT
         if compute_metrics is None and args.has_default_metric and (self.scorer is None or is_small):
-            self._select_without_scorer(
-                args, "scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images"
-            )
+            lack = "There is no scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images are needed"
+            self._select_without_scorer(args, lack)
         self.image_rows = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
@@ -207,7 +206,7 @@ class CaptionTrainer(ExactResumeTrainer):
         self.model_accepts_loss_kwargs = True
 
     @staticmethod
-    def _select_without_scorer(args: CaptionConfig, missing: str) -> None:
+    def _select_without_scorer(args: CaptionConfig, lack: str) -> None:
         metric = args.metric_without_scorer
         args.has_default_metric, args.load_best_model_at_end = False, metric is not None
         args.metric_for_best_model = metric  # type: ignore[assignment]
@@ -215,7 +214,7 @@ class CaptionTrainer(ExactResumeTrainer):
         if args.process_index == 0:
             chosen = "The last checkpoint is delivered" if metric is None else f"eval_{metric} selects the checkpoint"
             logger.warning(
-                "There is no %s to select by retrieval. %s; metric_for_best_model names another.", missing, chosen
+                "%s to select by retrieval. %s; metric_for_best_model names another.", lack, chosen
             )
 
     # Policy

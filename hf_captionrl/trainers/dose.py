@@ -98,10 +98,12 @@ class DoseCallback(TrainerCallback):
         """Compare the checkpoint of a step with the start, and load the start unless the gain is significant.
 
         Returns:
-            `dict`: `length` (mean words of the checkpoint) and `start`: its `value` and `length`, the corrected `p_value` of the
+            `dict`: empty where another metric selects; else `length` (mean words of the checkpoint) and `start`: its `value` and `length`, the corrected `p_value` of the
             checkpoint, and whether the start is `delivered`.
         """
         state = self.trainer.state
+        if self.trainer.args.metric_for_best_model != METRIC:
+            return {}
         (_, start), *rest = self._scores(state)
         steps = [step for step, _ in rest]
         chance = chance_of_best(start, torch.stack([scores for _, scores in rest]), steps.index(step))

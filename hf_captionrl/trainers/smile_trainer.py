@@ -69,17 +69,13 @@ class SmileConfig(CaptionConfig):
     def __post_init__(self) -> None:
         check_values(self)
         if self.early_evaluations:
-            if self.metric_for_best_model not in (None, METRIC):  # type: ignore[has-type]
-                raise ValueError(
-                    f"metric_for_best_model is {self.metric_for_best_model!r}, but early_evaluations select by "
-                    f"{METRIC}. Leave one of them out."
-                )
             if min(self.early_evaluations) < 1:
                 raise ValueError(
                     f"early_evaluations holds {min(self.early_evaluations)}. Use numbers of captions from 1."
                 )
-            self.metric_for_best_model, self.has_default_metric = METRIC, True
             self.load_best_model_at_end: bool | None = True
+            if self.metric_for_best_model is None:  # type: ignore[has-type]
+                self.metric_for_best_model, self.has_default_metric = METRIC, True
         super().__post_init__()
 
     @property

@@ -154,7 +154,6 @@ def test_without_a_scorer_or_enough_images_the_run_stops_at_longer_captions(tmp_
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"metric_for_best_model": "cider_d"}, "metric_for_best_model"),
         ({"early_evaluations": [0, 8]}, "early_evaluations"),
         ({"eval_strategy": "no", "save_strategy": "epoch"}, "load_best_model_at_end"),
     ],

@@ -23,7 +23,7 @@ class Counting:
             disable_tqdm=True, output_dir="nowhere", save_total_limit=None, overwrite_output_dir=False
         )
         self.selection = {"step": gain} if gain > 1 else None
-        self.collapsed = self.guard = None
+        self.collapsed = self.guard = self.dose = None
 
     def evaluate(self):
         self.evaluated += 1
@@ -33,7 +33,7 @@ class Counting:
         for step in (4, 8):
             self.length += self.gain if step == 8 else 0
             self.state.global_step, self.state.epoch = step, step / 8
-            self.state.log_history.append({"epoch": step / 8, "eval_length": float(self.length)})
+            self.state.log_history.append({"epoch": step / 8, "step": step, "eval_length": float(self.length)})
             self.callback.on_evaluate(None, self.state, None)
 
     def add_callback(self, callback):
@@ -63,7 +63,7 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     starts = {"XE": "MLE", "alone": "MLE", "SLE": "XE", "SLL": "XE"}
     configs = {name: SelfRetrievalRecipeConfig(str(tmp_path / name), use_cpu=True) for name in starts}
     runs = [Run(n, configs[n], lambda config, n=n: trainers[n], start) for n, start in starts.items()]
-    found = train_runs(runs, evaluator, None)
+    found = train_runs(runs, evaluator, {"test": None})
     for curves in (found.histories, found.curves):
         assert {name: [(p["epoch"], p["length"]) for p in points] for name, points in curves.items()} == {
             "XE": [(0.0, 2), (0.5, 2), (1.0, 5)],
