@@ -85,16 +85,6 @@ def test_disabled_and_merged_adapters():
     assert_close(captioner.model(**batch, head_objective=mean_cross_entropy).loss, on)
 
 
-def test_frozen_head_has_no_gradient_and_connectors_are_trained_in_full():
-    captioner, batch = adapted("vit-gpt2", lambda c: c.add_lora(r=4))
-    names = {n for n, p in captioner.model.named_parameters() if p.requires_grad}
-    assert any("enc_to_dec_proj.modules_to_save" in name for name in names)
-    captioner.model(**batch, head_objective=smile).loss.backward()
-    assert captioner.base_model.decoder.lm_head.weight.grad is None
-    captioner, _ = adapted("vit-bert", lambda c: c.add_lora(r=4))  # one width, no connector
-    assert not any("modules_to_save" in name for name, _ in captioner.model.named_parameters())
-
-
 LAYERS = 2
 GPT2 = {f"language_model.transformer.h.{n}.attn.{part}" for n in range(LAYERS) for part in ("c_attn", "c_proj")}
 CLIP = {
@@ -108,17 +98,12 @@ RATE, STEPS, BETAS = 9e-8, 200, (0.9, 0.999)
 WIDTH = 192  # of the language model: sqrt(3 * 192) = 24
 
 
-def adapted_names(captioner) -> set[str]:
-    names = (name.removeprefix("base_model.model.") for name, _ in captioner.model.named_parameters())
-    return {name.split(".lora_")[0] for name in names if ".lora_" in name}
-
-
 @pytest.mark.parametrize(("tune", "expected"), [("language", GPT2), ("vision", CLIP), ("both", GPT2 | CLIP)])
 def test_adapted_modules_of_clipcap_by_their_full_names(tune, expected):
     captioner = tiny_captioner("clipcap")
     captioner.add_lora(tune, r=2)
-    assert adapted_names(captioner) == expected
     trained = {n.removeprefix("base_model.model.") for n, p in captioner.model.named_parameters() if p.requires_grad}
+    assert {name.split(".lora_")[0] for name in trained if ".lora_" in name} == expected
     whole = {name for name in trained if ".lora_" not in name}
     assert whole
     assert all(name.startswith("mapper.modules_to_save.") for name in whole)

@@ -5,42 +5,23 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import re
 import types
 
 import pytest
 import torch
 import transformers
-from packaging.version import Version
 
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.decoding import DecodingLoop
-from tests.captioners.test_families import CAPTIONS, gradients, own_chat, some_images
-from tests.tiny.any_chat import ANY_CHAT_TYPES, tiny_any_chat
+from tests.captioners.models import ANY_CHAT, build
+from tests.captioners.test_families import CAPTIONS, built, gradients, own_log_probs, some_images
 from tests.tolerances import assert_close
 
-NAMES = (*ANY_CHAT_TYPES, "joycaption")
 GENERATED = {"qwen3_5", "lfm2_vl", "minicpmv4_6"}
 """With caches of states, whose rows the package's loop cannot select."""
 
 
-def tiny(name):
-    kind = "llava" if name == "joycaption" else name
-    if kind not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no model type {kind}")
-    if name == "minicpmv4_6" and Version(transformers.__version__) < Version("5.21"):
-        pytest.skip(f"MiniCPM-V of transformers {transformers.__version__} fails on an image with tiles of two sizes")
-    return tiny_any_chat(name)
-
-
-@functools.cache
-def built(name):
-    model, processor = tiny(name)
-    plain = copy.deepcopy(model)
-    return load_captioner(model, processor=processor), plain
-
-
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=ANY_CHAT)
 def name(request):
     return request.param
 
@@ -56,13 +37,8 @@ def test_log_probs_and_gradients_equal_those_of_the_original_class(name, caption
     batch = captioner.collate(some_images(), CAPTIONS)
     found, labels = captioner.log_probs(batch), captioner.align_labels(batch["labels"])
     total = torch.zeros(())
-    for row, (image, caption) in enumerate(zip(some_images(), CAPTIONS, strict=True)):
-        inputs, first = own_chat(captioner, image, caption)
-        number = int((labels[row] != -100).sum())
-        assert torch.equal(inputs["input_ids"][0, first : first + number - 1], labels[row, : number - 1])
-        logits = plain(**inputs).logits[0, first - 1 : first - 1 + number]
-        expected = logits.log_softmax(-1).gather(-1, labels[row, :number, None]).squeeze(-1)
-        assert_close(found[row, :number], expected, ulps=64)
+    for row, expected in enumerate(own_log_probs(plain, captioner, labels)):
+        assert_close(found[row, : len(expected)], expected, ulps=64)
         total = total - expected.sum()
     total.backward()
     ours = gradients(captioner, batch)
@@ -91,47 +67,8 @@ def test_captions_equal_those_of_the_original_class(name, captioner):
     assert captioner.own_loop == (name not in GENERATED)
 
 
-def test_features_and_several_captions_per_image(name, captioner):
-    batch = captioner.collate(some_images(), CAPTIONS)
-    images = {key: batch.pop(key) for key in captioner.image_inputs if key in batch}
-    with torch.no_grad():
-        expected = captioner.log_probs({**batch, **images})
-        features = captioner.image_features(**images)
-        side = {key: value for key, value in images.items() if key != "pixel_values"}
-        torch.testing.assert_close(captioner.log_probs({**batch, **side, "image_features": features}), expected)
-        twice = {key: value.repeat_interleave(2, 0) for key, value in batch.items()}
-        found = captioner.log_probs({**twice, **images})
-    torch.testing.assert_close(found, expected.repeat_interleave(2, 0))
-
-
-def test_lora_and_freezing_keep_to_their_part(captioner):
-    inside = {id(module) for module in captioner.vision_tower.modules()}
-    for tune in ("language", "vision"):
-        pattern = re.compile(captioner.lora_targets(tune))
-        found = [m for n, m in captioner.base_model.named_modules() if pattern.fullmatch(n)]
-        assert {id(module) in inside for module in found} == {tune == "vision"}
-        assert all(isinstance(module, torch.nn.Linear) for module in found)
-    images = captioner.encode_images(some_images())
-    assert captioner.image_features(**images).requires_grad
-    captioner.freeze_vision()
-    assert not captioner.image_features(**images).requires_grad
-    captioner.add_lora("language", r=2)
-    assert all("lora_" in key for key in gradients(captioner, captioner.collate(some_images(), CAPTIONS)))
-
-
-def test_saved_captioner_loads_equal(name, captioner, tmp_path):
-    captioner.prompt = "a picture of"
-    images = captioner.encode_images(some_images())
-    captioner.save_pretrained(tmp_path)
-    again = load_captioner(tmp_path)
-    assert again.prompt == "a picture of"
-    assert again.own_loop == captioner.own_loop
-    settings = {"max_new_tokens": 5, "do_sample": False}
-    assert again.generate(**images, **settings).captions == captioner.generate(**images, **settings).captions
-
-
 def test_captions_of_reasoning_models_begin_after_the_reasoning():
-    model, processor = tiny("qwen3_5")
+    model, processor = build("qwen3_5")
     turn = "<|im_start|>assistant\n"
     thinks = "{% if enable_thinking is false %}<think></think>{% else %}<think>{% endif %}"
     assert processor.chat_template.count(turn) == 1
@@ -165,7 +102,7 @@ def of_padding(model):
 
 
 def test_half_precision_passes_the_check(name):
-    model, processor = tiny(name)
+    model, processor = build(name)
     captioner = load_captioner(model.to(torch.bfloat16), processor=processor)
     assert captioner.own_loop == (name not in GENERATED)
 
@@ -178,7 +115,7 @@ def test_half_precision_passes_the_check(name):
     ],
 )
 def test_models_that_compute_something_else_are_refused(name, change, reason):
-    model, processor = tiny(name)
+    model, processor = build(name)
     change(model)
     with pytest.raises(ValueError, match=rf"{name}.*{reason}"):
         load_captioner(model, processor=processor)
@@ -186,7 +123,7 @@ def test_models_that_compute_something_else_are_refused(name, change, reason):
 
 def test_what_can_be_replaced_is_replaced(monkeypatch):
     """Logits that change after the head: full logits. A wrong loop of the package: the one of transformers."""
-    model, processor = tiny("mistral3")
+    model, processor = build("mistral3")
     forward = type(model).forward
 
     def halved(self, *, labels=None, **inputs):
@@ -201,14 +138,14 @@ def test_what_can_be_replaced_is_replaced(monkeypatch):
 
     decode = DecodingLoop.__call__
     monkeypatch.setattr(DecodingLoop, "__call__", lambda *inputs, **named: decode(*inputs, **named).flip(-1))
-    model, processor = tiny("mistral3")
+    model, processor = build("mistral3")
     captioner = load_captioner(model, processor=processor)
     assert not captioner.own_loop
     assert captioner.generate(**captioner.encode_images(some_images()), max_new_tokens=3, do_sample=False).captions
 
 
 def test_a_processor_without_a_chat_template_is_refused():
-    model, processor = tiny("mistral3")
+    model, processor = build("mistral3")
     processor.chat_template = None
     with pytest.raises(ValueError, match="chat template"):
         load_captioner(model, processor=processor)

@@ -13,9 +13,8 @@ from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners import captioner as generation
 from hf_captionrl.captioners.decoding import UndecodableError, draw_tokens
 from hf_captionrl.trainers.caption_rl_trainer import drawing_from_the_policy, token_log_probs
-from tests.captioners.models import MODELS, captioner_of
-from tests.tiny import tiny_blip, tiny_git, tiny_images
-from tests.tiny.chat import _finish, qwen
+from tests.captioners.models import MODELS, build, captioner_of
+from tests.tiny import _spread, tiny_blip, tiny_git, tiny_images
 from tests.tolerances import assert_close, resolution
 
 B, G, T = 3, 4, 12
@@ -246,10 +245,9 @@ def padded(name):
     elif name == "git":
         model, processor = tiny_git(vocab_size=ROWS)
     else:
-        vision = {"embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2}
-        rope = {"mrope_section": [1, 1, 2], "rope_theta": 1e4, "rope_type": "default"}
-        model, processor = qwen("Qwen2VL", vision, vocab_size=ROWS, rope_parameters=rope)
-        _finish(model, processor.tokenizer)
+        model, processor = build(name)
+        model.resize_token_embeddings(ROWS)
+        _spread(model)
     captioner = load_captioner(model.eval(), processor=processor)
     assert captioner.vocab_size == ROWS > len(captioner.tokenizer)
     return captioner, captioner.encode_images(tiny_images(B))

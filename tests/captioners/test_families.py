@@ -5,20 +5,21 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from collections.abc import Iterator
 
 import datasets
 import pytest
 import torch
 import transformers
 from torch import Tensor
-from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.loading import FAMILIES as REGISTERED
 from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
-from tests.captioners.models import MODELS, build
+from tests.captioners.models import ANY_CHAT, MODELS, build
 from tests.rewards.conftest import OfContext
 from tests.tiny import tiny_images
 from tests.tiny.chat import CHAT_TYPES
@@ -28,11 +29,10 @@ from tests.trainers.one_step import PLAIN_SGD
 CAPTIONS = ["a red cat", "two small birds near the tree", "a dog"]
 TILED = ("llava_onevision", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl")
 """Split images into tiles or keep their size, so that features alone do not determine the inputs."""
-"""transformers itself does not support activation checkpointing for these."""
 
 
 @functools.cache
-def _built(name: str) -> tuple[Captioner, torch.nn.Module]:
+def built(name: str) -> tuple[Captioner, torch.nn.Module]:
     """A captioner, and an unmodified model of the original class."""
     model, processor = build(name)
     plain = copy.deepcopy(model)
@@ -47,7 +47,7 @@ def name(request):
 @pytest.fixture
 def captioner(name) -> Captioner:
     """A copy, because tests train it and add adapters."""
-    return copy.deepcopy(_built(name)[0])
+    return copy.deepcopy(built(name)[0])
 
 
 def some_images() -> list:
@@ -87,23 +87,28 @@ def own_chat(captioner: Captioner, image, caption: str) -> tuple[dict[str, Tenso
     return found, first
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("name", CHAT_TYPES)
-def test_log_probs_equal_those_of_the_original_class(name, captioner):
-    """Whose processor reads the whole chat, one image at a time. Other families: test_head_tap.py, test_own_processors.py."""
-    plain, batch = _built(name)[1], batch_of(captioner)
-    assert captioner.self_check(batch) < resolution(10)
-    assert not captioner.use_full_logits
-    found, labels = captioner.log_probs(batch), captioner.align_labels(batch["labels"])
+def own_log_probs(plain: torch.nn.Module, captioner: Captioner, labels: Tensor) -> Iterator[Tensor]:
+    """Log-probabilities of each caption's tokens by the original class, whose processor reads the whole chat of one image."""
     for row, (image, caption) in enumerate(zip(some_images(), CAPTIONS, strict=True)):
         inputs, first = own_chat(captioner, image, caption)
         number = int((labels[row] != -100).sum())
         # Not every template ends the answer with the end token: LLaVA's ends it with a space.
         assert torch.equal(inputs["input_ids"][0, first : first + number - 1], labels[row, : number - 1])
         logits = plain(**inputs).logits[0, first - 1 : first - 1 + number]
-        expected = -F.cross_entropy(logits, labels[row, :number], reduction="none")
-        assert_close(found[row, :number], expected)
-        assert not found[row, number:].any()
+        yield logits.log_softmax(-1).gather(-1, labels[row, :number, None]).squeeze(-1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHAT_TYPES)
+def test_log_probs_equal_those_of_the_original_class(name, captioner):
+    """Of other families: test_head_tap.py, test_own_processors.py."""
+    plain, batch = built(name)[1], batch_of(captioner)
+    assert captioner.self_check(batch) < resolution(10)
+    assert not captioner.use_full_logits
+    found, labels = captioner.log_probs(batch), captioner.align_labels(batch["labels"])
+    for row, expected in enumerate(own_log_probs(plain, captioner, labels)):
+        assert_close(found[row, : len(expected)], expected)
+        assert not found[row, len(expected) :].any()
 
 
 @pytest.mark.parametrize("name", ["vit-bert", "blip2-t5", "llava", "qwen2_vl"])
@@ -151,7 +156,8 @@ def reward(caption: str) -> float:
     return 1.0 + len(caption) % 3
 
 
-def test_image_features_replace_images(name, captioner, tmp_path, scenes):
+@pytest.mark.parametrize("name", [*MODELS, *ANY_CHAT])
+def test_image_features_replace_images_of_one_caption_and_of_several(name, captioner, tmp_path, scenes):
     batch = batch_of(captioner)
     images = {key: batch.pop(key) for key in captioner.image_inputs if key in batch}
     with torch.no_grad():
@@ -159,6 +165,10 @@ def test_image_features_replace_images(name, captioner, tmp_path, scenes):
         features = captioner.image_features(**images)
         side = {key: value for key, value in images.items() if key != "pixel_values"}
         torch.testing.assert_close(captioner.log_probs({**batch, **side, "image_features": features}), expected)
+        twice = {key: value.repeat_interleave(2, 0) for key, value in batch.items()}
+        torch.testing.assert_close(captioner.log_probs({**twice, **images}), expected.repeat_interleave(2, 0))
+        if name in ANY_CHAT:
+            return
         if name not in TILED:
             torch.testing.assert_close(captioner.log_probs({**batch, "image_features": features}), expected)
             return
@@ -167,19 +177,25 @@ def test_image_features_replace_images(name, captioner, tmp_path, scenes):
         SmileTrainer(captioner, args, scenes)
 
 
-def test_lora_trains_only_adapters_and_connectors(captioner):
+@pytest.mark.parametrize("name", [*MODELS, *ANY_CHAT])
+def test_lora_trains_only_adapters_and_connectors_and_a_frozen_tower_has_no_gradient(captioner):
     """The adapters of each part are in that part; besides them only the modules between the two are trained."""
     tower = {id(module) for module in captioner.vision_tower.modules()}
     for tune in ("language", "vision"):
         pattern = re.compile(captioner.lora_targets(tune))
-        inside = {id(m) in tower for n, m in captioner.base_model.named_modules() if pattern.fullmatch(n)}
-        assert inside == {tune == "vision"}
+        found = [m for n, m in captioner.base_model.named_modules() if pattern.fullmatch(n)]
+        assert {id(module) in tower for module in found} == {tune == "vision"}
+        assert all(isinstance(module, torch.nn.Linear | Conv1D) for module in found)
     captioner.add_lora("both", r=2)
     found = gradients(captioner, batch_of(captioner))
     weights = {id(p) for p in captioner.vision_tower.parameters()}
     adapted = {n: id(p) in weights for n, p in captioner.model.named_parameters() if "lora_B" in n}
     assert {adapted[n] for n, value in found.items() if n in adapted and value.abs().max() > 0} == {False, True}
     assert all("lora_" in n or "modules_to_save" in n for n in found)
+    images = captioner.encode_images(some_images())
+    assert captioner.image_features(**images).requires_grad
+    captioner.freeze_vision()
+    assert not captioner.image_features(**images).requires_grad
 
 
 def test_log_probs_in_bf16_are_near_fp32(captioner):
@@ -222,12 +238,13 @@ def test_activation_checkpointing_keeps_the_gradient(captioner):
         assert_close(found[key], expected[key], ulps=64, magnitude=1)
 
 
+@pytest.mark.parametrize("name", [*MODELS, *ANY_CHAT])
 def test_saved_captioner_loads_equal(captioner, tmp_path):
     captioner.prompt = "a picture of"
     images, batch = captioner.encode_images(tiny_images(2, size=20)), batch_of(captioner)
     captioner.save_pretrained(tmp_path)
     again = load_captioner(tmp_path)
-    assert type(again) is type(captioner)
+    assert (type(again), again.own_loop) == (type(captioner), captioner.own_loop)
     assert again.prompt == "a picture of"
     settings = {"max_new_tokens": 5, "do_sample": False}
     assert again.generate(**images, **settings).captions == captioner.generate(**images, **settings).captions
@@ -237,15 +254,12 @@ def test_saved_captioner_loads_equal(captioner, tmp_path):
 
 
 def test_every_family_is_tested():
-    assert {_built(name)[1].config.model_type for name in MODELS} == REGISTERED.keys()
+    assert {built(name)[1].config.model_type for name in MODELS} == REGISTERED.keys()
 
 
 @pytest.fixture(scope="module")
 def scenes():
     return load_scenes(num_train=2, num_validation=1, num_test=0)["train"]
-
-
-REFUSED = dict.fromkeys(TILED, "splits images into tiles or keeps their size")
 
 
 def data():
@@ -280,11 +294,11 @@ def check(captioner, folder):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_cached_pixels_equal_the_processors_or_are_refused(tmp_path, name):
-    captioner = copy.deepcopy(_built(name)[0])
-    if name not in REFUSED:
+    captioner = copy.deepcopy(built(name)[0])
+    if name not in TILED:
         check(captioner, tmp_path)
         return
-    with pytest.raises(ValueError, match=REFUSED[name]):
+    with pytest.raises(ValueError, match="splits images into tiles or keeps their size"):
         cached_pixels(data(), captioner.prepared_pixels, directory=tmp_path)
 
 

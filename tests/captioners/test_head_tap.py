@@ -243,13 +243,8 @@ def test_invalid_inputs_raise():
         captioner.model(**{**batch, "pixel_values": batch["pixel_values"][:3]}, head_objective=LogProbsObjective())
 
 
-def batch_of(captioner, images, captions):
-    return {**captioner.encode_images(tiny_images(images)), **captioner.encode_captions(tiny_captions(captions))}
-
-
 def test_the_check_reads_two_rows_and_notices_a_wrong_head():
-    captioner = tiny_captioner("git")
-    batch = batch_of(captioner, 5, 5)
+    captioner, _, batch = pair("git")
     rows = []
     hook = captioner.output_head(captioner.base_model).register_forward_pre_hook(
         lambda module, args: rows.append(len(args[0]))

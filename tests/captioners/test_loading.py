@@ -169,17 +169,9 @@ def test_ordinary_word_after_the_answer_in_the_template_is_not_an_end_token():
         assert load("llava", other).end_token_ids == (*first, *expected)
 
 
-@pytest.fixture
-def saved(tmp_path):
-    tiny_captioner("blip").save_pretrained(tmp_path)
-    return tmp_path
-
-
-# Quantization
-
-
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantization_reaches_from_pretrained(bits, saved, monkeypatch):
+def test_quantization_reaches_from_pretrained(bits, tmp_path, monkeypatch):
+    tiny_captioner("blip").save_pretrained(tmp_path)
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0" if name == "bitsandbytes" else version(name))
     seen = {}
@@ -189,7 +181,7 @@ def test_quantization_reaches_from_pretrained(bits, saved, monkeypatch):
         return loader.from_pretrained(name), set()
 
     monkeypatch.setattr(captioner_loading, "load_pretrained", spy)
-    settings = ModelArguments(str(saved), dtype="bfloat16", tune="language", **{f"load_in_{bits}bit": True})
+    settings = ModelArguments(str(tmp_path), dtype="bfloat16", tune="language", **{f"load_in_{bits}bit": True})
     settings.load()
     config = seen["quantization_config"]
     assert isinstance(config, transformers.BitsAndBytesConfig)
@@ -200,25 +192,12 @@ def test_quantization_reaches_from_pretrained(bits, saved, monkeypatch):
     assert check_kwargs({"quantization_config": config}) == {"quantization_config": config}
 
 
-def stored(folder, model, processor):
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
-
-
 def edit(folder, file, **changes):
     """Change a JSON file; None removes a key."""
     path = folder / file
     content = {**json.loads(path.read_text()), **changes} if path.is_file() else changes
     path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
     return content
-
-
-def in_files_of_their_own(folder):
-    """Save the image processor separately from processor_config.json, as transformers 4 did."""
-    content = json.loads((folder / "processor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(content.pop("image_processor")))
-    (folder / "processor_config.json").unlink()
 
 
 @pytest.mark.parametrize("key", ["image_processor_type", "feature_extractor_type"])
@@ -238,7 +217,8 @@ def test_vit_feature_extractor(key, tmp_path):
 def test_dtype_in_the_text_configuration_alone(kept, tmp_path):
     """Like Qwen3-VL: `config.dtype` is None, and the weights are bf16."""
     model, processor = tiny_chat("qwen3_vl")
-    stored(tmp_path, model.to(torch.bfloat16), processor)
+    for part in (model.to(torch.bfloat16), processor):
+        part.save_pretrained(tmp_path)
     config = edit(tmp_path, "config.json", dtype="bfloat16" if kept == "top" else None)
     dtype = "bfloat16" if kept == "text_config" else None
     parts = {part: {**config[part], "dtype": dtype} for part in ("text_config", "vision_config")}
@@ -256,9 +236,11 @@ def test_no_safetensors_and_no_generation_config(tmp_path):
     captioner.save_pretrained(old)
     torch.save(load_file(old / "model.safetensors"), old / "pytorch_model.bin")
     (old / "tf_model.h5").write_bytes(b"of TensorFlow")
-    for name in ("model.safetensors", "generation_config.json", "captioner.json"):
+    # The image processor in a file of its own, as transformers 4 saved it.
+    content = json.loads((old / "processor_config.json").read_text())
+    (old / "preprocessor_config.json").write_text(json.dumps(content["image_processor"]))
+    for name in ("model.safetensors", "generation_config.json", "captioner.json", "processor_config.json"):
         (old / name).unlink()
-    in_files_of_their_own(old)
     with pytest.raises(FileNotFoundError, match=r"it has pytorch_model\.bin.*Use `captionrl convert \S+old OUT`"):
         load_captioner(old)
     convert(old, tmp_path / "new")

@@ -27,19 +27,13 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 class FamilySuite:
-    """The tests; a subclass computes the reference results with the processor and the model of its family."""
+    """The tests; a subclass computes the reference results with the processor and the model of its family.
+
+    `own_log_probs` are those of the caption and its end token, and `own_ids` those that `generate` writes after the prompt.
+    """
 
     name: str
     prompt = "a photo of"
-    image_size = 20
-
-    def own_log_probs(self, model: Any, processor: Any, image: Any, caption: str) -> Tensor:
-        """Log-probabilities of the caption and its end token, from the original forward."""
-        raise NotImplementedError
-
-    def own_ids(self, model: Any, processor: Any, image: Any, number: int, **settings: Any) -> list[int]:
-        """Ids after the prompt, from the original `generate`."""
-        raise NotImplementedError
 
     @pytest.fixture
     def captioner(self) -> Captioner:
@@ -47,7 +41,7 @@ class FamilySuite:
 
     @pytest.fixture
     def images(self) -> list[Any]:
-        return [*tiny_images(1, size=self.image_size), *tiny_images(1, seed=1, size=2 * self.image_size)]
+        return [*tiny_images(1, size=20), *tiny_images(1, seed=1, size=40)]
 
     def test_log_probs_equal_those_of_the_untouched_model(self, captioner, images):
         plain, processor = tiny_family(self.name)

@@ -5,11 +5,20 @@ import pickle
 
 import pytest
 import torch
-from transformers import AutoConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel, ViTConfig
+from transformers import AutoConfig
 
 from hf_captionrl.captioners import load_captioner, shared_cross_attention
 from tests.captioners.test_head_tap import gradients
-from tests.tiny import HIDDEN, LAYERS, POSITIONS, tiny_captioner, tiny_captions, tiny_images, tiny_vit_bert
+from tests.tiny import (
+    HIDDEN,
+    LAYERS,
+    POSITIONS,
+    _tiny_encoder_decoder,
+    tiny_captioner,
+    tiny_captions,
+    tiny_images,
+    wordpiece_tokenizer,
+)
 from tests.tolerances import assert_close
 
 FOLDING = ("blip", "vit-gpt2", "vit-bert")
@@ -200,18 +209,11 @@ def test_connector_runs_once_per_generation(decoding):
 
 def with_decoder(kind, settings):
     """A captioner of ViT and another decoder."""
-    torch.manual_seed(0)
-    _, processor = tiny_vit_bert()
-    tokenizer = processor.tokenizer
-    ids = {"bos_token_id": tokenizer.cls_token_id, "eos_token_id": tokenizer.sep_token_id}
-    ids["pad_token_id"] = tokenizer.pad_token_id
-    decoder = AutoConfig.for_model(kind, **settings, **ids, vocab_size=len(tokenizer))
-    decoder.is_decoder = decoder.add_cross_attention = True
-    encoder = ViTConfig(**{**BERT, "image_size": 16, "patch_size": 8})
-    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-    config.decoder_start_token_id, config.eos_token_id = tokenizer.cls_token_id, tokenizer.sep_token_id
-    config.pad_token_id = tokenizer.pad_token_id
-    model = VisionEncoderDecoderModel(config).eval()
+    tokenizer = wordpiece_tokenizer(extra=())
+    ids = {"eos_token_id": tokenizer.sep_token_id, "pad_token_id": tokenizer.pad_token_id}
+    start = tokenizer.cls_token_id
+    decoder = AutoConfig.for_model(kind, **settings, **ids, bos_token_id=start, vocab_size=len(tokenizer))
+    model, processor = _tiny_encoder_decoder(decoder, tokenizer, {**ids, "decoder_start_token_id": start}, seed=0)
     if kind == "xmod":
         model.decoder.set_default_language("en_XX")
     return model, processor

@@ -24,12 +24,6 @@ def pixels():
     return torch.rand(B, F, 3, IMAGE_SIZE, IMAGE_SIZE, generator=torch.Generator().manual_seed(0))
 
 
-def joined(captioner, pixels):
-    """The expected features: the outputs of the tower for each frame, concatenated."""
-    with torch.no_grad():
-        return torch.cat([captioner.image_features(pixels[:, f]) for f in range(F)], dim=1)
-
-
 def plain_logits(captioner, ids, features):
     """The decoder alone, with the features as encoder states."""
     model = captioner.base_model
@@ -40,22 +34,20 @@ def plain_logits(captioner, ids, features):
     return model.decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).logits
 
 
-def scored(logits, ids):
-    return logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
-
-
 @pytest.mark.parametrize("family", ["blip", "vit-gpt2", "vit-bert"])
 def test_log_probs_equal_a_plain_forward(family, pixels):
     captioner = tiny_captioner(family)
     features = pool_frames(captioner.image_features(pixels.flatten(0, 1)).detach(), F, "concat")
-    oracle = joined(captioner, pixels)
+    with torch.no_grad():
+        oracle = torch.cat([captioner.image_features(pixels[:, f]) for f in range(F)], dim=1)
     assert features.shape == oracle.shape
     batch = captioner.collate(None, CAPTIONS, image_features=features)
     found = captioner.log_probs(batch)
     for row, caption in enumerate(CAPTIONS):
         ids = captioner.encode_captions([caption])["input_ids"]
         with torch.no_grad():
-            expected = scored(plain_logits(captioner, ids, oracle[row // 2, None]), ids)[0]
+            logits = plain_logits(captioner, ids, oracle[row // 2, None])[0, :-1]
+        expected = logits.log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
         supervised = batch["labels"][row, 1:] != -100
         assert_close(found[row][supervised], expected[supervised[: len(expected)].nonzero()[:, 0]])
     assert captioner.self_check(batch) < resolution(10)
@@ -63,32 +55,6 @@ def test_log_probs_equal_a_plain_forward(family, pixels):
 
 
 SETTINGS = {"num_beams": 1, "do_sample": False, "max_new_tokens": 4}
-
-
-def trainer_of(captioner, data, folder, pooling):
-    args = SmileConfig(
-        str(folder / "out"),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        learning_rate=1e-2,
-        freeze_vision_tower=True,
-        cache_image_features=True,
-        feature_cache_dir=str(folder / "cache"),
-        frame_pooling=pooling,
-        generation_num_beams=1,
-        generation_max_new_tokens=4,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    return SmileTrainer(captioner, args=args, train_dataset=data)
-
-
-def clips(number, frames):
-    """Moving scenes, of which some frames are sampled."""
-    data = load_moving_scenes(num_train=number, num_validation=0, num_test=0)["train"]
-    return data.add_column("video_frames", [frames] * number)
 
 
 @pytest.mark.parametrize("name", ["clipcap", "git", "llava"])
@@ -101,7 +67,9 @@ def test_frame_pooling_that_a_model_does_not_support_raises(name):
 
 @pytest.fixture(scope="module")
 def films():
-    return clips(2, F)
+    """Moving scenes, of which some frames are sampled."""
+    data = load_moving_scenes(num_train=2, num_validation=0, num_test=0)["train"]
+    return data.add_column("video_frames", [F] * 2)
 
 
 def features(captioner, row, pooling):
@@ -113,7 +81,9 @@ def features(captioner, row, pooling):
 @pytest.mark.parametrize("pooling", ["mean", "ordered"])
 def test_the_pooling_of_the_training_is_that_of_the_captions(films, tmp_path, pooling):
     folder = tmp_path / "saved"
-    trainer_of(tiny_captioner("blip"), films, tmp_path, pooling).save_model(str(folder))
+    cache = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache"), "freeze_vision_tower": True}
+    args = SmileConfig(str(tmp_path / "out"), frame_pooling=pooling, report_to="none", use_cpu=True, **cache)
+    SmileTrainer(tiny_captioner("blip"), args=args, train_dataset=films).save_model(str(folder))
     assert json.loads((folder / "captioner.json").read_text())["frame_pooling"] == pooling
     caption = pipeline(folder, device="cpu", **SETTINGS)
     captioner = caption.captioner

@@ -44,14 +44,10 @@ def test_replaced_column_of_a_selection_follows_its_order():
         assert replaced.data.num_rows == (8 if len(set(rows)) == len(rows) else 4)
 
 
-def converted(columns, **arguments):
-    rows = datasets.Dataset.from_dict({"image": [b"x"] * 2, **columns})
-    return rows, to_caption_columns(rows, SourceArguments(**arguments), split="train", where="test")
-
-
 def test_columns_may_have_each_others_names():
-    columns = {"captions": ["x", "y"], "image_id": [["a dog"], ["a cat"]]}
-    _, found = converted(columns, image_id_column="captions", caption_column="image_id")
+    columns = {"image": [b"x"] * 2, "captions": ["x", "y"], "image_id": [["a dog"], ["a cat"]]}
+    names = SourceArguments(image_id_column="captions", caption_column="image_id")
+    found = to_caption_columns(datasets.Dataset.from_dict(columns), names, split="train", where="test")
     assert (found["image_id"][:], found["captions"][:]) == (["x", "y"], [["a dog"], ["a cat"]])
 
 

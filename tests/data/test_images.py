@@ -288,7 +288,8 @@ UNUSUAL = {  # an image in memory, the format of its file, what is saved with it
 }
 
 
-def entries(folder):
+@pytest.fixture(scope="module")
+def every_entry():
     """Functions from an image to what a model reads or returns for it, by name."""
     scorer = load_scorer("scenes:clip-reward")
     found = {
@@ -305,11 +306,6 @@ def entries(folder):
     metric = evaluate.load("clip_score")
     found["evaluate"] = lambda image: metric.compute(predictions=["a red car"], references=[image], scorer=scorer)
     return found
-
-
-@pytest.fixture(scope="module")
-def every_entry(tmp_path_factory):
-    return entries(tmp_path_factory.mktemp("entries"))
 
 
 @pytest.mark.parametrize("name", UNUSUAL)

@@ -276,16 +276,9 @@ def test_code_of_a_data_set_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Few scenes."""
+def test_scenes_are_the_default_data(monkeypatch):
     few, load = {"num_train": 4, "num_validation": 3, "num_test": 5}, hf_captionrl.scenes.load_scenes
     monkeypatch.setattr(hf_captionrl.scenes, "load_scenes", lambda *name, **more: load(*name, **few | more))
-    return hf_captionrl.scenes.load_scenes
-
-
-@pytest.mark.usefixtures("small")
-def test_scenes_are_the_default_data():
     splits, full = load_captions(split=None), load_caption_splits("scenes", caption_column="full_caption")
     assert {name: len(ds) for name, ds in splits.items()} == {"train": 4, "validation": 3, "test": 5}
     for name, ds in splits.items():

@@ -1,7 +1,6 @@
 """Captions shortened to subject, or subject, verb and object: by the grammar of scenes, and by spaCy."""
 
 import importlib.util
-import json
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hf_captionrl.data import exchange_captions
 from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.scenes import check, load_scenes, sample_scene
 from hf_captionrl.scenes.grammar import ANNOTATORS, annotate
+from hf_captionrl.utils.io import write_jsonl
 
 HAS_SPACY = all(
     any(importlib.util.find_spec(name) for name in names)
@@ -95,16 +95,11 @@ def scenes():
     return load_scenes(num_train=6, num_validation=0, num_test=0)["train"]
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def test_captions_follow_their_images(tmp_path, scenes, caplog):
     ids = list(scenes["image_id"])
     rows = [{"image_id": ids[i], "captions": [f"caption of {ids[i]}"]} for i in (4, 0, 3)]
     rows.append({"image_id": "elsewhere", "captions": ["x"]})
-    found = exchange_captions(scenes, write(tmp_path / "c.jsonl", rows))
+    found = exchange_captions(scenes, write_jsonl(tmp_path / "c.jsonl", rows))
     assert list(found["image_id"]) == [ids[0], ids[3], ids[4]]
     assert [list(c) for c in found["captions"]] == [[f"caption of {i}"] for i in found["image_id"]]
     assert found["image"][1] == scenes["image"][3]
@@ -124,6 +119,6 @@ def test_captions_follow_their_images(tmp_path, scenes, caplog):
 def test_invalid_files_are_refused(tmp_path, scenes, name, rows, column, message):
     if rows is not None:
         given = [scenes["image_id"][row] for row in rows] or ["x"]
-        write(tmp_path / name, [{"image_id": i, "captions": ["a"]} for i in given])
+        write_jsonl(tmp_path / name, [{"image_id": i, "captions": ["a"]} for i in given])
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         exchange_captions(scenes, tmp_path / name, column=column)

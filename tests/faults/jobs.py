@@ -79,6 +79,7 @@ def trainer_of(kind, folder, *, callbacks=(), **changes):
         SmileTrainer,
     )
     from tests.tiny import tiny_captioner
+    from tests.trainers.rl_step import neighbours
 
     captioner, train = tiny_captioner("blip"), _data()["train"]
     evaluation = _data()["validation"] if "eval_strategy" in changes else None
@@ -93,18 +94,12 @@ def trainer_of(kind, folder, *, callbacks=(), **changes):
         return SLETrainer(captioner, config, **parts)
     if kind == "self-retrieval":
         config = SelfRetrievalConfig(str(folder), **{"num_generations": 2, "bag_schedule": {1: 2, 2: 4}, **common})
-        return SelfRetrievalTrainer(captioner, _scorer(), config, neighbours=_neighbours(len(train)), **parts)
+        return SelfRetrievalTrainer(captioner, _scorer(), config, neighbours=neighbours(len(train)), **parts)
     config = CaptionRLConfig(str(folder), **{"num_generations": 2, "num_iterations": 2, "beta": 0.1, **common})
     return CaptionRLTrainer(captioner, ["length", "self_retrieval"], config, scorer=_scorer(), **parts)
 
 
 TRAINERS = ("smile", "sle", "self-retrieval", "caption-rl")
-
-
-def _neighbours(number, k=8):
-    import torch
-
-    return (torch.arange(number)[:, None] + torch.arange(1, k + 1)) % number
 
 
 def digest(trainer):

@@ -12,9 +12,8 @@ import pytest
 
 from hf_captionrl.hub import folder_contents
 from tests.data.photos import png
-from tests.faults.campaign import IN_TIME, wait_until
 from tests.faults.jobs import KEYS, TRAINERS
-from tests.faults.warm_process import WarmProcess
+from tests.faults.warm_process import IN_TIME, WarmProcess, wait_until
 from tests.hub.folders import publishable
 from tests.hub.server import HubServer
 

@@ -5,7 +5,6 @@ the process gets a signal. Moments are counted in calls, not in seconds, so that
 loaded machine, and so that every one of them falls into the job.
 """
 
-import contextlib
 import importlib
 import json
 import math
@@ -18,22 +17,28 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tqdm.std
 
+from tests.processes import _run
+
 ROOT = Path(__file__).parents[2]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 SIGNAL = "A signal is sent at"
+IN_TIME = 30.0
+"""Seconds that `accelerate launch`, and many a scheduler, leaves between SIGTERM and SIGKILL."""
 QUIET = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "*"}
 
 
-def send(process: int, number: int) -> None:
-    """A signal whose moment is said, for how long it takes to act on it."""
-    os.write(2, f"{SIGNAL} {time.monotonic():.3f}\n".encode())
-    os.kill(process, number)
+def wait_until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.005)
 
 
 class Moment:
@@ -46,7 +51,9 @@ class Moment:
         if event in ("call", "c_call"):
             self.calls += 1
             if self.calls == self.at:
-                send(os.getpid(), self.number)
+                # Its time is said, for how long it takes to act on it.
+                os.write(2, f"{SIGNAL} {time.monotonic():.3f}\n".encode())
+                os.kill(os.getpid(), self.number)
 
     def __enter__(self):
         if self.at is not None:
@@ -76,9 +83,9 @@ class Ended:
     def killed(self):
         return self.code == -signal.SIGKILL
 
-    def seconds_since(self, sender: "Ended | None" = None) -> float:
-        """From the signal that this process sent, or another one, to its end; infinite where there was none."""
-        said = re.search(rf"{SIGNAL} ([\d.]+)", (sender or self).output)
+    def seconds_since(self) -> float:
+        """From the signal that this process sent to its end; infinite where there was none."""
+        said = re.search(rf"{SIGNAL} ([\d.]+)", self.output)
         return self.at - float(said[1]) if said else math.inf
 
 
@@ -121,9 +128,9 @@ class WarmProcess:
         said = self._ask(warm=job, arguments=arguments)
         assert not said, said
 
-    def start(self, job, *, environment=None, **arguments):
+    def start(self, job, **arguments):
         """Start a job; the number of its process."""
-        return self._ask(start=job, arguments=arguments, environment=environment or {})
+        return self._ask(start=job, arguments=arguments)
 
     def wait(self, number, timeout=120.0):
         """Wait for a job."""
@@ -140,30 +147,19 @@ def child(request, folder):
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    os.environ.update(request["environment"])
     # By default progress bars share a lock with forked processes, which one that is killed would keep forever.
     kinds = [tqdm.std.tqdm]
     while kinds:
         kind = kinds.pop()
         kind.set_lock(threading.RLock())
         kinds += kind.__subclasses__()
-    code = 1
-    try:
-        value = getattr(importlib.import_module("tests.faults.jobs"), request["start"])(**request["arguments"])
-        (folder / "value").write_text(json.dumps(value))
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        import traceback
+    _run(job, (request, folder), None, None)
 
-        traceback.print_exc()
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+
+def job(request, folder):
+    value = getattr(importlib.import_module("tests.faults.jobs"), request["start"])(**request["arguments"])
+    (folder / "value").write_text(json.dumps(value))
+    return 0
 
 
 def wait_for(number, folder, timeout):

@@ -48,7 +48,8 @@ def head() -> Head:
 
 
 def log_sum_exp(values: list[Tensor]) -> Tensor:
-    return torch.stack(values).exp().sum().log()
+    largest = max(value.detach() for value in values)
+    return largest + (torch.stack(values) - largest).exp().sum().log()
 
 
 def loop_smile(
@@ -90,6 +91,7 @@ def loop_smile(
             loss = log_sum_exp([row[v] for v in sorted(allowed)]) - row[label]
             log_normaliser = log_sum_exp([row[v] for v in range(V)])
             mle = (1 - mle_label_smoothing) * (log_normaliser - row[label])
-            mle = mle + mle_label_smoothing / V * sum(log_normaliser - row[v] for v in range(V))
+            if mle_label_smoothing:
+                mle = mle + mle_label_smoothing / V * sum(log_normaliser - row[v] for v in range(V))
             losses[b][t] = mle_weight * mle + (1 - mle_weight) * loss
     return torch.stack([torch.stack(row) for row in losses])

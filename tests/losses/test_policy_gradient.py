@@ -32,10 +32,11 @@ def loop(
     b: dict[str, Tensor], loss_type: str, *, old=False, clip=None, beta=0.0, entropy_weight=0.0
 ) -> dict[str, float]:
     total, named = 0.0, {"kl": 0.0, "entropy": 0.0, "clipped_share": 0.0}
+    advantages = b["advantages"] if b["advantages"].dim() == 2 else b["advantages"][:, None].expand(4, 5)
     for n in range(4):
         tokens = [t for t in range(5) if b["mask"][n, t]]
         for t in tokens:
-            log_prob, advantage = float(b["log_probs"][n, t]), float(b["advantages"][n])
+            log_prob, advantage = float(b["log_probs"][n, t]), float(advantages[n, t])
             gain = advantage * log_prob
             if old:
                 ratio = math.exp(log_prob - float(b["old"][n, t]))
@@ -70,8 +71,12 @@ def loss_of(b: dict[str, Tensor], *, old=False, clip=None, **more) -> dict[str, 
         ("sum", False, None, 0.3, 0.05),
     ],
 )
-def test_equals_a_plain_loop(loss_type, old, clip, beta, entropy_weight):
+@pytest.mark.parametrize("per_token", [False, True])
+def test_equals_a_plain_loop(loss_type, old, clip, beta, entropy_weight, per_token):
     b = batch()
+    if per_token:  # an advantage of each token
+        drawn = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        b["advantages"] = drawn.masked_fill(~b["mask"], torch.nan)
     found = loss_of(b, loss_type=loss_type, old=old, clip=clip, beta=beta, entropy_weight=entropy_weight)
     expected = loop(b, loss_type, old=old, clip=clip, beta=beta, entropy_weight=entropy_weight)
     if clip is None:

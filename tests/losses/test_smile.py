@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import BertTokenizerFast
 
 from hf_captionrl.losses import IGNORE_INDEX, fused_smile_loss, shift_first_token, smile_loss
 from tests.losses.conftest import Head, loop_smile
+from tests.tiny import bpe_tokenizer, wordpiece_tokenizer
 from tests.tolerances import assert_close, close
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -162,19 +162,9 @@ def test_invalid_arguments_raise(head: Head, change, name):
         smile_loss(**arguments)
 
 
-VOCABULARY = ["[PAD]", "[UNK]", "[SEP]", "a", "cat", "sat", "##a", "##cat", "on"]
-
-
-def tokenizer_of(model) -> PreTrainedTokenizerFast:
-    backend = Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", sep_token="[SEP]")
-
-
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    ids = {word: i for i, word in enumerate(VOCABULARY)}
-    return tokenizer_of(models.WordPiece(ids, unk_token="[UNK]"))
+def tokenizer() -> BertTokenizerFast:
+    return wordpiece_tokenizer()
 
 
 def rows(tokenizer, *captions: str) -> torch.Tensor:
@@ -182,7 +172,7 @@ def rows(tokenizer, *captions: str) -> torch.Tensor:
 
 
 def test_input_and_target_get_the_subword_form(tokenizer):
-    ids = rows(tokenizer, "on a cat sat", "on on a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
+    ids = rows(tokenizer, "on a cat dog", "on on a [SEP]", "on dog a [PAD]", "on a [PAD] [PAD]")
     labels = ids.clone()
     labels[:, 0] = IGNORE_INDEX  # a prompt of one token
     labels[1, 1] = IGNORE_INDEX  # and of two
@@ -190,7 +180,7 @@ def test_input_and_target_get_the_subword_form(tokenizer):
     labels[3] = IGNORE_INDEX  # nothing supervised
     before = ids.clone(), labels.clone()
     new_ids, new_labels = shift_first_token(ids, labels, tokenizer)
-    expected = rows(tokenizer, "on ##a cat sat", "on on ##a [SEP]", "on sat a [PAD]", "on a [PAD] [PAD]")
+    expected = rows(tokenizer, "on ##a cat dog", "on on ##a [SEP]", "on dog a [PAD]", "on a [PAD] [PAD]")
     assert torch.equal(new_ids, expected)
     assert torch.equal(new_labels, torch.where(labels == IGNORE_INDEX, labels, new_ids))
     assert torch.equal(ids, before[0])
@@ -206,9 +196,10 @@ def test_only_the_first_occurrence_is_shifted_and_input_ids_are_optional(tokeniz
 
 def test_other_vocabularies_and_aligned_labels_are_refused(tokenizer):
     # GPT-2's vocabulary contains "##" too, so the vocabulary alone does not identify WordPiece.
-    other = tokenizer_of(models.BPE({word: i for i, word in enumerate(VOCABULARY)}, [], unk_token="[UNK]"))
+    other = bpe_tokenizer()
+    other.add_tokens(["##a"])
     with pytest.raises(ValueError, match="WordPiece"):
         shift_first_token(None, torch.tensor([[3, 4]]), other)
-    ids = rows(tokenizer, "a cat sat on")
+    ids = rows(tokenizer, "a cat dog on")
     with pytest.raises(ValueError, match="input_ids"):
         shift_first_token(ids, ids.roll(-1, 1), tokenizer)

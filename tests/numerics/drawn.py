@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -75,8 +74,3 @@ def captions(draw, *, kinds=KINDS, dtypes=DTYPES, least: int = 0) -> Drawn:
     for row, length in enumerate(lengths):
         labels[row, prompt : prompt + length] = (torch.randint(words, (length,), generator=generator) + seed % V) % V
     return Drawn(extreme((*labels.shape, V), kind, dtype, seed).to(dtype), labels)
-
-
-def log_sum_exp(values: np.ndarray) -> float:
-    largest = values.max()
-    return float(largest + np.log(np.exp(values - largest).sum()))

@@ -10,17 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_captionrl.metrics import (
-    caption_perplexity,
-    cider_d,
-    clip_score,
-    emscore,
-    exact_interval,
-    ref_clip_score,
-    self_retrieval,
-)
+from hf_captionrl.metrics import caption_perplexity, clip_score, emscore, ref_clip_score, self_retrieval
 from hf_captionrl.retrieval.neighbours import normalised
-from hf_captionrl.retrieval.ranking import bag_ranks, check_features, distractor_recall, ranks, set_ranks, unit_rows
+from hf_captionrl.retrieval.ranking import bag_ranks, check_features, ranks, set_ranks, unit_rows
 from hf_captionrl.retrieval.scorer import _unit
 from hf_captionrl.rewards import BASELINES, make_baseline, retrieval_rewards
 from tests.numerics.drawn import V, dtypes, extreme, few, fewer, kinds, seeds
@@ -48,10 +40,6 @@ def times(rows, dtype, powers):
     return torch.from_numpy(np.ldexp(rows.numpy(), np.array(powers)[:, None])).to(dtype)
 
 
-def cosines(a, b):
-    return torch.nn.functional.normalize(a, dim=1) @ torch.nn.functional.normalize(b, dim=1).T
-
-
 # Rows of any magnitude
 
 
@@ -61,7 +49,7 @@ def test_self_retrieval_depends_only_on_directions(dtype, seed, data):
     text, images = whole(5, seed), whole(5, seed + 1)
     small, large = (times(rows, dtype, [data.draw(POWERS[dtype]) for _ in rows]) for rows in (text, images))
     found = self_retrieval(small, large, num_bootstrap=0)["ranks"].tolist()
-    scores = cosines(text, images)
+    scores = torch.nn.functional.normalize(text, dim=1) @ torch.nn.functional.normalize(images, dim=1).T
     own = scores.diagonal()[:, None]
     # A tie or a near tie may be ranked either way.
     most = (scores >= own - 1e-5).sum(1)
@@ -130,22 +118,7 @@ def test_rows_without_a_direction_are_named(value, said):
             call()
 
 
-# Options and other numbers
-
-
-def test_options_outside_the_domain_are_refused():
-    images = torch.eye(4)
-    pair = ["a cat"], [["a dog"]]
-    for call, said in (
-        (lambda: cider_d(*pair, sigma=1e-200), "sigma"),
-        (lambda: self_retrieval(images, images, bags=[None]), r"bags\[0\]"),
-        (lambda: self_retrieval(images, images, targets=[None] * 4), "targets"),
-        (lambda: emscore([images], [images], idf=[[math.inf, 1, 1, 1]]), r"idf\[0\]"),
-        (lambda: distractor_recall(torch.tensor([5]), 4, num_distractors=2), r"rank\[0\] is 5"),
-        (lambda: exact_interval(1.5, 3), "1.5 successes"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            call()
+# Other numbers
 
 
 def test_scale_of_the_weights_does_not_matter():

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,8 @@ from torch import Tensor
 from hf_captionrl.losses import fused_smile_loss, linear_log_probs, policy_gradient_loss, smile_loss
 from hf_captionrl.losses.policy_gradient import LOSS_TYPES
 from hf_captionrl.trainers.trl_smile_sft import document_ids, segment_loss
-from tests.numerics.drawn import IGNORE, Drawn, V, captions, dtypes, extreme, few, log_sum_exp, seeds
+from tests.losses.conftest import loop_smile
+from tests.numerics.drawn import IGNORE, Drawn, V, captions, dtypes, extreme, few, seeds
 from tests.tolerances import assert_close, resolution
 
 OPTIONS = [
@@ -38,31 +38,9 @@ def with_draw(how: dict, drawn: Drawn) -> dict:
     return {**how, "random_ids": ids}
 
 
-def slowly(drawn: Drawn, how: dict) -> np.ndarray:
+def slowly(drawn: Drawn, how: dict) -> Tensor:
     """Losses `(B, T)` in fp64, position by position."""
-    B, T = drawn.labels.shape
-    found = np.zeros((B, T))
-    smoothing, mle_weight = how.get("mle_label_smoothing", 0.0), how.get("mle_weight", 0.0)
-    for b in range(B):
-        words = {int(w) for w in drawn.labels[b] if w != IGNORE}
-        first = how.get("first_token", "mle") == "mle"
-        for t in range(T):
-            word = int(drawn.labels[b, t])
-            if word == IGNORE:
-                continue
-            row = drawn.logits[b, t].double().numpy()
-            if how.get("subset") == "reverse":
-                closed = words | ({0} if "pad_token_id" in how and drawn.labels[b, -1] == IGNORE else set())
-                allowed = (set(range(V)) - closed) | {word}
-            elif how.get("subset") == "random":
-                allowed = {int(i) for i in how["random_ids"][b]} | {word}
-            else:
-                allowed = words
-            smile = log_sum_exp(row[sorted(range(V) if first else allowed)]) - row[word]
-            mle = log_sum_exp(row) - (1 - smoothing) * row[word] - smoothing * row.mean()
-            found[b, t] = (1 - mle_weight) * smile + (mle_weight * mle if mle_weight else 0.0)
-            first = False
-    return found
+    return loop_smile(drawn.logits.double(), drawn.labels, **how)
 
 
 def fused(logits: Tensor, labels: Tensor, **how) -> Tensor:
@@ -74,7 +52,7 @@ def fused(logits: Tensor, labels: Tensor, **how) -> Tensor:
 @given(captions(least=1), options)
 def test_loss_equals_fp64_for_any_logits(drawn, how):
     how = with_draw(how, drawn)
-    expected = torch.from_numpy(slowly(drawn, how))
+    expected = slowly(drawn, how)
     # fp32 keeps 24 bits of the largest logit; fp16 and bf16 lose nothing beyond the rounding of the logits.
     size = max(1.0, drawn.size)
     for loss in (smile_loss, fused):

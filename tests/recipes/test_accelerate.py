@@ -18,7 +18,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import DistributedType
 from safetensors.torch import load_file
 
-from tests.faults.campaign import IN_TIME, wait_until
+from tests.faults.warm_process import IN_TIME, wait_until
 from tests.offline import python_path
 from tests.tolerances import assert_close, close
 

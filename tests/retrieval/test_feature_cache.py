@@ -311,15 +311,11 @@ def test_concurrent_writers_lose_no_rows(tmp_path):
 # ------------------------------------------------------------------ deleted, replaced and truncated files
 
 
-def filled(tmp_path, **kwargs):
-    cache = make(tmp_path, **kwargs)
-    cache.get_or_compute(KEYS, Compute(KEYS))
-    return cache.directory
-
-
 @pytest.mark.parametrize("damage", ["no rows", "fewer rows", "another meta", "no JSON", "no keys"])
 def test_deleted_and_replaced_files_never_give_other_rows(tmp_path, damage):
-    folder, cache = filled(tmp_path), make(tmp_path)
+    make(tmp_path).get_or_compute(KEYS, Compute(KEYS))
+    cache = make(tmp_path)
+    folder = cache.directory
     view, (rows,), (keys,), meta = cache.get(KEYS), folder.glob("rows-*"), folder.glob("keys-*"), folder / "meta.json"
     if damage == "fewer rows":
         rows.rename(tmp_path / "moved")  # the open view maps its rows

@@ -42,14 +42,6 @@ def test_neighbours_equal_a_plain_loop(block_size):
     assert similarities.dtype == torch.float32
 
 
-def test_features_may_have_any_norm_and_half_precision():
-    features = clustered(50)
-    scaled = features * torch.linspace(0.1, 30, 50)[:, None]
-    assert torch.equal(nearest_neighbours(features, 5)[0], nearest_neighbours(scaled.numpy(), 5)[0])
-    half = features.half()
-    assert torch.equal(nearest_neighbours(half, 5)[0], nearest_neighbours(half.float(), 5)[0])
-
-
 @pytest.mark.parametrize(("count", "k"), [(30, 8), (1000, 3)])
 def test_ties_are_in_the_order_of_the_rows(count, k):
     # Unit vectors along axes: every cosine is exactly 0 or 1. With many more images than k, groups are searched.

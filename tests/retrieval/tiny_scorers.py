@@ -11,7 +11,7 @@ CAPTIONS = ["a red cat", "a", "two small blue dog on the big red mat", "the zebr
 LIMIT = 12
 
 
-def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), max_length=LIMIT, mask=True, bos=True):
+def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), bos=True):
     vocab = {word: i for i, word in enumerate([*specials, *WORDS, *last])}
     core = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -24,8 +24,8 @@ def make_tokenizer(specials=("<bos>", "<pad>", "<eos>"), *, last=(), max_length=
         eos_token="<eos>",
         pad_token="<pad>",
         unk_token="<pad>",
-        model_max_length=max_length,
-        model_input_names=["input_ids", "attention_mask"] if mask else ["input_ids"],
+        model_max_length=LIMIT,
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 

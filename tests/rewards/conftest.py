@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_captionrl.rewards import Reward, RewardContext, RewardData
 
@@ -83,16 +82,6 @@ class Rollouts:
             scorer=scorer,
             **kwargs,
         )
-
-
-class Operations(TorchDispatchMode):
-    """Counts tensor operations."""
-
-    number = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.number += 1
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.fixture

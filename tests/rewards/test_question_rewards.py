@@ -73,11 +73,8 @@ def test_clips_are_asked_only_what_they_show():
     facts = load_moving_scenes("shapes", num_train=4, num_validation=0, num_test=0)["train"]["facts"][:]
     for one in facts:
         assert {"kind", "background"} <= {question.topic for question in scene_questions(one)}
-        assert share(full_caption_of(one), one) == 1.0
-
-
-def full_caption_of(facts):
-    return full_caption(Facts(**{name: facts[name] for name in Facts.__dataclass_fields__}))
+        caption = full_caption(Facts(**{name: one[name] for name in Facts.__dataclass_fields__}))
+        assert share(caption, one) == 1.0
 
 
 def test_the_reward_equals_a_loop_and_subtracts_the_prior(rollouts):

@@ -91,7 +91,8 @@ def test_words_end_after_their_marks():
         ("मानव", "एक मानव है", True),
         ("cafe", "a cafe\u0301", False),
         ("logo", "A LOGO.", True),
-        ("logo", "logos", False),
+        ("logo", "logos, catalogo", False),
+        ("no  parking", "the no  parking sign", True),
         ("猫", "一只猫坐着", True),
     ):
         assert (word_pattern(word).search(text) is not None) == is_there

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.tiny import _MEAN_STD, _SQUARE, _VISION, HIDDEN
-from tests.tiny.chat import _LLAVA_TEMPLATE, _TEMPLATE, GRID, _finish, _text, chat_tokenizer, qwen
+from tests.tiny.chat import _TEMPLATE, GRID, LLAVA, _finish, _text, chat_tokenizer, qwen
 
 ANY_CHAT_TYPES = tuple("gemma4 qwen3_5 qwen3_vl_moe llava_next mistral3 lfm2_vl glm4v molmo2 minicpmv4_6".split())
 _WITHOUT_START = _TEMPLATE.replace("{{ bos_token }}", "")
@@ -86,14 +86,7 @@ def _llava_next() -> tuple[Any, Any]:
     images = transformers.LlavaNextImageProcessor(
         size={"shortest_edge": 16}, crop_size=_SQUARE, image_grid_pinpoints=pinpoints, **_MEAN_STD
     )
-    processor = transformers.LlavaNextProcessor(
-        images,
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=_LLAVA_TEMPLATE,
-    )
+    processor = transformers.LlavaNextProcessor(images, tokenizer, **LLAVA)
     return transformers.LlavaNextForConditionalGeneration(config), processor
 
 

@@ -64,6 +64,14 @@ def _finish(model: Any, tokenizer: Any) -> Any:
     return _spread(model)
 
 
+LLAVA: dict[str, Any] = {
+    "patch_size": 8,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+    "chat_template": _LLAVA_TEMPLATE,
+}
+
+
 def _llava() -> tuple[Any, Any]:
     tokenizer = chat_tokenizer(("<image>",), image_token="<image>")
     config = transformers.LlavaConfig(
@@ -73,14 +81,7 @@ def _llava() -> tuple[Any, Any]:
         image_seq_length=4,
         vision_feature_layer=-2,
     )
-    processor = transformers.LlavaProcessor(
-        transformers.CLIPImageProcessor(**_CROPPED),
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=_LLAVA_TEMPLATE,
-    )
+    processor = transformers.LlavaProcessor(transformers.CLIPImageProcessor(**_CROPPED), tokenizer, **LLAVA)
     return transformers.LlavaForConditionalGeneration(config), processor
 
 

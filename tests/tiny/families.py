@@ -31,42 +31,26 @@ _T5: dict[str, Any] = {"num_layers": LAYERS, "num_heads": HEADS, "d_kv": HIDDEN 
 _T5 |= {"d_model": HIDDEN, "dropout_rate": 0.0}
 
 
-def metaspace_tokenizer(first: tuple[str, ...], ends: str = "", fillers: int = 0) -> Any:
-    """Of T5's and XLM-R's kind: a word is one id and carries its blank, whatever stands before it.
-
-    Args:
-        first: The special tokens, whose ids are 0, 1, ...: among them `<pad>`, `</s>`, `<unk>`.
-        ends: Added behind every text.
-        fillers: Ids behind the special ones that stand for nothing.
-    """
-    tokens = [*first, *(f"<filler{i}>" for i in range(fillers)), *(f"▁{word}" for word in WORDS)]
+def metaspace_tokenizer() -> Any:
+    """T5's kind: a word is one id and carries its blank, whatever stands before it, and `</s>` ends every text."""
+    tokens = ["<pad>", "</s>", "<unk>", *(f"▁{word}" for word in WORDS)]
     tokens += [f"▁{word}" for word in ("An", "image", "What", "does", "the", "describe?") if f"▁{word}" not in tokens]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    if ends:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"$A {ends}", special_tokens=[(ends, tokens.index(ends))]
-        )
-    named = {"bos_token": "<s>"} if "<s>" in first else {}
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", **named
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
-
-
-def _starting(tokenizer: Any, template: str) -> Any:
-    """Let a tokenizer add special tokens to every text."""
-    ids = tokenizer.get_vocab()
-    special = [(token, ids[token]) for token in ("<s>", "</s>")]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
-    return tokenizer
 
 
 def _blip2(language: str, instruct: bool) -> tuple[Any, Any]:
     if language == "t5":
-        tokenizer = metaspace_tokenizer(("<pad>", "</s>", "<unk>"), ends="</s>")
+        tokenizer = metaspace_tokenizer()
     else:
-        tokenizer = _starting(chat_tokenizer(()), "<s> $A")
+        tokenizer = chat_tokenizer(())
+        start = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
+        tokenizer.backend_tokenizer.post_processor = start
     size: dict[str, Any] = {"size": _SQUARE, **_MEAN_STD}
     settings: dict[str, Any] = {"num_query_tokens": 3}
     if instruct:

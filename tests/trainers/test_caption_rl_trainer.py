@@ -28,14 +28,11 @@ from tests.trainers.one_step import SAMPLED, bits, captioner, different, spy_on
 
 from .one_step import assert_one_plain_step, largest_difference, weights
 from .rl_step import GREEDY, build, train
+from .test_checkpoints import losses
 
 
-@pytest.fixture(scope="module")
-def whole_batch(tmp_path_factory, scenes):
-    return weights(train(tmp_path_factory.mktemp("whole"), scenes["train"], per_device_train_batch_size=16))
-
-
-def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
+def test_one_step_equals_a_plain_loop(tmp_path, scenes, scorer):
+    trained = weights(train(tmp_path, scenes["train"], per_device_train_batch_size=16))
     plain, rows = captioner(), scenes["train"]
     images = [open_image(row["image"]) for row in rows]
     pixels = plain.encode_images(images)["pixel_values"]
@@ -51,7 +48,7 @@ def test_one_step_equals_a_plain_loop(scenes, whole_batch, scorer):
         start = len(plain.prompt_ids())
         log_probs = [F.log_softmax(logits[0, t - 1], -1)[row[t]] for t in range(start, len(row))]
         total = total - reward * torch.stack(log_probs).mean() / 16
-    assert_one_plain_step(whole_batch, plain.model, total, ulps=128)
+    assert_one_plain_step(trained, plain.model, total, ulps=128)
 
 
 def _run(folder, arguments):
@@ -206,10 +203,6 @@ STEPS = {**SAMPLED, **LOGGED, "per_device_train_batch_size": 4, "gradient_accumu
 STEPS |= {"num_iterations": 3, "max_completion_length": 5, "baseline": "leave_one_out", "beta": 0.1}
 STEPS |= {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": 8}
 SAVED = {**STEPS, "save_strategy": "steps", "save_steps": 1}
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.fixture(scope="module")

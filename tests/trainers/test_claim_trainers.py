@@ -5,7 +5,6 @@ import torch
 
 from hf_captionrl.experimental.claim_rewards import ClaimReward
 from hf_captionrl.experimental.question_rewards import QuestionReward
-from hf_captionrl.losses import policy_gradient_loss
 from hf_captionrl.rewards.base import function_context
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.scenes.truth_checker import mark_caption
@@ -17,7 +16,6 @@ from hf_captionrl.trainers import (
     SLEConfig,
     SLETrainer,
 )
-from tests.tolerances import close
 from tests.trainers.grpo_worker import make_trainer, trainer_of_trl
 from tests.trainers.one_step import PLAIN_SGD, assert_one_plain_step, captioner, spy_on, weights
 
@@ -97,32 +95,6 @@ def test_credit_per_claim_is_the_gradient_of_a_loop(tmp_path, data):
             before = so_far
     assert credited > 5
     assert_one_plain_step(weights(trainer), start.model, loss, ulps=256)
-
-
-def test_tokens_may_have_their_own_advantage_in_the_loss():
-    generator = torch.Generator().manual_seed(0)
-    log_probs = torch.randn(3, 4, generator=generator).double()
-    advantages = torch.randn(3, 4, generator=generator).double()
-    old = log_probs + 0.3 * torch.randn(3, 4, generator=generator).double()
-    mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]]).bool()
-    found = policy_gradient_loss(
-        log_probs, advantages.masked_fill(~mask, torch.nan), mask, old_log_probs=old, epsilon=0.2
-    )
-    total, clipped = 0.0, 0.0
-    for n in range(3):
-        for t in range(4):
-            if mask[n, t]:
-                ratio, a = float((log_probs[n, t] - old[n, t]).exp()), float(advantages[n, t])
-                gains = (ratio * a, min(max(ratio, 0.8), 1.2) * a)
-                total += min(gains) / int(mask[n].sum())
-                clipped += (gains[1] < gains[0]) / int(mask[n].sum())
-    assert float(found["loss"]) == close(-total / 3)
-    assert float(found["clipped_share"]) == close(clipped, dtype="float32")
-    # The same advantage for all tokens of a caption is that of the caption.
-    one = policy_gradient_loss(log_probs, advantages[:, :1].expand(3, 4), mask)["loss"]
-    assert float(one) == close(float(policy_gradient_loss(log_probs, advantages[:, 0], mask)["loss"]))
-    with pytest.raises(ValueError, match="advantages"):
-        policy_gradient_loss(log_probs, advantages[:, :2], mask)
 
 
 def test_credit_has_the_units_of_the_reward(tmp_path, data):

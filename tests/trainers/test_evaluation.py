@@ -7,7 +7,6 @@ import numpy as np
 import optuna
 import pytest
 import torch
-import torch.nn.functional as F
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig
 
@@ -29,6 +28,7 @@ from hf_captionrl.trainers import (
 from hf_captionrl.trainers.policy import default_output_dir
 from hf_captionrl.trainers.publishing import read_run
 from tests.captioners.test_distributed import shard
+from tests.losses.conftest import loop_smile
 from tests.processes import run_in_processes
 from tests.tiny import tiny_blip, tiny_captioner
 from tests.trainers.one_step import SMALL, tiny_trainer, weights
@@ -43,16 +43,8 @@ def looped_loss(captioner, dataset, seed, *, smile):
         labels = batch.pop("labels")[0, 1:]
         with torch.no_grad():
             logits = captioner.model(**batch).logits[0, -len(labels) - 1 : -1].double()  # GIT's begin with the image
-        words = sorted({int(w) for w in labels if w != -100})
-        first = True
-        for scores, word in zip(logits, labels.tolist(), strict=True):
-            if word == -100:
-                continue
-            whole = -float(F.log_softmax(scores, -1)[word])
-            subset = -float(F.log_softmax(scores[words], -1)[words.index(word)])
-            total += subset if smile and not first else whole
-            number += 1
-            first = False
+        total += float(loop_smile(logits[None], labels[None], mle_weight=0.0 if smile else 1.0).sum())
+        number += int((labels != -100).sum())
     return total / number
 
 

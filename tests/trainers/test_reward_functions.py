@@ -11,7 +11,7 @@ from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import BankRewardFunction, ImageBank
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SelfRetrievalConfig, SelfRetrievalTrainer
+from hf_captionrl.trainers import SelfRetrievalConfig, SelfRetrievalTrainer
 from hf_captionrl.utils.model_files import model_path
 from tests.processes import run_in_processes
 from tests.rewards.conftest import OfContext
@@ -45,11 +45,6 @@ class Recorder:
         log_metric("mark", mark[0])
         log_extra("doubled", [2 * value for value in mark])
         return [float(value) for value in mark]
-
-
-def caption_rl(folder, data, reward, **settings):
-    args = CaptionRLConfig(str(folder), **{**PLAIN_SGD, **SHORT, **LOGGED, **settings})
-    return CaptionRLTrainer(captioner(), reward, args, data)
 
 
 def self_retrieval(folder, data, reward, **settings):

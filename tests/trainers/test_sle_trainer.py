@@ -1,11 +1,9 @@
 """SLETrainer: its gradient against a plain loop, and its parts alone."""
 
-import math
-from collections import Counter
-
 import pytest
 import torch
 import torch.nn.functional as F
+from pycocoevalcap.cider.cider import Cider
 
 from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.data import open_image
@@ -17,34 +15,11 @@ from tests.trainers.rl_step import build_sle as build
 from tests.trainers.rl_step import train_sle as train
 
 
-def plain_ngrams(words):
-    return [Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1)) for n in range(1, 5)]
-
-
-def plain_cider(candidate, references, corpus):
-    """CIDEr-D of one caption; `corpus` holds the references of each training image."""
-    frequency = Counter()
-    for texts in corpus:
-        frequency.update({g for words in texts for counts in plain_ngrams(words) for g in counts})
-
-    def vector(words):
-        counted = plain_ngrams(words)
-        rare = [
-            {g: c * (math.log(len(corpus)) - math.log(max(1, frequency[g]))) for g, c in counts.items()}
-            for counts in counted
-        ]
-        return rare, [math.sqrt(sum(v * v for v in part.values())) for part in rare], sum(counted[1].values())
-
-    ours, our_norms, our_length = vector(candidate)
-    total = 0.0
-    for words in references:
-        theirs, their_norms, length = vector(words)
-        for n in range(4):
-            match = sum(min(v, theirs[n].get(g, 0.0)) * theirs[n].get(g, 0.0) for g, v in ours[n].items())
-            if our_norms[n] and their_norms[n]:
-                match /= our_norms[n] * their_norms[n]
-            total += match * math.exp(-((our_length - length) ** 2) / 72) / 4
-    return 10 * total / len(references)
+def plain_cider(candidate, image, corpus):
+    """CIDEr-D of one caption of an image by the authors' code; `corpus` holds the references of each training image."""
+    texts = [[" ".join(map(str, words)) for words in references] for references in corpus]
+    candidates = {i: [" ".join(map(str, candidate)) if i == image else ""] for i in range(len(corpus))}
+    return float(Cider().compute_score(dict(enumerate(texts)), candidates)[1][image])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +53,7 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, arguments, cut):
         mean = sum(map(sum, apart)) / s**2
         pixels = model.encode_images([open_image(dataset[row]["image"])])["pixel_values"]
         for j, caption in enumerate(mine):
-            better = plain_cider(caption, corpus[row], corpus) - plain_cider(greedy[i], corpus[row], corpus)
+            better = plain_cider(caption, row, corpus) - plain_cider(greedy[i], row, corpus)
             advantage = args.alpha * better + (1 - args.alpha) * (2 / s * sum(apart[j]) - 2 * mean)
             whole = [*model.prompt_ids(), *caption]
             ids = torch.tensor([whole])

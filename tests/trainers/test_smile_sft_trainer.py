@@ -15,6 +15,7 @@ from trl import SFTConfig, SFTTrainer
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
 from hf_captionrl.trainers.trl_smile_sft import document_ids, find_segments, logit_factors, sentence_ends
+from tests.losses.conftest import loop_smile
 from tests.tolerances import assert_close
 from tests.trainers.conftest import ROWS
 from tests.trainers.one_step import bits, different
@@ -87,15 +88,11 @@ def looped(trainer, scope, *, window=4, mle_weight=0.0, first_token="mle", model
             group = [i // window for i in range(len(answer))]
             if len(group) > 1 and group[-1] != group[-2]:
                 group[-1] = group[-2]
-        for i, token in enumerate(answer):
-            scores = logits[start + i - 1]
-            words = sorted({answer[j] for j in range(len(answer)) if group[j] == group[i]})
-            whole = float(scores.logsumexp(0) - scores[token])
-            subset = float(scores[words].logsumexp(0) - scores[token])
-            if first_token == "mle" and (i == 0 or group[i] != group[i - 1]):
-                subset = whole
-            total += mle_weight * whole + (1 - mle_weight) * subset
-            number += 1
+        for segment in set(group):
+            at = [i for i in range(len(answer)) if group[i] == segment]
+            scores, words = logits[start - 1 :][at], torch.tensor(answer)[at]
+            total += float(loop_smile(scores[None], words[None], first_token=first_token, mle_weight=mle_weight).sum())
+        number += len(answer)
     return total / number
 
 

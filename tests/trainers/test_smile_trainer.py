@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from hf_captionrl.captioners import HeadInputs
 from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
 from hf_captionrl.trainers.publishing import read_run
+from tests.losses.conftest import loop_smile
 from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import bits, different
 
@@ -33,19 +33,8 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
     labels = batch.pop("labels")
     logits = plain.model(**batch).logits[:, :-1]  # (B, T - 1, V)
     labels = labels[:, 1:]
-    total, count = torch.zeros(()), 0
-    for row, label in zip(logits, labels, strict=True):
-        words = sorted({int(w) for w in label if w != -100})
-        first = True
-        for z, w in zip(row, label, strict=True):
-            if w == -100:
-                continue
-            mle = -F.log_softmax(z, -1)[w]
-            smile = mle if first else -F.log_softmax(z[words], -1)[words.index(int(w))]
-            total = total + mle_weight * mle + (1 - mle_weight) * smile
-            count += 1
-            first = False
-    assert_one_plain_step(trained, plain.model, total / count, ulps=64)
+    total = loop_smile(logits, labels, mle_weight=mle_weight).sum()
+    assert_one_plain_step(trained, plain.model, total / (labels != -100).sum(), ulps=64)
 
 
 def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_batch, monkeypatch):

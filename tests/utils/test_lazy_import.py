@@ -19,6 +19,8 @@ IMPORTS = """
 import json, os, sys
 before = dict(os.environ)
 import hf_captionrl
+import hf_captionrl.captioners
+import hf_captionrl.metrics
 import hf_captionrl.trainers
 names = set(hf_captionrl.__all__) <= set(dir(hf_captionrl)) and "SmileTrainer" in dir(hf_captionrl.trainers)
 heavy = {"torch", "transformers", "datasets", "numpy", "evaluate", "huggingface_hub"} & set(sys.modules)
