@@ -55,7 +55,7 @@ if __name__ == "__main__":
         disable_tqdm=True,
     )
     # Rewards with weights. One that is alone in a trainer should need the image: short captions alone are empty captions.
-    rewards = [(SelfRetrieval(scorer), 1.0), (names_layout, 0.5), fewer_words, (DifferentTokens(), 0.1)]
+    rewards: list = [(SelfRetrieval(scorer), 1.0), (names_layout, 0.5), fewer_words, (DifferentTokens(), 0.1)]
     trainer = SelfRetrievalTrainer("scenes:blip-mle", scorer, args, data, reward_funcs=rewards)
     trainer.train()
     for name, value in trainer.state.log_history[0].items():

@@ -5,8 +5,9 @@ without a network, in half a minute on a CPU core:
 
     python examples/sle_in_one_file.py
 
-CIDEr-D alone (`ALPHA = 1`, self-critical training) sharpens the policy until all samples of an image are one caption. The second
-reward keeps them apart. `SLETrainer` takes the same steps (tests/examples/test_one_file.py compares the gradients).
+CIDEr-D alone (`ALPHA = 1`) is self-critical training, after which the samples of an image are nearly one caption. The second reward
+keeps them apart; this short run is too small to show it, docs/sle.md has the curve. `SLETrainer` takes the same steps
+(tests/examples/test_one_file.py compares the gradients).
 
 Shapes: B images, s captions of each, N = B * s, T tokens, V vocabulary, M image tokens, D features.
 """
@@ -136,7 +137,8 @@ if __name__ == "__main__":
     for step in range(STEPS):
         rows = random.sample(range(len(train)), BATCH_SIZE)
         ids, mask = write(model, train[rows].repeat_interleave(SAMPLES, dim=0), do_sample=True)
-        cider, greedy = cider_of(ids, mask, rows), cider_of(*write(model, train[rows], do_sample=False), rows)
+        best, best_mask = write(model, train[rows], do_sample=False)
+        cider, greedy = cider_of(ids, mask, rows), cider_of(best, best_mask, rows)  # (B, s), (B, 1)
         loss = loss_of(model, train[rows], ids, mask, cider, greedy)
         optimizer.zero_grad()
         loss.backward()

@@ -33,7 +33,6 @@ BATCH_SIZE = 64  # [128]
 LEARNING_RATE = 2e-4  # a tiny model wants a larger step [1e-5]
 WEIGHT_DECAY = 0.05
 MLE_WEIGHT = 0.0  # lambda of Eq. 4; with 1 this is maximum likelihood
-FIRST_TOKEN = "mle"  # Section 3.3: the first word is compared with the whole vocabulary, else captions begin anywhere
 MAX_TOKENS = 30
 SEED = 0
 
@@ -73,8 +72,9 @@ def loss_of(model, features, ids, labels):
     """Eq. 2-4, the mean over all words of the batch."""
     # The decoder is causal and padding is on the right, so no word sees it and no mask is needed.
     logits = model.text_decoder(input_ids=ids, encoder_hidden_states=features).logits  # (B, T, V)
-    # Position t predicts word t + 1. Eq. 2: the softmax of a position runs over the words of its caption, a subset of V.
-    return smile_loss(logits[:, :-1], labels[:, 1:], mle_weight=MLE_WEIGHT, first_token=FIRST_TOKEN)
+    # Position t predicts word t + 1. Eq. 2: the softmax of a position runs over the words of its caption, a subset of V;
+    # that of the first word over all of V (Section 3.3), because captions would otherwise begin anywhere.
+    return smile_loss(logits[:, :-1], labels[:, 1:], mle_weight=MLE_WEIGHT)
 
 
 # --- Captions, and what they are worth -----------------------------------------------------------------------------------

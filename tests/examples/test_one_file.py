@@ -4,21 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import TrainerCallback
 
 from examples import self_retrieval_in_one_file, sle_in_one_file, smile_in_one_file
-from hf_captionrl import load_captioner, load_scorer
+from hf_captionrl import load_captioner, load_scenes, load_scorer, trainers
 from hf_captionrl.captioners.captioner import split_greedy
 from hf_captionrl.rewards import RunningMeanBaseline
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.trainers import (
-    SelfRetrievalConfig,
-    SelfRetrievalTrainer,
-    SLEConfig,
-    SLETrainer,
-    SmileConfig,
-    SmileTrainer,
-)
 from tests.tolerances import assert_close
 from tests.trainers.one_step import PLAIN_SGD, spy_on
 
@@ -40,30 +30,21 @@ def gradient_of(model):
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None])
 
 
-class Recorder(TrainerCallback):
-    """The inputs of the loss and the gradient of each step; of a trainer with rewards also completions and rewards."""
+def recorded_steps(trainer):
+    """Inputs of the loss and gradient of each step; of a trainer with rewards also completions and rewards."""
+    steps, training_step, rollouts = [], trainer.training_step, getattr(trainer, "rollouts", None)
 
-    def __init__(self, trainer):
-        self.trainer, self.steps = trainer, []
-        compute_loss = trainer.compute_loss
+    def recording(model, inputs, *args):
+        loss = training_step(model, inputs, *args)
+        steps.append(SimpleNamespace(**inputs, gradient=gradient_of(trainer.captioner.base_model)))
+        return loss
 
-        def recording(model, inputs, **kwargs):
-            self.steps.append(SimpleNamespace(**inputs))
-            return compute_loss(model, inputs, **kwargs)
-
-        trainer.compute_loss = recording
-        trainer.add_callback(self)
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.steps[-1].gradient = gradient_of(self.trainer.captioner.base_model)
-
-    def train(self):
-        rollouts = getattr(self.trainer, "rollouts", None)
-        written, rewarded = (spy_on(rollouts, name) if rollouts else [] for name in ("generate", "roll_out"))
-        self.trainer.train()
-        for step, completions, (_, rewards, _) in zip(self.steps, written, rewarded, strict=rollouts is not None):
-            step.completions, step.rewards = completions, rewards
-        return self.steps
+    trainer.training_step = recording
+    written, rewarded = (spy_on(rollouts, name) if rollouts else [] for name in ("generate", "roll_out"))
+    trainer.train()
+    for step, completions, (_, rewards, _) in zip(steps, written, rewarded, strict=rollouts is not None):
+        step.completions, step.rewards = completions, rewards
+    return steps
 
 
 def assert_same_gradients(steps, model, loss_of):
@@ -84,8 +65,8 @@ def test_smile(tmp_path, scenes):
     example = smile_in_one_file
     model, tokenizer, processor = loaded(example)
     captioner = load_captioner(example.MODEL, dtype=torch.float64)
-    config = SmileConfig(str(tmp_path), mle_weight=example.MLE_WEIGHT, **SETTINGS)
-    steps = Recorder(SmileTrainer(captioner, config, scenes)).train()
+    config = trainers.SmileConfig(str(tmp_path), mle_weight=example.MLE_WEIGHT, **SETTINGS)
+    steps = recorded_steps(trainers.SmileTrainer(captioner, config, scenes))
     pixels = captioner.encode_images(scenes["image"][:])["pixel_values"]
     assert_close(example.encode_images(model, processor, scenes["image"][:]), captioner.image_features(pixels))
 
@@ -103,12 +84,11 @@ def test_self_retrieval(tmp_path, scenes):
     example = self_retrieval_in_one_file
     model, tokenizer, _ = loaded(example)
     listener, baseline = example.Listener(example.SCORER), RunningMeanBaseline()
-    config = SelfRetrievalConfig(str(tmp_path), max_completion_length=example.MAX_TOKENS, guard="off", **SETTINGS)
-    steps = Recorder(
-        SelfRetrievalTrainer(
-            load_captioner(example.MODEL, dtype=torch.float64), load_scorer(example.SCORER), config, scenes
-        )
-    ).train()
+    config = trainers.SelfRetrievalConfig(
+        str(tmp_path), max_completion_length=example.MAX_TOKENS, guard="off", **SETTINGS
+    )
+    captioner, scorer = load_captioner(example.MODEL, dtype=torch.float64), load_scorer(example.SCORER)
+    steps = recorded_steps(trainers.SelfRetrievalTrainer(captioner, scorer, config, scenes))
 
     def loss_of(step):
         ids, mask = example.write(model, step.image_features, do_sample=False)
@@ -128,8 +108,9 @@ def test_sle(tmp_path, scenes):
     model, tokenizer, _ = loaded(example)
     cider_of = example.Cider(scenes["captions"][:], tokenizer, model.config.text_config.sep_token_id)
     shared = {"alpha": example.ALPHA, "num_generations": example.SAMPLES, "max_completion_length": example.MAX_TOKENS}
-    config = SLEConfig(str(tmp_path), guard="off", **shared, **SETTINGS)
-    steps = Recorder(SLETrainer(load_captioner(example.MODEL, dtype=torch.float64), config, scenes)).train()
+    config = trainers.SLEConfig(str(tmp_path), guard="off", **shared, **SETTINGS)
+    captioner = load_captioner(example.MODEL, dtype=torch.float64)
+    steps = recorded_steps(trainers.SLETrainer(captioner, config, scenes))
 
     def loss_of(step):
         sampled, greedy = split_greedy(step.completions, example.SAMPLES)
