@@ -36,13 +36,13 @@ from hf_captionrl.apps.experiments.arguments import (
     parse_arguments,
 )
 from hf_captionrl.apps.experiments.report import (
-    Comparison,
+    START,
+    Run,
     alone_in_folder,
     check_models,
-    finish,
-    measured,
+    compare_runs,
+    plan_runs,
     prepare,
-    train_or_resume,
 )
 from hf_captionrl.captioners import Captioner, load_captioner
 from hf_captionrl.captioners.clipcap.assembly import assemble
@@ -55,7 +55,6 @@ from hf_captionrl.utils.options import documented
 __all__ = ["main", "parse_args"]
 
 CONFIGS = Path(__file__).parent / "configs" / "mle_clipcap"
-ROW = "MLE"
 
 
 @dataclass
@@ -151,40 +150,25 @@ def main(argv: Sequence[str] | None = None) -> Path:
 def train(arguments: tuple[Any, ...]) -> Path:
     """Train and evaluate the ClipCap."""
     model_args, _, _, config = arguments
-    output_dir = Path(config.output_dir)
     check_models(arguments)
     set_seed(config.seed)  # initialises the mapper
     captioner = model_args.load(config.prompt)  # what is wrong with it is said before the data are read
     splits, scorer, evaluator = prepare(arguments)
-    config.output_dir = str(output_dir / "model")
-    trainer = SmileTrainer(
-        captioner,
-        config,
-        train_dataset=splits["train"],
-        eval_dataset=splits["validation"],
-        scorer=scorer,
-        peft_config=model_args.peft_config,
-    )
-    train_or_resume(trainer)
-    trainer.save_model()
-    config.output_dir = str(output_dir)
-    captions = trainer.generate_captions(splits["test"])
-    evaluated = [entry for entry in trainer.state.log_history if "eval_length" in entry]
-    history = [
-        {"epoch": e["epoch"], "length": e["eval_length"], "recall_at_1": e.get("eval_recall_at_1")} for e in evaluated
-    ]
-    if not trainer.is_world_process_zero():
-        return output_dir / "results.json"
-    result = Comparison(
-        rows=[measured(ROW, captions, evaluator, trainer), evaluator.reference_row()[0]],
-        captions={ROW: captions},
-        histories={ROW: history},
-        selected={} if trainer.selection is None else {ROW: trainer.selection},
-        captioner=trainer.captioner,
-        main=ROW,
-    )
+
+    def make(run: MleClipCapConfig) -> SmileTrainer:
+        return SmileTrainer(
+            captioner,
+            run,
+            train_dataset=splits["train"],
+            eval_dataset=splits["validation"],
+            scorer=scorer,
+            peft_config=model_args.peft_config,
+        )
+
+    (run,) = plan_runs(config, [(START, {})], lambda _: START).values()
     objective = {"objective": "mle", "mle_weight": 1.0, "first_token": "mle"}
-    return finish(result, evaluator, arguments, splits, title="ClipCap, MLE", objective=objective)
+    runs = [Run(START, run, make, starts_from=None)]
+    return compare_runs(runs, evaluator, arguments, splits, title="ClipCap, MLE", objective=objective)
 
 
 if __name__ == "__main__":

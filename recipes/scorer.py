@@ -47,7 +47,7 @@ from hf_captionrl.apps.experiments.arguments import (
 )
 from hf_captionrl.apps.experiments.data import describe_data, load_data
 from hf_captionrl.apps.experiments.report import alone_in_folder, train_or_resume
-from hf_captionrl.data.features import cached_features, image_hashes
+from hf_captionrl.data.features import cached_features
 from hf_captionrl.metrics.bootstrap import proportion_interval
 from hf_captionrl.retrieval import FeatureCache, model_fingerprint
 from hf_captionrl.retrieval.feature_cache import tower_in_parts
@@ -74,7 +74,7 @@ class ScorerArguments:
     """The parts of the scorer."""
 
     model_name_or_path: str | None = documented(
-        None, "Scorer of `captionrl assemble --scorer`, or a trained one, instead of vision_model and text_model."
+        None, "A trained scorer that is trained further, instead of vision_model and text_model."
     )
     vision_model: str = documented("google/efficientnet-b0", "Vision tower that pools, frozen.", aliases=["--vision"])
     text_model: str = documented("sentence-transformers/all-MiniLM-L6-v2", "Text tower, trained.", aliases=["--text"])
@@ -91,7 +91,7 @@ class ScorerArguments:
         else:
             name = model_path(self.model_name_or_path)
             if (kind := read_config(name).model_type) != "vision-text-dual-encoder":
-                raise ValueError(f"model_name_or_path is of type {kind!r}. Use one of captionrl assemble --scorer.")
+                raise ValueError(f"model_name_or_path is of type {kind!r}. Use one that this recipe has trained.")
             model = load_pretrained(VisionTextDualEncoderModel, name, dtype=torch.float32)[0]
             processor = VisionTextDualEncoderProcessor.from_pretrained(name, trust_remote_code=False)
         model.vision_model.requires_grad_(False)
@@ -138,14 +138,10 @@ class ScorerTrainer(ExactResumeTrainer, Trainer):  # type: ignore[misc]
         refuse_data_parallel(args)
         if args.world_size > 1:
             raise ValueError(f"{args.world_size} processes were started, and the loss needs all captions in one.")
-        self.parts, self._train_source = parts, rows
+        self.parts, self.image_rows = parts, rows
         super().__init__(model, args, data_collator=self._collate, **kwargs)
         if self.train_dataset is not None and len(self.train_dataset) < args.train_batch_size:
             raise ValueError(f"per_device_train_batch_size must be at most {len(self.train_dataset)}, the images.")
-
-    def training_image_hashes(self) -> list[str]:
-        """The folder records them, as a captioner's does."""
-        return [] if self._train_source is None else image_hashes(self._train_source)
 
     def _collate(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
         # One caption of each image at random, from torch's generator, whose state checkpoints hold.

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets
 import torch
 
 from hf_captionrl.apps.experiments.arguments import (
@@ -113,18 +112,14 @@ def runs_of(config: SLEBlipConfig, arguments: SLEArguments) -> list[SLEBlipConfi
 
     All runs share the epochs of cross-entropy, which are therefore trained once, in a separate run.
     """
-    wanted = [(alpha, 0.0) for alpha in arguments.compare_alphas]
-    wanted += [(1.0, weight) for weight in arguments.compare_entropy_weights]
+    pairs = {(alpha, 0.0) for alpha in arguments.compare_alphas}
+    pairs |= {(1.0, weight) for weight in arguments.compare_entropy_weights}
     # Only the configured run has its settings; a control must not contain a part of the method.
     own = (config.alpha, config.entropy_weight)
-    others = sorted({*wanted} - {own}, key=lambda pair: (-pair[0], pair[1]))
     epochs = {"num_train_epochs": config.num_train_epochs - config.rl_start_epoch, "rl_start_epoch": 0}
-    listed: dict[str, dict[str, Any]] = {}
-    for alpha, entropy_weight in (*others, own):
-        run = copy.copy(config)
-        run.alpha, run.entropy_weight = alpha, entropy_weight
-        listed[run_name(run)] = {"alpha": alpha, "entropy_weight": entropy_weight, **epochs}
-    runs = list(plan_runs(config, listed, own=run_name(config)).values())
+    planned = [*sorted(pairs - {own}, key=lambda pair: (-pair[0], pair[1])), own]
+    changes = [(None, {"alpha": alpha, "entropy_weight": weight, **epochs}) for alpha, weight in planned]
+    runs = list(plan_runs(config, changes, run_name).values())
     if config.rl_start_epoch:
         first = copy.deepcopy(config)
         first.num_train_epochs, first.max_steps = config.rl_start_epoch, -1
@@ -147,18 +142,6 @@ def describe_reward(config: SLEConfig) -> str:
     baseline = "no baseline" if config.baseline in (None, "none") else f"baseline {config.baseline!r}"
     return (
         f"{reward[0].upper()}{reward[1:]}{entropy}; {config.num_generations} sampled captions per image; {baseline}."
-    )
-
-
-def _sampler(split: datasets.Dataset, arguments: SLEArguments, config: SLEBlipConfig) -> Sampler:
-    return Sampler(
-        split,
-        arguments,
-        seed=config.seed,
-        batch_size=config.generation_batch_size or config.per_device_eval_batch_size,
-        max_new_tokens=config.generation_max_new_tokens,
-        cache_features=config.cache_image_features,
-        cache_dir=config.feature_cache_dir,
     )
 
 
@@ -219,16 +202,15 @@ def compare(arguments: tuple[Any, ...]) -> Path:
         return load_captioner(str(folder), prompt=config.prompt, dtype=torch.float32)
 
     def make(run: SLEBlipConfig) -> SLETrainer:
-        first = start_folder is None or Path(str(run.output_dir)) == start_folder
         return SLETrainer(
-            load(None if first else start_folder),
+            load(None if run.rl_start_epoch else start_folder),
             run,
             # Without training, the rewards need no features of the training images.
             train_dataset=splits["train"] if is_training else None,
             eval_dataset=splits["validation"],
             scorer=scorer,
             held_out_scorer=evaluator.held_out_scorer,
-            peft_config=model_args.peft_config if first else None,
+            peft_config=model_args.peft_config,
         )
 
     runs = [Run(name_of(run), run, make, XE if start_folder and not run.rl_start_epoch else START) for run in configs]
@@ -236,8 +218,8 @@ def compare(arguments: tuple[Any, ...]) -> Path:
 
     def complete(result: Comparison) -> None:
         """Sample captions of the start and of every trained captioner."""
-        sampler = _sampler(splits["test"], sle_args, config)
-        validation = _sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
+        sampler = Sampler(splits["test"], sle_args, config)
+        validation = Sampler(splits["validation"], sle_args, config) if sle_args.report_best_alpha else None
         with_alpha = {name_of(run) for run in configs if not run.entropy_weight} - {XE, *result.collapsed}
         folders: dict[str, Path | None] = {START: None}
         folders |= {run.name: Path(str(run.config.output_dir)) for run in runs if is_training}

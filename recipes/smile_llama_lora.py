@@ -144,16 +144,9 @@ def run_name(config: SmileSFTConfig) -> str:
 
 def planned_runs(config: SmileSFTConfig, compare: InstructionArguments) -> dict[str, SmileSFTConfig]:
     """The runs by row name: the controls, the other scopes and lambdas, and last the configured run."""
-    wanted: list[tuple[float, Any]] = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
-    wanted += [(config.mle_weight, scope) for scope in compare.compare_scopes]
-    listed: dict[str, dict[str, Any]] = {}
-    for weight, scope in [*wanted, (config.mle_weight, config.subset_scope)]:
-        run = copy.copy(config)
-        run.mle_weight, run.subset_scope = weight, scope
-        listed.setdefault(run_name(run), {"mle_weight": weight, "subset_scope": scope})
-    own = run_name(config)
-    listed[own] = listed.pop(own)
-    return plan_runs(config, listed, own=own)
+    pairs: list[tuple[float, Any]] = [(weight, config.subset_scope) for weight in compare.compare_mle_weights]
+    pairs += [(config.mle_weight, scope) for scope in (*compare.compare_scopes, config.subset_scope)]
+    return plan_runs(config, [(None, {"mle_weight": w, "subset_scope": scope}) for w, scope in pairs], run_name)
 
 
 def starting_point(arguments: LlamaArguments, train: Any, config: SmileLlamaConfig) -> str:

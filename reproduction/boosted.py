@@ -139,8 +139,8 @@ def main() -> None:
             three = list(zip(written["BlendCap"], captions, facts, strict=True))
             exact = np.array([bool(scene_conflicts(*one)) for one in three])
             words = np.array([bool(text_conflicts(blend, caption)) for blend, caption, _ in three])
-            found = {"conflicts": exact, "conflicts_by_words": exact & words, "false_conflicts": ~exact & words}
-            row |= {name: float(values.mean()) for name, values in found.items()}
+            masks = {"conflicts": exact, "conflicts_by_words": exact & words, "false_conflicts": ~exact & words}
+            row |= {name: float(values.mean()) for name, values in masks.items()}
     write_json(args.output / "results.json", {"rows": rows})
 
 

@@ -1,6 +1,6 @@
-"""Precision, recall and verdicts of the open-vocabulary truth checker on captions with gold claims, for docs/scenes.md.
+"""Precision, recall and verdicts of the truth checker on free text with gold claims, for docs/scenes.md.
 
-    python reproduction/free_claims.py tests/scenes/free_captions.jsonl --output reproduction/results/free_claims.json
+    python reproduction/free_claims.py tests/scenes/free_captions.jsonl --output claims.json
 
 A row of a file has `id`, `style`, `facts`, `caption` and `claims`, a list of `{"kind", "text", "about", "verdict"}`, where the verdict is
 `"true"`, `"false"` or `"undecided"`. A claim of the reader matches a gold claim of the same kind whose words overlap
@@ -13,17 +13,14 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only scripts/ is on the path
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a program, only reproduction/ is on the path
 from hf_captionrl.metrics.bootstrap import bootstrap_interval
 from hf_captionrl.scenes import CheckResult, check
 from hf_captionrl.utils.io import read_jsonl, write_json
-from reproduction.free_reader import check_free
-
-CHECKERS = {"grammar": check, "open": check_free}
 
 _KINDS = {
     "object": "object|absence|kind|second|category of .*",
@@ -94,9 +91,9 @@ def _measure(pairs: Sequence[Sequence[tuple[str, str, str]]]) -> dict[str, Any]:
     return measured
 
 
-def evaluate(rows: Sequence[Mapping[str, Any]], vocabulary: str = "open") -> dict[str, Any]:
-    """Measure `check` (`"grammar"`) or `check_free` (`"open"`) on captions with gold claims, overall, per style and per kind."""
-    pairs = [match(row["claims"], CHECKERS[vocabulary](row["caption"], row["facts"])) for row in rows]
+def evaluate(rows: Sequence[Mapping[str, Any]], checker: Callable[[str, Any], CheckResult] = check) -> dict[str, Any]:
+    """Measure a checker on captions with gold claims, overall, per style and per kind."""
+    pairs = [match(row["claims"], checker(row["caption"], row["facts"])) for row in rows]
     by_style = {
         style: _measure([p for p, row in zip(pairs, rows, strict=True) if row["style"] == style])
         for style in sorted({row["style"] for row in rows})
@@ -107,25 +104,24 @@ def evaluate(rows: Sequence[Mapping[str, Any]], vocabulary: str = "open") -> dic
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate both vocabularies, print a table and write the numbers."""
+    """Evaluate the checker, print a table and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    parser.add_argument("--output", type=Path, default=Path("reproduction/results/free_claims.json"), metavar="FILE")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     arguments = parser.parse_args(argv)
     results: dict[str, Any] = {}
     for file in arguments.files:
         rows = [row for _, row in read_jsonl(file)]
-        measured = {vocabulary: evaluate(rows, vocabulary) for vocabulary in CHECKERS}
-        results[file.stem] = {"num_captions": len(rows)} | measured
-        for vocabulary, numbers in measured.items():
-            print(f"{file.name}: {vocabulary}, {len(rows)} captions")
-            for group, found in [("all", numbers), *numbers["styles"].items(), *numbers["kinds"].items()]:
-                cells = [
-                    f"{name} {cell['value']:.3f} [{cell['interval'][0]:.3f}, {cell['interval'][1]:.3f}]"
-                    for name, cell in found.items()
-                    if isinstance(cell, dict) and cell.get("interval")
-                ]
-                print(f"  {group:<12}" + "  ".join(cells))
+        numbers = evaluate(rows)
+        results[file.stem] = {"num_captions": len(rows), "grammar": numbers}
+        print(f"{file.name}: {len(rows)} captions")
+        for group, cells in [("all", numbers), *numbers["styles"].items(), *numbers["kinds"].items()]:
+            texts = [
+                f"{name} {cell['value']:.3f} [{cell['interval'][0]:.3f}, {cell['interval'][1]:.3f}]"
+                for name, cell in cells.items()
+                if isinstance(cell, dict) and cell.get("interval")
+            ]
+            print(f"  {group:<12}" + "  ".join(texts))
     command = f"python reproduction/free_claims.py {' '.join(str(file) for file in arguments.files)}"
     write_json(arguments.output, {"command": command, "files": results})
 

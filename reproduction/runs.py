@@ -85,10 +85,10 @@ def under_former_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def digest(settings: Mapping[str, Any]) -> str:
     """16 hexadecimal digits of the settings that matter to a result, in any order."""
-    kept = {key: value for key, value in under_former_names(settings).items() if key not in IGNORED}
-    if kept.get("compare_mle_weights") == [1.0, 0.01]:  # the default before presets named it
-        del kept["compare_mle_weights"]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    counted = {key: value for key, value in under_former_names(settings).items() if key not in IGNORED}
+    if counted.get("compare_mle_weights") == [1.0, 0.01]:  # the default before presets named it
+        del counted["compare_mle_weights"]
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def digests(presets: list[str], configs: Path) -> dict[str, str]:

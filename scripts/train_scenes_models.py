@@ -61,7 +61,6 @@ from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.clipcap import ClipCapConfig, ClipCapForConditionalGeneration, ClipCapProcessor
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import caption_perplexity
-from hf_captionrl.metrics.suites import smile_suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import BAG_SIZES, bags, check, full_caption, load_scenes
 from hf_captionrl.scenes.dataset import DOMAINS, KINDS
@@ -646,7 +645,7 @@ def measure(name: str) -> dict[str, float]:
     def suite(scorer: Any, captions: list[str], **more: Any) -> dict[str, Any]:
         more |= {"bags": {size: bags(list(test["bag_id"]), size) for size in BAG_SIZES}}
         text, images = scorer.text_features(captions), scorer.image_features(list(test["image"]))
-        return smile_suite(captions, text_features=text, image_features=images, **more)
+        return suite("smile", captions, text_features=text, image_features=images, **more)
 
     if name in ("clip-reward", "siglip-held-out"):
         scorer = load_scorer(folder)

@@ -250,6 +250,7 @@ class Captioner:
     default_prompt: ClassVar[str] = ""
     processor_parts: tuple[str, ...] = ()  # that it needs besides `image_processor` and `tokenizer`
     side_inputs: ClassVar[tuple[str, ...]] = ()  # names of the inputs besides the pixels with one row per image
+    reads_image_tokens: ClassVar[bool] = False  # whether tokens of the decoder's text stand for the image
     can_join_frames: ClassVar[bool] = False  # whether it accepts the concatenated image tokens of several frames
     # Regular expressions for the full names of the modules of language model and vision tower that get LoRA.
     language_lora: ClassVar[str] = ""
@@ -342,6 +343,8 @@ class Captioner:
     ) -> Tensor:
         """The ids `(N, T)` that the model's `generate` writes after `prompt_ids` `(B, P)`."""
         model = self.base_model
+        if self.reads_image_tokens:  # a generated image token would require another image
+            kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), model.config.image_token_id]
         batch = {"input_ids": prompt_ids, "attention_mask": torch.ones_like(prompt_ids), **side_inputs}
         inputs = self.native_inputs(model, batch)
         if self.is_encoder_decoder:

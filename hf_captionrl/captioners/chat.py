@@ -70,6 +70,7 @@ class ChatCaptioner(Captioner):
     """
 
     family = "chat"
+    reads_image_tokens = True
     model_types: ClassVar[tuple[str, ...]] = (*sorted(_LISTED), "idefics3", "smolvlm", "internvl", "gemma3")
     per_image: ClassVar[tuple[str, ...]] = _PER_IMAGE
     side_inputs: ClassVar[tuple[str, ...]] = ("prefix_ids", "prefix_mask", "prefix_types", "image_rows", *_PER_IMAGE)
@@ -85,15 +86,15 @@ class ChatCaptioner(Captioner):
 
     def check_fit(self) -> None:
         super().check_fit()
-        expected, own = self.base_model.config.image_token_id, type(self.processor).__name__
+        expected, name = self.base_model.config.image_token_id, type(self.processor).__name__
         token = getattr(self.processor, "image_token", None)  # a string, or an AddedToken
-        known = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
+        token_id = None if token is None else self.tokenizer.convert_tokens_to_ids(str(token))
         # Gemma 3's image_token is a placeholder of the template, which the processor replaces with the tokenizer's token.
-        if token is None or expected not in (known, getattr(self.tokenizer, "image_token_id", None)):
-            ids = f"{token} with the id {known}, but {type(self.base_model).__name__} needs the id {expected}"
-            raise ValueError(f"The image token of the {own} is {ids}. Pass the processor of the model.")
+        if token is None or expected not in (token_id, getattr(self.tokenizer, "image_token_id", None)):
+            ids = f"{token} with the id {token_id}, but {type(self.base_model).__name__} needs the id {expected}"
+            raise ValueError(f"The image token of the {name} is {ids}. Pass the processor of the model.")
         if str(token) not in self._turns()[0]:
-            raise ValueError(f"The chat template of the {own} has no image token ({token}). Set its chat_template.")
+            raise ValueError(f"The chat template of the {name} has no image token ({token}). Set its chat_template.")
 
     # Parts of the model
 
@@ -190,9 +191,7 @@ class ChatCaptioner(Captioner):
         return {"input_ids": ids, "types": types, **tensors}
 
     def encode_images(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
-        return self._stacked([self._prefix_of(image) for image in images])
-
-    def _stacked(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        rows = [self._prefix_of(image) for image in images]
         return {"pixel_values": stack_rows([row["pixel_values"] for row in rows]), **self._side_inputs(rows)}
 
     def _side_inputs(self, rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -257,8 +256,8 @@ class ChatCaptioner(Captioner):
         rows = inputs["image_rows"].tolist()
         accepted = inspect.signature(model.model.get_image_features).parameters
         pixels = torch.cat([value[:number] for value, number in zip(inputs["pixel_values"], rows, strict=True)])
-        named = {n: inputs[n].flatten(0, 1).to(device) for n in _PER_IMAGE if n in inputs and n in accepted}
-        output = model.model.get_image_features(pixels.to(device, dtype), **named, return_dict=True)
+        sizes = {n: inputs[n].flatten(0, 1).to(device) for n in _PER_IMAGE if n in inputs and n in accepted}
+        output = model.model.get_image_features(pixels.to(device, dtype), **sizes, return_dict=True)
         counts = (inputs["prefix_ids"] == model.config.image_token_id).sum(1).tolist()
         return cls.padded_features(model, flat_features(output), counts)
 
@@ -292,14 +291,6 @@ class ChatCaptioner(Captioner):
             output.deepstack_features = layers[1:]
         inputs["mm_encoder_outputs"] = {"image": output}
         yield
-
-    def generate_ids(
-        self, image_features: Tensor, prompt_ids: Tensor, side_inputs: dict[str, Tensor], **kwargs: Any
-    ) -> Tensor:
-        # A generated image token would require another image.
-        tokens = [*(kwargs.get("suppress_tokens") or []), self.base_model.config.image_token_id]
-        kwargs["suppress_tokens"] = tokens
-        return super().generate_ids(image_features, prompt_ids, side_inputs, **kwargs)
 
 
 @register
@@ -376,8 +367,8 @@ class AnyChatCaptioner(ChatCaptioner):
     def _beside_the_tower(self) -> dict[str, Tensor]:
         """All weights outside of tower, language model and head: connectors, and parts for other inputs, such as sound."""
         parts = (self.vision_tower, self._language_model())
-        known = {id(p) for part in parts for p in part.parameters()}
-        return {name: p for name, p in self.base_model.model.named_parameters() if id(p) not in known}
+        inside = {id(p) for part in parts for p in part.parameters()}
+        return {name: p for name, p in self.base_model.model.named_parameters() if id(p) not in inside}
 
     def lora_targets(self, tune: Tune = "language") -> str:
         parts = [self._language_model()][: tune != "vision"] + [self.vision_tower][: tune != "language"]
@@ -406,26 +397,26 @@ class AnyChatCaptioner(ChatCaptioner):
         return batch
 
     @classmethod
-    def own_inputs(cls, model: Any, inputs: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
+    def outputs_of_the_processor(cls, model: Any, inputs: dict[str, Any]) -> Iterator[dict[str, Tensor]]:
         """For each image, the processor's output for it: pixels in the dtype of the vision tower."""
         tower = cls.find_vision_tower(model)
         device, dtype = next(tower.parameters()).device, floating_dtype(tower, torch.float32)
         names = [name for name in ("pixel_values", *_ANY_PER_IMAGE) if name in inputs]
         for row, shapes in enumerate(inputs["image_shapes"].tolist()):
-            found = {}
+            outputs = {}
             for name, shape in zip(names, shapes, strict=True):
                 value = inputs[name][row].to(device)
                 value = value[tuple(slice(size) for size in shape[: value.dim()])]
-                found[name] = value.to(dtype) if value.is_floating_point() else value
-            yield found
+                outputs[name] = value.to(dtype) if value.is_floating_point() else value
+            yield outputs
 
     @classmethod
     def encode(cls, model: Any, inputs: dict[str, Any]) -> Tensor:
         accepted = inspect.signature(model.model.get_image_features).parameters
         parts = []
-        for own in cls.own_inputs(model, inputs):
-            named = {name: value for name, value in own.items() if name in accepted}
-            output = model.model.get_image_features(**named, return_dict=True)
+        for outputs in cls.outputs_of_the_processor(model, inputs):
+            arguments = {name: value for name, value in outputs.items() if name in accepted}
+            output = model.model.get_image_features(**arguments, return_dict=True)
             model.lists_features = not isinstance(output.pooler_output, Tensor)
             parts.append(flat_features(output))
         counts = (inputs["prefix_ids"] == model.config.image_token_id).sum(1).tolist()
@@ -492,7 +483,7 @@ class AnyChatCaptioner(ChatCaptioner):
         if inputs["input_ids"][0, first:].tolist() != labels[:-1].tolist():
             raise ValueError("the labels of a caption differ from the processor's ids of the whole chat")
         dtype = floating_dtype(self.vision_tower, torch.float32)
-        found = {name: torch.as_tensor(value).to(self.device) for name, value in inputs.items()}
-        found = {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
-        log_probs = self.model(**found).logits[0, first - 1 :].float().log_softmax(-1)  # (T, V)
+        batch = {name: torch.as_tensor(value).to(self.device) for name, value in inputs.items()}
+        batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+        log_probs = self.model(**batch).logits[0, first - 1 :].float().log_softmax(-1)  # (T, V)
         return log_probs.gather(-1, labels[:, None]).squeeze(-1)

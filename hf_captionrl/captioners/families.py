@@ -89,6 +89,7 @@ class Blip2Captioner(Captioner):
     """
 
     family = "blip-2"
+    reads_image_tokens = True
     model_types = ("blip-2", "instructblip")
     side_inputs = (*PREFIX_INPUTS, *QFORMER_INPUTS)
     vision_path = "vision_model"
@@ -163,17 +164,12 @@ class Blip2Captioner(Captioner):
         native, rows = (split_prefix if cls.is_encoder_decoder else join_prefix)(inputs), len(inputs["input_ids"])
         return native | {name: repeat_rows(inputs[name], rows) for name in QFORMER_INPUTS if name in inputs}
 
-    def generate_ids(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        if not self.is_encoder_decoder:  # a generated <image> would require another image
-            image_token_id = self.base_model.config.image_token_id
-            kwargs["suppress_tokens"] = [*(kwargs.get("suppress_tokens") or []), image_token_id]
-        return super().generate_ids(*inputs, **kwargs)
-
 
 class Blip2EncoderDecoderCaptioner(Blip2Captioner):
     """BLIP-2 and InstructBLIP with an encoder-decoder (Flan-T5), whose encoder reads image and prompt."""
 
     is_encoder_decoder = True
+    reads_image_tokens = False  # those of the encoder
     token_argument = "decoder_input_ids"
 
     def prefix_token_ids(self) -> list[int]:
@@ -232,10 +228,6 @@ class ClipCapCaptioner(Captioner):
         if self.base_model.config.stop_at_period:  # the end token is the full stop
             captions = [c.rstrip().rstrip(".") or c if isinstance(c, str) else c for c in captions]
         return super().encode_captions(captions, max_length=max_length)
-
-    @classmethod
-    def softcap(cls, model: Any) -> float | None:
-        return getattr(model.config.text_config, "final_logit_softcapping", None)
 
 
 @register

@@ -166,15 +166,6 @@ class _RetryError(Exception):
     """A message, and the seconds to wait if the server names them; another request may succeed."""
 
 
-def chat_turns(prompt: Prompt, is_multimodal: bool) -> list[dict[str, Any]]:
-    """A prompt as the messages of a chat, with its images in the last one."""
-    turns: list[dict[str, Any]] = list(prompt.turns())
-    if prompt.image is not None and is_multimodal:
-        url = lambda image: {"type": "image_url", "image_url": {"url": image_url(image)}}  # noqa: E731
-        turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=False)}
-    return turns
-
-
 def check_address(base_url: str) -> None:
     """Refuse an invalid address of an endpoint, and one with a secret, which logs would show."""
     try:
@@ -306,9 +297,13 @@ class HTTPBackend(AnswerScores):
         return Truncated(content) if truncated else content
 
     def _ask(self, prompt: Prompt) -> Answer:
+        turns: list[dict[str, Any]] = list(prompt.turns())
+        if prompt.image is not None and self.is_multimodal:
+            url = lambda image: {"type": "image_url", "image_url": {"url": image_url(image)}}  # noqa: E731
+            turns[-1] = {"role": "user", "content": prompt.parts(url, image_first=False)}
         parameters: dict[str, Any] = {
             "model": self.model,
-            "messages": chat_turns(prompt, self.is_multimodal),
+            "messages": turns,
             "temperature": max(self.temperature, self.retry_temperature) if prompt.attempt else self.temperature,
             "max_tokens": self.max_new_tokens,
             "seed": None if self.seed is None else self.seed + prompt.attempt,
@@ -449,13 +444,6 @@ def caption_of(answer: Answer) -> str:
 # --- Backends of transformers: language models, vision-language models, and the captioners of this package -----------
 
 
-def _ids_of(*sources: Any) -> set[int]:
-    """Ids of the special tokens in tokenizer and configurations."""
-    names = ("bos", "eos", "pad", "sep", "cls", "decoder_start")
-    known = [getattr(source, f"{name}_token_id", None) for name in names for source in sources]
-    return {i for value in known for i in (value if isinstance(value, (list, tuple)) else [value]) if i is not None}
-
-
 class TransformersBackend(LocalBackend):
     """Base class: loads a model of transformers (a folder, a name on the Hub, or a shipped model), generates, extracts the answers."""
 
@@ -479,7 +467,11 @@ class TransformersBackend(LocalBackend):
         self._device = default_device(self.device)
         self._model: Any = loaded.to(self._device).eval()
         settings = self._model.generation_config
-        self._special = _ids_of(self._tokenizer, settings, loaded.config, loaded.config.get_text_config(decoder=True))
+        sources = (self._tokenizer, settings, loaded.config, loaded.config.get_text_config(decoder=True))
+        names = ("bos", "eos", "pad", "sep", "cls", "decoder_start")
+        values = [getattr(source, f"{name}_token_id", None) for name in names for source in sources]
+        special = {i for value in values for i in (value if isinstance(value, (list, tuple)) else [value])}
+        self._special = special - {None}
         self._template = str(getattr(self._processor, "chat_template", None) or "")
         identity = loaded_revision(loaded, self._template)
         if settings.pad_token_id is None:

@@ -48,14 +48,6 @@ class ChosenImages(Sequence[Any]):
         return self.images[self.rows[index]]
 
 
-class LazyImages(ChosenImages):
-    """The images of some rows of a data set, or prepared pixels."""
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        return found if isinstance(found, Tensor) else found["image"]
-
-
 def generate_captions(captioner: Captioner, images: Sequence[Any] | None, **settings: Any) -> list[str]:
     """Caption many images, batch by batch, in eval mode; the settings are those of [`generate_with_ends`]."""
     return generate_with_ends(captioner, images, **settings).captions
@@ -83,8 +75,10 @@ def generate_with_ends(
                 features = np.stack([np.asarray(image_features[i]) for i in rows])  # (B, M, D)
                 inputs = {"image_features": torch.from_numpy(features)}
             else:
-                part = (images[i] for i in rows)
-                inputs = captioner.encode_inputs([i if isinstance(i, Tensor) else open_image(i) for i in part])
+                part = (images[i] for i in rows)  # images, or rows of `cached_pixels`
+                inputs = captioner.encode_inputs(
+                    [torch.from_numpy(np.array(i)) if isinstance(i, np.ndarray) else open_image(i) for i in part]
+                )
             completions = captioner.generate(**inputs, **generate_kwargs)
             found.captions.extend(completions.captions)
             found.ended.extend(completions.ended.tolist())
@@ -249,7 +243,7 @@ class CaptionPipeline:
         single = isinstance(inputs, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping)
         images: Sequence[Any] = [inputs] if single else inputs
         if isinstance(inputs, datasets.Dataset):
-            images, frames = LazyImages(inputs, range(len(inputs))), frames_of(inputs)
+            images, frames = inputs["image"], frames_of(inputs)
             videos = list(range(len(images))) if frames else []
         elif isinstance(images, Sequence):
             frames = self.num_frames

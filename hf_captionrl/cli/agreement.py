@@ -53,31 +53,27 @@ def measure_agreement(options: AgreementOptions) -> None:
     from hf_captionrl.experimental.ratings import load_ratings, published_agreement
     from hf_captionrl.metrics.meteor_spice import JavaError
 
-    # Unknown names and missing models are refused before anything is loaded.
-    by_judge = [name for name in options.metrics if name in JUDGE_METRICS]
-    functions = {
-        n: judge_metric(n, options.judge) if n in by_judge else metric_function(n, scorer=options.scorer)
-        for n in options.metrics
-    }
-    by_scorer = [name for name in functions if name in SCORER_METRICS]
-    judge_sees = [name for name in by_judge if name != "clair"]
+    def function(name: str, scorer: Any, judge: Any) -> Any:
+        return judge_metric(name, judge) if name in JUDGE_METRICS else metric_function(name, scorer=scorer)
+
+    for name in options.metrics:  # unknown names and missing models are refused before anything is loaded
+        function(name, options.scorer, options.judge)
     rated = load_ratings(options.benchmark, options.data_root)
+    by_scorer = set(options.metrics) & set(SCORER_METRICS)
+    judge_sees = "vqa_score" in options.metrics
     folder = options.image_dir or options.data_root / "images"
     missing = [name for name in dict.fromkeys(rated.images) if not (folder / name).is_file()]
     if (by_scorer or judge_sees) and missing:
         raise FileNotFoundError(f"{folder} lacks {len(missing)} images, such as {missing[0]!r}.")
+    scorer, scores, not_run = None, dict[str, Any](), {}
     if by_scorer:
         from hf_captionrl.retrieval import load_scorer
 
         scorer = load_scorer(options.scorer, device=options.device)
-        functions |= {name: metric_function(name, scorer=scorer) for name in by_scorer}
-    scores: dict[str, Any] = {}
-    not_run = {}
-    with options.loaded_judge(with_images=bool(judge_sees)) as judge:
-        functions |= {name: judge_metric(name, judge) for name in by_judge}
-        for name, function in functions.items():
+    with options.loaded_judge(with_images=judge_sees) as judge:
+        for name in dict.fromkeys(options.metrics):
             try:
-                scores[name] = rated.scores(function, name=name, image_dir=folder)
+                scores[name] = rated.scores(function(name, scorer, judge), name=name, image_dir=folder)
             except JavaError as error:
                 not_run[name] = str(error)
     if not scores:
@@ -91,10 +87,9 @@ def measure_agreement(options: AgreementOptions) -> None:
         if name in published:  # it has one digit after the point
             row |= {"published": published[name]["mean"], "source": published[name]["source"]}
             difference = 100 * row["tau"] - row["published"]
-            row["verdict"] = (
-                "reproduced" if round(100 * row["tau"], 1) == row["published"] else f"differs by {difference:+.1f}"
-            )
-            if name in SCORER_METRICS and options.scorer != _PUBLISHED_SCORER:
+            is_equal = round(100 * row["tau"], 1) == row["published"]
+            row["verdict"] = "reproduced" if is_equal else f"differs by {difference:+.1f}"
+            if name in by_scorer and options.scorer != _PUBLISHED_SCORER:
                 row["verdict"] = "CLIP ViT-B/32"
     if options.output is not None:
         write_json(options.output, result | {"versions": installed_versions()})

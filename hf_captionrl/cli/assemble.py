@@ -1,4 +1,4 @@
-"""`captionrl assemble`: a captioner from a vision tower and a language model, or a scorer from two encoders."""
+"""`captionrl assemble`: a captioner from a vision tower and a language model."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ class AssembleOptions(SeedOptions, CommandOptions):
     """Connect a vision tower and a language model to a ClipCap with an untrained mapper.
 
     The mapper turns the image into prefix vectors of the language model. Train the result with `captionrl train mle-clipcap`
-    before any other method. With --scorer, connect a vision tower and a text encoder to an image-text scorer with untrained
-    projections, which `captionrl train scorer` trains.
+    before any other method.
     """
 
     examples: ClassVar[str] = """
         examples:
           captionrl assemble google/efficientnet-b0 HuggingFaceTB/SmolLM2-135M clipcap
           captionrl assemble openai/clip-vit-base-patch32 openai-community/gpt2 clipcap --prefix_length 10
-          captionrl assemble google/efficientnet-b0 sentence-transformers/all-MiniLM-L6-v2 scorer --scorer
           captionrl train mle-clipcap --model_name_or_path clipcap --dataset_name imagefolder --data_dir photos
     """
 
@@ -36,54 +34,35 @@ class AssembleOptions(SeedOptions, CommandOptions):
     language: str = option(
         positional=True,
         metavar="LANGUAGE",
-        help="causal language model, or text encoder of a scorer: a folder, also one with a single GGUF file, or a name on the Hub",
+        help="causal language model: a folder, also one with a single GGUF file, or a name on the Hub",
     )
     output: Path = option(positional=True, metavar="OUT", help="folder to write, empty or new")
     prefix_length: Positive = option(10, help="number of prefix vectors before a caption")
     mapping_type: Literal["mlp", "transformer"] = option("mlp", help="mapper from the image to the prefix")
-    scorer: bool = option(False, help="make an image-text scorer instead of a ClipCap")
-    projection_dim: Positive | None = option(
-        None, help="with --scorer: dimensions of the shared space; default: the width of the text encoder"
-    )
 
 
 def write_captioner(options: AssembleOptions) -> None:
-    """Assemble the captioner or the scorer, and save it."""
-    if options.projection_dim is not None and not options.scorer:
-        raise ValueError(
-            f"projection_dim is {options.projection_dim}, but a ClipCap has no shared space. Use --scorer."
-        )
-    if options.scorer and (options.prefix_length, options.mapping_type) != (10, "mlp"):
-        raise ValueError(
-            "prefix_length and mapping_type describe the mapper of a ClipCap. Leave them out with --scorer."
-        )
+    """Assemble the captioner, and save it."""
     if options.output.exists() and not (options.output.is_dir() and not any(options.output.iterdir())):
         raise ValueError(f"{str(options.output)!r} is a file or a folder that is not empty. Use another OUT.")
     from transformers import set_seed
 
-    set_seed(options.seed)  # initialises the mapper or the projections
-    model: Any
-    if options.scorer:
-        from hf_captionrl.retrieval.scorer import assemble_scorer
+    from hf_captionrl.captioners.clipcap.assembly import assemble
 
-        model, processor = assemble_scorer(options.vision, options.language, options.projection_dim)
-        kind, between, parts = "scorer", "projections", {"vision": model.vision_model, "text": model.text_model}
-    else:
-        from hf_captionrl.captioners.clipcap.assembly import assemble
-
-        model, processor = assemble(
-            options.vision, options.language, prefix_length=options.prefix_length, mapping_type=options.mapping_type
-        )
-        kind, between, parts = "ClipCap", "mapper", {"vision": model.vision_tower, "language": model.language_model}
+    set_seed(options.seed)  # initialises the mapper
+    model, processor = assemble(
+        options.vision, options.language, prefix_length=options.prefix_length, mapping_type=options.mapping_type
+    )
     with temporary_path(options.output.parent, is_folder=True) as folder:
         model.save_pretrained(whole := folder / "whole")
         processor.save_pretrained(whole)
         whole.replace(options.output)
+    parts: dict[str, Any] = {"vision": model.vision_tower, "language": model.language_model, "all": model}
     sizes = {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
-    total = sum(p.numel() for p in model.parameters())
-    sizes[between] = total - sum(sizes.values())
+    total = sizes.pop("all")
+    sizes["mapper"] = total - sum(sizes.values())
     if options.json:
         print(json.dumps({"output": str(options.output), "parameters": sizes}))
         return
     parts_of = ", ".join(f"{name} {number / 1e6:.1f} million" for name, number in sizes.items())
-    print(f"{options.output}: a {kind} of {total / 1e6:.1f} million parameters ({parts_of}).")
+    print(f"{options.output}: a ClipCap of {total / 1e6:.1f} million parameters ({parts_of}).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from hf_captionrl.cli.features import ImageParts, rows_per_part
 from hf_captionrl.data.options import (
     CaptionerOptions,
     DatasetOptions,
@@ -22,7 +22,6 @@ from hf_captionrl.data.options import (
     WordingOptions,
     ids_digest,
     load_split,
-    source_settings,
 )
 from hf_captionrl.utils.io import LineFile, atomic_write_text, csv_cell, json_digest, read_jsonl, to_plain, write_json
 from hf_captionrl.utils.options import (
@@ -35,12 +34,14 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
+from hf_captionrl.utils.parts import MakePart, read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hf_captionrl.data import ImageReader, QuarantineReport
+    from hf_captionrl.data import QuarantineEntry
+
+    Written = tuple[dict[str, Any], list[QuarantineEntry], int]  # summary, unreadable images, number of images
 
 
 @dataclass
@@ -116,12 +117,6 @@ class CaptionOptions(
     overwrite: bool = option(False, help="start again even if the file exists")
 
     @property
-    def loading(self) -> dict[str, Any]:
-        """Arguments of `load_captioner` that were set."""
-        names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
-
-    @property
     def decoding(self) -> dict[str, Any]:
         """Settings for `generate`, all explicit, so that the checkpoint's defaults have no effect."""
         is_asked = self.endpoint is not None
@@ -141,8 +136,10 @@ class CaptionOptions(
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the captions; an output is resumed only with equal settings."""
-        settings = {"model": self.model, "dtype": self.dtype, **source_settings(self), **self.decoding, **self.loading}
-        names = ("include_training_images", "endpoint", "do_not_mention")
+        places = [place and os.path.realpath(place) for place in (self.data_dir, self.image_root)]  # not names alone
+        names = ["model", "dtype", "dataset", "split"]
+        settings = {name: getattr(self, name) for name in names} | {"source": places, **self.decoding, **self.loading}
+        names = ["include_training_images", "endpoint", "do_not_mention"]
         settings |= {name: value for name in names if (value := getattr(self, name))}
         if self.do_sample:
             settings |= {"seed": self.seed, "batch_size": self.batch_size}
@@ -155,7 +152,7 @@ class CaptionOptions(
 class BatchCaptioner:
     """Captions the images of a split batch by batch."""
 
-    def __init__(self, options: CaptionOptions, split: LoadedSplit, quarantine_path: Path | None = None) -> None:
+    def __init__(self, options: CaptionOptions, split: LoadedSplit) -> None:
         import torch
 
         from hf_captionrl.captioners.loading import load_captioner
@@ -165,7 +162,7 @@ class BatchCaptioner:
 
         self.options, self.decoding, self.dataset = options, options.decoding, split.dataset
         self.has_videos = VIDEO_FRAMES in split.dataset.column_names
-        self.reader = ImageReader(split.dataset, split=split.split, quarantine_path=quarantine_path)
+        self.reader = ImageReader(split.dataset, split=split.split)
         if self.has_videos and options.endpoint:
             raise ValueError("--endpoint is for images, but the data are videos. Leave it out.")
         self.captioner: Any
@@ -200,7 +197,7 @@ class BatchCaptioner:
         """Captions of the rows of one batch, without those that cannot be read, or that the endpoint did not answer."""
         import torch
 
-        from hf_captionrl.captioners.pipeline import CaptionPipeline, generate_captions
+        from hf_captionrl.captioners.pipeline import CaptionPipeline
 
         number = self.decoding["num_return_sequences"]
         images: dict[int, Any] = dict.fromkeys(rows) if self.has_videos else self.reader.open_all(rows)
@@ -213,30 +210,42 @@ class BatchCaptioner:
         opened = [images.pop(row) for row in readable]
         if self.options.endpoint is not None:
             groups = self.captioner.describe(ids, opened, number)
-        elif self.has_videos:
-            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
-            texts = pipeline(self.dataset.select(readable))
-            groups = texts if number > 1 else [[text] for text in texts]
         else:
-            texts = generate_captions(self.captioner, opened, batch_size=len(opened), **self.decoding)
-            groups = [texts[start : start + number] for start in range(0, len(texts), number)]
+            pipeline = CaptionPipeline(self.captioner, batch_size=len(readable), **self.decoding)
+            texts = pipeline(self.dataset.select(readable) if self.has_videos else opened)
+            groups = texts if number > 1 else [[text] for text in texts]
         return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 
 
-class CaptionParts(ImageParts):
-    """Captions of images, in the column `captions`."""
+class CaptionParts(MakePart):
+    """Parts with one row per image: `image_id`, `captions`, and `reason` and `detail` if it is unreadable.
 
-    def load_model(self, split: LoadedSplit) -> tuple[ImageReader, dict[str, Any]]:
+    `ids` is [`ids_digest`] of the images; a process that finds other images stops.
+    """
+
+    def __init__(self, options: CaptionOptions, ids: str) -> None:
+        self.options, self.ids = copy.copy(options), ids
+
+    def load(self) -> dict[str, Any]:
+        split = load_split(self.options, quarantine_path=None, require_captions=False, expected_ids=self.ids)
         self._captioner = BatchCaptioner(self.options, split)
-        return self._captioner.reader, self._captioner.made_by()
+        return self._captioner.made_by()
 
-    def columns(self) -> dict[str, pa.DataType]:
+    def __call__(self, rows: range) -> pa.Table:
         import pyarrow as pa
 
-        return {"captions": pa.list_(pa.string())}
-
-    def batch(self, rows: list[int]) -> dict[int, dict[str, Any]]:
-        return {row: {"captions": texts} for row, texts in self._captioner(rows).items()}
+        captions: dict[int, list[str]] = {}
+        for start in range(rows.start, rows.stop, size := self.options.batch_size):
+            captions |= self._captioner(range(start, min(start + size, rows.stop)))
+        reader = self._captioner.reader
+        faults = {row: {"reason": entry.reason, "detail": entry.detail} for row, entry in reader.unreadable.items()}
+        values = [
+            {"image_id": image_id} | ({"captions": captions[row]} if row in captions else faults[row])
+            for row, image_id in zip(rows, reader.ids[rows.start : rows.stop], strict=True)
+        ]
+        text = pa.string()
+        schema = pa.schema({"image_id": text, "captions": pa.list_(text), "reason": text, "detail": text})
+        return pa.Table.from_pylist(values, schema=schema)
 
 
 # --- The command -----------------------------------------------------------------------------------------------------
@@ -244,7 +253,7 @@ class CaptionParts(ImageParts):
 
 def write_captions(arguments: CaptionOptions) -> None:
     """Write the captions."""
-    from hf_captionrl.data.quarantine import stop_if_too_many
+    from hf_captionrl.data.quarantine import stop_if_too_many, write_entries
 
     _ = arguments.decoding  # refuses settings that exclude each other, before anything slow
     arguments.check_endpoint(_OF_LOCAL_MODELS)
@@ -252,28 +261,36 @@ def write_captions(arguments: CaptionOptions) -> None:
     rows: Iterable[dict[str, Any]]
     if arguments.uses_shards:
         listed = output / "quarantine.jsonl"
-        summary, report = _write_parts(arguments, output, listed)
+        summary, unreadable, size = _write_parts(arguments, output)
         rows = read_parts(output)
     else:
         listed = output.with_suffix(".quarantine.jsonl")
         lines = output.with_suffix(".jsonl") if output.suffix == ".csv" else output
-        summary, report = _write_lines(arguments, lines, listed)
+        summary, unreadable, size = _write_lines(arguments, lines)
         summary["output"], rows = str(output), [row for _, row in read_jsonl(lines)] if lines.exists() else []
-        if lines != output:
-            _write_table(output, rows)
+        if lines != output:  # for spreadsheets; lists are JSON
+            import pandas as pd
+
+            table = pd.DataFrame(rows)
+            table = table.map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
+            atomic_write_text(output, "\ufeff" + table.to_csv(index=False))
+    summary["unreadable"] = [{"image_id": entry.image_id, "reason": entry.reason} for entry in unreadable]
+    if unreadable:
+        write_entries(listed, unreadable)
+    else:
+        listed.unlink(missing_ok=True)
     if arguments.do_not_mention:
         from hf_captionrl.captioners.prompts import mentions
 
         texts = (text for row in rows for text in row.get("captions") or [row.get("caption") or ""])
         summary["mentions"] = sum(mentions(text, arguments.do_not_mention) for text in texts)
     print(json.dumps(summary) if arguments.json else _sentence(arguments, summary, listed))
-    for split in report.rows:
-        stop_if_too_many(report, split, arguments.max_bad_fraction)
+    stop_if_too_many(unreadable, {str(arguments.split): size}, arguments.max_bad_fraction, listed)
     if failed := summary.get("failed"):
         from hf_captionrl.captioners.language_models import BackendError
 
-        named = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
-        raise BackendError(f"{len(failed):,} images have no caption: {named}. The same command asks again.")
+        first = ", ".join(f"{one['image_id']!r} ({one['reason']})" for one in failed[:3]) + ", ..." * (len(failed) > 3)
+        raise BackendError(f"{len(failed):,} images have no caption: {first}. The same command asks again.")
 
 
 def _output(arguments: CaptionOptions) -> Path:
@@ -304,14 +321,6 @@ _OF_LOCAL_MODELS = """revision device dtype attn_implementation load_in_4bit loa
 
 
 _BEGIN = b'{"image_id": '
-
-
-def _write_table(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """The lines as CSV with the same columns, for spreadsheets; lists are JSON."""
-    import pandas as pd
-
-    table = pd.DataFrame(rows).map(lambda v: csv_cell(json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v))
-    atomic_write_text(path, "\ufeff" + table.to_csv(index=False))
 
 
 class CaptionWriter(LineFile):
@@ -361,12 +370,14 @@ class CaptionWriter(LineFile):
         self.append_bytes("".join(lines).encode("utf-8", errors="backslashreplace"))
 
 
-def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
-    """Write or resume a folder of parts; returns the summary. Unreadable images are `listed`."""
+def _write_parts(arguments: CaptionOptions, output: Path) -> Written:
+    """Write or resume a folder of parts."""
     from hf_captionrl.data.features import image_hashes
-    from hf_captionrl.data.quarantine import QuarantineEntry, QuarantineReport
+    from hf_captionrl.data.quarantine import QuarantineEntry
 
-    size = rows_per_part(arguments)
+    size = arguments.rows_per_shard or 64 * arguments.batch_size
+    if size % arguments.batch_size:
+        raise ValueError(f"--rows_per_shard {size} must be a multiple of --batch_size {arguments.batch_size}.")
     if output.suffix:
         raise ValueError(
             f"--output {str(output)!r} names a file, but Parquet shards are a folder. Use {str(output.with_suffix(''))!r}."
@@ -384,15 +395,12 @@ def _write_parts(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
         for row, image in enumerate(read_parts(output, ["image_id", "reason", "detail"]))
         if image["reason"] is not None
     ]
-    report = QuarantineReport({split.split: number}, tuple(entries), listed)
-    if entries:
-        report.write()
-    summary = _summary(arguments, output, split, number - len(entries), resumed, report)
-    return summary | {"shards": len(parts)}, report
+    summary = _summary(arguments, output, split, number - len(entries), resumed)
+    return summary | {"shards": len(parts)}, entries, number
 
 
 def _summary(
-    arguments: CaptionOptions, output: Path, split: LoadedSplit, captioned: int, resumed: int, report: QuarantineReport
+    arguments: CaptionOptions, output: Path, split: LoadedSplit, captioned: int, resumed: int
 ) -> dict[str, Any]:
     return {
         "output": str(output),
@@ -401,13 +409,12 @@ def _summary(
         "of": len(split.all_ids),
         "written": captioned - resumed,
         "resumed": resumed,
-        "unreadable": [{"image_id": entry.image_id, "reason": entry.reason} for entry in report.entries],
         "trained_on": len(split.trained),
     }
 
 
-def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple[dict[str, Any], QuarantineReport]:
-    """Write or resume one file of lines, in this process; returns the summary. Unreadable images are `listed`."""
+def _write_lines(arguments: CaptionOptions, output: Path) -> Written:
+    """Write or resume one file of lines, in this process."""
     if output.is_dir():
         raise ValueError(
             f"--output {str(output)!r} is a folder. Use a file, such as captions.jsonl, or --processes to write shards."
@@ -426,7 +433,7 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
     with CaptionWriter(output, overwrite=arguments.overwrite) as writer, ExitStack() as stack:
         # The data need no captions, and images are checked when they are opened.
         split = load_split(arguments, quarantine_path=None, require_captions=False)
-        captioner = BatchCaptioner(arguments, split, listed)
+        captioner = BatchCaptioner(arguments, split)
         if arguments.endpoint is not None:
             stack.enter_context(captioner.captioner)
         settings = arguments.settings | captioner.made_by()
@@ -475,15 +482,11 @@ def _write_lines(arguments: CaptionOptions, output: Path, listed: Path) -> tuple
                 if captioned := [row for row in wanted if row in texts]:
                     writer.append([id_of[row] for row in captioned], [texts[row] for row in captioned])
                 progress.update(len(wanted))
-        report = captioner.reader.report()
-        if report.entries:
-            report.write()
-        else:
-            listed.unlink(missing_ok=True)
+        unreadable = [entry for _, entry in sorted(captioner.reader.unreadable.items())]
         failed = {} if arguments.endpoint is None else captioner.captioner.failed
-        number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in report.entries)
-    summary = _summary(arguments, output, split, number, before, report)
+        number = len(ids) - len(failed) - sum(entry.image_id not in writer.done for entry in unreadable)
+    summary = _summary(arguments, output, split, number, before)
     if arguments.endpoint is not None:
         summary["endpoint"] = captioner.captioner.summary()
         summary["failed"] = [{"image_id": image_id, "reason": reason} for image_id, reason in failed.items()]
-    return summary, report
+    return summary, unreadable, len(ids)

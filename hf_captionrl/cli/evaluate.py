@@ -6,18 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 
-from hf_captionrl.cli.features import FeatureParts, FeaturesOptions, fill_cache
 from hf_captionrl.cli.options import EvaluateOptions
-from hf_captionrl.data.columns import CAPTIONS, frames_of, id_column, replace_column
-from hf_captionrl.data.features import source_keys
-from hf_captionrl.data.options import DatasetOptions, LoadedSplit, ids_digest, load_split
+from hf_captionrl.data.columns import CAPTIONS, id_column, replace_column
+from hf_captionrl.data.options import LoadedSplit, load_split
 from hf_captionrl.evaluation.caption_files import (
     CaptionFile,
     measured_images,
@@ -37,7 +34,7 @@ from hf_captionrl.evaluation.evaluator import (
     sle_row,
     source_row,
 )
-from hf_captionrl.evaluation.options import clip_prefix, held_out_scorer_name, load_evaluators
+from hf_captionrl.evaluation.options import clip_prefix, load_evaluators
 from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import variants
@@ -52,7 +49,6 @@ from hf_captionrl.metrics.table import (
     without_repeats,
 )
 from hf_captionrl.metrics.words import characteristic_words, spacy_tagger
-from hf_captionrl.retrieval import FeatureCache
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import duplicate_images
 from hf_captionrl.text.tokenize import lacks_blanks, split_characters
@@ -60,41 +56,10 @@ from hf_captionrl.utils.io import (
     atomic_write_text,
     escape_markdown,
     installed_versions,
-    json_digest,
     plain_config,
     to_plain,
     write_json,
 )
-from hf_captionrl.utils.parts import run_parts, split_rows
-
-_ROWS_PER_SHARD = 4096
-
-
-def cache_image_features(arguments: EvaluateOptions, split: LoadedSplit, scorer: Any) -> None:
-    """With --processes or --engine: put the image features that the cache lacks into it, in parts."""
-    if frames_of(split.dataset):
-        return
-    cache = FeatureCache.for_scorer(scorer, arguments.cache_dir)
-    keys = source_keys(split.dataset)
-    rows_of = {key: row for row, key in reversed([*enumerate(keys)])}  # of rows with one key the first
-    rows = np.array(sorted(rows_of[key] for key in {keys[row] for row in cache.missing(keys)}), np.int64)
-    if not len(rows):
-        return
-    missing, new = split.dataset.select(rows), [keys[row] for row in rows.tolist()]
-    options = FeaturesOptions(
-        **{field.name: getattr(arguments, field.name) for field in fields(DatasetOptions)},
-        scorer=held_out_scorer_name(arguments.dataset, arguments.scorer),
-        features="image",
-    )
-    size = arguments.rows_per_shard or _ROWS_PER_SHARD
-    settings = {"scorer": scorer.signature, "images": json_digest(new)}
-    # The name depends on the settings, so other images or models have other folders.
-    folder = arguments.output_dir / "shards" / f"images-{json_digest({**settings, 'rows_per_shard': size})}"
-    # Bad rows are not among the images here, but they are when another process loads them.
-    parts = FeatureParts(options, ids_digest(missing), only=split.all_ids.rows(id_column(missing)))
-    run_parts(folder, split_rows(len(rows), size), parts, arguments, settings=settings)
-    fill_cache(cache, new, folder)
-
 
 _WORDS_TITLE = "Words that distinguish the sources (local mutual information)"
 
@@ -186,16 +151,7 @@ def _set_defaults(arguments: EvaluateOptions) -> None:
     if arguments.suite not in ("text", "smile", "all"):
         arguments.language_model = "none"
     if is_text:
-        for name in (
-            "scorer",
-            "pool",
-            "bags",
-            "split",
-            "data_dir",
-            "image_root",
-            "dataset_config",
-            "dataset_revision",
-        ):
+        for name in "scorer pool bags split data_dir image_root dataset_config dataset_revision".split():
             value = getattr(arguments, name)
             if value not in (None, "none"):
                 raise ValueError(
@@ -230,14 +186,6 @@ def _captioned_images(
     return LoadedSplit(rows, RowLookup(ids), "all", {"all": len(ids)})
 
 
-def _with_references(split: LoadedSplit, name: str, references: CaptionFile) -> LoadedSplit:
-    """The images of a data set with the references of a file."""
-    ids = list(id_column(split.dataset))
-    measured_images([CaptionFile(name, Path(name), {i: [] for i in ids})], references)  # raises if one has none
-    rows = replace_column(split.dataset, "captions", [references.captions[i] for i in ids], CAPTIONS)
-    return split._replace(dataset=rows)
-
-
 _REASONS = {"no language model": "no language model (use --language_model, for example openai-community/gpt2)"}
 _TEXT_ALONE = {
     "no scorer": "no images (use --dataset and --scorer)",
@@ -259,8 +207,11 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     else:
         needs_captions = None if references is None and not arguments.no_references else False
         split = load_split(arguments, quarantine_path=folder / "quarantine.jsonl", require_captions=needs_captions)
-        split = split if references is None else _with_references(split, arguments.dataset, references)
-    rows = split.dataset
+    rows, data = split.dataset, arguments.dataset
+    if references is not None and not is_text:
+        ids = list(id_column(rows))
+        measured_images([CaptionFile(data, Path(data), {i: [] for i in ids})], references)  # raises if one has none
+        rows = replace_column(rows, "captions", [references.captions[i] for i in ids], CAPTIONS)
     for file in files:
         model, trained = training_of(file.path)
         rows = arguments.without(rows, trained & set(id_column(rows)), model)
@@ -273,8 +224,6 @@ def evaluate_captions(arguments: EvaluateOptions) -> None:
     described = [{"name": file.name, "path": str(file.path), "captions": len(file.captions)} for file in files]
     aligned = [files.pop(0).aligned(ids, known) for _ in described]
     reasons = _REASONS | (_TEXT_ALONE if is_text else {"no references": _TEXT_ALONE["no references"]}) | reasons
-    if arguments.uses_shards and scorer is not None:
-        cache_image_features(arguments, split, scorer)
     evaluator = Evaluator(split.dataset, scorer, language_model, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.tokenize = arguments.tokenize
     evaluator.clip_prefix = clip_prefix(arguments.clip_prefix, arguments.dataset, arguments.scorer)

@@ -52,8 +52,6 @@ COMMANDS: tuple[Command, ...] = (
             "cli.evaluate:evaluate_captions"),
     Command("agreement", "compare metrics with human ratings of captions", "cli.agreement:AgreementOptions",
             "measure_agreement"),
-    Command("audit-metric", "show which errors of captions a metric sees, and which it does not",
-            "cli.audit_metric:AuditMetricOptions", "audit_metric"),
     Command("bags", "mine bags of similar images", "cli.bags:BagsOptions", "mine_bags"),
     Command("truematch", "build, review and use a benchmark of similar images",
             description="TrueMatch (No Detail Left Behind, section 3): bags of 3, 5 and 7 similar images. A caption\n"
@@ -94,10 +92,11 @@ COMMANDS: tuple[Command, ...] = (
 # fmt: on
 
 WITHDRAWN = {
+    "audit-metric": "the table of docs/metrics.md, or `python reproduction/metric_audit.py` in the repository",
     "benchmark": "`captionrl truematch evaluate` with ImageCoDe's folder; Winoground and MMVP-VLM evaluate scorers only",
     "doctor": "`captionrl env`",
     "explain": "`captionrl evaluate`, which has the ranks of every caption",
-    "features": "the command that needs the features, which fills the feature store (`evaluate` with --processes)",
+    "features": "the command that needs the features, which fills the feature store, such as `captionrl evaluate`",
     "gallery": "`captionrl train`, whose recipes write gallery.html",
     "pixels": "`--cache_pixels` of a recipe",
     "serve-rewards": "`as_function()` of a reward in the other trainer",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from hf_captionrl.data.options import DatasetOptions, HeldOutScorerOptions, TrainingImagesOptions
-from hf_captionrl.utils.options import EngineOptions, Positive, SeedOptions, option
+from hf_captionrl.data.options import DatasetOptions, TrainingImagesOptions
+from hf_captionrl.utils.options import CacheOptions, Positive, SeedOptions, option
 from hf_captionrl.utils.prompts import KeptAnswers
 
 
@@ -59,7 +59,7 @@ class JudgeOptions:
 
 
 @dataclass
-class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, TrainingImagesOptions, DatasetOptions):
+class EvaluateOptions(SeedOptions, CacheOptions, TrainingImagesOptions, DatasetOptions):
     """Compare captioners on the same images: by text alone, with --references, or with the images of a --dataset.
 
     Prints a table, one column per file, with 95 % intervals and marks where a file differs from the first (paired randomisation
@@ -69,9 +69,6 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
 
     Without --dataset, the images are those that the captions name: every file must caption the same ones, all of them need
     references, and references of other images are left out, which a line on stderr says.
-
-    With --processes or --engine, workers compute the features of images on Parquet shards in OUTPUT_DIR/shards. The numbers are equal
-    to rounding, and the same command skips finished shards.
     """
 
     examples: ClassVar[str] = """
@@ -90,7 +87,6 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
           captionrl evaluate --captions a.jsonl b.jsonl --names MLE SMILE --dataset dataset_coco.json --image_root coco \\
               --scorer openai/clip-vit-base-patch32 --suite all --output_dir outputs/coco
           captionrl evaluate --captions a.jsonl --dataset scenes --scorer none --suite discritune --json
-          captionrl evaluate --captions captions --dataset OWNER/NAME --split train --suite ndlb --processes 8
 
         captions and references, in any order:
           .jsonl           {"image_id": ..., "caption": ...} or {"image_id": ..., "captions": [...]} per line
@@ -112,6 +108,13 @@ class EvaluateOptions(SeedOptions, EngineOptions, HeldOutScorerOptions, Training
         metavar="NAME",
         help=f"images that are needed for retrieval: {DatasetOptions.__dataclass_fields__['dataset'].metadata['help']}; or 'none' "
         "(default: none with --references, else scenes)",
+    )
+    scorer: str | None = option(
+        None,
+        group="evaluation",
+        metavar="NAME",
+        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:siglip-held-out, or 'none' "
+        "(default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
     )
     clip_prefix: str | None = option(
         None,

@@ -17,14 +17,13 @@ from hf_captionrl.utils.options import CommandOptions, option
 class PushOptions(CommandOptions):
     """Upload a finished model or data set with its card, or a metric or the demo as a Space.
 
-    To repeat a failed push, give the folder alone: its push_state.json names the repository. Only safetensors are uploaded,
-    never intermediate checkpoints, pickles or secrets. A new repository is private unless --public is given.
+    A failed push can be repeated with the same command. Only safetensors are uploaded, never intermediate checkpoints,
+    pickles or secrets. A new repository is private unless --public is given.
     """
 
     examples: ClassVar[str] = """
         examples:
           captionrl push outputs/smile_blip/model --repo_id me/blip-smile
-          captionrl push outputs/smile_blip/model
           captionrl push boosted --repo_id me/scenes-boosted
           captionrl push self_retrieval --type space --repo_id me/self_retrieval --public
           captionrl push demo --type space --repo_id me/album --model MLE=me/blip-mle SR=me/blip-sr
@@ -35,9 +34,9 @@ class PushOptions(CommandOptions):
         metavar="DIR",
         help="folder of the finished model or data set; with --type space, a metric's name, or 'demo'",
     )
-    repo_id: str | None = option(None, metavar="NAME", help="owner/name, or name (default: that of the last push)")
+    repo_id: str | None = option(None, metavar="NAME", help="owner/name, or name for the owner of the token")
     type: Literal["model", "dataset", "space"] | None = option(
-        None, help="kind of repository (default: that of the last push, or what the folder holds)"
+        None, help="kind of repository (default: what the folder holds)"
     )
     revision: str | None = option(None, metavar="BRANCH", help="branch, created if missing (default: main)")
     public: bool = option(False, help="make a new repository public")
@@ -57,21 +56,18 @@ class PushOptions(CommandOptions):
 def push(options: PushOptions) -> None:
     """Push a folder, a metric or the demo."""
     from hf_captionrl.apps.album.demo import named_models
-    from hf_captionrl.hub import folder_contents, push_folder, push_metric, read_push_state
+    from hf_captionrl.hub import folder_contents, push_folder, push_metric
     from hf_captionrl.hub.spaces import DEMO, push_demo
 
-    name, before = options.folder, read_push_state(options.folder)
-    kind = options.type or before.get("repo_type") or ("dataset" if _dataset_card(Path(name)) else "model")
-    repo_id = options.repo_id or before.get("repo_id")
-    if repo_id not in (before.get("repo_id"), str(before.get("repo_id")).rpartition("/")[2]):
-        before = {}  # settings of a push to another repository, perhaps a public one, do not apply to this one
+    name, repo_id = options.folder, options.repo_id
+    kind = options.type or ("dataset" if _dataset_card(Path(name)) else "model")
     if options.dry_run:
-        contents = folder_contents(name, kind, gallery=before.get("gallery"))
+        contents = folder_contents(name, kind)
         lines = [*(f"+ {file}" for file in contents.published), *(f"- {file}" for file in contents.left_out)]
         print(json.dumps(contents._asdict()) if options.json else "\n".join(lines))
         return
     if repo_id is None:
-        raise ValueError(f"{name!r} was never pushed. Use --repo_id owner/name.")
+        raise ValueError(f"Where should {name!r} go? Use --repo_id owner/name.")
     settings: dict[str, Any] = {"private": not options.public, "overwrite": options.overwrite}
     if kind == "space" and not Path(name).is_dir() and name == DEMO:
         address = push_demo(repo_id, named_models(options.model), scorer=options.scorer, **settings)
@@ -81,11 +77,7 @@ def push(options: PushOptions) -> None:
             raise ValueError(f"evaluate.load finds a metric only by its name. Use --repo_id OWNER/{name}.")
         address = push_metric(name, owner, **settings)
     else:
-        # Settings of the last push to this repository, unless an option replaces them.
-        settings |= {key: before[key] for key in ("revision", "gallery", "commit_message") if key in before}
-        settings["private"] = not options.public and before.get("private", True)
-        settings |= {"revision": options.revision} if options.revision is not None else {}
-        address = push_folder(name, repo_id, repo_type=kind, **settings)
+        address = push_folder(name, repo_id, repo_type=kind, revision=options.revision, **settings)
     print(json.dumps({"repo_id": repo_id, "commit": address}) if options.json else f"Pushed: {address}")
 
 

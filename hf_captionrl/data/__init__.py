@@ -16,15 +16,10 @@ if TYPE_CHECKING:
         training_rows,
     )
     from hf_captionrl.data.columns import SourceArguments, frames_of
-    from hf_captionrl.data.features import (
-        CachedPixels,
-        cached_features,
-        cached_pixels,
-        pool_frames,
-    )
+    from hf_captionrl.data.features import cached_features, cached_pixels, pool_frames
     from hf_captionrl.data.images import MAX_PIXELS, ImageError, open_image
     from hf_captionrl.data.loading import SPLITS, choose_split, load_caption_splits, load_captions
-    from hf_captionrl.data.quarantine import ImageReader, QuarantineError, QuarantineReport, check_captions
+    from hf_captionrl.data.quarantine import ImageReader, QuarantineEntry, QuarantineError, check_captions
     from hf_captionrl.data.simplifying import exchange_captions
     from hf_captionrl.data.video import is_video, open_still, sample_frames, verify_video
 

@@ -101,7 +101,14 @@ class BagCurriculumSampler(Sampler[list[int]]):
         self.num_images, self.batch_size, self.seed = num_images, batch_size, seed
         self.process_index, self.num_processes = process_index, num_processes
         self.distractors = distractors
-        self.schedule = _check_schedule(PAPER_SCHEDULE if schedule is None else schedule)
+        schedule = PAPER_SCHEDULE if schedule is None else schedule
+        if isinstance(schedule, int):
+            schedule = {1: schedule}  # the last size is used for all later epochs
+        if not schedule or min(*schedule, *schedule.values()) < 1:
+            raise ValueError(
+                f"schedule is {schedule!r}. Use {{last epoch, from 1: bag size of at least 1}}, or one size."
+            )
+        self.schedule = dict(sorted(schedule.items()))  # bag sizes by their last epoch
         self.drop_last = True  # read by accelerate; every batch is full
         self._features = features
         self._epoch = 0
@@ -182,12 +189,3 @@ class BagCurriculumSampler(Sampler[list[int]]):
         for batch in range(len(self)):
             start = batch * step + first
             yield bags[start : start + share].ravel().tolist()
-
-
-def _check_schedule(schedule: Mapping[int, int] | int) -> dict[int, int]:
-    """Bag sizes by their last epoch, in the order of the epochs."""
-    if isinstance(schedule, int):
-        schedule = {1: schedule}  # the last size is used for all later epochs
-    if not schedule or min(*schedule, *schedule.values()) < 1:
-        raise ValueError(f"schedule is {schedule!r}. Use {{last epoch, from 1: bag size of at least 1}}, or one size.")
-    return dict(sorted(schedule.items()))

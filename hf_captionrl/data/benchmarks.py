@@ -17,7 +17,7 @@ import contextlib
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,52 +68,32 @@ def read_published(name: str, arguments: SourceArguments) -> Source:
         if not arguments.num_frames:
             raise ValueError(f"{name!r} holds videos. Set num_frames to the number of frames per video, e.g. 8.")
         root = root if root.is_dir() else folder
-        rows = _tgif(folder) if name == "tgif" else _msr_vtt(folder, root)
-        splits: dict[str, list[Row]] = {}
-        for file, image_id, captions, split in rows:
-            splits.setdefault(split, []).append({"image": file, "image_id": image_id, "captions": captions})
-    elif name == "nocaps":
-        splits = _nocaps(folder / "nocaps_val_4500_captions.json")
-    elif name == "concadia":
-        splits = _concadia(folder / "wiki_split.json", arguments.caption_column)
-    else:
-        sets = load_imagecode(folder / "valid_data.json", root)
-        texts: dict[int, list[str]] = {}
-        for target, description in zip(sets.targets, sets.descriptions, strict=True):
-            texts.setdefault(target, []).append(description)
-        splits = {
-            "validation": [
-                {"image": str(sets.paths[row].relative_to(root)), "image_id": sets.image_ids[row], "captions": group}
-                for row, group in texts.items()
-            ]
-        }
-    return Source(name, splits, root, "image")
+    readers = {"nocaps": _nocaps, "concadia": _concadia, "imagecode": _imagecode, "tgif": _tgif, "msr-vtt": _msr_vtt}
+    splits: dict[str, list[Row]] = {}
+    for row in readers[name](folder, root, arguments.caption_column):
+        splits.setdefault(row.pop("split"), []).append(row)
+    return Source(name, dict(sorted(splits.items())), root, "image")
 
 
-def _nocaps(path: Path) -> dict[str, list[Row]]:
+def _nocaps(folder: Path, root: Path, column: str) -> Iterator[Row]:
     """nocaps' validation images with their ten captions each, by domain: near_domain, ...; as COCO's annotations."""
     captions: dict[Any, list[str]] = {}
-    splits: dict[str, list[Row]] = {}
-    with _published(path, "nocaps_val_4500_captions.json") as content:
+    with _published(folder / "nocaps_val_4500_captions.json", "nocaps_val_4500_captions.json") as content:
         for note in content["annotations"]:
             captions.setdefault(note["image_id"], []).append(note["caption"])
         for image in content["images"]:
             row = {"image": image["file_name"], "image_id": str(image["id"]), "captions": captions[image["id"]]}
-            domain = image["domain"]
-            splits.setdefault(domain.replace("-", "_"), []).append(row | {"domain": domain})
-    return dict(sorted(splits.items()))
+            yield row | {"domain": image["domain"], "split": image["domain"].replace("-", "_")}
 
 
-def _concadia(path: Path, column: str) -> dict[str, list[Row]]:
+def _concadia(folder: Path, root: Path, column: str) -> Iterator[Row]:
     """Images of Wikipedia with their caption, or in the column `description` that for blind readers, and the context."""
-    splits: dict[str, list[Row]] = {}
-    with _published(path, "Concadia's wiki_split.json") as content:
+    with _published(folder / "wiki_split.json", "Concadia's wiki_split.json") as content:
         for image in content["images"]:
             text = image["caption" if column == "captions" else column]["raw"]
             row = {"image": image["filename"], "image_id": image["filename"], column: [text]}
-            row["context"] = clean_caption((image.get("context") or {}).get("raw") or "")
-            splits.setdefault(SPLIT_NAMES[image["split"]], []).append(row)
-    return splits
+            context = clean_caption((image.get("context") or {}).get("raw") or "")
+            yield row | {"context": context, "split": SPLIT_NAMES[image["split"]]}
 
 
 # --- COCO: the bags of TrueMatch, and the hard pool of CapEnrich -----------------------------------------------------
@@ -122,10 +102,10 @@ def _concadia(path: Path, column: str) -> dict[str, list[Row]]:
 def coco_id(name: Any) -> str:
     """The number of a COCO image from any of its names: 3310, or `"val2014/COCO_val2014_000000003310.jpg"`."""
     text = str(name).replace("\\", "/").rpartition("/")[2]
-    found = None if isinstance(name, bool) else _COCO_NAME.fullmatch(text)
-    if found is None:
+    match = None if isinstance(name, bool) else _COCO_NAME.fullmatch(text)
+    if match is None:
         raise ValueError(f"{name!r} is not a COCO image. Use its id, such as 3310, or COCO_val2014_000000003310.jpg.")
-    return found.group(1)
+    return match.group(1)
 
 
 def load_published_bags(folder: str | Path, sizes: Sequence[int] = (3, 5, 7)) -> dict[int, list[list[str]]]:
@@ -235,13 +215,21 @@ def _set_images(root: Path, name: str) -> list[Path]:
     return [numbered[number] for number in sorted(numbered)]
 
 
+def _imagecode(folder: Path, root: Path, column: str) -> Iterator[Row]:
+    """The images that are described; all are ImageCoDe's validation images."""
+    sets = load_imagecode(folder / "valid_data.json", root)
+    texts: dict[int, list[str]] = {}
+    for target, description in zip(sets.targets, sets.descriptions, strict=True):
+        texts.setdefault(target, []).append(description)
+    for row, group in texts.items():
+        image = str(sets.paths[row].relative_to(root))
+        yield {"image": image, "image_id": sets.image_ids[row], "captions": group, "split": "validation"}
+
+
 # --- TGIF and MSR-VTT ------------------------------------------------------------------------------------------------
 
-Video = tuple[str, str, list[Any], str]
-"""File, id, captions and split."""
 
-
-def _tgif(folder: Path) -> Iterable[Video]:
+def _tgif(folder: Path, root: Path, column: str) -> Iterator[Row]:
     """TGIF: an address and a caption per line, and in each of the files of splits an address per line.
 
     Nothing is fetched: the GIF of `https://.../tumblr_a1.gif` is the file `tumblr_a1.gif`.
@@ -264,11 +252,11 @@ def _tgif(folder: Path) -> Iterable[Video]:
         logger.warning("%s: %d videos are not in any split and are skipped (%s, ...).", path, len(lost), lost[0])
     for address, texts in captions.items():
         if not split_of or address in split_of:
-            name = address.rpartition("/")[2]
-            yield name, Path(name).stem, texts, split_of.get(address, "train")
+            name, split = address.rpartition("/")[2], split_of.get(address, "train")
+            yield {"image": name, "image_id": Path(name).stem, "captions": texts, "split": split}
 
 
-def _msr_vtt(folder: Path, root: Path) -> Iterable[Video]:
+def _msr_vtt(folder: Path, root: Path, column: str) -> Iterator[Row]:
     """MSR-VTT: `videos` with `video_id` and `split`, and `sentences` with `video_id` and `caption`; films are in `root` or below."""
     captions: dict[str, list[Any]] = {}
     split_of: dict[str, str] = {}
@@ -284,7 +272,8 @@ def _msr_vtt(folder: Path, root: Path) -> Iterable[Video]:
         if file.suffix.lower() in VIDEO_SUFFIXES | {".gif"}
     }
     for name, split in split_of.items():
-        yield file_of.get(name, f"{name}.mp4"), name, captions.get(name, []), split
+        file = file_of.get(name, f"{name}.mp4")
+        yield {"image": file, "image_id": name, "captions": captions.get(name, []), "split": split}
 
 
 def _annotations(folder: Path, pattern: str) -> list[Path]:

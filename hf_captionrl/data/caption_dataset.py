@@ -68,7 +68,7 @@ class CaptionDataset(torch.utils.data.Dataset):
         seed (`int`): Seed of the draw.
         image_features (`Any`, *optional*): Cached outputs of the frozen vision tower, indexable by row: a tensor, an
             array or a memory map of shape `(len(ds), M, D)`. Images are then never opened.
-        pixels ([`CachedPixels`], *optional*): Prepared pixels, indexable by row, instead of `image_features`.
+        pixels (`Any`, *optional*): Rows of `cached_pixels`, instead of `image_features`.
         resample (`bool`): `False` keeps the captions of epoch 0 and ignores `set_epoch`. For evaluation, because
             accelerate counts every evaluation as an epoch, and losses on different captions are not comparable.
         captions_per_image (`str`): `"one"`: an item per image, with a caption drawn for the epoch. `"all"`: an item per
@@ -81,7 +81,7 @@ class CaptionDataset(torch.utils.data.Dataset):
         *,
         seed: int = 0,
         image_features: Any | None = None,
-        pixels: Sequence[torch.Tensor] | None = None,
+        pixels: Any | None = None,
         resample: bool = True,
         captions_per_image: Literal["one", "all"] = "one",
     ) -> None:
@@ -136,7 +136,7 @@ class CaptionDataset(torch.utils.data.Dataset):
             is_tensor = isinstance(features, torch.Tensor)
             features = features.detach().clone() if is_tensor else torch.from_numpy(np.array(features))
         elif self._pixels is not None:
-            image = self._pixels[index]
+            image = torch.from_numpy(np.array(self._pixels[index]))
         else:
             try:
                 image = open_image(row["image"])

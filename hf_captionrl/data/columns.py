@@ -89,18 +89,6 @@ def parse_json(text: str, where: str) -> Any:
         raise ValueError(f"{where} is not valid JSON ({error}). Correct or remove it.") from error
 
 
-def read_json_lines(path: Path) -> list[Row]:
-    """The objects of a file of JSON lines."""
-    rows: list[Row] = []
-    # Not splitlines(), which also splits at U+2028 inside a caption.
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            rows.append(parse_json(line, f"Line {number} of {path}"))
-            if not isinstance(rows[-1], dict):
-                raise ValueError(f'Line {number} of {path} is not an object. Write {{"file_name": ...}}.')
-    return rows
-
-
 def read_csv(path: Path, delimiter: str = ",") -> list[Row]:
     """The rows of a CSV file; several columns with one name for captions (`caption`, ...) become a list of captions."""
     rows: list[Row] = []
@@ -133,11 +121,20 @@ def read_csv(path: Path, delimiter: str = ",") -> list[Row]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file by its suffix."""
+    """The rows of a file by its suffix: Parquet, CSV, else JSON lines."""
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
-    return read_csv(path) if suffix == ".csv" else read_json_lines(path)
+    if suffix == ".csv":
+        return read_csv(path)
+    rows: list[Row] = []
+    # Not splitlines(), which also splits at U+2028 inside a caption.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            rows.append(parse_json(line, f"Line {number} of {path}"))
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f'Line {number} of {path} is not an object. Write {{"file_name": ...}}.')
+    return rows
 
 
 # --- Columns ---------------------------------------------------------------------------------------------------------

@@ -9,14 +9,12 @@ import functools
 import hashlib
 import io
 import json
-import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -97,8 +95,8 @@ def image_hashes(dataset: datasets.Dataset) -> list[str]:
 
 def write_training_images(folder: str | os.PathLike[str], hashes: Iterable[str]) -> None:
     """Record in a model's folder the images that it was trained on."""
-    listed = sorted({*hashes} - {UNREADABLE})
-    write_json(Path(folder) / TRAINING_IMAGES_FILE, {"images": len(listed), "hashes": "".join(listed)})
+    different = sorted({*hashes} - {UNREADABLE})
+    write_json(Path(folder) / TRAINING_IMAGES_FILE, {"images": len(different), "hashes": "".join(different)})
 
 
 def training_images(folder: str | os.PathLike[str]) -> set[str]:
@@ -170,33 +168,30 @@ def cached_features(
     """
     F = frames_of(dataset)
     if not F:
-        return image_rows(cache, dataset, open_image, encode, batch_size=batch_size, progress=progress)
-    column = dataset.select_columns("image")
-    name = f"unit {pooling}" if unit_length else pooling
-    from hf_captionrl.data.video import sample_frames, video_hash
+        return _cached_rows(cache, dataset, open_image, encode, batch_size, progress)
+    from hf_captionrl.data.video import sample_frames
 
-    keys = [f"{video_hash(row['image'])}/{name} of {F} frames" for row in column]
-
-    def compute(rows: list[int]) -> Tensor:
-        features = encode([frame for i in rows for frame in sample_frames(column[i]["image"], F)])
-        features = pool_frames(features, F, pooling)
+    def encode_videos(videos: list[list[Image.Image]]) -> Tensor:
+        features = pool_frames(encode([frame for frames in videos for frame in frames]), F, pooling)
         return torch.nn.functional.normalize(features, dim=-1) if unit_length else features
 
-    return cache.get_or_compute(keys, compute, batch_size=max(1, batch_size // F), progress=progress)
+    read = functools.partial(sample_frames, num_frames=F)
+    suffix = f"/{'unit ' * unit_length}{pooling} of {F} frames"
+    return _cached_rows(cache, dataset, read, encode_videos, max(1, batch_size // F), progress, suffix)
 
 
-def image_rows(
+def _cached_rows(
     cache: FeatureCache,
     dataset: datasets.Dataset,
     read: Callable[[Any], Any],
     encode: Callable[[list[Any]], Any],
-    *,
     batch_size: int,
     progress: str | bool,
+    suffix: str = "",
 ) -> FeatureView:
-    """Cached rows of all images; missing ones are read in threads, one undecoded value at a time, and encoded together."""
+    """Cached rows of all images or videos; missing ones are read in threads, and encoded together."""
     column = undecoded(dataset).select_columns("image").with_format(None)
-    keys = source_keys(dataset, progress=progress and "Checking image files")
+    keys = [key + suffix for key in source_keys(dataset, progress=progress and "Checking image files")]
     with workers() as pool:
 
         def compute(rows: list[int]) -> Any:
@@ -208,20 +203,6 @@ def image_rows(
 # --- Pixels as the vision tower reads them, before normalisation -----------------------------------------------------
 
 
-class CachedPixels(Sequence[Tensor]):
-    """Prepared pixels of images, read when they are indexed. Pickles contain the file name, not the content."""
-
-    def __init__(self, rows: FeatureView) -> None:
-        self.rows = rows  # (N, 3, H, W) uint8
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Pixels of one image, `(3, H, W)` uint8; a copy."""
-        return torch.from_numpy(np.array(self.rows[range(len(self))[operator.index(index)]]))
-
-
 def cached_pixels(
     dataset: datasets.Dataset,
     processor: Any,
@@ -229,7 +210,7 @@ def cached_pixels(
     directory: str | os.PathLike | None = None,
     batch_size: int = 64,
     progress: str | bool = "Preparing images",
-) -> CachedPixels:
+) -> FeatureView:
     """Prepared pixels of every image, from the cache if they are in it.
 
     Rows are keyed by the bytes of the image's file and by the settings of the processor. Images that are missing are decoded
@@ -245,7 +226,7 @@ def cached_pixels(
         progress (`str` or `bool`): Label of the progress bar, or False.
 
     Returns:
-        [`CachedPixels`]: N rows, in the order of the data set.
+        [`FeatureView`] of shape `(N, 3, H, W)`, uint8: In the order of the data set, memory-mapped.
 
     Raises:
         ImageError: If an image cannot be read.
@@ -260,4 +241,4 @@ def cached_pixels(
     def read(value: Any) -> Tensor:
         return processor.prepare(open_image(value))  # type: ignore[no-any-return]
 
-    return CachedPixels(image_rows(cache, dataset, read, torch.stack, batch_size=batch_size, progress=progress))
+    return _cached_rows(cache, dataset, read, torch.stack, batch_size, progress)

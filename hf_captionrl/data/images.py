@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -205,11 +205,11 @@ def check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
     width, height = size
     # Between once and twice its own limit Pillow only warns.
     max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
-    said = f"{name} is {width} x {height} pixels"
     if min(size) < _MIN_SIDE:
-        raise ImageError("image_too_small", f"{said}, both sides need {_MIN_SIDE}")
+        raise ImageError("image_too_small", f"{name} is {width} x {height} pixels, both sides need {_MIN_SIDE}")
     if width * height > max_pixels:
-        raise ImageError("image_too_large", f"{said}, max_pixels allows {max_pixels} in all")
+        detail = f"{name} is {width} x {height} pixels, max_pixels allows {max_pixels} in all"
+        raise ImageError("image_too_large", detail)
 
 
 def open_image(value: Any, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -258,8 +258,8 @@ def workers() -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T | ImageError]]:
-    """The function of several undecoded images, in [`workers`]: the result for each, or its `ImageError`."""
+def in_threads(function: Callable[[Any], T], values: Iterable[Any]) -> list[T | ImageError]:
+    """The result of a function for each of several undecoded images, in [`workers`], or its `ImageError`."""
 
     def or_error(value: Any) -> T | ImageError:
         try:
@@ -267,8 +267,5 @@ def in_threads(function: Callable[[Any], T]) -> Callable[[Sequence[Any]], list[T
         except ImageError as error:
             return error
 
-    def apply(values: Sequence[Any]) -> list[T | ImageError]:
-        with workers() as pool:
-            return list(pool.map(or_error, values))
-
-    return apply
+    with workers() as pool:
+        return list(pool.map(or_error, values))

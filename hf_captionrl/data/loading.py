@@ -389,6 +389,8 @@ def _load_embedded(name: str, arguments: SourceArguments, splits: tuple[str, ...
     for option, value, choices in (("dataset_config", config, configs), ("caption_column", column, columns)):
         if value not in choices:
             raise ValueError(f"{option} is {value!r}, but {name!r} has {choices}. Use one of these, or leave it out.")
+    if arguments.data_dir or arguments.image_root:
+        raise ValueError(f"--data_dir and --image_root are not for {name!r}. Use 'imagefolder', for example.")
     if moving != bool(num_frames):
         raise ValueError(
             f"num_frames is {num_frames}. Use 0 for 'scenes' and 4 for 'moving_scenes', its clips of 6 frames."
@@ -444,7 +446,28 @@ def load_caption_splits(
     seed: int = 0,
     **source: Any,
 ) -> datasets.DatasetDict:
-    """Load every split of a caption data set. Code of data sets is never run, and no image is decoded or fetched.
+    """Load every split of a caption data set: `load_captions` with `split=None`."""
+    return _divided(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
+
+
+def _divided(source: Source, fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
+    """Every split; missing ones are split off `train`."""
+    splits = source.splits
+    if source.name not in _EMBEDDED:
+        fractions = fractions or ((1.0, 0.0, 0.0) if source.in_memory else SPLIT_SHARES)
+        splits = carve_missing(splits, fractions, seed, source.name)
+    return datasets.DatasetDict({name: with_split(rows, name) for name, rows in _in_order(splits).items()})
+
+
+def load_captions(
+    dataset_name: Any = "scenes",
+    *,
+    split: str | None = "train",
+    split_fractions: tuple[float, float, float] | None = None,
+    seed: int = 0,
+    **source: Any,
+) -> datasets.Dataset | datasets.DatasetDict:
+    """Load one split of a caption data set, several joined, or all. Code of data sets is never run, and no image is decoded or fetched.
 
     `dataset_name` is one of:
 
@@ -468,6 +491,9 @@ def load_caption_splits(
 
     Args:
         dataset_name (`str`, `Path`, `datasets.Dataset` or `datasets.DatasetDict`): See above.
+        split (`str`, *optional*): `"train"`, `"validation"`, `"test"`, or another that the source has; several joined by
+            `+`, such as `"validation+test"`; `"all"` for every image, undivided. Without splits in the data, `"train"` is
+            the share of `split_fractions`, which is logged. `None` gives a `DatasetDict` of the splits.
         split_fractions (`tuple[float, float, float]`, *optional*): Shares of train, validation and test. A validation or
             test split that the source lacks is split off train by the hash of the image id, and the sizes are logged;
             `(1, 0, 0)` leaves train unchanged. None: (0.8, 0.1, 0.1), and (1, 0, 0) for data in memory.
@@ -475,42 +501,8 @@ def load_caption_splits(
         source (`Any`): Fields of [`SourceArguments`]: `data_dir`, `image_root`, `image_column`, ...
 
     Returns:
-        `datasets.DatasetDict`: Splits with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
+        `datasets.Dataset | datasets.DatasetDict`: The images, or every split, with the columns `image` (`datasets.Image`), `image_id` (`str`), `captions`
         (`list[str]`, `None` where the source held no string) and any others. Not checked: see `check_captions`.
-    """
-    return _divided(_read_splits(dataset_name, SourceArguments(**source)), split_fractions, seed)
-
-
-def _divided(source: Source, fractions: tuple[float, float, float] | None, seed: int) -> datasets.DatasetDict:
-    """Every split; missing ones are split off `train`."""
-    splits = source.splits
-    if source.name not in _EMBEDDED:
-        fractions = fractions or ((1.0, 0.0, 0.0) if source.in_memory else SPLIT_SHARES)
-        splits = carve_missing(splits, fractions, seed, source.name)
-    return datasets.DatasetDict({name: with_split(rows, name) for name, rows in _in_order(splits).items()})
-
-
-def load_captions(
-    dataset_name: Any = "scenes",
-    *,
-    split: str | None = "train",
-    split_fractions: tuple[float, float, float] | None = None,
-    seed: int = 0,
-    **source: Any,
-) -> datasets.Dataset | datasets.DatasetDict:
-    """Load one split of a caption data set, several joined, or all.
-
-    Args:
-        dataset_name (`str`, `Path`, `datasets.Dataset` or `datasets.DatasetDict`): As for `load_caption_splits`.
-        split (`str`, *optional*): `"train"`, `"validation"`, `"test"`, or another that the source has; several joined by
-            `+`, such as `"validation+test"`; `"all"` for every image, undivided. Without splits in the data, `"train"` is
-            the share of `split_fractions`, which is logged. `None` gives a `DatasetDict` of the splits.
-        split_fractions (`tuple[float, float, float]`, *optional*): As for `load_caption_splits`.
-        seed (`int`): As for `load_caption_splits`.
-        source (`Any`): Fields of [`SourceArguments`]: `data_dir`, `image_root`, `image_column`, ...
-
-    Returns:
-        `datasets.Dataset | datasets.DatasetDict`: The images, or every split if `split` is `None`.
     """
     if split is None:
         return load_caption_splits(dataset_name, split_fractions=split_fractions, seed=seed, **source)

@@ -26,7 +26,6 @@ from hf_captionrl.utils.options import (
 
 if TYPE_CHECKING:
     import datasets
-    import numpy as np
 
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
@@ -77,6 +76,14 @@ class SplitArguments:
         help="Largest share of invalid rows, in [0, 1]. Invalid rows are left out and listed; a larger share is an error.",
     )
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """Arguments of `load_captions`."""
+        names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column")
+        shares = (1 - self.validation_share - self.test_share, self.validation_share, self.test_share)
+        more = {"revision": self.dataset_revision, "split_fractions": shares, "seed": self.split_seed}
+        return {name: getattr(self, name) for name in names} | more
+
 
 @dataclass
 class LoadingArguments:
@@ -95,6 +102,12 @@ class LoadingArguments:
     load_in_8bit: bool = option(
         False, help="Quantize the weights to 8 bits. Needs bitsandbytes and a GPU, in training also --tune."
     )
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments of `load_captioner` that were set."""
+        names = ("attn_implementation", "load_in_4bit", "load_in_8bit")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
 
 @dataclass
@@ -226,20 +239,6 @@ class SimilarityOptions(DeviceOptions, CacheOptions, CommandOptions):
 
 
 @dataclass
-class HeldOutScorerOptions(CacheOptions, CommandOptions):
-    """The scorer that evaluates."""
-
-    heading: ClassVar[str] = "evaluation"
-
-    scorer: str | None = option(
-        None,
-        metavar="NAME",
-        help="dual encoder that evaluates: a folder, a name on the Hub, open_clip:NAME@TAG, scenes:siglip-held-out, or 'none' "
-        "(default: scenes:siglip-held-out on the embedded world, else openai/clip-vit-base-patch32)",
-    )
-
-
-@dataclass
 class PublicationOptions(CommandOptions):
     """What the card says of a data set that a command writes."""
 
@@ -306,9 +305,8 @@ def load_split(
     quarantine_path: str | os.PathLike[str] | None,
     require_captions: bool | None = True,
     expected_ids: str | None = None,
-    only: np.ndarray | None = None,
 ) -> LoadedSplit:
-    """Load the images that the options name, describe them on stderr, and list bad rows in a file; `only` selects rows of `all_ids`.
+    """Load the images that the options name, describe them on stderr, and list bad rows in a file.
 
     `require_captions=None` requires them if any image has one. With `expected_ids`, the process is one of several: it describes nothing and checks that it has the same images.
     """
@@ -318,21 +316,8 @@ def load_split(
     from hf_captionrl.retrieval.feature_cache import RowLookup
 
     embedded = arguments.dataset == "scenes"
-    if embedded and (arguments.data_dir or arguments.image_root):
-        raise ValueError(
-            "--data_dir and --image_root are not for --dataset scenes. Use --dataset imagefolder, for example."
-        )
-    names = ("dataset_config", "data_dir", "image_root", "image_column", "caption_column")
-    source: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    source |= {"revision": arguments.dataset_revision, "require_captions": bool(require_captions)}
-    validation, test = arguments.validation_share, arguments.test_share
-    chosen = choose_split(
-        arguments.dataset,
-        arguments.split,
-        split_fractions=(1 - validation - test, validation, test),
-        seed=arguments.split_seed,
-        **source,
-    )
+    source = arguments.source | {"require_captions": bool(require_captions)}
+    chosen = choose_split(arguments.dataset, arguments.split, **source)
     arguments.split = chosen.split
     rows: Any = chosen.dataset
     if require_captions is None:
@@ -359,30 +344,20 @@ def load_split(
     if arguments.max_images is not None:
         rows = rows.select(range(min(arguments.max_images, len(rows))))
     if not embedded and quarantine_path is not None:
-        rows, report = check_captions(
+        rows, entries = check_captions(
             rows,
             quarantine_path=Path(quarantine_path),
             max_bad_fraction=arguments.max_bad_fraction,
             require_captions=require_captions,
         )
-        if not report.entries:
+        if not entries:
             Path(quarantine_path).unlink(missing_ok=True)
-    if only is not None:
-        rows = rows.select(only[only < len(rows)])
     if expected_ids is not None and ids_digest(rows) != expected_ids:
         raise ValueError(
             f"--dataset {arguments.dataset!r} has other images in this process than in the first. Use a path that all "
             "machines share, and leave the data unchanged."
         )
     return LoadedSplit(rows, all_ids, chosen.split, chosen.sizes, trained)
-
-
-def source_settings(arguments: DatasetOptions) -> dict[str, Any]:
-    """The images that the options name, as settings of an output."""
-    # Two folders may hold files of the same names.
-    places = (arguments.data_dir, arguments.image_root)
-    source = [None if place is None else os.path.realpath(place) for place in places]
-    return {"dataset": arguments.dataset, "source": source, "split": arguments.split}
 
 
 def ids_digest(dataset: datasets.Dataset, column: str = "image_id") -> str:

@@ -27,7 +27,6 @@ Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 """Function from captions to shortened captions; `None` if nothing remains."""
 
 _NOMINAL = frozenset({"NOUN", "PROPN", "PRON"})
-_ARTICLES = frozenset({"a", "an", "the"})
 
 
 def _with_article(token: Any, *, always: bool) -> str:
@@ -36,11 +35,11 @@ def _with_article(token: Any, *, always: bool) -> str:
     noun = " ".join(part.text.lower() for part in [*parts, token])
     if token.pos_ == "PRON":
         return noun
-    own = next((child.text.lower() for child in token.lefts if child.dep_ == "det"), "")
+    article = next((child.text.lower() for child in token.lefts if child.dep_ == "det"), "")
     plural = token.tag_ in ("NNS", "NNPS")
-    if own == "the" or (always and plural):
+    if article == "the" or (always and plural):
         return f"the {noun}"  # a plural has no other article
-    if plural or not (own in _ARTICLES or always):
+    if plural or not (article in ("a", "an") or always):
         return noun
     return f"{indefinite_article(noun)} {noun}"
 
@@ -56,12 +55,6 @@ def _subject(root: Any) -> Any | None:
     return None
 
 
-def _verb(root: Any, subject: Any) -> Any | None:
-    if root.pos_ == "VERB" and not any(child.dep_ == "expl" for child in root.children):
-        return root
-    return next((c for c in subject.children if c.dep_ in ("acl", "relcl") and c.pos_ == "VERB"), None)
-
-
 def _shortened(document: Any, level: str) -> str | None:
     """The shortened form of one parsed caption, from its first sentence with a subject."""
     for sentence in document.sents:
@@ -70,8 +63,10 @@ def _shortened(document: Any, level: str) -> str | None:
         if subject is None:
             continue
         words = [_with_article(subject, always=True)]
-        verb = _verb(root, subject) if level == "simpler" else None
-        if verb is not None:
+        verb = root
+        if root.pos_ != "VERB" or any(child.dep_ == "expl" for child in root.children):
+            verb = next((c for c in subject.children if c.dep_ in ("acl", "relcl") and c.pos_ == "VERB"), None)
+        if level == "simpler" and verb is not None:
             words.append(verb.text.lower())
             words += [child.text.lower() for child in verb.children if child.dep_ == "prt"]
             objects = (child for child in verb.children if child.dep_ in ("dobj", "obj") and child.pos_ in _NOMINAL)
@@ -80,7 +75,7 @@ def _shortened(document: Any, level: str) -> str | None:
     return None
 
 
-def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int = 256) -> Simplifier:
+def spacy_simplifier(level: Level) -> Simplifier:
     """A simplifier by spaCy's English parser (extra `[analysis]`).
 
     The subject is that of the first sentence, what "there is" introduces, or the head of a noun phrase; with its
@@ -88,12 +83,8 @@ def spacy_simplifier(level: Level, *, model: str | None = None, batch_size: int 
     "the". The verb is the sentence's, or the participle or relative clause of the subject ("a man riding"), without
     auxiliaries; forms of "to be" are left out. The object is the direct one, with an article only if it had one.
     """
-    pipeline = load_spacy(model, exclude=["ner", "lemmatizer"])
-
-    def simplify(captions: Sequence[str]) -> Iterable[str | None]:
-        return (_shortened(document, level) for document in pipeline.pipe(captions, batch_size=batch_size))
-
-    return simplify
+    pipeline = load_spacy(exclude=["ner", "lemmatizer"])
+    return lambda captions: (_shortened(document, level) for document in pipeline.pipe(captions, batch_size=256))
 
 
 def scene_simplifier(level: Level) -> Simplifier:

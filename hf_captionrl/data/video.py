@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
 import io
 import itertools
 import os
@@ -226,8 +225,8 @@ def _gif_delays(data: bytes, name: str) -> list[int]:
                 delays.append(delay if delay >= 20 else _BROWSER_MS)
                 delay = 0
     except IndexError:
-        found = f"{len(data)} bytes and {len(delays)} whole frames"
-        raise ImageError("video_truncated", f"{name} ends after {found}, before its end mark") from None
+        size = f"{len(data)} bytes and {len(delays)} whole frames"
+        raise ImageError("video_truncated", f"{name} ends after {size}, before its end mark") from None
     return delays
 
 
@@ -244,15 +243,6 @@ def _sample_gif(value: Any, delays: list[int], name: str, num_frames: int, max_p
             image.load()
             frames[k] = to_rgb(image)
     return [frames[k] for k in chosen]
-
-
-def video_hash(value: Any) -> str:
-    """BLAKE2b over the bytes of a video, 32 hex digits: the same file has the same key under any name."""
-    digest = hashlib.blake2b(b"video\n", digest_size=16)
-    with _opened_video(value) as (file, _):
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def open_still(row: Mapping[str, Any]) -> Image.Image:

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_captionrl.data.columns import (
-    CAPTION_COLUMNS,
-    parse_json,
-    printed_list,
-    read_csv,
-    read_text,
-)
+from hf_captionrl.data.columns import CAPTION_COLUMNS, parse_json, printed_list, read_csv, read_text
 from hf_captionrl.data.loading import is_json_lines, karpathy_id
 from hf_captionrl.metrics.table import REFERENCES
 from hf_captionrl.utils.io import FORMULA

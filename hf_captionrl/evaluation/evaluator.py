@@ -20,16 +20,8 @@ from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data.benchmarks import coco_id, load_hard_pool, load_published_bags, match_coco_ids
 from hf_captionrl.data.columns import caption_column, id_column, parse_json, read_text
 from hf_captionrl.evaluation.options import EvaluationArguments, clip_prefix, optional_scorer
-from hf_captionrl.metrics import (
-    caption_perplexity,
-    paired_test,
-)
-from hf_captionrl.metrics.bootstrap import (
-    Interval,
-    bootstrap_interval,
-    mean_interval,
-    proportion_interval,
-)
+from hf_captionrl.metrics import caption_perplexity, paired_test
+from hf_captionrl.metrics.bootstrap import Interval, bootstrap_interval, mean_interval, proportion_interval
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.metrics.columns import (
     BY_SCORER,
@@ -319,7 +311,7 @@ class Evaluator:
         captions, more = _first(drawn), list[str]()
         if self.bag_images is not None:
             more = _first(draw_references(caption_column(self.bag_images), self.seed))
-        others = _others(drawn) if all(len(group) > 1 for group in drawn) else None
+        others = [group[1:] for group in drawn] if all(len(group) > 1 for group in drawn) else None
         row = self.row("references", captions, others, more_captions=more)
         for key in ("cider_d", "emscore_references"):
             if others is None and row.get(key) is not None:
@@ -346,11 +338,6 @@ def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list
 def _first(drawn: Sequence[list[str]]) -> list[str]:
     """The first reference of each image; empty if it has none."""
     return [group[0] if group else "" for group in drawn]
-
-
-def _others(drawn: Sequence[list[str]]) -> Sequence[list[str]]:
-    """The references of each image after the first."""
-    return [group[1:] for group in drawn]
 
 
 def _text_features(scorer: Scorer, captions: Sequence[str], prefix: str = "") -> torch.Tensor:
@@ -385,7 +372,7 @@ def human_captions(evaluator: Evaluator) -> Source | None:
     drawn = draw_references(evaluator.references, evaluator.seed)
     if not all(len(group) > 1 for group in drawn):
         return None
-    return Source("references", drawn, _others(drawn), is_human=True)
+    return Source("references", drawn, [group[1:] for group in drawn], is_human=True)
 
 
 BEST = ("pool_recall_at_1", "rd100_recall_at_1", "blocks_recall_at_1", "clip_score", "ndlb_clip_score", "cider_d")

@@ -1,7 +1,7 @@
 """Any metric of captions as one function: metrics of this package by name, Python functions.
 
 Such a function gets `candidates` (N strings), `references` (N lists of strings) and `images` (N paths or images), and returns N
-numbers; higher is better. `captionrl agreement` and `captionrl audit-metric` take any of them.
+numbers; higher is better. `captionrl agreement` takes any of them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
     """
     if not isinstance(metric, str):
         try:
-            takes_images = _takes_images(metric)
-            inspect.signature(metric).bind(*[None] * (3 if takes_images else 2))
+            signature = inspect.signature(metric)
+            arguments = [each for each in signature.parameters.values() if each.kind < each.VAR_POSITIONAL]
+            # A third argument that is needed, or called images; an option of the function is neither.
+            takes_images = any(each.default is each.empty or each.name == "images" for each in arguments[2:3])
+            signature.bind(*[None] * (3 if takes_images else 2))
         except TypeError as error:
             how = "Use a function of captions and references, or of captions, references and images."
             raise ValueError(f"{metric!r} cannot be a metric: {error}. {how}") from error
@@ -46,8 +49,8 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
         return functools.partial(_scorer_scores, metric, scorer, prefix)
     module, colon, function = metric.partition(":")
     if not colon:
-        known = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
-        raise ValueError(f"There is no metric {metric!r}. Use one of {known}, or package.module:function.")
+        names = ", ".join((*TEXT_METRICS, *SCORER_METRICS))
+        raise ValueError(f"There is no metric {metric!r}. Use one of {names}, or package.module:function.")
     sys.path.insert(0, os.getcwd())  # a console script does not look into the working folder
     try:
         found = getattr(importlib.import_module(module), function)
@@ -56,12 +59,6 @@ def metric_function(metric: Any, *, scorer: Any = None, prefix: str | None = Non
     finally:
         sys.path.remove(os.getcwd())
     return metric_function(found)
-
-
-def _takes_images(function: Callable[..., Any]) -> bool:
-    """Whether the third argument is needed, or is called images; an option of the function is neither."""
-    arguments = [each for each in inspect.signature(function).parameters.values() if each.kind < each.VAR_POSITIONAL]
-    return len(arguments) > 2 and (arguments[2].default is inspect.Parameter.empty or arguments[2].name == "images")
 
 
 def call_metric(

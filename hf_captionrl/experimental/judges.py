@@ -64,14 +64,14 @@ def _normalised_scores(
     number: int, make: Callable[[int], Prompt], answers: Sequence[str], backend: Any
 ) -> list[np.ndarray | Failure]:
     """Log-probabilities `(A,)` of the answers to each question, normalised over them, or a [`Failure`]."""
-    found = _answered(number, make, lambda prompts: backend.score_answers(prompts, answers))
-    for at, row in enumerate(found):
+    scores = _answered(number, make, lambda prompts: backend.score_answers(prompts, answers))
+    for at, row in enumerate(scores):
         if not isinstance(row, Failure):
             array = np.asarray(row, dtype=np.float64)
             is_finite = math.isfinite(array.max())
             detail = f"the log-probabilities of {', '.join(answers)} are {row}"
-            found[at] = array - np.logaddexp.reduce(array) if is_finite else Failure("backend_failed", detail)
-    return found
+            scores[at] = array - np.logaddexp.reduce(array) if is_finite else Failure("backend_failed", detail)
+    return scores
 
 
 def _question(stage: str, text: str, *images: Any) -> Prompt:
@@ -156,17 +156,17 @@ def clair(captions: Any, references: Any, backend: Any) -> dict[str, Any]:
     groups = check_groups(references, "references", len(texts))
 
     def make(row: int) -> Prompt:
-        listed = "\n".join(f"- {text}" for text in groups[row])
-        return Prompt("clair", "", _CLAIR.format(listed=listed, caption=texts[row]))
+        descriptions = "\n".join(f"- {text}" for text in groups[row])
+        return Prompt("clair", "", _CLAIR.format(listed=descriptions, caption=texts[row]))
 
-    found = list(map(_parsed_rating, _answered(len(texts), make, backend.complete)))
+    ratings = list(map(_parsed_rating, _answered(len(texts), make, backend.complete)))
     # The backend has already repeated a request that failed.
-    again = [row for row, rated in enumerate(found) if isinstance(rated, Failure) and rated.reason != "backend_failed"]
+    again = [at for at, rated in enumerate(ratings) if isinstance(rated, Failure) and rated.reason != "backend_failed"]
     retried = _answered(len(again), lambda at: replace(make(again[at]), attempt=1), backend.complete)
     for row, answer in zip(again, retried, strict=True):
-        found[row] = _parsed_rating(answer)
-    values = [rated if isinstance(rated, Failure) else rated[0] for rated in found]
-    reasons = ["" if isinstance(rated, Failure) else rated[1] for rated in found]
+        ratings[row] = _parsed_rating(answer)
+    values = [rated if isinstance(rated, Failure) else rated[0] for rated in ratings]
+    reasons = ["" if isinstance(rated, Failure) else rated[1] for rated in ratings]
     return _result("clair", values, backend, _CLAIR, reasons=reasons)
 
 
@@ -199,18 +199,18 @@ def listener_log_probs(
 
         answers = image_labels(size) if together else _YES_NO
         scores = _normalised_scores(len(rows) * number, make, answers, backend)
-        found: list[np.ndarray | Failure] = []
+        log_probs: list[np.ndarray | Failure] = []
         for at, row in enumerate(rows):
             some = scores[at * number : (at + 1) * number]  # (O, K), or (K, 2)
             if failures := [one for one in some if isinstance(one, Failure)]:
-                found.append(failures[0])
+                log_probs.append(failures[0])
             elif together:
                 turned = [np.roll(one, first(row, turn)) for turn, one in enumerate(some)]
-                found.append(np.logaddexp.reduce(turned, axis=0) - math.log(number))
+                log_probs.append(np.logaddexp.reduce(turned, axis=0) - math.log(number))
             else:
                 yes = np.array(some)[:, 0]
-                found.append(yes - np.logaddexp.reduce(yes))
-        return found
+                log_probs.append(yes - np.logaddexp.reduce(yes))
+        return log_probs
 
     by_row: dict[int, np.ndarray | Failure] = {}
     for size in set(map(len, bags)):

@@ -14,6 +14,8 @@ from scipy.stats import false_discovery_control
 
 from hf_captionrl.metrics.bootstrap import check_values, numbered, signature
 
+_ENDS = [50 * (1 - 0.95), 100 - 50 * (1 - 0.95)]  # of the intervals, in percent of the resamples
+
 
 def agreement(
     scores: Mapping[str, Any] | Any,
@@ -42,73 +44,45 @@ def agreement(
         `dict` by name, and `differences`, one `dict` per pair: `first`, `second`, `difference`, `interval`, `p_value` (two-sided),
         `adjusted_p_value` (Benjamini and Hochberg, over all pairs).
     """
-    named, given, images = _checked(scores, ratings, groups)
-    known = ~np.isnan(given)
-    if not known.any(1).all():
-        raise ValueError(f"ratings[{int((~known.any(1)).argmax())}] has no rating. Leave the caption out.")
-    levels = np.unique(given[known])
+    by_name = scores if isinstance(scores, Mapping) else {"": scores}
+    values = {str(name): check_values(of, f"scores {name!r}") for name, of in by_name.items()}
+    table = np.asarray(ratings, dtype=np.float64)
+    table = table[:, None] if table.ndim == 1 else table
+    labels = range(len(table)) if groups is None else list(groups)
+    if table.ndim != 2 or {len(table)} != {len(labels), *map(len, values.values())}:
+        numbers = ", ".join(f"{len(of)} scores {name!r}" for name, of in values.items())
+        shapes = f"{numbers}, ratings of shape {table.shape} and {len(labels)} groups"
+        raise ValueError(f"{shapes}. Pass one row per caption in each.")
+    is_rated = ~np.isnan(table)
+    if not is_rated.any(1).all():
+        raise ValueError(f"ratings[{int((~is_rated.any(1)).argmax())}] has no rating. Leave the caption out.")
+    levels = np.unique(table[is_rated])
     if len(levels) < 2:
         raise ValueError("All ratings are equal, so no metric can agree with them.")
+    images = np.asarray(numbered(labels))
     G = int(images.max()) + 1
     order = np.argsort(images, kind="stable")
-    counts = (given[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
+    counts = (table[order][:, :, None] == levels).sum(1).astype(np.float32)  # (N, K)
     starts: np.ndarray = np.searchsorted(images[order], np.arange(G))  # type: ignore[assignment]
     generator = np.random.default_rng(seed)
     draws = generator.multinomial(G, np.full(G, 1 / G), size=num_bootstrap).astype(np.float64)  # (R, G)
     weights = np.concatenate([np.ones((1, G)), draws])
-    found = {name: _taus(of[order], counts, starts, weights, variant) for name, of in named.items()}
+    taus = {name: _taus(of[order], counts, starts, weights, variant) for name, of in values.items()}  # (1 + R,) each
     parts = signature(metric="agreement", tau=variant, unit="image", resamples=num_bootstrap, seed=seed)
-    counted = {"num_captions": len(given), "num_ratings": int(known.sum()), "num_images": G, "signature": parts}
-    results = {name: _estimate("tau", taus) | counted for name, taus in found.items()}
-    return _compared(results, found) if isinstance(scores, Mapping) else results[""]
-
-
-def _checked(
-    scores: Mapping[str, Any] | Any, ratings: Any, groups: Sequence[Any] | None
-) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Scores by name, ratings `(N, J)`, and the number of the image of each caption `(N,)`."""
-    by_name = scores if isinstance(scores, Mapping) else {"": scores}
-    named = {str(name): check_values(of, f"scores {name!r}") for name, of in by_name.items()}
-    given = np.asarray(ratings, dtype=np.float64)
-    given = given[:, None] if given.ndim == 1 else given
-    for name, of in named.items():
-        if given.ndim != 2 or len(of) != len(given):
-            shape = f"ratings of shape {given.shape}"
-            raise ValueError(f"{len(of)} scores {name!r} for {shape}. Pass one row per caption.")
-    labels = range(len(given)) if groups is None else list(groups)
-    if len(labels) != len(given):
-        raise ValueError(f"groups has {len(labels)} labels for {len(given)} captions. Pass one per caption.")
-    return named, given, np.asarray(numbered(labels))
-
-
-_ENDS = [50 * (1 - 0.95), 100 - 50 * (1 - 0.95)]  # of the intervals, in percent of the resamples
-
-
-def _estimate(key: str, values: np.ndarray) -> dict[str, Any]:
-    """The first of `(1 + R,)` values, and the interval of the others."""
-    found: dict[str, Any] = {key: float(values[0])}
-    if len(values) > 1:
-        found[f"{key}_ci"] = tuple(np.nanpercentile(values[1:], _ENDS).tolist())
-    return found
-
-
-def _compared(results: dict[str, dict[str, Any]], found: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Results by metric, and the paired differences of all metrics."""
+    counted = {"num_captions": len(table), "num_ratings": int(is_rated.sum()), "num_images": G, "signature": parts}
+    results: dict[str, dict[str, Any]] = {}
+    for name, (tau, *drawn) in taus.items():
+        interval = {"tau_ci": tuple(np.nanpercentile(drawn, _ENDS).tolist())} if drawn else {}
+        results[name] = {"tau": float(tau)} | interval | counted
+    if not isinstance(scores, Mapping):
+        return results[""]
     differences: list[dict[str, Any]] = []
-    for (first, a), (second, b) in itertools.combinations(found.items(), 2):
-        drawn = a[1:] - b[1:]
-        if not len(drawn):
-            break
-        tail = min((drawn <= 0).sum(), (drawn >= 0).sum())
-        differences.append(
-            {
-                "first": first,
-                "second": second,
-                "difference": float(a[0] - b[0]),
-                "interval": tuple(np.percentile(drawn, _ENDS).tolist()),
-                "p_value": min(1.0, 2 * (1 + int(tail)) / (1 + len(drawn))),
-            }
-        )
+    for first, second in itertools.combinations(taus, 2) if num_bootstrap else ():
+        difference, *drawn = taus[first] - taus[second]
+        tail = min(np.less_equal(drawn, 0).sum(), np.greater_equal(drawn, 0).sum())
+        row = {"first": first, "second": second, "difference": float(difference)}
+        row |= {"interval": tuple(np.percentile(drawn, _ENDS).tolist())}
+        differences.append(row | {"p_value": min(1.0, 2 * (1 + int(tail)) / (1 + num_bootstrap))})
     adjusted = false_discovery_control([row["p_value"] for row in differences]) if differences else ()
     for row, p_value in zip(differences, adjusted, strict=True):
         row["adjusted_p_value"] = float(p_value)

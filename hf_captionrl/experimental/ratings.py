@@ -12,7 +12,6 @@ Sources: Hodosh et al. 2013; protocols: Hessel et al. 2021, section 4 and append
 from __future__ import annotations
 
 import collections
-import functools
 import json
 import math
 import re
@@ -54,27 +53,18 @@ class RatedCaptions:
         return call_metric(metric_function(metric), name, self.candidates, self.references, images)
 
     def agreement(self, metrics: Any, *, image_dir: str | Path = "", **options: Any) -> dict[str, Any]:
-        """How well a metric of [`scores`], or several in a `dict` by name, agree with the ratings of images in `image_dir`.
-
-        Options and result are those of [`hf_captionrl.metrics.agreement`].
-        """
-        if isinstance(metrics, Mapping):
-            scores: Any = {name: self.scores(of, name=name, image_dir=image_dir) for name, of in metrics.items()}
-        else:
-            scores = self.scores(metrics, image_dir=image_dir)
-        return agreement(scores, self.ratings, groups=self.images, variant=self.variant, **options)
+        """[`hf_captionrl.experimental.rating_agreement.agreement`] of a metric of [`scores`], or of several in a `dict` by name."""
+        several = metrics if isinstance(metrics, Mapping) else {"": metrics}
+        scores = {name: self.scores(of, name=name, image_dir=image_dir) for name, of in several.items()}
+        one_or_more = scores if several is metrics else scores[""]
+        return agreement(one_or_more, self.ratings, groups=self.images, variant=self.variant, **options)
 
 
-@functools.cache
 def published_agreement(name: str) -> dict[str, dict[str, Any]]:
     """Published numbers of a benchmark, times 100: by metric, a `dict` with `mean` and `source`."""
     path = Path(__file__).with_name("published_agreement.json")
-    by_source = json.loads(path.read_text(encoding="utf-8")).get(name, {})
-    return {
-        metric: {"mean": value, "source": source}
-        for source, values in by_source.items()
-        for metric, value in values.items()
-    }
+    by_source = json.loads(path.read_text(encoding="utf-8"))[name]
+    return {key: {"mean": mean, "source": source} for source, row in by_source.items() for key, mean in row.items()}
 
 
 def _find(folder: Path, *names: str) -> Path:
@@ -133,13 +123,12 @@ def load_ratings(name: str, folder: str | Path) -> RatedCaptions:
             f"{path}: {len(bad)} of {len(lines)} lines cannot be read, the first is line {bad[0]}. A line of {name} has an image, "
             "'IMAGE#NUMBER' and three numbers, separated by tabs, with the image names of the captions."
         )
+    rated = collections.defaultdict(set)
     if variant == "c":
         rows = [row for row in rows if row[0] not in captions[row[1]]]
-        references = [captions[image] for _, image, _ in rows]
     else:  # an image's own captions that are rated are no references (Hessel et al. 2021, appendix A)
-        rated = collections.defaultdict(set)
         for text, image, _ in rows:
             rated[image].add(_words(text))
-        references = [[text for text in captions[image] if _words(text) not in rated[image]] for _, image, _ in rows]
+    references = [[text for text in captions[image] if _words(text) not in rated[image]] for _, image, _ in rows]
     texts, images, ratings_of = (list(column) for column in zip(*rows, strict=True))
     return RatedCaptions(name, texts, references, images, np.asarray(ratings_of, dtype=float), variant, len(bad))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         public_command,
         public_values,
         push_folder,
-        read_push_state,
         write_manifest,
     )
     from hf_captionrl.hub.spaces import push_metric

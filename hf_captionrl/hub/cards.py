@@ -219,7 +219,6 @@ def write_unmeasured_card(
     license: str | None = None,  # None: `other`
     dataset: str | None = None,
     dataset_id: str | None = None,
-    dataset_description: str | None = None,
     language: str | None = None,
 ) -> Path:
     """Write the card of a model from the facts that its trainer saved and the table of its run, and a missing manifest."""
@@ -236,18 +235,16 @@ def write_unmeasured_card(
         )
     if model_id is None:
         model_id = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "captioner"
-    adapter, local_base = folder / "adapter_config.json", local_base_model(folder) is not None
-    if adapter.is_file() and base_model is None:
-        base_model = read_object(adapter).get("base_model_name_or_path") or None
-        base_model = Path(base_model).name if base_model and local_base else base_model
+    adapter, local_base = folder / "adapter_config.json", local_base_model(folder)
+    is_adapter = adapter.is_file() and local_base is None  # a push merges an adapter into its local base model
+    if base_model is None and adapter.is_file():
+        base_model = Path(local_base).name if local_base else read_object(adapter).get("base_model_name_or_path")
     base_model = base_model or training.get("base_model")
-    if family := settings.get("family", ""):
-        task = "image-text-to-text" if family == "chat" else "image-to-text"
-    else:
-        has_images = any((folder / name).is_file() for name in PROCESSORS)
-        task = "image-text-to-text" if has_images else "text-generation"
-    license = license or "other"
-    is_adapter = adapter.is_file() and not local_base  # a push merges an adapter into its local base model
+    license, family = license or "other", settings.get("family", "")
+    task = "image-to-text"
+    if family in ("", "chat"):
+        sees = any((folder / name).is_file() for name in PROCESSORS)
+        task = "image-text-to-text" if sees else "text-generation"
     data = _model_data(
         base_model,
         dataset_id,
@@ -265,7 +262,6 @@ def write_unmeasured_card(
         base_model=base_model,
         license=license,
         dataset=dataset,
-        description=dataset_description,
         source=model_id if "/" in model_id else ".",
         is_adapter=is_adapter,
         task=task,

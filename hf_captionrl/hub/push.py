@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
-import json
 import os
 import re
 import shutil
@@ -143,20 +141,17 @@ def write_manifest(
 # --- Selects the files of a folder that are published ----------------------------------------------------------------
 
 _PUBLISHED = {
-    "model": (
-        *("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md", "*.html", "*.png"),
-        *("adapter/*.safetensors", "adapter/*.json", "adapter/*.md"),
-    ),
+    "model": ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md", "*.html", "*.png"),
     "space": ("*.py", "*.md", "*.txt"),
     "dataset": ("*.parquet", "*.json", "*.jsonl", "*.csv", "*.md", "*.safetensors", "data/*.parquet"),
 }
 """Patterns of the files that are published. All other files are omitted."""
 
 _NEVER = (
-    *("push_state.json", "card.json", "trainer_state.json", "training_images.json"),
+    *("card.json", "trainer_state.json", "training_images.json"),
     *("*.run.json", "quarantine.jsonl", "skipped.jsonl", "journal-*"),
 )
-"""Files with the state of a push, a run or a Trainer."""
+"""Files with the state of a run or a Trainer."""
 _NOT_TEXT = (".safetensors", ".png", ".model", ".parquet")
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
@@ -242,19 +237,16 @@ def local_base_model(folder: str | os.PathLike[str]) -> str | None:
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -> None:
-    """Write a folder with the merged model, and the adapter in `adapter/`."""
+def write_merged(folder: Path, target: Path, names: Sequence[str]) -> None:
+    """Write a folder with the merged model and the other files."""
     import transformers
     from peft import PeftModel
 
     from hf_captionrl.captioners import load_captioner
     from hf_captionrl.captioners.captioner import SETTINGS_FILE
 
-    folder, target = Path(folder), Path(target)
-    for name in names:
-        place = target / "adapter" / name if name in _ADAPTER else target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, place)
+    for name in set(names).difference(_ADAPTER):
+        shutil.copyfile(folder / name, target / name)
     if (folder / SETTINGS_FILE).is_file():
         captioner = load_captioner(str(folder))
         captioner.model = captioner.model.merge_and_unload()
@@ -263,17 +255,9 @@ def write_merged(folder: str | Path, target: str | Path, names: Sequence[str]) -
         loader = getattr(transformers, check_checkpoint(str(folder))["config"].architectures[0])
         base, _ = load_pretrained(loader, adapter_base(str(folder), None))
         PeftModel.from_pretrained(base, str(folder)).merge_and_unload().save_pretrained(target)
-    # The base model was a local folder: keep only its name.
-    path = target / "adapter" / "adapter_config.json"
-    config = read_object(path)
-    config["base_model_name_or_path"] = Path(config.get("base_model_name_or_path") or "").name
-    write_json(path, config)
 
 
 # --- Uploads a folder to the Hub, after checks -----------------------------------------------------------------------
-
-STATE_FILE = "push_state.json"
-"""Destination of the last push; saved in the folder of the model, never uploaded."""
 
 _STALE = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json", "adapter/*"]
 """Files of an earlier push that are deleted, because they would be loaded together with the new weights."""
@@ -295,7 +279,7 @@ def push_folder(
     overwrite: bool = False,
     gallery: bool | None = None,
 ) -> str:
-    """Upload a finished folder with its card, in one commit. In the folder, only the card and `push_state.json` are written.
+    """Upload a finished folder with its card, in one commit. In the folder, only the card is written.
 
     An adapter whose base model is a local folder, which others cannot load, is merged into it for the upload. A failed push
     can be repeated; the client of the Hub repeats interrupted requests, and does not send uploaded files again.
@@ -322,32 +306,32 @@ def push_folder(
         PermissionError: If the token is missing, invalid, or has no write permission.
         PushError: If the Hub cannot be reached, or the push fails for another reason.
     """
-    folder = Path(folder)
     validate_repo_id(repo_id)
     if token is not None and not re.fullmatch(r"[!-~]+", token):
         # In a header, such a token would fail with a message that contains it.
         raise ValueError("The token contains a space, a line break or another invalid character. Copy it again.")
-    sent = token or get_token()
-    check_secret("commit_message", commit_message, sent)
-    contents = folder_contents(folder, repo_type, token=sent, gallery=gallery)
-    state: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type, "private": private, "revision": revision}
-    state |= {"commit_message": commit_message, "gallery": gallery}
-    write_json(folder / STATE_FILE, state)
+    secret = token or get_token()
+    check_secret("commit_message", commit_message, secret)
+    contents = folder_contents(folder, repo_type, token=secret, gallery=gallery)
     try:
-        with contextlib.ExitStack() as stack:
-            source = folder
+        with tempfile.TemporaryDirectory() as merged:
             if repo_type == "model" and local_base_model(folder) is not None:
-                source = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                write_merged(folder, source, contents.published)
-                contents = folder_contents(source, repo_type, token=sent, gallery=gallery)
-            repo, address = _upload(HfApi(token=token), source, contents.published, state, overwrite)
+                write_merged(Path(folder), Path(merged), contents.published)
+                folder, contents = merged, folder_contents(merged, token=secret, gallery=gallery)
+            return _upload(
+                HfApi(token=token),
+                Path(folder),
+                contents.published,
+                overwrite=overwrite,
+                repo={"repo_id": repo_id, "repo_type": repo_type, "private": private},
+                branch=revision or "main",
+                commit_message=commit_message,
+            )
     except FileExistsError:
         raise
     except Exception as error:
         # Without the client's error, whose text may contain headers with the token.
-        raise _failure(error, repo_id, has_token=bool(sent)) from None
-    write_json(folder / STATE_FILE, {**state, "repo_id": repo, "commit": address})
-    return address
+        raise _failure(error, repo_id, has_token=bool(secret)) from None
 
 
 def _failure(error: Exception, repo_id: str, *, has_token: bool) -> Exception:
@@ -365,18 +349,23 @@ def _failure(error: Exception, repo_id: str, *, has_token: bool) -> Exception:
 
 
 def _upload(
-    api: HfApi, source: Path, published: Sequence[str], state: Mapping[str, Any], overwrite: bool
-) -> tuple[str, str]:
-    """Name of the repository and address of the commit."""
-    repo_type, branch = state["repo_type"], state["revision"]
-    where: dict[str, Any] = {} if repo_type == "model" else {"repo_type": repo_type}
+    api: HfApi,
+    folder: Path,
+    names: Sequence[str],
+    *,
+    repo: Mapping[str, Any],
+    branch: str,
+    commit_message: str,
+    overwrite: bool,
+) -> str:
+    """Address of the commit."""
+    repo_type = repo["repo_type"]
     space = {"space_sdk": "gradio"} if repo_type == "space" else {}
-    repo_id = api.create_repo(state["repo_id"], private=state["private"], exist_ok=True, **where, **space).repo_id
-    where["repo_id"] = repo_id
-    if branch not in (None, "main"):
+    repo_id = api.create_repo(**repo, exist_ok=True, **space).repo_id
+    where: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type}
+    if branch != "main":
         api.create_branch(branch=branch, exist_ok=True, **where)
-        where["revision"] = branch
-    files = {file.rfilename for file in api.repo_info(**where).siblings or []} - {".gitattributes"}
+    files = {file.rfilename for file in api.repo_info(**where, revision=branch).siblings or []} - {".gitattributes"}
     # A Space of this package has a metric or the arguments of the demo.
     name = repo_id.rpartition("/")[2]
     ours = {"model": {MANIFEST_FILE}, "dataset": {"README.md"}, "space": {f"{name}.py", "arguments.txt"}}[repo_type]
@@ -385,23 +374,18 @@ def _upload(
             f"{repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
             "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
         )
-    card = source / "README.md"
+    card = folder / "README.md"
     text = card.read_text(encoding="utf-8")
     # The code examples load the folder of the card; there, it is the repository.
     public = re.sub(rf'"(?:\.|{re.escape(name)})"(?=, revision=)', f'"{repo_id}"', text)
     if public != text:
         atomic_write_text(card, public)
     commit = api.upload_folder(
-        folder_path=source,
-        commit_message=state["commit_message"],
-        allow_patterns=[glob.escape(name) for name in published],
+        folder_path=folder,
+        commit_message=commit_message,
+        allow_patterns=[glob.escape(name) for name in names],
         delete_patterns=_STALE if repo_type == "model" else None,
+        revision=branch,
         **where,
     )
-    return repo_id, str(commit)
-
-
-def read_push_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Destination of a folder's last push, and `commit` if it succeeded; or empty."""
-    path = Path(folder) / STATE_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return str(commit)

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+
+import hf_captionrl
 
 
 def signature(**parts: Any) -> str:
     """Everything that a result depends on, on one line as in sacrebleu: `"pool:5000|ties:against|hf_captionrl:0.1.0"`."""
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parts.items()}
     written = [f"{name}:{text.replace('|', ',')}" for name, text in texts.items() if parts[name] not in (None, "")]
-    try:
-        version = metadata.version("hf-captionrl")
-    except metadata.PackageNotFoundError:  # run from a checkout that was not installed
-        version = "unknown"
-    return "|".join([*written, f"hf_captionrl:{version}"])
+    return "|".join([*written, f"hf_captionrl:{hf_captionrl.__version__}"])
 
 
 # Draws per block: limits the memory to 64 MiB for any N and R.

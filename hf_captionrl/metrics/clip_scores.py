@@ -233,10 +233,16 @@ def _unit(features: Any, name: str, tokens: Tensor | None = None) -> Tensor:
 
 def _weights(weights: Any, rows: Tensor, name: str) -> Tensor:
     """One weight per row, on the device of the rows."""
-    found = rows.new_ones(len(rows)) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
-    if found.shape != (len(rows),) or not bool(((found >= 0) & found.isfinite()).all()) or not bool((found > 0).any()):
+    values = (
+        rows.new_ones(len(rows)) if weights is None else torch.as_tensor(weights, dtype=rows.dtype).to(rows.device)
+    )
+    if (
+        values.shape != (len(rows),)
+        or not bool(((values >= 0) & values.isfinite()).all())
+        or not bool((values > 0).any())
+    ):
         raise ValueError(f"{name} must be {len(rows)} weights: finite, not negative, not all 0. None: equal weights.")
-    return found
+    return values
 
 
 def _matching(tokens: Tensor, weights: Tensor, others: Tensor, whole: Tensor) -> Tensor:

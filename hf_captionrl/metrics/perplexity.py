@@ -6,12 +6,10 @@ Legend: B captions per batch, T tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
@@ -49,29 +47,6 @@ def caption_perplexity(
         is an interval of the logarithm of the perplexity);
         `num_tokens`, `num_truncated`, `signature`.
     """
-    losses = caption_losses(captions, model, tokenizer, bos=bos, batch_size=batch_size, max_length=max_length)
-    return perplexity_of(losses, model, bos=bos)
-
-
-@dataclass(frozen=True)
-class CaptionLosses:
-    """Losses of N captions."""
-
-    nats: Tensor  # (N,) fp64, of all scored tokens of a caption
-    tokens: Tensor  # (N,) number of them
-    num_truncated: int | None  # captions that were truncated, if it is known
-
-
-def caption_losses(
-    captions: Any,
-    model: Any,
-    tokenizer: Any,
-    *,
-    bos: Literal["tokenizer", "prepend"] = "tokenizer",
-    batch_size: int = 32,
-    max_length: int | None = None,
-) -> CaptionLosses:
-    """What [`caption_perplexity`] averages; captions without a second token have 0 nats and 0 tokens."""
     texts = check_captions(captions)
     if bos not in ("tokenizer", "prepend"):
         raise ValueError(f"bos must be 'tokenizer' or 'prepend', got {bos!r}.")
@@ -108,12 +83,6 @@ def caption_losses(
         model.train(was_training)
     if len(bad := torch.nonzero(~torch.isfinite(nats))):
         raise ValueError(f"The loss of caption {int(bad[0])} is not finite. Check the weights, or load them in fp32.")
-    return CaptionLosses(nats, scored, num_truncated)
-
-
-def perplexity_of(losses: CaptionLosses, model: Any, *, bos: str = "tokenizer") -> dict[str, Any]:
-    """Result of [`caption_perplexity`] from the losses of its captions."""
-    nats, scored = losses.nats, losses.tokens
     if int(scored.sum()) == 0:
         raise ValueError("No caption has a second token to predict. Use bos='prepend', which scores the first too.")
     per_sample = torch.where(scored > 0, torch.exp(nats / scored.clamp(min=1)), torch.full_like(nats, math.nan))
@@ -127,6 +96,6 @@ def perplexity_of(losses: CaptionLosses, model: Any, *, bos: str = "tokenizer") 
         "nats": nats.numpy(),
         "tokens": scored.numpy(),
         "num_tokens": int(scored.sum()),
-        "num_truncated": losses.num_truncated,
+        "num_truncated": num_truncated,
         "signature": signature(metric="caption_perplexity", model=name, average="micro", bos=bos),
     }

@@ -484,33 +484,14 @@ def suite(name: str, captions: Sequence[Any], *, details: bool = False, **inputs
     return row.result(details)
 
 
-smile_suite = functools.partial(suite, "smile")
-discritune_suite = functools.partial(suite, "discritune")
-ndlb_suite = functools.partial(suite, "ndlb")
-sle_suite = functools.partial(suite, "sle")
-
-
-# --- SLE's diversity table over decoding methods and temperatures ----------------------------------------------------
-
-
-def decoding_suite(decodings: Mapping[str, Sequence[Sequence[str]]], **inputs: Any) -> dict[str, Any]:
-    """[`sle_suite`] of the captions of several decoding methods, such as "rs" and "bs"; keys begin with the method."""
-    rows = {how: sle_suite(captions, **inputs) for how, captions in decodings.items()}
-    return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
-
-
-def tradeoff_points(
-    samples: Mapping[float, Sequence[Sequence[str]]], *, references: Sequence[Sequence[str]], **inputs: Any
-) -> list[dict[str, Any]]:
-    """[`sle_suite`] of samples at each temperature, ascending, with `temperature`: for `write_diversity_tradeoff`."""
-    return [{"temperature": t, **sle_suite(samples[t], references=references, **inputs)} for t in sorted(samples)]
+# --- SLE's diversity over temperatures -------------------------------------------------------------------------------
 
 
 def diversity_at_cider_d(points: Sequence[Mapping[str, Any]], cider_d: float) -> dict[str, float] | None:
     """`temperature`, `div_2` and `mbleu_4_per_image` where a captioner's samples have a given mean CIDEr-D.
 
-    Interpolates linearly between neighbouring [`tradeoff_points`]; None if none of them encloses this CIDEr-D. If several
-    temperatures have it, the highest counts, whose captions are the most diverse. Compares captioners at equal precision; at
+    `points` are rows of SLE's suite with their `temperature`. Interpolates linearly between neighbouring ones; None if none of them
+    encloses this CIDEr-D. If several temperatures have it, the highest counts, whose captions are the most diverse. Compares captioners at equal precision; at
     equal temperature, one of them may only sample from a narrower distribution.
     """
     keys = ("temperature", "div_2", "mbleu_4_per_image")

@@ -77,8 +77,8 @@ def without_repeats(sections: Sequence[Section]) -> list[Section]:
 # --- Cells and notes -------------------------------------------------------------------------------------------------
 
 
-def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
-    """Text of one cell; `separator` stands between a number and its interval.
+def format_cell(row: Row, column: Column) -> str:
+    """Text of one cell.
 
     `0.658 ±0.021` if the interval is symmetric after rounding, else `0.658 [0.630, 0.681]`; `not run: reason` for None with a
     reason, `–` for None without.
@@ -92,8 +92,8 @@ def format_cell(row: Row, column: Column, *, separator: str = " ") -> str:
     low, high = (float(bound) for bound in interval)
     below, above = (f"{abs(distance):.{column.digits}f}" for distance in (float(value) - low, high - float(value)))
     if below == above and low <= float(value) <= high:
-        return f"{shown}{separator}±{above}"
-    return f"{shown}{separator}[{low:.{column.digits}f}, {high:.{column.digits}f}]"
+        return f"{shown} ±{above}"
+    return f"{shown} [{low:.{column.digits}f}, {high:.{column.digits}f}]"
 
 
 def _cell(row: Row, column: Column) -> str:
@@ -154,14 +154,14 @@ def print_comparison(sections: Sequence[Section], *, title: str | None = None, f
     if console.is_terminal:
         label = min(label, max(_NAME_WIDTH, console.width // 3))
     else:  # has no width
-        console.width = max(console.width, label + sum(widths.values()) + len(widths) + 2)
+        console.width = max(console.width, label + 2 + sum(widths.values()) + 2 * len(widths))
     if title:
         console.print(Text(title, style="bold"))
     names = [*widths]
     while names:
-        number, width = 0, label + 1
-        while number < len(names) and (number == 0 or width + widths[names[number]] < console.width):
-            width += widths[names[number]] + 1
+        number, width = 0, label + 2  # the edges, and two blanks before each column
+        while number < len(names) and (number == 0 or width + widths[names[number]] + 2 <= console.width):
+            width += widths[names[number]] + 2
             number += 1
         shown, names = names[:number], names[number:]
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -23,6 +23,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from hf_captionrl.utils.options import check_values
+
 logger = logging.getLogger(__name__)
 
 
@@ -146,6 +148,9 @@ class Reward(ABC):
     is_standalone: bool = True
     reads_only_text: bool = False
     gives_token_credit: bool = False
+
+    def __post_init__(self) -> None:
+        check_values(self)  # the fields of rewards that are dataclasses
 
     def describe(self) -> str:
         """A noun phrase for the model card."""
@@ -387,7 +392,7 @@ class CompletionReward(Reward):
             completions = [[{"role": "assistant", "content": caption}] for caption in completions]
         arguments |= {
             "prompts": [""] * len(context.captions),
-            "completion_ids": [row[kept].tolist() for row, kept in zip(context.ids, context.mask, strict=True)],
+            "completion_ids": [row[mask].tolist() for row, mask in zip(context.ids, context.mask, strict=True)],
             "trainer_state": None,
             **context.arguments,
             "completions": completions,
@@ -462,9 +467,9 @@ class RewardFunction:
 
 def refuse_token_credit(rewards: Sequence[Reward]) -> None:
     """Refuse rewards that give credit to tokens, for a loss that has one advantage per caption."""
-    if given := [reward.name for reward in rewards if reward.gives_token_credit]:
+    if names := [reward.name for reward in rewards if reward.gives_token_credit]:
         raise ValueError(
-            f"The reward(s) {given} have credit='claim', and TRL's loss has one advantage per caption. Use credit='caption'."
+            f"The reward(s) {names} have credit='claim', and TRL's loss has one advantage per caption. Use credit='caption'."
         )
 
 
@@ -509,10 +514,10 @@ def reward_class(name: str) -> type[Reward]:
     return cast("type[Reward]", kind)
 
 
-def make_reward(reward: type[Reward], options: Any, **given: Any) -> Reward:
-    """A reward with its documented fields from a configuration that has them; `given` replaces fields by name."""
+def make_reward(reward: type[Reward], options: Any, **overrides: Any) -> Reward:
+    """A reward with its documented fields from a configuration that has them; `overrides` replaces fields by name."""
     names = [field.name for field in dataclasses.fields(reward) if "help" in field.metadata]  # type: ignore[arg-type]
-    return reward(**{name: getattr(options, name) for name in names if hasattr(options, name)} | given)
+    return reward(**{name: getattr(options, name) for name in names if hasattr(options, name)} | overrides)
 
 
 def resolve_rewards(

@@ -17,14 +17,8 @@ from torch import Tensor
 import hf_captionrl.retrieval as retrieval  # banks and named scorers are imported at their first use
 from hf_captionrl.retrieval.feature_cache import RowLookup
 from hf_captionrl.retrieval.ranking import ranks_from_scores
-from hf_captionrl.rewards.base import (
-    Reward,
-    RewardContext,
-    RewardData,
-    WeightedRewards,
-    function_context,
-)
-from hf_captionrl.utils.options import Positive, Range, check_values, documented
+from hf_captionrl.rewards.base import Reward, RewardContext, RewardData, WeightedRewards, function_context
+from hf_captionrl.utils.options import Positive, Range, documented
 
 if TYPE_CHECKING:
     from hf_captionrl.retrieval import Scorer
@@ -147,7 +141,7 @@ class SelfRetrieval(RetrievalOptions, Reward):
     bank: Any = None
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         self.scorers: list[Any] = _listed(self.scorer)
         self._given_banks: list[ImageBank] = _listed(self.bank)
         self._features: list[Tensor] = []

@@ -17,7 +17,7 @@ from hf_captionrl.rewards.base import Reward, RewardContext, RewardData
 from hf_captionrl.text.bleu import bleu_scores, pairwise_bleu, sibling_bleu
 from hf_captionrl.text.cider_d import CiderScorer, DocumentFrequencies
 from hf_captionrl.text.ngrams import TokenBatch, count_ngrams, distinct_share
-from hf_captionrl.utils.options import Positive, check_values, documented
+from hf_captionrl.utils.options import Positive, documented
 
 # --- Distances between the captions of one image, and the reward for them --------------------------------------------
 
@@ -119,7 +119,7 @@ class PairwiseDiversity(DiversityOptions, Reward):
     include_eos: bool = False
 
     def __post_init__(self) -> None:
-        check_values(self)
+        super().__post_init__()
         if self.diversity == "multi_reference" and self.distance != "bleu34":
             raise ValueError("diversity='multi_reference' is defined for BLEU only. Leave distance at 'bleu34'.")
         self.baseline = "group_floor" if self.diversity == "multi_reference" else "group_mean"
@@ -192,9 +192,6 @@ class CiderReward(CiderOptions, Reward):
 
     variant: Literal["cider_d", "cider"] = "cider_d"
     baseline: str | None = None
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
     def describe(self) -> str:
         name = "CIDEr-D" if self.variant == "cider_d" else "CIDEr"
@@ -279,9 +276,6 @@ class RepetitionPenalty(Reward):
 
     order: Positive = 2
 
-    def __post_init__(self) -> None:
-        check_values(self)
-
     def __call__(self, context: RewardContext) -> Tensor:
         return -repeated_share(context.ids, context.mask, self.order)
 
@@ -302,9 +296,6 @@ class LengthPenalty(LengthOptions, Reward):
     name = "length"
     summary = "the penalty on tokens beyond max_tokens"
     is_standalone = False
-
-    def __post_init__(self) -> None:
-        check_values(self)
 
     def describe(self) -> str:
         return f"the penalty on tokens beyond the {self.max_tokens}th"

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import datasets
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import GenerationConfig, PreTrainedModel, TrainerState
 
@@ -41,12 +42,8 @@ from hf_captionrl.rewards import (
 )
 from hf_captionrl.rewards.advantages import compute_advantages
 from hf_captionrl.trainers.caption_config import RL_REFUSED, CaptionConfig, Refused
-from hf_captionrl.trainers.caption_trainer import CaptionTrainer, EpochCallback, loader_settings
-from hf_captionrl.trainers.guard import (
-    GuardAction,
-    GuardCallback,
-    GuardThresholds,
-)
+from hf_captionrl.trainers.caption_trainer import CaptionTrainer, loader_settings
+from hf_captionrl.trainers.guard import GuardAction, GuardCallback, GuardThresholds
 from hf_captionrl.trainers.policy import autocast, make_reference, reference_policy
 from hf_captionrl.trainers.rollout_monitor import RolloutMonitor
 from hf_captionrl.utils.io import write_json
@@ -170,10 +167,6 @@ class CaptionRLConfig(CaptionConfig):
 # --- Images of a rollout, and its split into micro-batches -----------------------------------------------------------
 
 
-class CurriculumCallback(EpochCallback):
-    """Sets the epoch of a [`BagCurriculumSampler`]. A class of its own: the Trainer warns of two callbacks of one class."""
-
-
 def collate_with_rows(collator: Any, items: Sequence[Any]) -> dict[str, Tensor]:
     """The batch of a [`CaptionCollator`], with `rows` `(B,)` of the data set."""
     return {**collator(items), "rows": torch.tensor([item["index"] for item in items])}
@@ -186,28 +179,29 @@ class RolloutBatches:
     """
 
     def __init__(self, rollouts: Any, pieces: int, repeats: int = 1) -> None:
-        self.rollouts = rollouts
-        self.pieces = pieces
-        self.repeats = repeats
+        self.rollouts, self.pieces, self.repeats = rollouts, pieces, repeats
 
     def __len__(self) -> int:
         return len(self.rollouts) * self.pieces * self.repeats
 
     def __iter__(self) -> Iterator[list[int]]:
         for rows in self.rollouts:
-            size, rest = divmod(len(rows), self.pieces)
-            if not size:
+            if len(rows) < self.pieces:
                 raise ValueError(f"A rollout of {len(rows)} images is too small. Lower gradient_accumulation_steps.")
-            ends = [0, *accumulate(size + (piece < rest) for piece in range(self.pieces))]
             for _ in range(self.repeats):
-                for start, end in pairwise(ends):
-                    yield list(rows[start:end])
+                yield from (part.tolist() for part in np.array_split(rows, self.pieces))
 
 
 def make_bag_sampler(
-    args: Any, batch_size: int, num_images: int, *, neighbours: Any | None, random: bool = False, **processes: int
+    args: Any, batch_size: int, num_images: int, *, neighbours: Any | None, **processes: int
 ) -> BagCurriculumSampler:
     """The sampler for `args.bag_schedule`."""
+    if num_images < batch_size:
+        raise ValueError(
+            f"A rollout needs {batch_size} different images, and there are {num_images}. Lower per_device_train_batch_size or "
+            "gradient_accumulation_steps."
+        )
+    random = getattr(args, "bag_distractors", "nearest") == "random"
     schedule: Any = None if args.bag_schedule in (None, "paper") else args.bag_schedule
     if args.bag_schedule is None and neighbours is None:
         schedule, random = 1, True
@@ -241,13 +235,13 @@ def drawing_from_the_policy(captioner: Captioner) -> Iterator[None]:
         "pad_token_id": captioner.pad_token_id,
     }
     writers = [m for m in captioner.base_model.modules() if getattr(m, "generation_config", None) is not None]
-    own = [writer.generation_config for writer in writers]
+    configs = [writer.generation_config for writer in writers]
     for writer in writers:
         writer.generation_config = GenerationConfig(**ids)
     try:
         yield
     finally:
-        for writer, config in zip(writers, own, strict=True):
+        for writer, config in zip(writers, configs, strict=True):
             writer.generation_config = config
 
 
@@ -296,15 +290,11 @@ def write_completions(
         images = [{name: value[s : s + batch_size] for name, value in whole.items()} for s in starts]
     with drawing_from_the_policy(captioner):
         outputs = [captioner.generate(**batch, **generate_kwargs) for batch in images]
-    longest = max(output.ids.size(1) for output in outputs)
-
-    def widened(rows: Tensor, value: Any) -> Tensor:
-        return torch.nn.functional.pad(rows, (0, longest - rows.size(1)), value=value)
-
+    ids, masks = ([row for output in outputs for row in getattr(output, name)] for name in ("ids", "mask"))
     return Completions(
         captions=[caption for output in outputs for caption in output.captions],
-        ids=torch.cat([widened(output.ids, captioner.pad_token_id) for output in outputs]),
-        mask=torch.cat([widened(output.mask, False) for output in outputs]),
+        ids=pad_sequence(ids, batch_first=True, padding_value=captioner.pad_token_id),
+        mask=pad_sequence(masks, batch_first=True),
         ended=torch.cat([output.ended for output in outputs]),
     )
 
@@ -318,8 +308,8 @@ def token_log_probs(
     temperature = args.temperature if args.do_sample else 1.0
     entropy = bool(args.entropy_weight)
     settings: dict[str, Any] = {"temperature": temperature, "return_entropy": entropy, "of_generation": True}
-    found = captioner.log_probs(batch, **settings, model=model)
-    return found if isinstance(found, tuple) else (found, None)
+    log_probs = captioner.log_probs(batch, **settings, model=model)
+    return log_probs if isinstance(log_probs, tuple) else (log_probs, None)
 
 
 # --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
@@ -398,9 +388,9 @@ class RolloutEngine(RewardedImages):
         if within and not self.micro_batches:  # resumed between two iterations
             self.micro_batches = self._restored(micro_batches)
         if within and self.micro_batches:
-            for inputs, kept in zip(micro_batches, self.micro_batches, strict=True):
+            for inputs, previous in zip(micro_batches, self.micro_batches, strict=True):
                 inputs.clear()
-                inputs.update(kept)
+                inputs.update(previous)
             return None
         rollout = self.roll_out(micro_batches, state, bag_size)
         self.micro_batches = micro_batches if self.args.num_iterations > 1 else []
@@ -417,14 +407,12 @@ class RolloutEngine(RewardedImages):
         else:
             completions = self.generate(images)
         context = self.reward_context(micro_batches, completions, state, bag_size)
-        scale = args.scale_rewards
-        advantages, rewards = compute_advantages(
-            self.rewards, self.baselines, args.baseline, context, greedy, self.gather, scale_rewards=scale
-        )
+        parts = (self.rewards, self.baselines, args.baseline, context, greedy, self.gather)
+        advantages, rewards = compute_advantages(*parts, scale_rewards=args.scale_rewards)
         first = self.accelerator.process_index * len(context.captions)
-        mine = advantages[first : first + len(context.captions)]
+        local = advantages[first : first + len(context.captions)]
         credit = self.rewards.token_credit(context)  # (N, T)
-        self._fill(micro_batches, completions, mine if credit is None else mine[:, None] + credit)
+        self._fill(micro_batches, completions, local if credit is None else local[:, None] + credit)
         return context, rewards, advantages
 
     def generate(self, images: list[dict[str, Tensor]], **overrides: Any) -> Completions:
@@ -448,11 +436,8 @@ class RolloutEngine(RewardedImages):
     ) -> RewardContext:
         """What rewards see of a rollout."""
         rows = torch.cat([inputs["rows"] for inputs in micro_batches])  # (B,)
-        step, prompts = (
-            state.global_step // self.args.num_iterations,
-            [self.policy.prompt or ""] * len(completions.captions),
-        )
-        arguments = {"prompts": prompts, "trainer_state": state}
+        step = state.global_step // self.args.num_iterations
+        arguments = {"prompts": [self.policy.prompt or ""] * len(completions.captions), "trainer_state": state}
         return self.context(rows, completions, bag_size, step=step, arguments=arguments)
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -467,12 +452,14 @@ class RolloutEngine(RewardedImages):
             start = here.stop
             inputs.update(self.policy.encode_completions(completions.ids[here], completions.mask[here]))
             inputs["micro_batch"] = index
-            mine = advantages[here].to(args.device, torch.float32)
-            if mine.ndim == 2:  # of the tokens, which stand behind the prompt in the labels
+            values = advantages[here].to(args.device, torch.float32)
+            if values.ndim == 2:  # of the tokens, which stand behind the prompt in the labels
                 supervised = self.policy.align_labels(inputs["labels"]) != IGNORE_INDEX
-                rows = torch.zeros(supervised.shape, device=mine.device)
-                mine = rows.masked_scatter(supervised.to(mine.device), mine[completions.mask[here].to(mine.device)])
-            inputs["advantages"] = mine
+                rows = torch.zeros(supervised.shape, device=values.device)
+                values = rows.masked_scatter(
+                    supervised.to(values.device), values[completions.mask[here].to(values.device)]
+                )
+            inputs["advantages"] = values
             if self.reference is not None:
                 with torch.no_grad(), reference_policy(self.reference, self.policy) as reference:
                     inputs["ref_log_probs"] = token_log_probs(reference, inputs, args)[0]
@@ -515,13 +502,13 @@ class RolloutEngine(RewardedImages):
             return []
         image_inputs(self.policy, micro_batches)
         names = self._image_names()
-        kept = [{name: inputs[name] for name in names if name in inputs} for inputs in micro_batches]
+        restored = [{name: inputs[name] for name in names if name in inputs} for inputs in micro_batches]
         self.normalizer = float(self._resumed.pop("normalizer"))
         for key, value in self._resumed.items():
             index, _, name = key.partition("/")
-            kept[int(index)] |= {"micro_batch": int(index), name: value.to(self.args.device)}
+            restored[int(index)] |= {"micro_batch": int(index), name: value.to(self.args.device)}
         self._resumed = {}
-        return kept
+        return restored
 
     def _image_names(self) -> set[str]:
         return {"pixel_values", "image_features", *self.policy.image_inputs}
@@ -607,29 +594,21 @@ class CaptionRLTrainer(CaptionTrainer):
             self.data_collator = partial(collate_with_rows, self.data_collator)  # type: ignore[has-type]
             self._neighbours = neighbours
             self.batch_sampler = self._make_batch_sampler()
-            self._curriculum = CurriculumCallback(self.batch_sampler)
-            self.add_callback(self._curriculum)
+            self._epochs.datasets.append(self.batch_sampler)
             # The other processes find the features of the training images in the cache.
             with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
                 self.rewards.prepare(self._reward_data())
                 self.monitor = self._make_monitor(guard_thresholds)
 
     def _make_batch_sampler(self) -> BagCurriculumSampler:
-        args, images, processes = self.args, len(self.rollouts.images), self.accelerator.num_processes
-        batch_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
-        if images < batch_size:
-            raise ValueError(
-                f"One optimizer step needs {batch_size} different images (per_device_train_batch_size x "
-                f"gradient_accumulation_steps x processes), and there are {images}. Lower one of these."
-            )
+        args, accelerator = self.args, self.accelerator
         return make_bag_sampler(
             args,
-            batch_size,
-            images,
+            args.per_device_train_batch_size * args.gradient_accumulation_steps * accelerator.num_processes,
+            len(self.rollouts.images),
             neighbours=self._neighbours,
-            random=args.bag_distractors == "random",
-            process_index=self.accelerator.process_index,
-            num_processes=processes,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
         )
 
     # Rewards
@@ -671,7 +650,7 @@ class CaptionRLTrainer(CaptionTrainer):
         args = self.args
         if self.model_init is not None:  # there is a new policy, and a trial may have changed arguments
             self.rollouts.reset(self.captioner)
-            self.batch_sampler = self._curriculum.dataset = self._make_batch_sampler()
+            self.batch_sampler = self._epochs.datasets[1] = self._make_batch_sampler()
         batches = RolloutBatches(self.batch_sampler, args.gradient_accumulation_steps, args.num_iterations)
         return DataLoader(
             self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator, **loader_settings(args)
@@ -703,6 +682,11 @@ class CaptionRLTrainer(CaptionTrainer):
         rollout = self.rollouts.begin_step(micro_batches, self.state, self.batch_sampler.bag_size)
         if rollout is not None:
             self.monitor.record(*rollout)
+            for advantages in (
+                rollout[2],
+                *(inputs["advantages"] for inputs in micro_batches),
+            ):  # the latter with credit
+                self._unchanged.note_advantages(advantages)
 
     # Loss
 
@@ -720,7 +704,7 @@ class CaptionRLTrainer(CaptionTrainer):
             # The first iteration runs under the sampling policy, so no extra forward pass is needed.
             old = log_probs.detach()
             self.rollouts.micro_batches[inputs["micro_batch"]]["old_log_probs"] = old
-        found = policy_gradient_loss(
+        terms = policy_gradient_loss(
             log_probs,
             inputs["advantages"],
             mask,
@@ -733,9 +717,9 @@ class CaptionRLTrainer(CaptionTrainer):
             entropy_weight=args.entropy_weight,
             normalizer=self.rollouts.normalizer,
         )
-        self.monitor.note({n: float(found[n]) for n in ("kl", "entropy", "clipped_share") if n in found}, len(mask))
+        self.monitor.note({n: float(terms[n]) for n in ("kl", "entropy", "clipped_share") if n in terms}, len(mask))
         # DDP and FSDP average over processes; undo it.
-        loss = found["loss"] * self.accelerator.num_processes
+        loss = terms["loss"] * self.accelerator.num_processes
         return (loss, {"log_probs": log_probs}) if return_outputs else loss
 
     # Logging

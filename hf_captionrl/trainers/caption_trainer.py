@@ -30,14 +30,7 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
-from transformers import (
-    EvalPrediction,
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    set_seed,
-)
+from transformers import EvalPrediction, PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, set_seed
 from transformers.trainer_utils import PredictionOutput, denumpify_detensorize, speed_metrics
 
 import hf_captionrl.data as caption_data
@@ -45,23 +38,15 @@ import hf_captionrl.metrics as caption_metrics  # each metric is imported at its
 from hf_captionrl.captioners.captioner import Captioner, is_sharded
 from hf_captionrl.captioners.head_tap import evaluating
 from hf_captionrl.captioners.pipeline import (
+    ChosenImages,
     GeneratedCaptions,
-    LazyImages,
     VideoFeatures,
     generate_with_ends,
     scorer_features,
     vision_tower_features,
 )
-from hf_captionrl.data import (
-    CaptionCollator,
-    CaptionDataset,
-    cached_pixels,
-    evaluation_rows,
-    frames_of,
-    training_rows,
-)
+from hf_captionrl.data import CaptionCollator, CaptionDataset, cached_pixels, evaluation_rows, frames_of, training_rows
 from hf_captionrl.data.columns import caption_column
-from hf_captionrl.data.features import image_hashes
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
@@ -84,15 +69,15 @@ class EpochCallback(TrainerCallback):
     several processes restarts at epoch 0. This callback uses the trainer's state instead.
 
     Args:
-        dataset ([`CaptionDataset`]): The training data, or a sampler: anything with `set_epoch`.
+        datasets ([`CaptionDataset`]): The training data, or a sampler: anything with `set_epoch`.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    def __init__(self, *datasets: Any) -> None:
+        self.datasets = list(datasets)
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # The epoch is a sum of fractions: 0.9999999 means 1.
-        self.dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
+        for dataset in self.datasets:  # the epoch is a sum of fractions: 0.9999999 means 1
+            dataset.set_epoch(int((state.epoch or 0.0) + 1e-6))
 
 
 def loader_settings(args: CaptionConfig) -> dict[str, Any]:
@@ -112,8 +97,8 @@ def references_of(dataset: Any) -> list[list[str]] | None:
     """The captions of each row of a data set; None if it has no captions."""
     if "captions" not in (getattr(dataset, "column_names", None) or ()):
         return None
-    found = caption_column(dataset)
-    return found if any(found) else None
+    references = caption_column(dataset)
+    return references if any(references) else None
 
 
 class CaptionTrainer(ExactResumeTrainer):
@@ -194,7 +179,7 @@ class CaptionTrainer(ExactResumeTrainer):
             self._select_without_scorer(
                 args, "scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images"
             )
-        self._train_source = train_dataset
+        self.image_rows = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
         if train_dataset is not None:
@@ -246,13 +231,13 @@ class CaptionTrainer(ExactResumeTrainer):
         self.caption_collator.captioner, self._tap_checked = self.captioner, False
         for key in [key for key in self._once if key[0] in ("tower", "pixels")]:
             del self._once[key]  # the new tower may differ
-        if self._train_source is not None:
-            self.train_dataset = self._epochs.dataset = self._caption_dataset(self._train_source, self.args)
+        if self.image_rows is not None:
+            self.train_dataset = self._epochs.datasets[0] = self._caption_dataset(self.image_rows, self.args)
         return self.captioner.model
 
     # Data
 
-    def _kept(self, name: str, objects: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+    def _cached(self, name: str, objects: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
         """What is computed once per data set (and scorer); they are kept alive so that their ids are not reused."""
         key = (name, *map(id, objects))
         if key not in self._once:
@@ -260,10 +245,13 @@ class CaptionTrainer(ExactResumeTrainer):
         return self._once[key][1]
 
     def _caption_dataset(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset:
-        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         if number := frames_of(dataset):
             # Saved with the model, which must read videos in the same way later.
             self.captioner.frame_pooling, self.captioner.num_frames = args.frame_pooling, number
+        return self._items(dataset, args, **more)
+
+    def _items(self, dataset: Any, args: CaptionConfig, **more: Any) -> CaptionDataset:
+        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
         seed = args.seed if args.data_seed is None else args.data_seed
         return CaptionDataset(dataset, seed=seed, image_features=features, pixels=pixels, **more)
 
@@ -276,7 +264,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 )
             return None
         settings: dict[str, Any] = {"dtype": args.feature_cache_dtype, "frame_pooling": args.frame_pooling}
-        return self._kept(
+        return self._cached(
             "tower",
             (dataset,),
             lambda: vision_tower_features(self.captioner, dataset, cache_dir=args.feature_cache_dir, **settings),
@@ -287,18 +275,12 @@ class CaptionTrainer(ExactResumeTrainer):
         if not args.cache_pixels:
             return None
         parts, folder = self.captioner.prepared_pixels, args.feature_cache_dir
-        return self._kept("pixels", (dataset,), lambda: cached_pixels(dataset, parts, directory=folder))
+        return self._cached("pixels", (dataset,), lambda: cached_pixels(dataset, parts, directory=folder))
 
     def scorer_image_features(self, scorer: Scorer, dataset: datasets.Dataset) -> Tensor:
         """Image features `(N, D)` of a scorer, fp32, computed once per data set; of a video the mean of its frames' features."""
         folder = self.args.feature_cache_dir
-        return self._kept("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
-
-    def training_image_hashes(self) -> list[str]:
-        rows = self._train_source
-        if not isinstance(rows, datasets.Dataset):
-            return []
-        return self._kept("hashes", (rows,), lambda: image_hashes(rows))
+        return self._cached("scorer", (scorer, dataset), lambda: scorer_features(scorer, dataset, cache_dir=folder))
 
     # Loss
 
@@ -383,6 +365,7 @@ class CaptionTrainer(ExactResumeTrainer):
                 metrics |= self.evaluate(rows, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
         dataset = self._rows_of(dataset)
+        self._memory_tracker.start()
         captions, ranks, metrics = self._measure(dataset, metric_key_prefix)
         self.ranks = ranks
         self.log(metrics)
@@ -392,6 +375,7 @@ class CaptionTrainer(ExactResumeTrainer):
             self._show_captions(dataset, spoken(captions), ranks, f"{metric_key_prefix}_completions")
         handler = self.callback_handler
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[has-type]
+        self._memory_tracker.stop_and_update_metrics(metrics)
         return metrics
 
     def predict(
@@ -403,8 +387,10 @@ class CaptionTrainer(ExactResumeTrainer):
             `PredictionOutput`: `predictions`, one caption per image; `label_ids`, lists of references or None; `metrics`.
         """
         dataset = self._rows_of(test_dataset, "test")
+        self._memory_tracker.start()
         captions, _, metrics = self._measure(dataset, metric_key_prefix)
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        self._memory_tracker.stop_and_update_metrics(metrics)
         return PredictionOutput(captions, references_of(dataset), metrics)  # type: ignore[arg-type]
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
@@ -425,7 +411,7 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _rows_of(self, dataset: Any, split: str = "validation") -> datasets.Dataset:
         """The data under the usual column names; the same object for the same data, so that caches find it."""
-        return self._kept(f"rows of {split}", (dataset,), lambda: evaluation_rows(dataset, split))
+        return self._cached(f"rows of {split}", (dataset,), lambda: evaluation_rows(dataset, split))
 
     def _measure(self, dataset: datasets.Dataset, prefix: str) -> tuple[list[str], Any, dict[str, float]]:
         """Captions as generated, ranks of the images, and metrics with the prefix."""
@@ -457,17 +443,17 @@ class CaptionTrainer(ExactResumeTrainer):
         shown = not args.disable_tqdm and args.process_index == 0
         # Short evaluations show no bar.
         with autocast(args), progress_bar(len(rows), shown and "Captioning", "", delay=5) as bar:
-            mine = generate_with_ends(
+            local = generate_with_ends(
                 self.captioner,
-                None if features is not None else LazyImages(self._pixels(dataset, args) or dataset, rows),
+                None if features is not None else ChosenImages(self._pixels(dataset, args) or dataset["image"], rows),
                 image_features=features,
                 batch_size=args.generation_batch_size or args.per_device_eval_batch_size,
                 progress=None if bar is None else lambda done: bar.update(done - bar.n),
                 **{"num_beams": beams, "max_new_tokens": longest, **generate_kwargs},
             )
         if self.accelerator.num_processes == 1:
-            return mine
-        gathered = {row: found for row, *found in gather_object(list(zip(rows, *mine, strict=True)))}
+            return local
+        gathered = {row: pair for row, *pair in gather_object(list(zip(rows, *local, strict=True)))}
         captions, ended = zip(*(gathered[row] for row in sorted(gathered)), strict=True)
         return GeneratedCaptions(list(captions), list(ended))
 
@@ -478,8 +464,8 @@ class CaptionTrainer(ExactResumeTrainer):
         if not rows:
             return None
         size, number = args.per_device_eval_batch_size, len(rows)
-        own = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
-        batches = [own[start : start + size] for start in range(0, len(own), size)]
+        local = rows[self.accelerator.process_index :: self.accelerator.num_processes]  # none twice, unlike `_shard`
+        batches = [local[start : start + size] for start in range(0, len(local), size)]
         # Each process runs the same number of forwards, or a sharded model would hang; extra batches are not counted.
         missing = math.ceil(math.ceil(number / self.accelerator.num_processes) / size) - len(batches)
         loader = DataLoader(
@@ -501,11 +487,8 @@ class CaptionTrainer(ExactResumeTrainer):
 
     def _reference_items(self, dataset: datasets.Dataset) -> tuple[CaptionDataset, list[int]]:
         """The images with one reference each, and the rows of those that have any."""
-        args = self.args
         rows = [row for row, texts in enumerate(references_of(dataset) or []) if any(t.strip() for t in texts)]
-        pixels, features = self._pixels(dataset, args), self._vision_tower_features(dataset, args)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        return CaptionDataset(dataset, seed=seed, pixels=pixels, image_features=features, resample=False), rows
+        return self._items(dataset, self.args, resample=False), rows
 
     def _show_captions(self, dataset: datasets.Dataset, captions: list[str], ranks: Any | None, tag: str) -> None:
         """Print the first captions of an evaluation and send them to the trackers."""
@@ -540,7 +523,7 @@ class CaptionTrainer(ExactResumeTrainer):
         is_cached = ("tower", id(dataset)) in self._once
         if self.args.cache_image_features and not is_cached and is_sharded(self.captioner.model):
             # While the cache is filled, processes skip what another one has stored, so their numbers of forwards differ.
-            number, images = frames_of(dataset), LazyImages(dataset, rows)
+            number, images = frames_of(dataset), ChosenImages(dataset["image"], rows)
             return VideoFeatures(self.captioner, images, number, self.args.frame_pooling) if number else None
         features = self._vision_tower_features(dataset, self.args)
         return None if features is None else [features[i] for i in rows]

@@ -37,18 +37,21 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoin
 from transformers.utils import is_torch_bf16_gpu_available
 
 from hf_captionrl.data.columns import undecoded
-from hf_captionrl.data.features import source_key, training_images, write_training_images
+from hf_captionrl.data.features import image_hashes, source_key, training_images, write_training_images
 from hf_captionrl.data.options import ids_digest
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers.policy import default_output_dir
-from hf_captionrl.trainers.publishing import CheckedPush, base_model, on_main_process, public_name, read_run, write_run
-from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
-from hf_captionrl.utils.model_files import (
-    check_checkpoint,
-    check_index,
-    check_kwargs,
-    convert_command,
+from hf_captionrl.trainers.publishing import (
+    CheckedPush,
+    base_model,
+    deciding_settings,
+    on_main_process,
+    public_name,
+    read_run,
+    write_run,
 )
+from hf_captionrl.utils.io import FolderLock, json_digest, to_plain
+from hf_captionrl.utils.model_files import check_checkpoint, check_index, check_kwargs, convert_command
 from hf_captionrl.utils.options import documented
 
 if TYPE_CHECKING:
@@ -132,9 +135,7 @@ def set_aside(folder: Path, resumed: str | None) -> None:
     Otherwise `save_total_limit` and a later resume could not tell them from those of this run.
     """
     steps = {path: int(path.name[11:]) for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
-    last = max(
-        (step for path, step in steps.items() if resumed is not None and os.path.samefile(path, resumed)), default=0
-    )
+    last = next((step for path, step in steps.items() if resumed and os.path.samefile(path, resumed)), 0)
     if others := [path for path, step in steps.items() if step > last and path.is_dir()]:
         place = next(p for n in itertools.count(1) if not (p := folder / f"earlier-{n}").exists())
         place.mkdir()
@@ -143,15 +144,15 @@ def set_aside(folder: Path, resumed: str | None) -> None:
         logger.warning("%d checkpoints of an earlier start are moved to %s.", len(others), place)
 
 
-def has_checkpoint(folder: str | os.PathLike[str]) -> bool:
-    """Whether an output folder has a checkpoint."""
-    return os.path.isdir(folder) and get_last_checkpoint(os.fspath(folder)) is not None
+def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """The newest checkpoint of an output folder; None if there is none."""
+    return get_last_checkpoint(os.fspath(folder)) if os.path.isdir(folder) else None
 
 
 def checkpoint_to_resume(trainer: Any, checkpoint: str | bool, trial: Any = None) -> str:
     """The folder of a checkpoint, for True the newest one in `args.output_dir`; refused if no run may resume from it."""
     folder = trainer.args.output_dir
-    path = get_last_checkpoint(folder) if checkpoint is True and os.path.isdir(folder) else checkpoint
+    path = newest_checkpoint(folder) if checkpoint is True else checkpoint
     if not isinstance(path, str) or not os.path.isdir(path):
         raise ValueError(f"There is no checkpoint {path!r} in {folder!r}. Start without resume_from_checkpoint.")
     for file in sorted(Path(path).rglob("*")):
@@ -187,7 +188,7 @@ def _flush(*paths: Path) -> None:
 # --- The selected checkpoint, its metric and ties: a section of run.json ---------------------------------------------
 
 
-def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[str, Any]:
+def describe_selection(trainer: Any) -> dict[str, Any]:
     """The checkpoint with the best metric; `kept_instead` says which other weights the model has."""
     args, state, guard = trainer.args, trainer.state, trainer.guard
     metric = args.metric_for_best_model
@@ -205,7 +206,13 @@ def describe_selection(trainer: Any, kept_instead: str | None = None) -> dict[st
         "ties": sorted(other for other, value in values.items() if value == state.best_metric and other != step),
         "tie_rule": "earliest",
     }
-    selection |= {} if kept_instead is None else {"kept_instead": kept_instead}
+    has_best = state.best_model_checkpoint is not None
+    if not (
+        has_best and (args.load_best_model_at_end or (args.save_strategy == "best" and step == state.global_step))
+    ):
+        folder = None if guard is None else guard.rolled_back_to
+        weights = f"step {state.global_step}" if folder is None else Path(folder).name
+        selection["kept_instead"] = f"the weights of {weights} are kept"
     if guard is not None:
         selection["guard"] = {"action": guard.action, "trips": list(guard.trips), "refused": list(guard.refused)}
     return selection
@@ -237,8 +244,7 @@ def selection_line(selection: Mapping[str, Any]) -> str:
 def note_collapse(trainer: Any, reason: str) -> None:
     """Record and warn that the weights must not be delivered."""
     trainer.collapsed = reason
-    kept = f"the weights of step {trainer.state.global_step} are kept"
-    trainer.selection = {**(trainer.selection or describe_selection(trainer, kept)), "collapsed": reason}
+    trainer.selection = {**(trainer.selection or describe_selection(trainer)), "collapsed": reason}
     if trainer.state.is_world_process_zero:
         logger.warning("Do not use this model. %s", reason)
 
@@ -246,25 +252,15 @@ def note_collapse(trainer: Any, reason: str) -> None:
 def conclude_selection(trainer: Any) -> None:
     """After training, report the selected checkpoint, and whether the captions of the model have collapsed."""
     args, state, guard = trainer.args, trainer.state, trainer.guard
-    wants_best = args.load_best_model_at_end or args.save_strategy == "best"
-    has_best = wants_best and state.best_model_checkpoint is not None
-    kept = None  # the model does not have the weights of the best checkpoint
-    if has_best and not args.load_best_model_at_end and state.best_global_step != state.global_step:
-        kept = f"the weights of step {state.global_step} are kept"
-    elif not has_best and guard is not None and (guard.trips or guard.refused):
-        back = next((trip["rolled_back_to"] for trip in guard.trips if trip["rolled_back_to"]), None)
-        kept = f"the weights of {f'step {state.global_step}' if back is None else back} are kept"
-    if has_best or kept is not None:
-        trainer.selection = describe_selection(trainer, kept)
-        if has_best and trainer.dose is not None:
-            trainer.selection |= trainer.dose.compare_with_start(trainer.selection["step"])
+    selection = describe_selection(trainer)
+    selects = (args.load_best_model_at_end or args.save_strategy == "best") and state.best_model_checkpoint is not None
+    if selects or (guard is not None and (guard.trips or guard.refused)):
+        if selects and trainer.dose is not None:
+            selection |= trainer.dose.compare_with_start(selection["step"])
+        trainer.selection = selection
         if state.is_world_process_zero:
-            print(selection_line(trainer.selection))
-    if (
-        guard is not None
-        and (kept is not None or not has_best)
-        and (fault := guard.fault_of_kept_weights(args, state))
-    ):
+            print(selection_line(selection))
+    if guard is not None and "kept_instead" in selection and (fault := guard.fault_of_kept_weights(args, state)):
         note_collapse(trainer, fault)
 
 
@@ -381,8 +377,9 @@ class ExactResumeArguments:
             self.bf16 = False  # TRL's default is True, which transformers refuses without such a GPU
         if getattr(self, "bf16", False) and not torch.accelerator.is_available():
             self.use_cpu = True  # transformers asks for it, though there is no other device
-        if is_trl:
-            hide_renamed_argument()
+        if is_trl:  # trl and peft still use a name that transformers renamed; users cannot change that
+            renamed = r"`\w*gradient_checkpointing\w*` is deprecated"
+            warnings.filterwarnings("ignore", message=renamed, category=FutureWarning)
         super().__post_init__()  # type: ignore[misc]
         _refuse_foreign_code(self)
         if not torch.accelerator.is_available():
@@ -395,11 +392,6 @@ class ExactResumeArguments:
         values: dict[str, Any] = super().to_dict()  # type: ignore[misc]
         tokens = (name for name in values if name.endswith("_token") and not name.endswith("hub_token"))
         return values | {name: getattr(self, name) for name in tokens}
-
-
-def hide_renamed_argument() -> None:
-    """Hide warnings of a name that trl and peft still use though transformers renamed it; users cannot change that."""
-    warnings.filterwarnings("ignore", message=r"`\w*gradient_checkpointing\w*` is deprecated", category=FutureWarning)
 
 
 def _refuse_foreign_code(args: Any) -> None:
@@ -433,6 +425,9 @@ class ExactResumeTrainer(CheckedPush):
     """Names the output folder of a run without a configuration."""
     training_data: str | None = None
     """[`data_digest`] at the start of the training."""
+    image_rows: Any = None
+    """The training data as passed, with images; None for text."""
+    _hashes: list[str] | None = None
     _loading: str | None = None
     _resumed: str | None = None
     _has_saved = False
@@ -478,7 +473,7 @@ class ExactResumeTrainer(CheckedPush):
             def begin() -> str | None:
                 stack.enter_context(FolderLock(folder))
                 shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-                self.training_data = data_digest(getattr(self, "_train_source", self.train_dataset))
+                self.training_data = data_digest(self.train_dataset if self.image_rows is None else self.image_rows)
                 self.training_image_hashes()  # may take minutes: not while a checkpoint is written
                 checkpoint = resume_from_checkpoint
                 return checkpoint_to_resume(self, checkpoint, trial) if checkpoint else None
@@ -507,7 +502,7 @@ class ExactResumeTrainer(CheckedPush):
         """Stop with a `FloatingPointError` before weights that are NaN or infinite replace finite ones."""
         name = first_non_finite(self.model if model is None else model)
         if self.accelerator.num_processes > 1:  # where weights are sharded, one process may hold all the bad ones
-            name = next((found for found in gather_object([name]) if found is not None), None)
+            name = next(filter(None, gather_object([name])), None)
         if name is None:
             return
         raise FloatingPointError(
@@ -541,11 +536,13 @@ class ExactResumeTrainer(CheckedPush):
     def _init_training_state(
         self, max_steps: int, steps_per_epoch: int, num_epochs: int, checkpoint: str | None, trial: Any
     ) -> tuple[int, int]:
-        found = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, checkpoint, trial)  # type: ignore[misc]
+        start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, checkpoint, trial)  # type: ignore[misc]
         if checkpoint is not None:
             self.load_state_of_run(checkpoint)
+        if self.is_world_process_zero():  # an interrupted run leaves a record, too
+            write_run(self._get_output_dir(trial), settings=deciding_settings(self.args))
         is_over = self.dose is not None and self.dose.is_over(self.state)
-        return (num_epochs, 0) if is_over or self.state.global_step >= max_steps else found
+        return (num_epochs, 0) if is_over or self.state.global_step >= max_steps else start
 
     def save_start(self) -> None:
         """Save a checkpoint before the first step, which `save_total_limit` does not remove."""
@@ -571,8 +568,10 @@ class ExactResumeTrainer(CheckedPush):
             write_training_images(folder, {*hashes, *start})
 
     def training_image_hashes(self) -> list[str]:
-        """Hashes of the training images, computed once; empty if they are not known."""
-        return []
+        """Hashes of the training images, computed once; empty for text and streams."""
+        if self._hashes is None:
+            self._hashes = image_hashes(self.image_rows) if isinstance(self.image_rows, datasets.Dataset) else []
+        return self._hashes
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Do nothing; `push_to_hub` publishes the finished model."""

@@ -104,6 +104,11 @@ class UnchangedCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._begin, self._weights = state.global_step, _some_weights(model)
         self._first: dict[str, tuple[int, Sequence[str] | None]] = {}
+        self._has_advantages: bool | None = None
+
+    def note_advantages(self, advantages: Tensor) -> None:
+        """Note whether a rollout has an advantage that is not 0."""
+        self._has_advantages = bool(self._has_advantages) or bool(advantages.any())
 
     def compare(self, name: str, captions: Sequence[str], args: Any, state: TrainerState) -> None:
         """Compare captions with those of the first evaluation of this name; warn once, in the second half of a training."""
@@ -119,9 +124,14 @@ class UnchangedCallback(TrainerCallback):
 
     def _warn(self, fact: str, args: Any) -> None:
         if args.process_index == 0:
-            better = max(1e-5, 10 * args.learning_rate)
-            text = "%s with learning_rate=%g. Use a higher learning_rate, such as %g, or train longer."
-            logger.warning(text, fact, args.learning_rate, better)
+            rate = args.learning_rate
+            remedy = f"Use a higher learning_rate, such as {max(1e-5, 10 * rate):g}, or train longer."
+            if self._has_advantages is False:
+                remedy = (
+                    "All advantages are 0: the captions of an image have equal rewards. Use more num_generations, a higher "
+                    "temperature, or another reward."
+                )
+            logger.warning("%s with learning_rate=%g. %s", fact, rate, remedy)
 
 
 def _some_weights(model: Any) -> Tensor:
@@ -133,10 +143,8 @@ def _some_weights(model: Any) -> Tensor:
 # --- Statistics of the captions of one training step -----------------------------------------------------------------
 
 
-def describe_completions(
-    captions: Sequence[str], ended: Tensor | None = None
-) -> tuple[dict[str, float], dict[str, int]]:
-    """Statistics of the captions of one step, and for some of them the index of a caption that is an example.
+def describe_completions(captions: Sequence[str], ended: Tensor | None = None) -> tuple[dict[str, float], str]:
+    """Statistics of the captions of one step, and an example of what is wrong: a degenerate caption, else the longest one.
 
     Lengths and phrases are in words; `distinct_1` and `distinct_2` are the mean shares of distinct words and word pairs per
     caption. `ended` `(N,)` is False where the length limit truncated a caption.
@@ -160,16 +168,9 @@ def describe_completions(
         "degenerate": float(bad.double().mean()),
         "empty": float((lengths == 0).double().mean()),
     }
-    longest = int(lengths.argmax())
-    examples = dict.fromkeys(("length_p90", "distinct_2", "truncated_by_scorer", "reward_minus_held_out"), longest)
-    if bool(bad.any()):
-        examples |= dict.fromkeys(("degenerate", "distinct_2"), int(bad.nonzero()[0]))
     if ended is not None:
-        truncated = ~ended.detach().cpu().bool()  # (N,)
-        statistics["clipped_ratio"] = float(truncated.double().mean())
-        if bool(truncated.any()):
-            examples["clipped_ratio"] = int(truncated.nonzero()[0])
-    return statistics, examples
+        statistics["clipped_ratio"] = float((~ended.detach().cpu().bool()).double().mean())
+    return statistics, captions[int(bad.nonzero()[0] if bad.any() else lengths.argmax())]
 
 
 # --- The guard against reward hacking: it detects captions that exploit the scorer -----------------------------------
@@ -269,7 +270,7 @@ class GuardCallback(TrainerCallback):
         held_out_scorer: float | None = None,
     ) -> dict[str, float]:
         """Record the captions of one step on all processes; returns its statistics. Rewards of both scorers have the same units."""
-        step, examples = describe_completions(captions, ended)
+        step, example = describe_completions(captions, ended)
         if truncated_by_scorer is not None:
             step["truncated_by_scorer"] = float(truncated_by_scorer)
         if reward is not None:
@@ -278,19 +279,19 @@ class GuardCallback(TrainerCallback):
                 step["reward_minus_held_out"] = reward - held_out_scorer
         # Without a finite reward there is no gap, and JSON has no NaN.
         step = {name: value for name, value in step.items() if math.isfinite(value)}
-        self._window.append(step)
+        self._window.append((step, example))
         for name, values in self._start.items():
             if name in step and len(values) < self.thresholds.window:
                 values.append(step[name])
-        self._examples |= {name: captions[index] for name, index in examples.items()}
         return {f"guard/{name}": value for name, value in step.items()}
 
-    def _reason(self, where: str, steps: Sequence[Mapping[str, float]], examples: Mapping[str, str]) -> str | None:
-        """The first rule that the mean over the steps breaks, with value, limit, example and remedy."""
+    def _reason(self, steps: Sequence[tuple[Mapping[str, float], str]], where: str = "") -> str | None:
+        """The first rule that the mean over the steps breaks, with value, limit, the example of the worst step and remedy."""
         starts = {name: _mean(values) for name, values in self._start.items()}
         for rule, name in _RULES.items():
             limit = threshold = getattr(self.thresholds, rule)
-            value = _mean([step[name] for step in steps if name in step])
+            pairs = [(step[name], example) for step, example in steps if name in step]
+            value = _mean([one for one, _ in pairs])
             if threshold is not None and rule == "max_length_growth":
                 length = self._reference_length or starts["length_p90"]
                 limit = None if length is None else threshold * max(length, 1.0)
@@ -299,18 +300,16 @@ class GuardCallback(TrainerCallback):
                 limit = None if start is None else start + threshold
             if limit is None or value is None or (value >= limit if rule == "min_distinct" else value <= limit):
                 continue
-            example = f", for example {examples[name]!r}" if name in examples else ""
+            _, example = (min if rule == "min_distinct" else max)(pairs)
             fault, remedy = _FAULTS.get(name, ("The captions have collapsed", _REMEDY))
-            return f"{fault}: {name} is {value:.3g} in {where} (limit {limit:.3g}, {rule}={threshold:g}){example}. {remedy}"
+            broken = f"{name} is {value:.3g} in {where or f'the last {len(steps)} steps'} (limit {limit:.3g}, {rule}={threshold:g})"
+            return f"{fault}: {broken}, for example {example!r}. {remedy}"
         return None
-
-    def _reason_over(self, steps: Sequence[Mapping[str, float]]) -> str | None:
-        return self._reason(f"the last {len(steps)} steps", steps, self._examples)
 
     @property
     def reason(self) -> str | None:
         """The broken limit with value and example; None if no limit is broken or the first window is not full."""
-        return self._reason_over(self._window) if len(self._window) == self.thresholds.window else None
+        return self._reason(self._window) if len(self._window) == self.thresholds.window else None
 
     @property
     def doubt(self) -> str | None:
@@ -318,7 +317,7 @@ class GuardCallback(TrainerCallback):
 
         The mean over the whole window reacts a few steps late.
         """
-        return self.reason or self._reason_over(list(self._window)[-math.ceil(self.thresholds.window / 4) :])
+        return self.reason or self._reason(list(self._window)[-math.ceil(self.thresholds.window / 4) :])
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Forget an earlier training: another train() of the same trainer may save again.
@@ -326,9 +325,8 @@ class GuardCallback(TrainerCallback):
         self._against = []
         if state.global_step == 0:
             self.load_state_dict({})
-        self.on_save(
-            args, state, control
-        )  # the resumed checkpoint's own state was saved before it was known to be good
+        # The resumed checkpoint's own state was saved before it was known to be good.
+        self.on_save(args, state, control)
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # The new checkpoint is good if no limit is broken. After a resume, later ones belong to the previous attempt.
@@ -371,21 +369,16 @@ class GuardCallback(TrainerCallback):
 
     def check_captions(self, captions: Sequence[str], ended: Any | None = None) -> dict[str, float]:
         """Check the captions of one evaluated data set, as they were generated; returns `degenerate` and `clipped_ratio`."""
-        if not captions:
-            return {}
-        ended = None if ended is None else torch.as_tensor(ended)
-        statistics, reason = self._described(captions, ended)
+        statistics, reason = self.judge(captions, ended)
         self._against += [] if reason is None else [reason]
         return {name: statistics[name] for name in ("degenerate", "clipped_ratio") if name in statistics}
 
-    def reason_against(self, captions: Sequence[str], ended: Tensor | None = None) -> str | None:
-        """The limit that captions of an evaluation break, with value and example; None if they break none."""
-        return self._described(captions, ended)[1] if captions else None
-
-    def _described(self, captions: Sequence[str], ended: Tensor | None) -> tuple[dict[str, float], str | None]:
-        statistics, examples = describe_completions(captions, ended)
-        texts = {name: captions[index] for name, index in examples.items()}
-        return statistics, self._reason(f"{len(captions)} evaluated captions", [statistics], texts)
+    def judge(self, captions: Sequence[str], ended: Any | None = None) -> tuple[dict[str, float], str | None]:
+        """Statistics of captions of an evaluation, and the limit that they break, with value and example."""
+        if not captions:
+            return {}, None
+        statistics, example = describe_completions(captions, None if ended is None else torch.as_tensor(ended))
+        return statistics, self._reason([(statistics, example)], f"{len(captions)} evaluated captions")
 
     def accepts(self, state: TrainerState) -> bool:
         """Whether the evaluation of this step may select its checkpoint; a refused one is recorded."""
@@ -412,16 +405,16 @@ class GuardCallback(TrainerCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """State for an exact resume."""
-        own = {"start": self._start, "examples": self._examples, "good": self._good, "tripped": self._tripped}
-        return copy.deepcopy({"window": list(self._window), **own, "trips": self.trips, "refused": self.refused})
+        state = {"window": list(self._window), "start": self._start, "good": self._good}
+        return copy.deepcopy({**state, "tripped": self._tripped, "trips": self.trips, "refused": self.refused})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; an empty one is that of a new training."""
         state = copy.deepcopy(dict(state))
-        self._window: deque[dict[str, float]] = deque(state.get("window", []), self.thresholds.window)
+        # Of each step its statistics and an example.
+        self._window: deque[Any] = deque(state.get("window", []), self.thresholds.window)
         # The first values, as many as the window has steps.
         self._start: dict[str, list[float]] = state.get("start", {"length_p90": [], "reward_minus_held_out": []})
-        self._examples: dict[str, str] = state.get("examples", {})  # the newest for each statistic
         self._good = state.get("good", [])
         self._tripped = bool(state.get("tripped", False))
         self.trips: list[dict[str, Any]] = state.get("trips", [])

@@ -99,12 +99,14 @@ def keep_adapters_in_fp32(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.float32)
 
 
-def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
-    """Refuse trainable weights in 16 bits or less without an fp32 master copy, as DeepSpeed and mixed FSDP have one."""
+def require_fp32(model: nn.Module, args: Any) -> None:
+    """Keep adapters in fp32; refuse other trainable 16-bit weights without an fp32 copy, as DeepSpeed and mixed FSDP have one."""
+    if getattr(args, "deepspeed_plugin", None) is not None:
+        return  # ZeRO-3 needs adapters in the dtype of the base
+    keep_adapters_in_fp32(model)
     fsdp = getattr(args, "fsdp_plugin_args", None) or getattr(args, "fsdp", None)
     fsdp = fsdp or str_to_bool(os.environ.get("ACCELERATE_USE_FSDP") or "0")
-    is_mixed = getattr(args, "mixed_precision", "no") != "no"
-    if getattr(args, "deepspeed_plugin", None) is not None or (fsdp and is_mixed):
+    if fsdp and getattr(args, "mixed_precision", "no") != "no":
         return
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     low = [(name, p) for name, p in trainable if _is_low(p)]
@@ -116,14 +118,6 @@ def refuse_trainable_16_bit(model: nn.Module, args: Any) -> None:
         "rounded to zero. Load the model with dtype='float32' (bf16=True still computes in 16 bits), or train a LoRA with bias='none': "
         "peft_config=LoraConfig(...)."
     )
-
-
-def require_fp32(model: nn.Module, args: Any) -> None:
-    """Keep adapters in fp32, and refuse other trainable weights in 16 bits."""
-    # DeepSpeed's ZeRO-3 needs adapters in the dtype of the base, and updates an fp32 copy.
-    if getattr(args, "deepspeed_plugin", None) is None:
-        keep_adapters_in_fp32(model)
-    refuse_trainable_16_bit(model, args)
 
 
 # --- The captioner that a trainer trains, made from its argument `model`: loading, adapter, frozen tower, precision ---
@@ -141,8 +135,8 @@ def check_model_init_kwargs(settings: Any) -> dict[str, Any] | None:
     dtype = settings.get("dtype")
     if isinstance(dtype, torch.dtype):
         settings["dtype"] = str(dtype).removeprefix("torch.")  # as JSON has it
-    elif dtype is not None and dtype not in (known := ("float32", "bfloat16", "float16", "auto")):
-        raise ValueError(f"model_init_kwargs has dtype {dtype!r}. Use one of {', '.join(map(repr, known))}.")
+    elif dtype not in (None, "float32", "bfloat16", "float16", "auto"):
+        raise ValueError(f"model_init_kwargs has dtype {dtype!r}. Use 'float32', 'bfloat16', 'float16' or 'auto'.")
     return settings
 
 

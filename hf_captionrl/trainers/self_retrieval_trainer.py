@@ -66,10 +66,10 @@ class SelfRetrievalArguments(LengthOptions, DiversityOptions, CiderOptions, Retr
         0.0, "Weight of the penalty on truncated captions; 0 leaves it out."
     )
 
-    def make_rewards(self, **given: Any) -> list[tuple[Reward, float]]:
-        """The rewards with a weight above 0, and their weights; `given` replaces fields of [`SelfRetrieval`]."""
+    def make_rewards(self, **overrides: Any) -> list[tuple[Reward, float]]:
+        """The rewards with a weight above 0, and their weights; `overrides` replaces fields of [`SelfRetrieval`]."""
         weights: list[tuple[str, dict[str, Any], float]] = [  # weighted sums add up in this order
-            ("self_retrieval", given, self.retrieval_weight),
+            ("self_retrieval", overrides, self.retrieval_weight),
             ("cider", {}, self.cider_weight),
             ("diversity", {}, self.diversity_weight),
             *map(parse_weighted_reward, self.rewards),

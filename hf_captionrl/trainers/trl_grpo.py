@@ -21,10 +21,10 @@ from hf_captionrl.captioners.captioner import Completions, completion_mask
 from hf_captionrl.captioners.pipeline import scorer_features
 from hf_captionrl.data import BagCurriculumSampler, training_rows
 from hf_captionrl.data.bag_curriculum import parse_bag_schedule
-from hf_captionrl.data.features import image_hashes
 from hf_captionrl.rewards import RewardContext, RewardData, RewardLike, resolve_rewards
 from hf_captionrl.rewards.base import completion_text, refuse_token_credit
-from hf_captionrl.trainers.caption_rl_trainer import CurriculumCallback, RewardedImages, make_bag_sampler
+from hf_captionrl.trainers.caption_rl_trainer import RewardedImages, make_bag_sampler
+from hf_captionrl.trainers.caption_trainer import EpochCallback
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments, ExactResumeTrainer
 from hf_captionrl.trainers.guard import UnchangedCallback
 from hf_captionrl.trainers.policy import refuse_data_parallel, require_fp32
@@ -74,7 +74,7 @@ class BagRepeatSampler(Sampler[int]):
 
     A rollout is a batch of bags. TRL needs the same number of images in every rollout, so where bags do not fill it,
     random images of no bag are added as distractors, the same on every process. The sampler has no `set_epoch`, which
-    accelerate would call too: [`CurriculumCallback`] sets the epoch of the bags.
+    accelerate would call too: [`EpochCallback`] sets the epoch of the bags.
     """
 
     def __init__(self, bags: BagCurriculumSampler, num_generations: int, repeat_count: int) -> None:
@@ -120,7 +120,6 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     args: SelfRetrievalGRPOConfig
     config_class = SelfRetrievalGRPOConfig
     method_name = "SelfRetrieval"
-    _hashes: list[str] | None = None
 
     def __init__(
         self,
@@ -146,12 +145,8 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             args.reward_weights,
         )
         refuse_token_credit(self.rewards.rewards)
-        self.caption_data, self.scorers = train_dataset, scorers
+        self.image_rows, self.scorers = train_dataset, scorers
         images = args.generation_batch_size // args.num_generations
-        if len(train_dataset) < images:
-            raise ValueError(
-                f"A rollout needs {images} different images, and there are {len(train_dataset)}. Raise num_generations."
-            )
         share = args.per_device_train_batch_size * args.steps_per_generation
         if share % args.num_generations:
             raise ValueError(
@@ -187,14 +182,15 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         self.reward_weights = torch.tensor(self.rewards.weights, dtype=torch.float32)
         repeat_count = self.num_iterations * self.args.steps_per_generation
         self._sampler = BagRepeatSampler(self.bags, self.num_generations, repeat_count)
-        self.add_callback(CurriculumCallback(self.bags))
-        self.add_callback(UnchangedCallback())
+        self._unchanged = UnchangedCallback()
+        self.add_callback(EpochCallback(self.bags))
+        self.add_callback(self._unchanged)
         with args.main_process_first(local=False, desc="encoding the training images for the scorers"):
             self.rewarded = RewardedImages(train_dataset, self.accelerator)
             self.rewards.prepare(self._reward_data())
 
     def _reward_data(self) -> RewardData:
-        data, args = self.caption_data, self.args
+        args = self.args
 
         def encode(captions: Sequence[str]) -> tuple[Tensor, Tensor]:
             end = self._tokenizer.eos_token_id
@@ -202,7 +198,7 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
             return self._padded(rows, end)
 
         return self.rewarded.data(
-            image_features=lambda scorer: scorer_features(scorer, data, cache_dir=args.feature_cache_dir),
+            image_features=lambda scorer: scorer_features(scorer, self.image_rows, cache_dir=args.feature_cache_dir),
             encode=encode,
             eos_token_id=self._tokenizer.eos_token_id,
             scorer=self.scorers[0],
@@ -217,11 +213,6 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
         ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
         return ids, torch.arange(width) < lengths[:, None]
 
-    def training_image_hashes(self) -> list[str]:
-        if self._hashes is None:
-            self._hashes = image_hashes(self.caption_data)
-        return self._hashes
-
     # Overrides of TRL
 
     def _get_train_sampler(self, dataset: datasets.Dataset | None = None) -> Sampler:
@@ -232,15 +223,18 @@ class SelfRetrievalGRPOTrainer(ExactResumeTrainer, GRPOTrainer):
     ) -> Tensor:
         """Rewards `(N * P, R)` of the whole rollout; each process rewards its captions among all images."""
         context = self.reward_context(inputs, completions, completion_ids_list, prompts)
-        mine = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
+        local = self.rewards(context).to(self.accelerator.device, torch.float32)  # (N, R)
         for name, value in context.statistics.items():
             # TRL logs the mean over processes, also of what is a sum.
             for number in value if isinstance(value, list) else [value * self.accelerator.num_processes]:
                 self._log_metric(name, float(number))
         for column, cells in context.extra.items():
             self._log_completion_extra(column, cells)
-        rewards = gather(mine)
+        rewards = gather(local)
         self.rewards.refuse_unscored(rewards)
+        if self.model.training:
+            totals = self.rewards.total(rewards.cpu()).nan_to_num().view(-1, self.num_generations)
+            self._unchanged.note_advantages(totals - totals[:, :1])
         return rewards
 
     def reward_context(

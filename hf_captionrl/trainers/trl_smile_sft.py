@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args
@@ -198,28 +198,26 @@ def segment_loss(
     Shapes: `hidden` `(B, T, D)`, `weight` `(V, D)`, `labels` and `documents` `(B, T)`, `ends` `(V,)`. `settings` are for
     [`fused_smile_loss`]. Returns the sum over the supervised tokens, in nats; a connected 0 if there are none.
     """
-    found = find_segments(labels, documents, scope, window_tokens=window_tokens, ends=ends)
-    tokens = labels.flatten()[found.index]  # (N,)
-    states = hidden.flatten(0, 1)[found.index]  # (N, D)
-    place = torch.full_like(found.lengths, -1)  # (K,)
+    segments = find_segments(labels, documents, scope, window_tokens=window_tokens, ends=ends)
+    tokens = labels.flatten()[segments.index]  # (N,)
+    states = hidden.flatten(0, 1)[segments.index]  # (N, D)
+    place = torch.full_like(segments.lengths, -1)  # (K,)
     # A sum over no rows, not over all of them times 0: in fp16 that sum may be infinite, and the product NaN.
     total = states.to(accumulation_dtype(hidden, weight)).sum() if len(tokens) == 0 else None
-    for group in similar_lengths(found.lengths):
-        longest = int(found.lengths[group].max())
+    for group in similar_lengths(segments.lengths):
+        longest = int(segments.lengths[group].max())
         place.fill_(-1)[group] = torch.arange(len(group), device=group.device)
-        row = place[found.segment]  # (N,)
-        mine = row >= 0
-        at = (row[mine], found.slot[mine])
-        padded = states.new_zeros(len(group), longest, states.size(-1)).index_put(at, states[mine])
-        targets = tokens.new_full((len(group), longest), IGNORE_INDEX).index_put(at, tokens[mine])
+        row = place[segments.segment]  # (N,)
+        is_member = row >= 0
+        at = (row[is_member], segments.slot[is_member])
+        padded = states.new_zeros(len(group), longest, states.size(-1)).index_put(at, states[is_member])
+        targets = tokens.new_full((len(group), longest), IGNORE_INDEX).index_put(at, tokens[is_member])
         loss = fused_smile_loss(padded, weight, targets, reduction="sum", **settings)
         total = loss if total is None else total + loss
     return cast(Tensor, total)
 
 
-def add_smile_head(
-    model: Any, config: Any, make_output: Callable[..., Any], *, ends: Tensor | None, packed: bool
-) -> None:
+def add_smile_head(model: Any, config: Any, *, ends: Tensor | None, packed: bool) -> None:
     """Let a model answer TRL's call with SMILE's loss, unless TRL's head computes it (`config.mle_weight` is 1)."""
     trl_forward = model.forward
     factor, softcap = logit_factors(model.config)
@@ -267,7 +265,9 @@ def add_smile_head(
         mask = labels != IGNORE_INDEX
         nothing = total.detach().new_zeros(())
         number = mask.sum().clamp(min=1) if num_items is None else num_items
-        return make_output(loss=total / number, log_probs=-total, entropy=nothing, is_top1=nothing, label_mask=mask)
+        return FusedCausalLMOutput(
+            loss=total / number, log_probs=-total, entropy=nothing, is_top1=nothing, label_mask=mask
+        )
 
     model.forward = types.MethodType(forward, model)
 
@@ -340,7 +340,7 @@ class SmileSFTTrainer(ExactResumeTrainer, SFTTrainer):
         if self.aux_loss_enabled and not uses_trl_head(base.get_output_embeddings(), args.mle_weight):
             raise ValueError("SMILE has no router loss. Set router_aux_loss_coef=0.0, or mle_weight=1.")
         self._base = base
-        add_smile_head(base, args, FusedCausalLMOutput, ends=ends, packed=self.padding_free)
+        add_smile_head(base, args, ends=ends, packed=self.padding_free)
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         result = super().compute_loss(*args, **kwargs)

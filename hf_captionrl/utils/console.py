@@ -86,8 +86,8 @@ def run_main(main: Callable[[], object], program: str | None = None) -> NoReturn
             raise
         if shows_traceback:
             traceback.print_exc()
-        said, code = f"error: {one_line(error)}", 2
-        rank = os.environ.get("RANK", "0")
-        say(f"{program}: {said}" if rank == "0" else f"{program}: process {rank}: {said}")
+        code, rank = 2, os.environ.get("RANK", "0")
+        place = "" if rank == "0" else f" process {rank}:"
+        say(f"{program}:{place} error: {one_line(error)}")
     flush_stdout()
     sys.exit(code)

@@ -23,7 +23,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -146,7 +146,7 @@ def _release(lock: FileLock) -> None:
     lock.release()
 
 
-class LineFile:
+class LineFile(contextlib.ExitStack):
     """A file of lines with one writing process at a time; a context manager.
 
     A kill leaves complete lines and at most one incomplete line, which subclasses handle in `_begin`. A file that is empty when it is
@@ -157,16 +157,14 @@ class LineFile:
     """The remedy in the error if another process is writing the file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
         self.path = Path(path)
         busy = f"Another process is writing {str(self.path)!r}. {self.busy}"
-        self._lock = _locked(self.path.with_name(f".{self.path.name}.lock"), busy)
+        self.callback(_release, _locked(self.path.with_name(f".{self.path.name}.lock"), busy))
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
             self._file = os.open(self.path, flags, 0o666)
-        except OSError:
-            _release(self._lock)
-            raise
-        try:
+            self.callback(self._close_file)
             self._begin(self.path.read_bytes())
         except BaseException:
             self.close()
@@ -175,39 +173,27 @@ class LineFile:
     def _begin(self, data: bytes) -> None:
         """Read the content of the file; an error here closes it."""
 
+    def _close_file(self) -> None:
+        if not os.fstat(self._file).st_size:
+            self.path.unlink(missing_ok=True)
+        os.close(self._file)
+
     def truncate(self, size: int) -> None:
         """Remove an incomplete last line; `size` bytes stay."""
         os.ftruncate(self._file, size)
 
     def append_bytes(self, data: bytes, *, flush: bool = True) -> None:
-        """Append complete lines; after the return, a kill of the process does not lose them."""
+        """Append complete lines; a kill of the process does not lose them, nor, with `flush`, a power cut."""
         before = os.fstat(self._file).st_size
         left = memoryview(data)
         try:
             while left:
                 left = left[os.write(self._file, left) :]
             if flush:
-                self.flush()
+                os.fsync(self._file)
         except OSError:
-            os.ftruncate(self._file, before)  # a full disk: the next line must not continue an incomplete one
+            self.truncate(before)  # a full disk: the next line must not continue an incomplete one
             raise
-
-    def flush(self) -> None:
-        """Wait until the data are on the disk."""
-        os.fsync(self._file)
-
-    def close(self) -> None:
-        """Close the file, so that other processes can write it."""
-        if not os.fstat(self._file).st_size:
-            self.path.unlink(missing_ok=True)
-        os.close(self._file)
-        _release(self._lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class FolderLock(contextlib.ExitStack):
@@ -228,32 +214,35 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def to_plain(value: Any, *, where: str = "value") -> Any:
+def to_plain(value: Any, *, where: str = "value", is_config: bool = False) -> Any:
     """Turn a value into one that strict JSON can represent.
 
     Dataclasses and mappings become dicts, tuples and sets lists (sets sorted), paths strings, enums their value, and
-    arrays and tensors (whatever has `tolist`) lists or numbers.
+    arrays and tensors (whatever has `tolist`) lists or numbers. A configuration loses its secrets, and what JSON cannot
+    represent (a dtype, a device, an infinite limit) becomes its text; elsewhere that is an error.
     """
     if isinstance(value, enum.Enum):
         value = value.value
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
+    if value is None or isinstance(value, bool | str | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        value = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(to_plain(key)): to_plain(item, where=f"{where}[{key!r}]") for key, item in value.items()}
+        items = ((str(to_plain(key, is_config=is_config)), item) for key, item in value.items())
+        shown = ((key, item) for key, item in items if not (is_config and is_secret(key, item)))
+        return {key: to_plain(item, where=f"{where}[{key!r}]", is_config=is_config) for key, item in shown}
     if isinstance(value, set | frozenset):
-        return sorted((to_plain(item, where=where) for item in value), key=repr)
+        return sorted((to_plain(item, where=where, is_config=is_config) for item in value), key=repr)
     if isinstance(value, list | tuple):
-        return [to_plain(item, where=f"{where}[{index}]") for index, item in enumerate(value)]
+        return [to_plain(item, where=f"{where}[{index}]", is_config=is_config) for index, item in enumerate(value)]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if is_config:
+        return str(value)
+    if isinstance(value, float):
+        raise ValueError(f"{where} is {value}; JSON has no such number. Write None for missing measurements.")
     raise TypeError(
         f"{where} is a {type(value).__name__}, which JSON cannot represent. Turn it into numbers or text first."
     )
@@ -312,17 +301,7 @@ def _git_revision(package: Path) -> str | None:
 
 def plain_config(config: Any) -> Any:
     """A configuration for JSON, without secrets; objects that JSON cannot hold become their text."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        config = {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config)}
-    if isinstance(config, Mapping):
-        return {str(key): plain_config(value) for key, value in config.items() if not is_secret(str(key), value)}
-    if isinstance(config, list | tuple):
-        return [plain_config(value) for value in config]
-    try:
-        return to_plain(config)
-    except (TypeError, ValueError):
-        # A dtype, a device or an infinite limit.
-        return str(config)
+    return to_plain(config, is_config=True)
 
 
 def json_digest(value: Any, *, size: int = 8) -> str:

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,23 +69,14 @@ def find_file(name: str, file: str, revision: str | None = None, *, local: bool 
     return cached_file(name, file, revision=revision, local_files_only=local, **quiet)
 
 
-def shown(path: str | os.PathLike[str]) -> str:
-    """Name of a file for error messages: `owner/name: file` if it is in the Hub's cache, else its path."""
-    path = Path(path)
-    cached = re.search(r"models--(.+)$", path.parent.parent.parent.name)  # .../models--a--b/snapshots/COMMIT/file
-    return f"{cached[1].replace('--', '/')}: {path.name}" if cached else str(path)
-
-
 def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a JSON file whose content must be an object."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{shown(path)} is not valid JSON ({error}). Use an intact copy of the checkpoint."
-        ) from error
+        raise ValueError(f"{path} is not valid JSON ({error}). Use an intact copy of the checkpoint.") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{shown(path)} must contain a JSON object. Use an intact copy of the checkpoint.")
+        raise ValueError(f"{path} must contain a JSON object. Use an intact copy of the checkpoint.")
     return value
 
 
@@ -111,7 +102,7 @@ _TITLE = "Adding `safetensors` variant of this model"
 
 
 class Weights(NamedTuple):
-    """Weights that were found: the safetensors file, or the index of several, and its revision on the Hub."""
+    """The safetensors file of a checkpoint's weights, or the index of several, and its revision on the Hub."""
 
     path: str
     revision: str | None
@@ -124,54 +115,52 @@ def convert_command(name: str) -> str:
 
 def find_weights(name: str, revision: str | None = None, files: Sequence[str] = WEIGHT_FILES) -> Weights:
     """Find the weights of a checkpoint in safetensors."""
-    weights = Weights(_first(name, revision, files) or "", revision)
-    if not weights.path and hub_name(name) is not None and revision in (None, "main"):
-        paths = (Weights(_first(name, request, files) or "", request) for request in _bot_requests(name))
-        weights = next((pair for pair in paths if pair.path), weights)
-        if weights.path:
-            logger.warning("%s has no safetensors on its main revision. Using those of %s.", name, weights.revision)
-    if not weights.path:
-        what = f"{name!r} has no {files[0]}" if files == ADAPTER_FILES else f"{name!r} has no weights in safetensors"
-        what += "" if revision is None else f" on revision {revision!r}"
-        if others := [file for file in PICKLES if find_file(name, file, revision, local=True)]:
-            what += f"; it has {others[0]}, but pickles can execute code when they are opened"
-        raise FileNotFoundError(f"{what}. Use {convert_command(name)} and load OUT.")
-    if weights.path.endswith(".index.json"):
-        check_index(weights.path)
-    return weights
+    for place in _revisions(name, revision):
+        path = next(filter(None, (find_file(name, file, place) for file in files)), None)
+        if path is None:
+            continue
+        if place != revision:
+            logger.warning("%s has no safetensors on its main revision. Using those of %s.", name, place)
+        if path.endswith(".index.json"):
+            check_index(path)
+        return Weights(path, place)
+    what = f"{name!r} has no {files[0]}" if files == ADAPTER_FILES else f"{name!r} has no weights in safetensors"
+    what += "" if revision is None else f" on revision {revision!r}"
+    if others := [file for file in PICKLES if find_file(name, file, revision, local=True)]:
+        what += f"; it has {others[0]}, but pickles can execute code when they are opened"
+    raise FileNotFoundError(f"{what}. Use {convert_command(name)} and load OUT.")
 
 
 def check_index(path: str | os.PathLike[str]) -> None:
     """Raise if an index refers to anything else than plain `*.safetensors` names in its folder."""
     weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError(f"{shown(path)} has no weight_map. Use an intact copy of the checkpoint.")
+        raise ValueError(f"{path} has no weight_map. Use an intact copy of the checkpoint.")
     for tensor, file in weight_map.items():
         if not isinstance(file, str) or not re.fullmatch(r"[^/\\]+\.safetensors", file):
             raise ValueError(
-                f"{shown(path)} maps {tensor!r} to {file!r}, but every entry must be the plain name of a *.safetensors file "
+                f"{path} maps {tensor!r} to {file!r}, but every entry must be the plain name of a *.safetensors file "
                 "in the same folder. Use a checkpoint written by save_pretrained or `captionrl convert`."
             )
 
 
-def _first(name: str, revision: str | None, files: Sequence[str]) -> str | None:
-    return next(filter(None, (find_file(name, file, revision) for file in files)), None)
-
-
-def _bot_requests(name: str) -> list[str]:
-    """Open pull requests of the Hub's bot, newest first; without a connection those in the cache."""
+def _revisions(name: str, revision: str | None) -> Iterator[str | None]:
+    """Where weights are looked for: `revision`, and instead of main open pull requests of the Hub's bot, newest first."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.file_download import repo_folder_name
     from huggingface_hub.utils import httpx
 
+    yield revision
+    if hub_name(name) is None or revision not in (None, "main"):
+        return
     try:
         requests = HfApi().get_repo_discussions(
             name, author=_BOT, discussion_type="pull_request", discussion_status="open"
         )
-        return [f"refs/pr/{r.num}" for r in requests if (r.author, r.title) == (_BOT, _TITLE)]
-    except (OSError, httpx.HTTPError):  # no connection, or no such repository
+        yield from [f"refs/pr/{r.num}" for r in requests if (r.author, r.title) == (_BOT, _TITLE)]
+    except (OSError, httpx.HTTPError):  # no connection, or no such repository: those in the cache
         folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"), "refs/refs/pr")
-        return [f"refs/pr/{path.name}" for path in folder.glob("[0-9]*")]
+        yield from (f"refs/pr/{path.name}" for path in folder.glob("[0-9]*"))
 
 
 # --- Configurations and models ---------------------------------------------------------------------------------------
@@ -307,13 +296,13 @@ def load_pretrained(
 def check_width(config: Any, name: str) -> None:
     """Set `hidden_size` of a vision or text model's configuration to the width of its pooled output, if it has none."""
     if not isinstance(getattr(config, "hidden_size", None), int):
-        # ResNet, EfficientNet
-        sizes = [*(getattr(config, "hidden_sizes", None) or []), getattr(config, "hidden_dim", None)]
-        if not (widths := [size for size in sizes if isinstance(size, int)]):
+        # EfficientNet, ResNet
+        width = getattr(config, "hidden_dim", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
+        if not isinstance(width, int):
             raise ValueError(
                 f"{name!r} ({config.model_type}) does not say its width (hidden_size). Use another model."
             )
-        config.hidden_size = widths[-1]
+        config.hidden_size = width
 
 
 def load_image_processor(name: str) -> Any:

@@ -103,8 +103,7 @@ def run_parts(
 def check_settings(folder: Path, parts: Sequence[range], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON has them, with the sizes; raises ValueError if the folder has parts of others."""
     plain: dict[str, Any] = to_plain({**settings, "num_rows": parts[-1].stop, "rows_per_shard": len(parts[0])})
-    for path in _present(folder)[:1]:
-        refuse_other_settings(_run_of(path)["settings"], plain)
+    _refuse_other_parts(folder, "settings", plain)
     return plain
 
 
@@ -138,11 +137,12 @@ def _present(folder: Path) -> list[Path]:
     return list(folder.glob("part-[0-9]*-of-[0-9]*.parquet"))
 
 
-def _run_of(path: Path) -> dict[str, Any]:
-    """`settings` and `made_by` of a part."""
+def _refuse_other_parts(folder: Path, name: str, now: Mapping[str, Any]) -> None:
+    """Compare `settings` or `made_by` with what the metadata of a part in the folder say."""
     import pyarrow.parquet
 
-    return json.loads(pyarrow.parquet.read_schema(path).metadata[b"run"])  # type: ignore[no-any-return]
+    for path in _present(folder)[:1]:
+        refuse_other_settings(json.loads(pyarrow.parquet.read_schema(path).metadata[b"run"])[name], now)
 
 
 def part_files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -159,19 +159,13 @@ def part_files(folder: str | os.PathLike[str]) -> list[Path]:
     return paths
 
 
-def read_tables(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """Parts of a finished folder, in the order of the source. Only one is in memory."""
+def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of a finished folder, in the order of the source. Only one part is in memory."""
     import pyarrow.parquet
 
     for path in part_files(folder):
         # Without partitioning, folders such as "a=b" in the path would become columns.
-        yield pyarrow.parquet.read_table(path, columns=columns and list(columns), partitioning=None)
-
-
-def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a finished folder, in the order of the source."""
-    for table in read_tables(folder, columns):
-        yield from table.to_pylist()
+        yield from pyarrow.parquet.read_table(path, columns=columns, partitioning=None).to_pylist()
 
 
 # --- Workers ---------------------------------------------------------------------------------------------------------
@@ -198,8 +192,9 @@ class _Worker:
             os.chdir(self.folder)  # relative paths then mean the same as in the process that started the command
         if self.made_by is None:
             made_by = to_plain(self.make_part.load())
-            for path in _present(self.paths[0].parent)[:1]:  # such as of a model that was trained further
-                refuse_other_settings(_run_of(path)["made_by"], made_by)
+            _refuse_other_parts(
+                self.paths[0].parent, "made_by", made_by
+            )  # such as of a model that was trained further
             self.made_by = made_by
         table = self.make_part(self.parts[number])
         run = json.dumps({"settings": self.settings, "made_by": self.made_by})

@@ -157,7 +157,7 @@ def loader_case(name: str, device: str, dtype: torch.dtype, seed: int) -> Case:
         return captioner.encode_images([open_image(file) for file in files])["pixel_values"].to(device, dtype)
 
     def read(pixels: Any) -> Tensor:
-        return ours.encode_pixels([pixels[i] for i in range(number)])["pixel_values"].to(device, dtype)
+        return ours.encode_pixels([pixels.tensor(i) for i in range(number)])["pixel_values"].to(device, dtype)
 
     if not torch.equal(read(stored["cache_pixels=uint8"]), opened(ours)):
         raise RuntimeError("The pixels of cache_pixels=uint8 are not those of the image processor.")

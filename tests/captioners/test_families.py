@@ -264,7 +264,7 @@ def check(captioner, folder):
     """Cached pixels equal the processor's, before and after normalisation, alone and in a batch with captions."""
     images, rows = some_images(), data()
     pixels = cached_pixels(rows, captioner.prepared_pixels, directory=folder, progress=False)
-    stacked = torch.stack([pixels[i] for i in range(3)])
+    stacked = pixels.tensor()
     processor, whole = captioner.image_processor, captioner.encode_images(images)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (processor.image_mean, processor.image_std))
     # The 8-bit values again, from what the vision tower gets.

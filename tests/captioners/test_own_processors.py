@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from hf_captionrl.captioners import (
-    Blip2Captioner,
-    Blip2EncoderDecoderCaptioner,
     Captioner,
     ProcessorPair,
     load_captioner,
@@ -126,16 +124,6 @@ class TestBlip2WithT5(FamilySuite):
 
 class TestInstructBlipWithT5(TestBlip2WithT5):
     name = "instructblip-t5"
-
-
-@pytest.mark.parametrize(
-    ("name", "family"), [("blip2-opt", Blip2Captioner), ("instructblip-t5", Blip2EncoderDecoderCaptioner)]
-)
-def test_language_model_determines_the_class(name, family):
-    captioner = captioner_of(name)
-    assert type(captioner) is family
-    assert captioner.prompt == ""
-    assert len(captioner.generate(image_features=torch.randn(2, 5, 32), max_new_tokens=3).captions) == 2
 
 
 def test_opt_ends_with_a_newline_and_never_writes_the_image_token():

@@ -9,7 +9,7 @@ from hf_captionrl.apps.experiments.data import SampleArguments, Sampler
 from hf_captionrl.captioners.pipeline import VideoFeatures, pipeline
 from hf_captionrl.data import pool_frames, sample_frames
 from hf_captionrl.scenes import load_moving_scenes
-from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.trainers import SLEConfig, SmileConfig, SmileTrainer
 from tests.captioners.models import captioner_of
 from tests.tiny import IMAGE_SIZE, tiny_captioner
 from tests.tolerances import assert_close, resolution
@@ -130,8 +130,13 @@ def test_the_pooling_of_the_training_is_that_of_the_captions(films, tmp_path, po
     assert told.num_frames == 2
     assert VideoFeatures(captioner, paths, 2, "mean")[0].shape == features(captioner, films[0], "mean")[0].shape
     # Several captions per image are written the same way.
-    batches = {"seed": 0, "batch_size": 2, "max_new_tokens": 4, "cache_dir": str(tmp_path / "cache")}
-    groups = Sampler(films, SampleArguments(num_samples=2), **batches).write(captioner, do_sample=False, num_beams=2)
+    batches = {
+        "per_device_eval_batch_size": 2,
+        "generation_max_new_tokens": 4,
+        "feature_cache_dir": str(tmp_path / "cache"),
+    }
+    sampler = Sampler(films, SampleArguments(num_samples=2), SLEConfig("unused", use_cpu=True, **batches))
+    groups = sampler.write(captioner, do_sample=False, num_beams=2)
     two = {**SETTINGS, "num_beams": 2, "num_return_sequences": 2}
     assert groups == [captioner.generate(image_features=each, **two).captions for each in by_hand]
 

@@ -11,8 +11,6 @@ from hf_captionrl.cli import main
 from hf_captionrl.data import BagCurriculumSampler
 from hf_captionrl.retrieval import load_bags, load_neighbours
 from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.parts import read_tables
-from tests.tolerances import close
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +74,6 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
         (["--output", "bags.csv"], "--output"),
         (["--mode", "neighbours", "--bag_sizes", "3"], "--bag_sizes"),
         (["--bag_sizes", "5", "--max_images", "4"], "--bag_sizes"),
-        (["--processes", "2"], "--processes"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, named):
@@ -115,25 +112,3 @@ def test_the_command_replaces_its_own_files(cache, tmp_path):
             assert bags(cache, tmp_path / name, "--mode", mode, *size, images=40) == 0
     assert load_bags(tmp_path / "bags.json").kind == "truematch"
     assert load_neighbours(tmp_path / "n.safetensors").indices.shape == (40, 6)
-
-
-def test_neighbours_on_shards_equal_those_of_one_process(cache, tmp_path, capsys):
-    mode = ["--scorer", "scenes:clip-reward", "--mode", "neighbours", "--top", "5"]
-    shards = ["--processes", "1", "--rows_per_shard", "16"]
-    assert bags(cache, tmp_path / "one.safetensors", *mode, images=40) == 0
-    assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=40) == 0
-    one, found = load_neighbours(tmp_path / "one.safetensors"), load_neighbours(tmp_path / "shards.safetensors")
-    assert (found.image_ids, found.signature, found.features) == (one.image_ids, one.signature, one.features)
-    assert found.indices.tolist() == one.indices.tolist()
-    assert found.similarities.flatten().tolist() == close(
-        one.similarities.flatten().tolist(), dtype="float32", magnitude=1
-    )
-    tables = read_tables(tmp_path / "shards.shards")
-    assert [len(table) for table in tables] == [16, 16, 8]
-    # The same command has nothing left to search; other settings are refused.
-    capsys.readouterr()
-    assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=40) == 0
-    assert bags(cache, tmp_path / "shards.safetensors", *mode[:-1], "4", *shards, images=40) == 2
-    assert "written with top 5, but top is now 4" in capsys.readouterr().err
-    assert bags(cache, tmp_path / "shards.safetensors", *mode, *shards, images=39) == 2
-    assert len(list((tmp_path / "shards.shards").glob("features-*"))) == 1  # nothing of other settings is written

@@ -112,7 +112,7 @@ def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
         (["--temperature", "0"], "temperature"),
         (["--split", "nowhere"], "'nowhere'"),
         (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
-        (["--data_dir", "photos"], "--dataset imagefolder"),
+        (["--data_dir", "photos"], "--data_dir"),
     ],
 )
 def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, named):

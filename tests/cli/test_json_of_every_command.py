@@ -26,7 +26,6 @@ FILES = ["--captions", "a.jsonl", "b.jsonl", "--max_images", str(IMAGES)]
 RUNS = {
     "metrics path": ["self_retrieval"],
     "agreement": ["--benchmark", "flickr8k-expert", "--data_root", ".", "--num_bootstrap", "9"],
-    "audit-metric": ["--metric", "length", "--n", "50", "--output", "audit"],
     "completion": ["fish"],
     "env": [],
     "caption": ["scenes:blip-mle", "--max_images", "3", "--max_new_tokens", "6", "--num_beams", "1"],

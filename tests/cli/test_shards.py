@@ -148,7 +148,7 @@ def test_no_image_is_decoded_and_everything_is_mapped(work, tmp_path, monkeypatc
     assert found[0] == plain[0]
     assert all(torch.equal(value, plain[1][name]) for name, value in found[1].items())
     rows = found[2].train_dataset
-    assert isinstance(rows._pixels.rows.mapped, np.memmap)
+    assert isinstance(rows._pixels.mapped, np.memmap)
     tables = [table for row in rows._rows.data.blocks for table in row]
     images = [table for table in tables if "image" in table.column_names]
     assert all(isinstance(table, MemoryMappedTable) for table in images)

@@ -133,12 +133,6 @@ def test_resuming_in_the_middle_of_an_epoch(neighbours):
 # --- variants -------------------------------------------------------------------------------------------------------
 
 
-def test_one_size_for_all_epochs(neighbours):
-    sampler = BagCurriculumSampler(neighbours, 100, 7)
-    assert {sampler.bag_size_at(epoch) for epoch in (0, 1, 50)} == {7}
-    assert {len(b) for b in batches(sampler, 12)} == {98}
-
-
 def test_random_distractors(neighbours):
     size = 5
     sampler = BagCurriculumSampler(None, 100, size, distractors="random", num_images=COUNT)

@@ -174,18 +174,6 @@ def test_stale_epoch_is_detected_by_the_worker_test():
     assert [c for batch in loader for c in batch["captions"]] == expected(range(12), 0) != expected(range(12), 1)
 
 
-def test_collator_with_images_and_with_features():
-    images = CaptionDataset(embedded(3))
-    batch = CaptionCollator(FakeCaptioner(), max_length=17)([images[n] for n in (2, 0)])
-    assert (batch["captions"], batch["features"], batch["max_length"]) == (expected([2, 0], 0), None, 17)
-    assert batch["pixels"].shape == (2, 10, 12, 3)
-    features = torch.arange(12.0).view(3, 2, 2)
-    cached = CaptionDataset(embedded(3), image_features=features)
-    batch = CaptionCollator(FakeCaptioner())([cached[n] for n in (1, 2)])
-    assert batch["pixels"] is None
-    assert torch.equal(batch["features"], features[1:])
-
-
 def of(columns):
     """A data set with images inside, without ids."""
     images = [{"bytes": png(n), "path": None} for n in range(len(next(iter(columns.values()))))]

@@ -127,9 +127,9 @@ def test_several_caption_columns_are_several_captions(tmp_path):
         (tmp_path / f"{name}.png").write_bytes(png(ord(name)))
     ds = load_captions("imagefolder", data_dir=tmp_path, split="all")
     assert ds["captions"][:] == [["one", "two, too", "three"], ["one"], ["", "", ""]]
-    good, report = check_captions(ds, max_bad_fraction=0.5)
+    good, entries = check_captions(ds, max_bad_fraction=0.5)
     assert len(good) == 2
-    assert [entry.reason for entry in report.entries] == ["caption_empty"]
+    assert [entry.reason for entry in entries] == ["caption_empty"]
 
 
 def test_valid_quotes_are_kept_and_columns_without_a_name_left_out(tmp_path):
@@ -172,10 +172,10 @@ def test_every_row_is_used_or_quarantined(tmp_path, suffix):
         path.write_text("".join(json.dumps({"file_name": r[0], "caption": r[1:]}) + "\n\n" for r in rows))
     ds = load_captions("imagefolder", data_dir=tmp_path, split="all")
     assert ds["image_id"][:] == [row[0] for row in rows]
-    good, report = check_captions(ds, max_bad_fraction=0.9, quarantine_path=tmp_path / "q.jsonl")
-    bad = [entry.image_id for entry in report.entries if entry.dropped == "row"]
+    good, entries = check_captions(ds, max_bad_fraction=0.9, quarantine_path=tmp_path / "q.jsonl")
+    bad = [entry.image_id for entry in entries if entry.dropped == "row"]
     assert sorted([*good["image_id"][:], *bad]) == sorted(row[0] for row in rows)
-    assert len(good) + report.bad_rows() == number
+    assert len(good) + len(bad) == number
     # Every caption is used, in a removed row, or listed.
     used = sum(map(len, good["captions"][:]))
     given = {row[0]: row[1:] for row in rows}

@@ -11,14 +11,9 @@ from PIL import Image
 
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.apps.experiments.data import load_data
-from hf_captionrl.cli import main
-from hf_captionrl.cli.features import FeatureParts
-from hf_captionrl.data.columns import replace_column, undecoded
 from hf_captionrl.evaluation.evaluator import Evaluator, draw_references, pool_images
 from hf_captionrl.evaluation.options import EvaluationArguments
 from hf_captionrl.metrics import cider_d
-from hf_captionrl.scenes import load_scenes
-from hf_captionrl.utils.parts import read_parts
 from tests.tolerances import close
 
 
@@ -166,33 +161,7 @@ def write_captions(path, scenes, captions):
     path.write_text("".join(json.dumps({"image_id": i, "caption": caption}) + "\n" for i, caption in rows))
 
 
-# --- Features of images in parts, and references in another order ----------------------------------------------------
-
-
-def test_tables_with_features_of_workers_equal_those_without(tmp_path, monkeypatch, capsys):
-    """The data set has a copy of an image and one that cannot be read."""
-    scenes = load_scenes(num_train=0, num_validation=0)["test"].select(range(20))
-    images = undecoded(scenes)["image"][:]
-    images[2], images[10] = {"bytes": b"no image", "path": None}, images[3]
-    changed = replace_column(scenes.select_columns(["image_id", "captions"]), "image", images, datasets.Image())
-    changed.to_parquet(tmp_path / "images.parquet")
-    write_captions(tmp_path / "full.jsonl", scenes, scenes["full_caption"])
-    data = ["--dataset", str(tmp_path / "images.parquet"), "--max_bad_fraction", "0.1", "--suite", "smile"]
-    models = ["--scorer", "scenes:siglip-held-out", "--language_model", "none"]
-
-    def evaluate(name, *more):
-        places = ["--output_dir", str(tmp_path / name), "--cache_dir", str(tmp_path / name / "cache")]
-        assert main(["evaluate", "--captions", str(tmp_path / "full.jsonl"), *data, *models, *places, *more]) == 0
-        row = json.loads((tmp_path / name / "comparison.json").read_text())["tables"]["smile"]["rows"][0]
-        return [row[key] for key in ("pool_recall_at_1", "pool_recall_at_5", "clip_score", "cider_d")]
-
-    one, parts = evaluate("one"), ["--processes", "1", "--rows_per_shard", "8"]
-    assert evaluate("parts", *parts) == close(one, dtype="float32", magnitude=2)
-    assert "1 of 19 images are copies" in capsys.readouterr().err
-    (folder,) = (tmp_path / "parts/shards").iterdir()
-    assert len(list(read_parts(folder))) == 18
-    monkeypatch.setattr(FeatureParts, "load", None)  # what the cache has is not computed again
-    assert evaluate("parts", *parts) == close(one, dtype="float32", magnitude=2)
+# --- References in another order ---------------------------------------------------------------------------------------
 
 
 def test_drawn_references_equal_a_plain_loop():

@@ -130,13 +130,13 @@ def progress_of(path):
 
 def train(kind, folder, *, at=None, name="SIGKILL", steps_file=None, limit=None, **changes):
     """Train, resuming if there is a checkpoint; perhaps a signal at a moment of training."""
-    from hf_captionrl.trainers.checkpoints import has_checkpoint
+    from hf_captionrl.trainers.checkpoints import newest_checkpoint
 
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     trainer = trainer_of(kind, folder, callbacks=[progress_of(steps_file)] if steps_file else [], **changes)
     with Moment(at, name) as moment:
-        trainer.train(resume_from_checkpoint=has_checkpoint(folder))
+        trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
     return {"digest": digest(trainer), "calls": moment.calls}
 
 
@@ -181,19 +181,19 @@ def noted(path, lines):
 class NotingPixels:
     """First part of an image processor that notes which image it is asked for."""
 
-    def __init__(self, images, asked=None):
+    def __init__(self, images, notes=None):
         from hf_captionrl.data.images import open_image
         from tests.tiny import tiny_captioner
 
-        self.parts, self.asked = tiny_captioner("blip").prepared_pixels, asked
+        self.parts, self.notes = tiny_captioner("blip").prepared_pixels, notes
         self.shape, self.signature = self.parts.shape, self.parts.signature
         self.paths = sorted(Path(images).iterdir(), key=lambda path: KEYS.index(path.stem))
         self.images = [open_image(path) for path in self.paths]
         self.numbers = {image.tobytes(): number for number, image in enumerate(self.images)}
 
     def prepare(self, image):
-        if self.asked:
-            noted(self.asked, [self.numbers[image.tobytes()]])
+        if self.notes:
+            noted(self.notes, [self.numbers[image.tobytes()]])
         return self.parts.prepare(image)
 
     def rows(self):
@@ -203,13 +203,13 @@ class NotingPixels:
         return datasets.Dataset.from_dict({"image": [*map(str, self.paths)]}).cast_column("image", datasets.Image())
 
 
-def cache(folder, *, asked, images, at=None):
+def cache(folder, *, notes, images, at=None):
     """Fill a cache of prepared pixels."""
     from hf_captionrl.data import cached_pixels
     from hf_captionrl.retrieval import feature_cache
 
     feature_cache._FLUSH_BYTES = 0  # every batch is written
-    pixels = NotingPixels(images, asked)
+    pixels = NotingPixels(images, notes)
     dataset = pixels.rows()
     with Moment(at) as moment:
         cached_pixels(dataset, pixels, directory=folder, batch_size=8, progress=False)
@@ -226,10 +226,10 @@ def cached(folder, *, images):
     pixels = NotingPixels(images)
     store = FeatureCache(folder, model_id="pixels", revision=pixels.signature, what="pixels_uint8", dtype="uint8")
     names = source_keys(pixels.rows())
-    known = [number for number, name in enumerate(names) if name in store]
-    expected = [pixels.parts.prepare(pixels.images[number]).numpy() for number in known]
-    right = not known or bool(np.array_equal(np.asarray(store.get([names[n] for n in known])), np.stack(expected)))
-    return {"keys": [KEYS[number] for number in known], "right": right}
+    present = [number for number, name in enumerate(names) if name in store]
+    expected = [pixels.parts.prepare(pixels.images[number]).numpy() for number in present]
+    right = not present or bool(np.array_equal(np.asarray(store.get([names[n] for n in present])), np.stack(expected)))
+    return {"keys": [KEYS[number] for number in present], "right": right}
 
 
 def push(folder, url, *, at=None):

@@ -137,30 +137,30 @@ def images(tmp_path):
 def test_killed_filling_of_a_pixel_cache_is_completed_by_the_same_command(
     warm_process, tmp_path, images, number, seed
 ):
-    rng, asked = random.Random(seed), tmp_path / "asked"
+    rng, notes = random.Random(seed), tmp_path / "notes"
     warm_process.warm("cached", folder=str(tmp_path / "warm"), images=images)
-    whole = {"folder": str(tmp_path / "whole"), "asked": str(tmp_path / "all")}
+    whole = {"folder": str(tmp_path / "whole"), "notes": str(tmp_path / "all")}
     calls = run(warm_process, "cache", at=0, images=images, **whole)["calls"]
     there: list[str] = []
     for n in range(number):
         if n % 3 == 0:  # then the same filling is killed again
             store, there = str(tmp_path / f"store-{n}"), []
-            asked.unlink(missing_ok=True)
+            notes.unlink(missing_ok=True)
         # A later run has less to do: at most what is left of the calls, or the moment would lie behind its end.
         left = calls * (len(KEYS) - len(there)) // len(KEYS)
-        paid = len(steps_of(asked))
+        paid = len(steps_of(notes))
         # Threads do not make the same calls in each run.
         at = rng.randint(1, max(1, left * 9 // 10))
-        killed = warm_process.run("cache", folder=store, asked=str(asked), at=at, images=images)
+        killed = warm_process.run("cache", folder=store, notes=str(notes), at=at, images=images)
         assert killed.killed, killed.output
         found = run(warm_process, "cached", folder=store, images=images)
         assert found["right"]
         assert set(there) <= set(found["keys"])
-        assert not {KEYS[row] for row in steps_of(asked)[paid:]} & set(there)  # nothing is prepared twice
+        assert not {KEYS[row] for row in steps_of(notes)[paid:]} & set(there)  # nothing is prepared twice
         there = found["keys"]
-    run(warm_process, "cache", folder=store, asked=str(asked), images=images)
+    run(warm_process, "cache", folder=store, notes=str(notes), images=images)
     assert run(warm_process, "cached", folder=store, images=images) == {"keys": KEYS, "right": True}
-    assert set(steps_of(asked)) == set(range(len(KEYS)))  # every image was prepared
+    assert set(steps_of(notes)) == set(range(len(KEYS)))  # every image was prepared
 
 
 @times(2)
@@ -169,7 +169,7 @@ def test_damaged_pixel_cache_is_filled_again(warm_process, tmp_path, images, num
     rng = random.Random(seed)
     for n in range(number):
         store, more = tmp_path / f"cache-{n}", {"images": images}
-        more |= {"folder": str(store), "asked": str(tmp_path / "asked")}
+        more |= {"folder": str(store), "notes": str(tmp_path / "notes")}
         run(warm_process, "cache", **more)
         path = rng.choice([p for p in sorted(store.rglob("*")) if p.suffix in (".bin", ".json") and p.stat().st_size])
         if rng.random() < 0.5:
@@ -177,7 +177,7 @@ def test_damaged_pixel_cache_is_filled_again(warm_process, tmp_path, images, num
         else:
             path.unlink()
         run(warm_process, "cache", **more)
-        more.pop("asked")
+        more.pop("notes")
         assert run(warm_process, "cached", **more) == {"keys": KEYS, "right": True}, path
 
 

@@ -43,7 +43,7 @@ def holders_of_tokens(server, folder):
     found = [str(path) for path in folder.rglob("*") if path.is_file() and has(path.read_bytes(), tokens)]
     for repo in server.repos.values():
         for commit in repo.commits.values():
-            found += [f"{repo.repo_id}: {n}" for n, blob in commit.files.items() if has(blob.data, tokens)]
+            found += [f"{repo.repo_id}: {n}" for n, data in commit.files.items() if has(data, tokens)]
             found += [f"{repo.repo_id}: message"] if has(commit.title.encode(), tokens) else []
     return found
 

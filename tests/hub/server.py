@@ -33,27 +33,16 @@ def route(pattern: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return keep
 
 
-@dataclass
-class Blob:
-    """A file in a commit."""
-
-    data: bytes
-    lfs: bool
-
-    @property
-    def oid(self) -> str:
-        return hashlib.sha1(b"blob %d\0" % len(self.data) + self.data).hexdigest()
-
-    @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
+def oid_of(data: bytes) -> str:
+    """Git's name of a file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 @dataclass
 class Commit:
     sha: str
     title: str
-    files: dict[str, Blob]
+    files: dict[str, bytes]
 
 
 @dataclass
@@ -67,7 +56,7 @@ class Repo:
     branches: dict[str, str] = field(default_factory=dict)
     pull_requests: list[dict[str, Any]] = field(default_factory=list)
 
-    def propose(self, number: int, files: dict[str, Blob], *, author: str, title: str, status: str = "open") -> str:
+    def propose(self, number: int, files: dict[str, bytes], *, author: str, title: str, status: str = "open") -> str:
         """A pull request that adds files to the main branch; returns its revision."""
         revision = f"refs/pr/{number}"
         self.branches[revision] = self.branches["main"]
@@ -75,10 +64,8 @@ class Repo:
         self.pull_requests.append({"num": number, "author": {"name": author}, "title": title, "status": status})
         return revision
 
-    def commit(self, branch: str, title: str, files: dict[str, Blob]) -> Commit:
-        parent = self.branches.get(branch)
-        listing = "".join(f"{path} {blob.oid}\n" for path, blob in sorted(files.items()))
-        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}\n{parent}\n{title}\n{listing}".encode()).hexdigest()
+    def commit(self, branch: str, title: str, files: dict[str, bytes]) -> Commit:
+        sha = hashlib.sha1(f"{self.repo_type}/{self.repo_id}, commit {len(self.commits)}".encode()).hexdigest()
         self.commits[sha] = Commit(sha, title, files)
         self.branches[branch] = sha
         return self.commits[sha]
@@ -89,7 +76,7 @@ class Repo:
     @property
     def files(self) -> dict[str, bytes]:
         """Files on the main branch."""
-        return {path: blob.data for path, blob in self.commits[self.branches["main"]].files.items()}
+        return self.commits[self.branches["main"]].files
 
 
 WRITE = "hf_" + "Wt7" * 11 + "W"
@@ -101,7 +88,6 @@ WRONG = "hf_" + "Xx3" * 11 + "X"
 
 USER = "tester"
 DATE = "2026-01-01T00:00:00.000Z"
-_LFS_ENDINGS = (".safetensors", ".bin", ".parquet")
 _TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
 
 
@@ -110,7 +96,6 @@ class HubServer:
 
     def __init__(self) -> None:
         self.repos: dict[tuple[str, str], Repo] = {}
-        self.objects: dict[str, bytes] = {}
         self.tokens = {WRITE: "write", READ: "read"}
         self.faults: list[tuple[str, int | str]] = []
         self.requests: list[tuple[str, str, int | str]] = []
@@ -134,14 +119,10 @@ class HubServer:
         """Requests `METHOD /path` that match get a status, or `"cut"`: the connection is closed."""
         self.faults.append((pattern, action))
 
-    def end_fault(self) -> None:
-        self.faults.clear()
-
     def add(self, repo_id: str, files: dict[str, bytes], repo_type: str = "model") -> Repo:
         """Create a public repository with files, as another user would."""
         repo = self.repos[repo_type, repo_id] = Repo(repo_id, repo_type, private=False)
-        blobs = {path: Blob(data, path.endswith(_LFS_ENDINGS)) for path, data in files.items()}
-        repo.commit("main", "Add files", blobs)
+        repo.commit("main", "Add files", files)
         return repo
 
     def repo(self, repo_id: str, repo_type: str = "model") -> Repo:
@@ -223,16 +204,13 @@ class _Handler(BaseHTTPRequestHandler):
         return repo
 
     def _may_write(self, namespace: str) -> None:
-        role = self._role()
-        if role is None:
-            raise HubError(401, "Invalid username or password.")
-        if role != "write" or namespace != USER:
-            raise HubError(403, f"You don't have the rights to create a model under the namespace {namespace!r}")
+        if self._role() != "write" or namespace != USER:
+            status = 403 if self._role() else 401
+            raise HubError(status, f"You don't have the rights to create a model under the namespace {namespace!r}")
 
     def _writable(self, kind: str, repo_id: str) -> Repo:
-        repo = self._readable(_TYPES[kind], repo_id)
         self._may_write(repo_id.split("/")[0])
-        return repo
+        return self._readable(_TYPES[kind], repo_id)
 
     @staticmethod
     def _commit_at(repo: Repo, revision: str) -> Commit:
@@ -242,13 +220,6 @@ class _Handler(BaseHTTPRequestHandler):
         return commit
 
     # Accounts and repositories
-
-    @route("GET /api/whoami-v2")
-    def _whoami(self) -> None:
-        role = self._role()
-        if role is None:
-            raise HubError(401, "Invalid username or password.")
-        self._send(200, {"type": "user", "name": USER, "orgs": [], "auth": {"accessToken": {"role": role}}})
 
     @route("POST /api/repos/create")
     def _create(self) -> None:
@@ -262,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(409, {"error": "You already created this repo", **answer})
             return
         repo = self.hub.repos[repo_type, repo_id] = Repo(repo_id, repo_type, asked.get("visibility") == "private")
-        repo.commit("main", "initial commit", {".gitattributes": Blob(b"*.safetensors filter=lfs\n", False)})
+        repo.commit("main", "initial commit", {".gitattributes": b""})
         self._send(200, answer)
 
     @route("POST /api/validate-yaml")
@@ -296,48 +267,25 @@ class _Handler(BaseHTTPRequestHandler):
         repo.branches[name] = self._commit_at(repo, asked.get("startingPoint") or "main").sha
         self._send(200, {})
 
-    @staticmethod
-    def _entry(path: str, blob: Blob) -> dict[str, Any]:
-        entry = {"type": "file", "path": path, "size": len(blob.data), "oid": blob.oid}
-        if blob.lfs:
-            entry["lfs"] = {"oid": blob.sha256, "size": len(blob.data), "pointerSize": 134}
-        return entry
-
     @route(rf"GET {_API}/tree/(?P<revision>[^/]+)/?(?P<under>.*)")
     def _tree(self, kind: str, repo_id: str, revision: str, under: str) -> None:
-        commit = self._commit_at(self._readable(_TYPES[kind], repo_id), revision)
-        entries = [self._entry(path, blob) for path, blob in sorted(commit.files.items()) if path.startswith(under)]
+        files = self._commit_at(self._readable(_TYPES[kind], repo_id), revision).files
+        entries = [
+            {"type": "file", "path": path, "size": len(data), "oid": oid_of(data)}
+            for path, data in sorted(files.items())
+            if path.startswith(under)
+        ]
         self._send(200, entries)
 
     @route(rf"POST {_API}/preupload/(?P<revision>[^/]+)")
     def _preupload(self, kind: str, repo_id: str, revision: str) -> None:
-        repo = self._writable(kind, repo_id)
-        files = self._commit_at(repo, revision).files
+        """All files, large ones too, are part of the commit; those that are there already are left out by the client."""
+        files = self._commit_at(self._writable(kind, repo_id), revision).files
         answer = []
-        for asked in json.loads(self.body)["files"]:
-            blob, lfs = files.get(asked["path"]), asked["path"].endswith(_LFS_ENDINGS)
-            oid = None if blob is None else blob.sha256 if blob.lfs else blob.oid
-            mode = "lfs" if lfs else "regular"
-            answer.append({"path": asked["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        for path in [asked["path"] for asked in json.loads(self.body)["files"]]:
+            oid = oid_of(files[path]) if path in files else None
+            answer.append({"path": path, "uploadMode": "regular", "shouldIgnore": False, "oid": oid})
         self._send(200, {"files": answer})
-
-    @route(rf"POST /(?P<kind>datasets/|spaces/)?{_ID}\.git/info/lfs/objects/batch")
-    def _batch(self, kind: str, repo_id: str) -> None:
-        self._writable(kind.rstrip("/") or "models", repo_id)
-        answer = []
-        for asked in json.loads(self.body)["objects"]:
-            entry: dict[str, Any] = dict(asked)
-            if asked["oid"] not in self.hub.objects:
-                entry["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/upload/{asked['oid']}"}}
-            answer.append(entry)
-        self._send(200, {"transfer": "basic", "objects": answer})
-
-    @route("PUT /lfs/upload/(?P<oid>[0-9a-f]{64})")
-    def _upload(self, oid: str) -> None:
-        if hashlib.sha256(self.body).hexdigest() != oid:
-            raise HubError(400, "the content is not that of its name")
-        self.hub.objects[oid] = self.body
-        self._send(200, {})
 
     @route(rf"POST {_API}/commit/(?P<revision>[^/]+)")
     def _commit(self, kind: str, repo_id: str, revision: str) -> None:
@@ -350,18 +298,12 @@ class _Handler(BaseHTTPRequestHandler):
             key, value = item["key"], item["value"]
             if key == "header":
                 title = value["summary"]
-                if value.get("parentCommit", repo.branches[revision]) != repo.branches[revision]:
-                    raise HubError(412, "A commit has happened since. Please refresh and try again.")
             elif key == "file":
-                files[value["path"]] = Blob(base64.b64decode(value["content"]), False)
-            elif key == "lfsFile":
-                if value["oid"] not in self.hub.objects:
-                    raise HubError(400, f"{value['path']} was never uploaded")
-                files[value["path"]] = Blob(self.hub.objects[value["oid"]], True)
+                files[value["path"]] = base64.b64decode(value["content"])
             elif key == "deletedFile":
                 files.pop(value["path"])
             elif key == "deletedFolder":
-                files = {path: blob for path, blob in files.items() if not path.startswith(value["path"])}
+                files = {path: data for path, data in files.items() if not path.startswith(value["path"])}
         commit = repo.commit(revision, title, files)
         self._send(200, {"commitUrl": f"{self.hub.url}/{repo_id}/commit/{commit.sha}", "commitOid": commit.sha})
 
@@ -371,10 +313,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _resolve(self, kind: str, repo_id: str, revision: str, path: str) -> None:
         commit = self._commit_at(self._readable(_TYPES[kind.rstrip("/") or "models"], repo_id), revision)
         headers = {"X-Repo-Commit": commit.sha}
-        blob = commit.files.get(path)
-        if blob is None:
+        data = commit.files.get(path)
+        if data is None:
             extra = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", **headers}
             self._send(404, {"error": "Entry not found"}, extra)
         else:
-            etag = blob.sha256 if blob.lfs else blob.oid
-            self._send(200, blob.data, headers | {"ETag": f'"{etag}"'})
+            self._send(200, data, headers | {"ETag": f'"{oid_of(data)}"'})

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.utils.model_files import model_path
-from tests.hub.server import Blob
 
 NAME = "openai/clip-vit-base-patch32"
 BOT = {"author": "SFconvertbot", "title": "Adding `safetensors` variant of this model"}
@@ -24,7 +23,7 @@ def pickles(shipped):
     safe = files.pop("model.safetensors")
     data = io.BytesIO()
     torch.save(load_file(folder / "model.safetensors"), data)
-    return {**files, "pytorch_model.bin": data.getvalue()}, {"model.safetensors": Blob(safe, True)}
+    return {**files, "pytorch_model.bin": data.getvalue()}, {"model.safetensors": safe}
 
 
 @pytest.fixture

@@ -129,16 +129,6 @@ def test_on_policy_ratio_has_the_gradient_of_reinforce():
     torch.testing.assert_close(*(torch.autograd.grad(loss, log_probs)[0] for loss in (one, other)))
 
 
-def test_clipped_token_has_a_gradient_only_against_its_advantage():
-    log_probs = torch.tensor([[0.0, -1.0]], dtype=torch.float64).requires_grad_()  # ratios e and 1/e
-    old = torch.tensor([[-1.0, 0.0]], dtype=torch.float64)
-    for advantage, learns in ((1.0, [False, True]), (-1.0, [True, False])):
-        given = log_probs, torch.tensor([advantage]), torch.ones(1, 2)
-        found = policy_gradient_loss(*given, old_log_probs=old, epsilon=0.2)
-        assert (torch.autograd.grad(found["loss"], log_probs)[0] != 0).tolist() == [learns]
-        assert float(found["clipped_share"]) == 0.5
-
-
 def test_penalty_estimates_kl_and_has_the_gradient_of_the_reverse_kl():
     """The mean over tokens is KL(p, p_ref); the mean of the gradients is that of KL(p_ref, p)."""
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64).requires_grad_()

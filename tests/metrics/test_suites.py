@@ -12,16 +12,7 @@ from hf_captionrl.metrics import bleu, caption_diversity, cider_d, exact_interva
 from hf_captionrl.metrics.bootstrap import leave_one_out
 from hf_captionrl.metrics.caption_checks import EMPTY_CAPTION
 from hf_captionrl.metrics.columns import SUITES, TABLE
-from hf_captionrl.metrics.suites import (
-    SuiteRow,
-    decoding_suite,
-    discritune_suite,
-    diversity_at_cider_d,
-    ndlb_suite,
-    sle_suite,
-    smile_suite,
-    tradeoff_points,
-)
+from hf_captionrl.metrics.suites import SuiteRow, diversity_at_cider_d, suite
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
 from tests.tolerances import close, within
@@ -59,12 +50,12 @@ def hit(caption, images):
 
 
 def test_smile_returns_details_only_on_request():
-    row = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN)
+    row = suite("smile", CAPTIONS, references=REFERENCES, **SEEN, **KNOWN)
     numbers = "length lexical_diversity pool_recall_at_1 pool_recall_at_5 rd100_recall_at_1 rd100_recall_at_5".split()
     numbers += ["clip_score", "cider_d", "hallucination", "fact_recall"]
     expected = {*numbers, *(f"{key}_ci{end}" for key in numbers for end in ("", "_method")), "empty_captions", "ranks"}
     assert set(row) == expected | {"perplexity", "perplexity_reason"}
-    detailed = smile_suite(CAPTIONS, references=REFERENCES, **SEEN, **KNOWN, details=True)
+    detailed = suite("smile", CAPTIONS, references=REFERENCES, **SEEN, **KNOWN, details=True)
     assert set(detailed) - set(row) == {"per_sample", "groups", "signatures"}
     assert set(detailed["per_sample"]) == set(numbers)
     for key, values in detailed["per_sample"].items():
@@ -90,7 +81,7 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
         assert captions == CAPTIONS
         return {"perplexity": math.exp(nats.sum() / tokens.sum()), "nats": nats, "tokens": tokens, "signature": "s"}
 
-    row = smile_suite(CAPTIONS, perplexity=measure, details=True)
+    row = suite("smile", CAPTIONS, perplexity=measure, details=True)
     value = math.exp(nats.sum() / tokens.sum())
     assert row["perplexity"] == pytest.approx(value)
     assert row["signatures"]["perplexity"] == "s"
@@ -103,7 +94,7 @@ def test_perplexity_has_an_interval_over_captions_and_contributions():
 
 def test_parts_are_counted_by_a_plain_loop():
     parts = {"odd": [i % 2 == 1 for i in range(N)], "few": [i < 7 for i in range(N)], "none": [False] * N}
-    row = smile_suite(CAPTIONS, **SEEN, **KNOWN, parts=parts)
+    row = suite("smile", CAPTIONS, **SEEN, **KNOWN, parts=parts)
     scores = TEXT @ IMAGES.T
     for name in ("odd", "few"):
         found, wrong, claims = [], 0, 0
@@ -169,7 +160,7 @@ def test_intervals_of_spread_and_longest_caption_are_those_of_a_bootstrap():
 def test_bleu_and_its_contributions_equal_a_plain_loop():
     captions = [r[0] if i % 3 else c for i, (c, r) in enumerate(zip(CAPTIONS, REFERENCES, strict=True))][:20]
     references = REFERENCES[:20]
-    row = discritune_suite(captions, references=references, details=True)
+    row = suite("discritune", captions, references=references, details=True)
     value = bleu(captions, references)["bleu_4"]
     assert row["bleu_4"] == pytest.approx(value, rel=1e-12)
 
@@ -185,13 +176,13 @@ def test_bleu_and_its_contributions_equal_a_plain_loop():
 
 
 def test_blocks_drop_the_short_last_one():
-    row = discritune_suite(CAPTIONS, **SEEN, details=True)
+    row = suite("discritune", CAPTIONS, **SEEN, details=True)
     hits = [hit(i, range(100)) for i in range(100)]
     assert row["blocks_recall_at_1"] == pytest.approx(np.mean(hits))
     assert len(row["per_sample"]["blocks_recall_at_1"]) == 100
     other = torch.cat([TEXT[:100], features(30, 9)])
-    assert discritune_suite(CAPTIONS, **SEEN | {"text_features": other})["blocks_recall_at_1"] == np.mean(hits)
-    few = discritune_suite(CAPTIONS[:99], text_features=TEXT[:99], image_features=IMAGES[:99])
+    assert suite("discritune", CAPTIONS, **SEEN | {"text_features": other})["blocks_recall_at_1"] == np.mean(hits)
+    few = suite("discritune", CAPTIONS[:99], text_features=TEXT[:99], image_features=IMAGES[:99])
     assert few["blocks_recall_at_1"] is None
     assert "fewer than 100" in few["blocks_recall_at_1_reason"]
 
@@ -204,17 +195,17 @@ def test_meteor_and_spice_are_values_or_reasons():
     def spice(captions, references):
         raise RuntimeError("not run: there is no Java")
 
-    row = discritune_suite(CAPTIONS, references=REFERENCES, meteor=meteor, spice=spice, details=True)
+    row = suite("discritune", CAPTIONS, references=REFERENCES, meteor=meteor, spice=spice, details=True)
     assert row["meteor"] == 0.5  # METEOR of a corpus is not a mean; the interval is centred on it
     assert row["meteor_ci"][0] < 0.5 < row["meteor_ci"][1]
     assert row["per_sample"]["meteor"].mean() == pytest.approx(0.5)
     assert (row["spice"], row["spice_reason"]) == (None, "there is no Java")
-    assert discritune_suite(CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not requested"
+    assert suite("discritune", CAPTIONS, references=REFERENCES)["meteor_reason"] == "METEOR was not requested"
 
     def low(captions, references):  # METEOR of a corpus is far below the mean of its captions
         return {"meteor": 0.01, "per_sample": np.linspace(0, 1, len(captions))}
 
-    bounds = discritune_suite(CAPTIONS[:3], references=REFERENCES[:3], meteor=low)["meteor_ci"]
+    bounds = suite("discritune", CAPTIONS[:3], references=REFERENCES[:3], meteor=low)["meteor_ci"]
     assert 0.0 == bounds[0] < 0.01 < bounds[1] < 1
 
 
@@ -240,7 +231,7 @@ def test_images_that_share_a_caption():
 
 def test_sle_counts_sets_and_averages_cider_over_the_captions():
     groups = [sentences(5, 300 + i) for i in range(20)]
-    row = sle_suite(groups, references=REFERENCES[:20], details=True)
+    row = suite("sle", groups, references=REFERENCES[:20], details=True)
     words = [" ".join(group).split() for group in groups]
     assert row["div_1"] == pytest.approx(np.mean([len(set(own)) / len(own) for own in words]))
     scores = cider_d(groups, REFERENCES[:20])["per_sample"]
@@ -251,10 +242,10 @@ def test_sle_counts_sets_and_averages_cider_over_the_captions():
     for key in ("div_2", "mbleu_4", "mbleu_4_per_image", "unique_captions"):
         assert row[key] == pytest.approx(whole[key]), key
     assert "per-image" in row["signatures"]["mbleu_4_per_image"]
-    same = sle_suite([[group[0]] * 5 for group in groups])
+    same = suite("sle", [[group[0]] * 5 for group in groups])
     assert same["mbleu_4_per_image"] == close(1.0, dtype="float32")
     assert same["cider_d_reason"] == "no references"
-    row = sle_suite([["a dog", "", "a red cat"], ["a tree", "a house"]], references=REFERENCES[:2], details=True)
+    row = suite("sle", [["a dog", "", "a red cat"], ["a tree", "a house"]], references=REFERENCES[:2], details=True)
     assert (row["empty_captions"], row["captions_per_image"]) == (1, 2.5)
     assert all(len(row["per_sample"][key]) == 2 for key in ("div_1", "cider_d", "mbleu_4_per_image"))
 
@@ -262,34 +253,34 @@ def test_sle_counts_sets_and_averages_cider_over_the_captions():
 def test_ndlb_columns():
     captions = ["a dog"] * 5 + ["a cat"] * 4 + CAPTIONS[9:]
     bags = {3: [[0, 1, 2], [3, 4, 5]], 5: [[0, 1, 2, 3, 4]], 7: []}
-    row = ndlb_suite(captions, references=REFERENCES, **SEEN, bags=bags, details=True)
+    row = suite("ndlb", captions, references=REFERENCES, **SEEN, bags=bags, details=True)
     hits = [hit(i, bag) for bag in bags[3] for i in bag]
     assert row["bag_3_recall_at_1"] == pytest.approx(np.mean(hits))
     assert row["groups"]["bag_3_recall_at_1"].tolist() == [0, 0, 0, 1, 1, 1]
     assert row["bag_7_recall_at_1_reason"] == "no bags of 7 in the data"
     assert row["ndlb_clip_score"] == pytest.approx(float((100 * (TEXT * IMAGES).sum(1)).mean()), rel=1e-5)
-    opposite = ndlb_suite(captions, text_features=-IMAGES, image_features=IMAGES)
+    opposite = suite("ndlb", captions, text_features=-IMAGES, image_features=IMAGES)
     assert opposite["ndlb_clip_score"] == pytest.approx(-100, rel=1e-5)  # not clamped
     counts = {word: sum(c.split().count(word) for c in captions) for c in captions for word in c.split()}
     assert row["vocabulary_size"] == sum(count >= 5 for count in counts.values())
-    assert ndlb_suite(captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" occurs four times
+    assert suite("ndlb", captions[:9])["vocabulary_size"] == 2  # "a" and "dog"; "cat" occurs four times
 
 
-@pytest.mark.parametrize("suite", [smile_suite, discritune_suite, ndlb_suite])
-def test_common_behaviour_of_suites_of_single_captions(suite):
+@pytest.mark.parametrize("name", ["smile", "discritune", "ndlb"])
+def test_common_behaviour_of_suites_of_single_captions(name):
     with pytest.raises(ValueError, match="130 captions but 129 references"):
-        suite(CAPTIONS, references=REFERENCES[:-1])
-    row = suite(["", " ", *CAPTIONS[2:]], references=REFERENCES, **SEEN)
+        suite(name, CAPTIONS, references=REFERENCES[:-1])
+    row = suite(name, ["", " ", *CAPTIONS[2:]], references=REFERENCES, **SEEN)
     assert row["empty_captions"] == 2
     assert row["hallucination_reason"] == "no facts to check captions with"
     for key, value in row.items():
         if key.endswith("_reason"):
             assert row[key.removesuffix("_reason")] is None
             assert value
-    named = suite(CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
-    assert any("scorer:clip@abc,float32" in text for text in named.values())
-    assert not any("scorer:" in text for text in suite(CAPTIONS, **SEEN, details=True)["signatures"].values())
-    bare = suite(CAPTIONS)
+    signatures = suite(name, CAPTIONS, scorer="clip@abc|float32", **SEEN, details=True)["signatures"]
+    assert any("scorer:clip@abc,float32" in text for text in signatures.values())
+    assert not any("scorer:" in text for text in suite(name, CAPTIONS, **SEEN, details=True)["signatures"].values())
+    bare = suite(name, CAPTIONS)
     assert bare["cider_d_reason"] == "no references"
     assert (recalls := [key for key in bare if key.endswith("recall_at_1")])
     reasons = {False: "no scorer", True: "no facts to check captions with"}
@@ -328,23 +319,12 @@ CORPUS = [*FEW_REFERENCES, ["a tree"], ["a bus in the street"]]
 COUNTS = DocumentFrequencies.from_references([list(map(ptb_tokenize, texts)) for texts in CORPUS])
 
 
-def test_each_decoding_method_has_the_numbers_of_the_suite():
-    found = decoding_suite({"rs": VARIED, "bs": SAME}, references=FEW_REFERENCES, frequencies=COUNTS)
-    for how, captions in (("rs", VARIED), ("bs", SAME)):
-        alone = sle_suite(captions, references=FEW_REFERENCES, frequencies=COUNTS)
-        assert {key.removeprefix(f"{how}_"): v for key, v in found.items() if key.startswith(f"{how}_")} == alone
-    assert {"cider_d", "div_1", "div_2", "mbleu_4_per_image"} <= alone.keys()
-    assert found["rs_div_2"] > found["bs_div_2"]
-    assert found["rs_mbleu_4_per_image"] < found["bs_mbleu_4_per_image"]
-    assert found["bs_mbleu_4_per_image"] == pytest.approx(1.0)
-    assert found["rs_cider_d"] < found["bs_cider_d"]
-    assert found["rs_empty_captions"] == 1
-
-
-def test_points_by_temperature():
-    points = tradeoff_points({1.0: VARIED, 0.5: SAME}, references=FEW_REFERENCES, frequencies=COUNTS)
-    assert [point["temperature"] for point in points] == [0.5, 1.0]
-    assert points[0]["div_2"] == sle_suite(SAME)["div_2"]
+def test_varied_samples_are_diverse_and_repeated_ones_are_not():
+    varied, same = (suite("sle", each, references=FEW_REFERENCES, frequencies=COUNTS) for each in (VARIED, SAME))
+    assert varied["div_2"] > same["div_2"]
+    assert varied["mbleu_4_per_image"] < same["mbleu_4_per_image"] == pytest.approx(1.0)
+    assert varied["cider_d"] < same["cider_d"]
+    assert varied["empty_captions"] == 1
 
 
 def point(temperature, cider_d, div_2, mbleu=0.5):

@@ -12,14 +12,7 @@ from recipes import mle_clipcap as recipe
 
 CONFIGS = Path(recipe.__file__).parent / "configs" / "mle_clipcap"
 SHORT = [
-    *(
-        "--max_steps",
-        "12",
-        "--warmup_steps",
-        "2",
-        "--per_device_train_batch_size",
-        "16",
-    ),
+    *"--max_steps 12 --warmup_steps 2 --per_device_train_batch_size 16".split(),
     *("--eval_steps", "6", "--per_device_eval_batch_size", "64", "--generation_max_new_tokens", "10"),
     *("--max_train_images", "32", "--max_eval_images", "8", "--max_test_images", "105"),
     *("--use_cpu", "--disable_tqdm", "true", "--logging_steps", "1"),

@@ -14,6 +14,7 @@ from hf_captionrl.captioners.pipeline import vision_tower_features
 from hf_captionrl.data import load_captions, sample_frames
 from hf_captionrl.metrics.columns import COLUMNS, SAMPLE_COLUMNS
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.trainers import SLEConfig
 from hf_captionrl.utils.model_files import model_path
 from recipes import sle_blip as recipe
 from tests.data.films import make_tgif
@@ -177,7 +178,8 @@ def test_samples_come_from_their_seed_and_leave_the_random_state_alone():
     arguments = SampleArguments(num_samples=3, sample_images=4, sample_temperatures=[0.5])
 
     def samples(seed, **more):
-        sampler = Sampler(test, arguments, seed=seed, batch_size=3, max_new_tokens=8, **more)
+        settings = {"per_device_eval_batch_size": 3, "generation_max_new_tokens": 8, **more}
+        sampler = Sampler(test, arguments, SLEConfig("unused", seed=seed, use_cpu=True, **settings))
         row = sampler.measure("MLE", captioner)
         assert [len(group) for group in sampler.samples["MLE"]] == [3] * 4
         return sampler.samples["MLE"], row
@@ -187,7 +189,7 @@ def test_samples_come_from_their_seed_and_leave_the_random_state_alone():
     torch.manual_seed(5)
     first, row = samples(0)
     assert torch.equal(torch.rand(3), expected)
-    assert samples(0, cache_features=True) == (first, row)
+    assert samples(0, freeze_vision_tower=True, cache_image_features=True) == (first, row)
     assert samples(1)[0] != first
     assert {column.key for column in SAMPLE_COLUMNS if not column.key.startswith("equal_cider_")} <= row.keys()
 

@@ -114,19 +114,9 @@ def test_files_of_instructions(tmp_path):
         found = load_instructions(tmp_path / f"rows.{ending}", exclude=[format_prompt("Say bye.")])
         prompts = ["Instruction: Add.\nInput: 1 and 2\nAnswer:\n", "Instruction: Say hello.\nAnswer:\n"]
         assert (found["prompt"][:], found["completion"][:]) == (prompts, ["3", "Hello"])
-
-
-BAD_INSTRUCTIONS = {
-    "column 'output'": '{"instruction": "a", "answer": "b"}',
-}
-
-
-@pytest.mark.parametrize("message", BAD_INSTRUCTIONS)
-def test_bad_instructions(message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text(BAD_INSTRUCTIONS[message])
-    with pytest.raises(ValueError, match=message):
-        load_instructions(Path("rows.jsonl"))
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "answer": "b"}')
+    with pytest.raises(ValueError, match="column 'output'"):
+        load_instructions(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize(

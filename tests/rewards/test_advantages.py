@@ -13,38 +13,9 @@ from trl.trainer.utils import nanstd
 from hf_captionrl.rewards import BASELINES, RunningMeanBaseline, WeightedRewards, make_baseline
 from hf_captionrl.rewards.advantages import compute_advantages
 from tests.rewards.conftest import OfContext
-from tests.tolerances import assert_close, close
+from tests.tolerances import close
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [-4.0, -1.0, -1.0]], dtype=torch.float64)
-
-
-def plain(name: str, row: list[float], greedy: float) -> list[float]:
-    mean = sum(row) / len(row)
-    others = [r for other in REWARDS.tolist() if other != row for r in other]
-    return [
-        {
-            "none": reward,
-            "greedy": reward - greedy,
-            "running_mean": reward - 0.75,
-            "running_mean_inclusive": reward - 0.75,
-            "batch_mean": reward - sum(others) / len(others),
-            "leave_one_out": reward - sum(r for k, r in enumerate(row) if k != j) / (len(row) - 1),
-            "group_mean": reward - mean,
-            "group_floor": reward - max(mean, -0.5),
-        }[name]
-        for j, reward in enumerate(row)
-    ]
-
-
-@pytest.mark.parametrize("name", sorted(BASELINES))
-def test_equals_a_plain_loop(name):
-    baseline = make_baseline(name, 3)
-    for mean in (0.5, 1.0):
-        baseline.update(mean)
-    greedy = torch.tensor([0.3, -2.0], dtype=torch.float64)
-    found = baseline(REWARDS, greedy)
-    expected = [plain(name, row, g) for row, g in zip(REWARDS.tolist(), greedy.tolist(), strict=True)]
-    assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -108,20 +79,20 @@ def trl_advantages(rewards: Tensor, weights: list[float], scale_rewards: str) ->
         std = nanstd(total).expand_as(total)
     else:
         std = nanstd(total.view(-1, G), dim=1).repeat_interleave(G, dim=0)
-    found = total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
-    return torch.nan_to_num(found, nan=0.0)
+    advantage = total - mean if scale_rewards == "none" else (total - mean) / (std + 1e-4)
+    return torch.nan_to_num(advantage, nan=0.0)
 
 
 WAYS = ("group", "batch", "none")
 
 
 def test_advantages_equal_those_of_trl(rollouts):
-    found = []
+    advantage = []
     for scale in WAYS:
-        found.append(advantages(rollouts, scale_rewards=scale))
+        advantage.append(advantages(rollouts, scale_rewards=scale))
         expected = trl_advantages(VALUES, WEIGHTS, scale)
-        assert found[-1] == close(expected.tolist(), dtype="float32")  # TRL's deviations are rounded to fp32
-    for one, other in itertools.combinations(found, 2):  # negative control
+        assert advantage[-1] == close(expected.tolist(), dtype="float32")  # TRL's deviations are rounded to fp32
+    for one, other in itertools.combinations(advantage, 2):  # negative control
         assert max(abs(a - b) for a, b in zip(one, other, strict=True)) > 0.1
 
 
@@ -238,10 +209,10 @@ def test_a_caption_without_a_reward_leaves_every_baseline(rollouts, names, scale
 def test_missing_rewards_count_as_in_trl(rollouts, scale):
     for seed in range(6):
         values = missing(seed, B * G)
-        found = with_greedy(rollouts, values, values[:B], ["group_mean"] * 2, scale_rewards=scale)
+        advantage = with_greedy(rollouts, values, values[:B], ["group_mean"] * 2, scale_rewards=scale)
         expected = trl_advantages(values, WEIGHTS, scale).tolist()
         # TRL's deviations of what is nearly equal are rounded to fp32
-        assert found == close(expected, dtype="float32", magnitude=max(map(abs, expected)))
+        assert advantage == close(expected, dtype="float32", magnitude=max(map(abs, expected)))
 
 
 def test_the_example_of_two_captions_without_a_reward(rollouts):
@@ -265,9 +236,3 @@ def test_a_reward_without_a_number_leaves_the_running_mean(rollouts):
     context = rollouts.context(["c"] * (B * G), list(range(B)))
     assert compute_advantages(rewards, used, "none", context, None, lambda rows: rows)[0].tolist() == [1.0] * (B * G)
     assert used["running_mean"].state_dict() == {"mean": 0.0, "number": 0}
-
-
-def test_equal_rewards_give_no_gradient(rollouts):
-    equal = torch.full((8, 2), 0.25, dtype=torch.float64)
-    for scale in ("group", "batch"):
-        assert advantages(rollouts, values=equal, scale_rewards=scale) == [0.0] * 8

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from hf_captionrl.experimental.claim_rewards import (
-    CheckedCaption,
-    ClaimReward,
-)
+from hf_captionrl.experimental.claim_rewards import CheckedCaption, ClaimReward
 from hf_captionrl.rewards import LengthPenalty
 from hf_captionrl.scenes import Facts, check, full_caption
 from hf_captionrl.scenes.truth_checker import mark_caption

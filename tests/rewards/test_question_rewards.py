@@ -65,8 +65,8 @@ ANSWERED = [
 
 @pytest.mark.parametrize(("caption", "facts", "expected"), ANSWERED, ids=[case[0] for case in ANSWERED])
 def test_answers_are_what_the_caption_claims(caption, facts, expected):
-    found = answered(caption, facts)
-    assert {topic: found[topic] for topic in expected} == expected
+    answers = answered(caption, facts)
+    assert {topic: answers[topic] for topic in expected} == expected
 
 
 def test_clips_are_asked_only_what_they_show():

@@ -129,21 +129,6 @@ def test_any_registered_reward_by_name_and_weight(tmp_path):
             only(tmp_path, "retrieval_weight", rewards=[text]).check()
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"reward_kind": "logit"}, "reward_kind"),
-        ({"bank_size": 1}, "bank_size"),
-        ({"distance": "hamming"}, "distance"),
-        ({"cider_weight": -1}, "cider_weight"),
-        ({"retrieval_weight": 0.0, "length_weight": 1.0}, "retrieval_weight"),
-    ],
-)
-def test_values_that_are_refused(tmp_path, settings, named):
-    with pytest.raises(ValueError, match=named):
-        SelfRetrievalConfig(str(tmp_path), use_cpu=True, **settings)
-
-
 def fixed(values, name="fixed"):
     return OfContext(lambda context: values, name)
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.pipeline import generate_captions
 from hf_captionrl.metrics import caption_perplexity, self_retrieval
-from hf_captionrl.metrics.suites import smile_suite
+from hf_captionrl.metrics.suites import suite
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.scenes import bags, check, load_scenes
 from hf_captionrl.utils.model_files import model_path
@@ -44,7 +44,7 @@ def test_held_out_scorer_finds_images_by_full_captions_and_half_of_them_by_refer
 def test_captioners_are_generic_and_seldom_wrong(test_split, name):
     captioner = load_captioner(model_path(f"scenes:{name}"), dtype=torch.float32)
     captions = generate_captions(captioner, list(test_split["image"]), batch_size=250, num_beams=1, max_new_tokens=30)
-    row = smile_suite(captions, facts=list(test_split["facts"]), check=check)
+    row = suite("smile", captions, facts=list(test_split["facts"]), check=check)
     references = np.mean([len(c.split()) for group in test_split["captions"] for c in group])
     assert 0.65 <= row["length"] / references <= 1.35
     assert row["fact_recall"] <= 0.5

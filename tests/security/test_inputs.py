@@ -159,8 +159,8 @@ def test_addresses_and_members_of_archives_are_never_opened(source, name, world)
     assert found[1]["image"] == {"bytes": None, "path": name}
     if name.startswith("zip://1.png"):
         assert datasets.Image().decode_example(found[1]["image"]).size == (12, 10)  # the control
-    good, report = check_captions(found, max_bad_fraction=0.5)
-    assert [entry.reason for entry in report.entries] in (["image_remote"], ["image_not_found"])
+    good, entries = check_captions(found, max_bad_fraction=0.5)
+    assert [entry.reason for entry in entries] in (["image_remote"], ["image_not_found"])
     assert len(good) == 1
 
 
@@ -245,9 +245,9 @@ def test_bombs_among_the_rows_are_left_out_and_said(tmp_path):
     (folder / "4.png").write_bytes(TOO_LARGE["png"])
     (folder / "5.png").write_bytes(png_with(TEXTS["zTXt"])[:-30])
     found = load_captions("imagefolder", data_dir=folder, split_fractions=(1, 0, 0))
-    good, report = check_captions(found, max_bad_fraction=0.5)
+    good, entries = check_captions(found, max_bad_fraction=0.5)
     assert len(good) == 4
-    assert {entry.image_id for entry in report.entries} == {"4.png", "5.png"}
+    assert {entry.image_id for entry in entries} == {"4.png", "5.png"}
 
 
 TOKEN, KEY, PASSWORD = "hf_" + "Q" * 34, "sk-very-secret-key", "a-password-of-somebody"

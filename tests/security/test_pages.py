@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
-from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.truematch.review import TEMPLATES as REVIEW
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, Mark, render_html, write_gallery
 from hf_captionrl.hub.cards import render_model_card
@@ -86,7 +85,7 @@ def review(folder):
 def album_report(folder):
     images = [AlbumImage(text, text, old=text[::-1], rank=2, confused_with=(0,)) for text in TEXTS]
     found = Album(images, len(TEXTS), shared={text: (text,) for text in TEXTS})
-    return write_report(folder / "page.html", found, [PICTURE] * len(TEXTS), title=TEXTS[0])
+    return found.to_html(folder / "page.html", [PICTURE] * len(TEXTS), title=TEXTS[0])
 
 
 def model_card(folder):

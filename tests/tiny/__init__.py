@@ -71,19 +71,6 @@ def wordpiece_tokenizer(extra: tuple[str, ...] = ("[DEC]", "[ENC]")) -> Any:
     return tokenizer
 
 
-def wordlevel_tokenizer() -> Any:
-    """One word, one id; no special tokens but [PAD], [UNK], [BOS], [EOS]."""
-    special = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"]
-    tokenizer = Tokenizer(
-        models.WordLevel({token: i for i, token in enumerate([*special, *WORDS])}, unk_token="[UNK]")
-    )
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", bos_token="[BOS]", eos_token="[EOS]"
-    )
-
-
 def byte_tokenizer(words: Iterable[str], first: Iterable[str] = (), last: Iterable[str] = ()) -> Tokenizer:
     """Bytes and a few words, and special tokens before and after them."""
     tokens = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())]

@@ -17,12 +17,7 @@ from transformers import TrainerCallback, TrainingArguments
 from hf_captionrl import pipeline
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.data import open_image
-from hf_captionrl.trainers.checkpoints import (
-    PARTIAL,
-    ExactResumeArguments,
-    ExactResumeTrainer,
-    data_digest,
-)
+from hf_captionrl.trainers.checkpoints import PARTIAL, ExactResumeArguments, ExactResumeTrainer, data_digest
 from hf_captionrl.trainers.publishing import RUN_FILE, read_run, write_run
 from tests.processes import run_in_processes
 from tests.trainers import test_reward_functions as rewarding

@@ -165,16 +165,17 @@ def test_settings_that_contradict_early_evaluations_are_refused(tmp_path, settin
 
 
 @pytest.mark.slow
-def test_of_twenty_controls_at_most_three_replace_the_start(tmp_path, scorer):
-    """Further steps of maximum likelihood from a trained captioner, on other scenes with other seeds; 3 or fewer of 20 fit 5 %."""
+@pytest.mark.timeout(1800)
+def test_of_twenty_controls_at_most_two_replace_the_start(tmp_path, scorer):
+    """Further steps of maximum likelihood from a trained captioner; with 5 %, 3 or more of 20 have a probability of 0.08."""
     data = load_scenes(num_train=2560, num_validation=300, num_test=0)
     settings = {"learning_rate": 2e-4, "num_train_epochs": 1, "per_device_eval_batch_size": 300, "max_steps": -1}
     settings |= {"optim": "adamw_torch", "generation_max_new_tokens": 30, "per_device_train_batch_size": 64}
     settings |= {"early_evaluations": [320, 640, 960, 1280, 1920], "cache_image_features": True, "mle_weight": 1.0}
     replaced = 0
-    for seed in range(20):
+    for seed in range(100, 120):
         config = SmileConfig(str(tmp_path / str(seed)), **{**SETTINGS, **settings, "seed": seed})
         trainer = SmileTrainer("scenes:clipcap-mle", config, data["train"], data["validation"], scorer=scorer)
         trainer.train()
         replaced += not trainer.selection["start"]["delivered"]
-    assert replaced <= 3
+    assert replaced <= 2

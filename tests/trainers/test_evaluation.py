@@ -69,8 +69,8 @@ def test_cider_d_selects_where_it_is_named_and_skips_images_without_captions(tmp
     )
     data = Dataset.from_list(rows, features=scenes["validation"].features)
     metrics, captions = trainer.evaluate(data), trainer.generate_captions(data)
-    kept = [index for index in range(len(rows)) if index != 1]
-    expected = cider_d([captions[i] for i in kept], [rows[i]["captions"] for i in kept])
+    referenced = [index for index in range(len(rows)) if index != 1]
+    expected = cider_d([captions[i] for i in referenced], [rows[i]["captions"] for i in referenced])
     assert metrics["eval_cider_d"] == pytest.approx(expected["cider_d"], rel=1e-12)
     trainer.train()
     assert trainer.state.best_metric == trainer.evaluate()["eval_cider_d"]
@@ -113,6 +113,13 @@ def test_several_evaluation_sets_have_names(tmp_path, scenes):
     assert metrics["eval_a_length"] == alone["eval_length"]
     assert trainer.evaluate("b")["eval_loss"] == pytest.approx(metrics["eval_b_loss"], rel=1e-6)
     assert "eval_c_loss" in trainer.evaluate({"c": a})
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_memory_metrics_of_evaluations(tmp_path, scenes, skips):
+    trainer = tiny_trainer(tmp_path, scenes, skip_memory_metrics=skips)
+    assert ("eval_mem_cpu_alloc_delta" in trainer.evaluate(scenes["validation"])) != skips
+    assert ("test_mem_cpu_alloc_delta" in trainer.predict(scenes["validation"]).metrics) != skips
 
 
 def test_compute_metrics_gets_captions_and_references(tmp_path, scenes):
@@ -194,10 +201,10 @@ def test_a_trial_resumes_from_the_checkpoint_that_ray_passes(tmp_path, scenes, s
 
 def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
     seeds = iter([0, 0, 1])
-    given = {"model_init": lambda: tiny_captioner("blip", seed=next(seeds))}
-    given["peft_config"] = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query")
+    arguments = {"model_init": lambda: tiny_captioner("blip", seed=next(seeds))}
+    arguments["peft_config"] = LoraConfig(r=2, target_modules=r"text_decoder\.bert\..*\.query")
     cache = {"cache_image_features": True, "feature_cache_dir": str(tmp_path / "cache")}
-    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments=given, **cache)
+    trainer = tiny_trainer(tmp_path, scenes, trainer_arguments=arguments, **cache)
     trainer.train()
     first, features = weights(trainer), trainer.train_dataset[0]["image_features"]
     trainer.train()
@@ -210,9 +217,9 @@ def test_model_init_resets_adapter_and_cached_features(tmp_path, scenes):
 
 def test_model_and_model_init_exclude_each_other(tmp_path, scenes):
     optimizer, new = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1), lambda: tiny_captioner("blip")
-    for given in ({"model": new(), "model_init": new}, {"model_init": new, "optimizers": (optimizer, None)}):
+    for arguments in ({"model": new(), "model_init": new}, {"model_init": new, "optimizers": (optimizer, None)}):
         with pytest.raises(ValueError, match="model_init"):
-            tiny_trainer(tmp_path, scenes, trainer_arguments=given)
+            tiny_trainer(tmp_path, scenes, trainer_arguments=arguments)
 
 
 @pytest.mark.parametrize("kind", KINDS)

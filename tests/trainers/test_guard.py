@@ -53,8 +53,8 @@ def test_a_guard_trips_when_the_window_is_full():
         logged = guard.observe([HACKED, GOOD])
         assert guard.reason is None
     assert logged["guard/degenerate"] == 0.5
-    guard.observe([GOOD, HACKED])
-    assert all(part in guard.reason for part in ("degenerate is 0.5", "max_degenerate=0.1", HACKED, "3 steps"))
+    guard.observe([GOOD])  # the example is that of another step
+    assert all(part in guard.reason for part in ("degenerate is 0.333", "max_degenerate=0.1", HACKED, "3 steps"))
     for _ in range(3):
         guard.observe([GOOD])
     assert guard.reason is None
@@ -65,7 +65,7 @@ RULES = {
     "max_degenerate": ({"captions": [LOOP]}, LOOP),
     "max_length_growth": ({"captions": [LONG, "a cat"]}, LONG),
     "min_distinct": ({"captions": ["a cat a cat a cat"]}, "a cat a cat"),
-    "max_clipped_ratio": ({"captions": ["a dog", "a cat"], "ended": torch.tensor([True, False])}, "a cat"),
+    "max_clipped_ratio": ({"captions": ["a dog", "a red cat"], "ended": torch.tensor([True, False])}, "a red cat"),
     "max_truncated_by_scorer": ({"captions": ["a cat"], "truncated_by_scorer": 0.5}, "a cat"),
     "max_gap_growth": ({"captions": ["a cat", "a red dog"], "reward": 0.7, "held_out_scorer": 0.3}, "a red dog"),
 }

@@ -27,7 +27,7 @@ def trainer(tmp_path_factory):
 
 def test_rewards_equal_a_loop(trainer, scorer):
     """Log-softmax of each caption's target among the candidates, one caption at a time."""
-    images = scorer.image_features([open_image(row["image"]) for row in trainer.caption_data])
+    images = scorer.image_features([open_image(row["image"]) for row in trainer.image_rows])
     expected = []
     for index, caption in enumerate(CAPTIONS):
         similarities = scorer.text_features([caption])[0] @ images.T * scorer.logit_scale
@@ -54,7 +54,7 @@ def test_ends_and_masks(trainer):
     assert context.mask.tolist() == [[True, True, True, False], [True] * 4]
     assert context.ended.tolist() == [True, False]
     assert context.rows.tolist() == [3]
-    assert context.references == [list(trainer.caption_data[3]["captions"])]
+    assert context.references == [list(trainer.image_rows[3]["captions"])]
 
 
 @pytest.mark.parametrize(("accumulation", "generations", "iterations"), [(4, 2, 1), (2, 4, 3)])
@@ -82,7 +82,7 @@ def test_two_steps_move_the_parameters(tmp_path):
     trainer.model.register_forward_pre_hook(lambda m, args, given: seen.append(given), with_kwargs=True)
     trainer.train()
     # The policy gets the images as its processor prepares them.
-    images = [open_image(row["image"]) for row in trainer.caption_data]
+    images = [open_image(row["image"]) for row in trainer.image_rows]
     own = trainer.processing_class.image_processor(images=images, return_tensors="pt")["pixel_values"]
     rows = [[i for i, image in enumerate(own) if torch.equal(image, row)] for row in seen[-1]["pixel_values"]]
     assert all(len(found) == 1 for found in rows)
@@ -94,11 +94,22 @@ def test_two_steps_move_the_parameters(tmp_path):
     assert 0 <= logged["recall_at_1"] <= 1
 
 
+@pytest.mark.parametrize("differs", [True, False])
+def test_equal_rewards_are_named(tmp_path, caplog, differs):
+    def reward(completions, **kwargs):
+        return [float(differs * number) for number in range(len(completions))]
+
+    settings = {"per_device_train_batch_size": 16, "max_steps": 1, "learning_rate": 1e-12}
+    make_trainer(str(tmp_path), trainer_arguments={"reward_funcs": [reward]}, **settings).train()
+    assert ("All advantages are 0" in caplog.text) != differs
+    assert ("Use a higher learning_rate" in caplog.text) == differs
+
+
 def test_rewards_are_weighted_and_logged(tmp_path):
     trainer = make_trainer(str(tmp_path), per_device_train_batch_size=16, cider_weight=0.5, max_steps=1)
     assert trainer.reward_func_names == ["self_retrieval", "cider"]
     assert trainer.reward_weights.tolist() == [1.0, 0.5]
-    references = [max(trainer.caption_data[index // 2]["captions"], key=len) for index in range(16)]
+    references = [max(trainer.image_rows[index // 2]["captions"], key=len) for index in range(16)]
     values = rewards_of(trainer, references)
     assert values.shape == (16, 2)
     assert (values[:, 1] > 0).all()  # a reference matches itself
@@ -183,7 +194,7 @@ def test_evaluation_outside_a_run(tmp_path):
     metrics = trainer.evaluate(trainer.train_dataset.select([5, 2, 7]))
     assert [sorted(mark) for mark in marks] == [[102, 105, 107]]
     assert metrics["eval_reward"] == pytest.approx((105 + 102 + 107) / 3)
-    for rows in (trainer.caption_data, trainer.caption_data.remove_columns("image")):
+    for rows in (trainer.image_rows, trainer.image_rows.remove_columns("image")):
         with pytest.raises(ValueError, match="train_dataset"):
             trainer.evaluate(rows)
     with pytest.raises(ValueError, match="train_dataset is missing"):

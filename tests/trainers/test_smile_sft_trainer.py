@@ -14,12 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from hf_captionrl.losses import IGNORE_INDEX
 from hf_captionrl.trainers import SmileSFTConfig, SmileSFTTrainer
-from hf_captionrl.trainers.trl_smile_sft import (
-    document_ids,
-    find_segments,
-    logit_factors,
-    sentence_ends,
-)
+from hf_captionrl.trainers.trl_smile_sft import document_ids, find_segments, logit_factors, sentence_ends
 from tests.tolerances import assert_close
 from tests.trainers.conftest import ROWS
 from tests.trainers.one_step import bits, different

@@ -9,7 +9,6 @@ from hf_captionrl.data import CaptionDataset
 from hf_captionrl.losses import smile_loss
 from hf_captionrl.trainers import SmileConfig, SmileObjective, SmileTrainer
 from hf_captionrl.trainers.publishing import read_run
-from tests.tiny import tiny_captioner
 from tests.tolerances import assert_close, resolution
 from tests.trainers.one_step import bits, different
 
@@ -49,19 +48,6 @@ def test_one_step_equals_a_plain_loop(tmp_path, scenes, mle_weight):
     assert_one_plain_step(trained, plain.model, total / count, ulps=64)
 
 
-@pytest.mark.parametrize("family", ["git", "vit-gpt2"])
-def test_gradient_of_other_families_does_not_depend_on_micro_batches(tmp_path, scenes, family):
-    def trained(folder, **split):
-        settings = {"learning_rate": 1.0, "freeze_vision_tower": False, **split}
-        return weights(train(tmp_path / folder, scenes["train"], captioner=tiny_captioner(family), **settings))
-
-    before = dict(tiny_captioner(family).model.named_parameters())
-    whole = trained("whole", per_device_train_batch_size=16)
-    split = trained("split", per_device_train_batch_size=4, gradient_accumulation_steps=4)
-    assert largest_difference(whole, split) < resolution(1, ulps=64)
-    assert largest_difference(whole, before) > 1e-3
-
-
 def test_averaging_per_micro_batch_changes_the_gradient(tmp_path, scenes, whole_batch, monkeypatch):
     """Negative control: dividing by the tokens of each micro-batch changes the gradient."""
     monkeypatch.setattr(
@@ -94,14 +80,6 @@ def test_cached_image_features_change_nothing(tmp_path, scenes, whole_batch, mon
     # A second run of three epochs encodes nothing.
     train(tmp_path / "b", scenes["train"], per_device_train_batch_size=8, **{**settings, "max_steps": 6})
     assert sum(encoded) == 16
-
-
-def test_frozen_tower_is_unchanged_and_the_rest_trains(whole_batch):
-    before = dict(captioner().model.named_parameters())
-    moved = {name for name in whole_batch if not torch.equal(whole_batch[name], before[name])}
-    assert moved
-    assert not any("vision_model" in name for name in moved)
-    assert {name for name in whole_batch if "text_decoder" in name} == moved
 
 
 class Spy(SmileTrainer):

@@ -5,12 +5,7 @@ import torch
 from PIL import Image
 
 from hf_captionrl.data.columns import VIDEO_FRAMES
-from hf_captionrl.trainers import (
-    CaptionRLConfig,
-    CaptionRLTrainer,
-    SmileConfig,
-    SmileTrainer,
-)
+from hf_captionrl.trainers import CaptionRLConfig, CaptionRLTrainer, SmileConfig, SmileTrainer
 from tests.data.photos import embedded
 from tests.tiny import tiny_captioner
 from tests.trainers.one_step import PLAIN_SGD, tiny_trainer, weights

@@ -11,11 +11,8 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch import nn
 
 from hf_captionrl.captioners import Captioner, both_lora, language_lora, load_captioner, vision_lora
-from hf_captionrl.trainers import (
-    SmileConfig,
-    SmileTrainer,
-)
-from hf_captionrl.trainers.policy import refuse_trainable_16_bit
+from hf_captionrl.trainers import SmileConfig, SmileTrainer
+from hf_captionrl.trainers.policy import require_fp32
 from hf_captionrl.utils.model_files import model_path
 from tests.tiny import tiny_blip, tiny_captioner, tiny_captions, tiny_clipcap, tiny_images, tiny_vit_gpt2
 from tests.tiny.chat import tiny_chat
@@ -157,17 +154,17 @@ def test_master_copies_and_quantised_weights_are_not_refused(tmp_path, monkeypat
             self.adapter = nn.Parameter(torch.zeros(4))
 
     config = SmileConfig(str(tmp_path), use_cpu=True, bf16=True)
-    refuse_trainable_16_bit(Quantised(), config)
+    require_fp32(Quantised(), config)
     low = nn.Linear(2, 2, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="2 of 2 trainable weights"):
-        refuse_trainable_16_bit(low, config)
+        require_fp32(low, config)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    refuse_trainable_16_bit(low, config)  # accelerate keeps the shards in fp32 in mixed precision
+    require_fp32(low, config)  # accelerate keeps the shards in fp32 in mixed precision
     with pytest.raises(ValueError, match="trainable weights"):
-        refuse_trainable_16_bit(low, SmileConfig(str(tmp_path), use_cpu=True))
+        require_fp32(low, SmileConfig(str(tmp_path), use_cpu=True))
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
     config.deepspeed_plugin = object()
-    refuse_trainable_16_bit(low, config)
+    require_fp32(low, config)
 
 
 @pytest.mark.parametrize(("bf16", "error"), [(False, 0.01), (True, 0.01), (True, 0.1)])

@@ -1,10 +1,5 @@
 """Parts on a Ray cluster of two nodes, one of whose actors is killed."""
 
-import functools
-import json
-import os
-from pathlib import Path
-
 import pytest
 
 from hf_captionrl.cli import main
@@ -12,9 +7,7 @@ from hf_captionrl.evaluation.caption_files import read_caption_file
 from hf_captionrl.scenes import load_scenes
 from hf_captionrl.utils.options import EngineOptions
 from hf_captionrl.utils.parts import read_parts
-from tests.tiny import write_captions
 from tests.trainers.test_evaluation import searching
-from tests.utils import dying
 from tests.utils.toy import Squares, expected, pids, run, two_nodes
 
 
@@ -46,63 +39,27 @@ def test_actor_that_always_dies_stops_the_run_and_the_same_command_resumes(clust
     assert list(read_parts(tmp_path / "out")) == expected(23, 12)
 
 
-IMAGES = ["--max_images", "6", "--batch_size", "2"]
-SCORER = ["--scorer", "scenes:clip-reward", "--cache_dir", "cache"]
-
-
-def caption(output, *engine):
-    """Sampled captions by image."""
-    few = ["caption", "scenes:blip-mle", "--dataset", "scenes", *IMAGES, "--do_sample"]
-    assert main([*few, "--output", output, *engine]) == 0
-    return list(read_caption_file(output).captions.items())
-
-
-def evaluate(output, *engine):
-    """The whole table of results, numbers and intervals."""
-    few = ["--dataset", "scenes", "--max_images", "6", "--suite", "smile", "--language_model", "none", *SCORER]
-    files = ["--captions", "full.jsonl", "generic.jsonl", "--output_dir", output]
-    engine = engine if "ray" in engine else ()  # without an engine there are no shards
-    assert main(["evaluate", *few, *files, *engine]) == 0
-    return json.loads(Path(output, "comparison.json").read_text())["tables"]
-
-
-@pytest.fixture
-def folders(tmp_path):
-    """Working directories of one process and of a cluster, with two files of captions of the same six images."""
-    rows = load_scenes(num_train=0, num_validation=0)["test"].select(range(6))
-    for folder in (tmp_path / "one", tmp_path / "ray"):
-        folder.mkdir()
-        for file, texts in (("full", rows["full_caption"][:]), ("generic", ["an animal"] * 6)):
-            write_captions(folder / f"{file}.jsonl", rows["image_id"], texts)
-    return tmp_path / "one", tmp_path / "ray"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "make_part", "place"),
-    [
-        (caption, dying.DyingCaptions, "cli.caption.CaptionParts"),
-        (evaluate, dying.DyingFeatures, "cli.evaluate.FeatureParts"),
-    ],
-)
-def test_killed_actor_with_a_real_model_loses_and_repeats_no_row(
-    cluster, folders, monkeypatch, command, make_part, place
-):
-    monkeypatch.chdir(folders[0])
-    one = command("out", "--processes", "1", "--rows_per_shard", "2")
-    monkeypatch.chdir(folders[1])
-    notes = folders[1] / "notes"
-    notes.mkdir()
-    monkeypatch.setattr(f"hf_captionrl.{place}", functools.partial(make_part, notes=notes, kill_at=3))
-    # A repeated command finds its parts or its cache.
-    for _ in range(2):
-        assert command("out", "--engine", "ray", "--address", cluster, "--rows_per_shard", "2") == one
-    assert len(pids(notes, "killed")) == 1
-    assert len(pids(notes, "loaded")) >= 2
-    assert not pids(notes, "loaded") & {os.getpid()}
-    if command is caption:
-        ids = [row["image_id"] for row in read_parts("out")]
-        assert len(ids) == len(set(ids)) == 6
+def test_sampled_captions_of_a_cluster_equal_those_of_one_process(cluster, tmp_path, monkeypatch):
+    few = [
+        "caption",
+        "scenes:blip-mle",
+        "--dataset",
+        "scenes",
+        "--max_images",
+        "6",
+        "--batch_size",
+        "2",
+        "--do_sample",
+    ]
+    captions = []
+    for name, engine in (("one", ["--processes", "1"]), ("ray", ["--engine", "ray", "--address", cluster])):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)  # where the actors start, too
+        assert main([*few, "--output", "out", "--rows_per_shard", "2", *engine]) == 0
+        captions.append(read_caption_file("out").captions)
+    assert captions[0] == captions[1]
+    assert len(captions[0]) == 6
 
 
 @pytest.mark.slow

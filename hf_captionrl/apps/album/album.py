@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,16 @@ from hf_captionrl.apps.album.sources import opened_chunks, read_images
 from hf_captionrl.captioners.captioner import Captioner
 from hf_captionrl.captioners.language_models import BackendError, EndpointCaptioner
 from hf_captionrl.captioners.prompts import forbidden_tokens, prompt_without
+from hf_captionrl.data import ImageError, open_image
+from hf_captionrl.evaluation.pages import embedded_image, render_html
 from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval import FeatureCache, Scorer
 from hf_captionrl.retrieval.ranking import unit_rows
 from hf_captionrl.utils.io import atomic_write_text, csv_cell, write_jsonl
 from hf_captionrl.utils.parts import seed_of_batch
+
+_SIDE = 512  # longest side of a picture on the page
+_MOST_PICTURES = 2000
 
 # --- The result ------------------------------------------------------------------------------------------------------
 
@@ -138,14 +144,28 @@ class Album:
         """Write one JSON object per image."""
         return write_jsonl(path, self.rows())
 
+    def to_html(self, path: str | os.PathLike[str], images: Sequence[Any], *, title: str = "Album") -> Path:
+        """Write a page without a server, which has every caption and pictures of the first `images`. Every text is escaped."""
+        pictures: dict[int, dict[str, Any]] = {}
+        for row in range(min(len(images), _MOST_PICTURES)):
+            with suppress(ImageError):
+                if self.images[row].unreadable is None:
+                    picture = open_image(images[row]).copy()
+                    picture.thumbnail((_SIDE, _SIDE))
+                    pictures[row] = embedded_image(picture)
+        left_out = max(0, len(images) - _MOST_PICTURES)
+        shown: dict[str, Any] = {"title": title, "summary": self.summary(), "left_out": left_out, "rows": self.rows()}
+        page = render_html(Path(__file__).parent / "templates", "album", **shown, pictures=pictures)
+        return atomic_write_text(path, page)
+
 
 # --- The steps -------------------------------------------------------------------------------------------------------
 
 
 def describe_album(
     images: Sequence[Any],
-    captioner: Captioner | None,
-    scorer: Scorer,
+    captioner: Captioner | Callable[[Sequence[int], Sequence[str]], list[list[str]]] | None,
+    scorer: Scorer | None,
     *,
     captions: Sequence[Sequence[str] | str] | None = None,
     image_ids: Sequence[str] | None = None,
@@ -153,6 +173,7 @@ def describe_album(
     settings: AlbumSettings | None = None,
     cache: FeatureCache | None = None,
     skip_unreadable: bool = False,
+    edited: Mapping[int, str] | None = None,
     **changes: Any,
 ) -> Album:
     """Caption every image of a set so that its caption is true of it and of no other image.
@@ -164,8 +185,10 @@ def describe_album(
 
     Args:
         images: Anything that `open_image` opens; read one by one.
-        captioner ([`Captioner`], *optional*): Generates candidates; None uses only `captions`.
-        scorer ([`Scorer`]): Compares captions and images.
+        captioner ([`Captioner`], *optional*): Generates candidates; None uses only `captions`. Or a function that returns the
+            candidates of rows of images and hashes of their pixels.
+        scorer ([`Scorer`], *optional*): Compares captions and images. None: the first caption of each image is taken, and images
+            are not opened.
         captions: Existing captions: one, several or none per image.
         image_ids: Names of the images; by default their numbers.
         groups: Name of each image's group, inside which shared phrases are searched; by default the album is one group.
@@ -173,6 +196,7 @@ def describe_album(
         settings ([`AlbumSettings`], *optional*): Number of candidates, constraints, choice.
         cache ([`FeatureCache`], *optional*): Image features of an earlier run.
         skip_unreadable: Whether images that cannot be read are listed in the result instead of raising an `ImageError`.
+        edited: Captions that a person has edited, by row of the album: they stay as they are.
         changes: Fields of [`AlbumSettings`] as keyword arguments, if `settings` is not passed.
 
     Returns:
@@ -190,151 +214,136 @@ def describe_album(
     settings = AlbumSettings(**changes) if settings is None else settings
     check_words(settings)
     texts: Sequence[Sequence[str] | str] = [[]] * len(images) if captions is None else captions
-    existing = [[one] if isinstance(one, str) else list(one) for one in texts]
-    if not images or len(existing) != len(images) or (captioner is None and not any(existing)):
-        raise ValueError(f"{len(images)} images, captions of {len(existing)}. Pass captions of each, or a captioner.")
+    if not images or len(texts) != len(images) or (captioner is None and not any(texts)):
+        raise ValueError(f"{len(images)} images, captions of {len(texts)}. Pass captions of each, or a captioner.")
     ids = [str(i) for i in (range(len(images)) if image_ids is None else image_ids)]
+    groups = [""] * len(images) if groups is None else groups
+    edited = edited or {}
+    lists = (
+        [edited[row]] if row in edited else [one] if isinstance(one, str) else one for row, one in enumerate(texts)
+    )
+    existing = [[text for text in one if text.strip()] for one in lists]
+    compared = ComparedImages(images, scorer, cache, settings.batch_size, skip_unreadable)
+    rows, leader_of = compared.rows, compared.leader_of
 
-    def generate(rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
-        assert captioner is not None
-        return generate_candidates(captioner, images, rows, ids, settings)
+    # The existing captions of each leader and of its copies, and which leaders need candidates.
+    old: list[list[str]] = [[] for _ in rows]
+    for row, leader in leader_of.items():
+        old[leader] += existing[row]
+    by_person = {leader_of[row]: text for row, text in edited.items() if row in leader_of}
+    old = [[by_person[at]] if at in by_person else list(dict.fromkeys(texts)) for at, texts in enumerate(old)]
+    is_fixed = [bool(texts) and (settings.prefer_existing or at in by_person) for at, texts in enumerate(old)]
+    candidates = [texts[:1] if fixed else texts for texts, fixed in zip(old, is_fixed, strict=True)]
+    places = [] if captioner is None else [at for at, fixed in enumerate(is_fixed) if not fixed]
+    for start in tqdm.trange(0, len(places), settings.batch_size, desc="captioning", unit=" batches", disable=None):
+        batch = places[start : start + settings.batch_size]
+        chosen = [rows[at] for at in batch]
+        if isinstance(captioner, Captioner):
+            new = generate_candidates(captioner, images, chosen, ids, settings)
+        else:
+            assert captioner is not None
+            new = captioner(chosen, [compared.keys[at] for at in batch])
+        for at, written in zip(batch, new, strict=True):
+            candidates[at] = list(dict.fromkeys([*written, *old[at]]))
+    candidates = [texts or [""] for texts in candidates]
 
-    return AlbumSteps(
-        images,
-        ids,
-        existing,
-        [""] * len(images) if groups is None else list(groups),
-        settings,
-        scorer,
-        None if captioner is None else generate,
-        cache,
-        skip_unreadable,
-    ).album()
+    shared: dict[str, tuple[str, ...]] = {}
+    if settings.drop_shared:
+        unedited = compared.choose(candidates, replace(settings, max_characters=None, trigger=None))
+        shared = shared_of_groups(unedited, [groups[row] for row in rows], settings.shared_share)
+
+    def worded(row: int, text: str) -> str:
+        phrases = shared.get(groups[row], ())
+        is_plain = not text.strip() or (not phrases and settings.trigger is None)
+        return text if is_plain else drop_shared(text, phrases, trigger=settings.trigger)
+
+    for at, (row, fixed) in enumerate(zip(rows, is_fixed, strict=True)):
+        if at not in by_person:
+            candidates[at] = list(dict.fromkeys(worded(row, text) for text in candidates[at]))
+            candidates[at] = candidates[at] if fixed else shortened(candidates[at], settings)
+    choice = compared.choose(candidates, settings)
+    captions_of: dict[int, str] = {}
+    for row, leader in leader_of.items():
+        first = next(iter(existing[row]), None)
+        if first is not None and row in edited:
+            captions_of[row] = first
+        elif first is not None and settings.prefer_existing:  # copies have their own captions
+            captions_of[row] = worded(row, first)
+        else:
+            captions_of[row] = choice[leader]
+    facts, first_of = compared.facts(captions_of, settings), {row: rows[at] for row, at in leader_of.items()}
+    made = [
+        AlbumImage(
+            image_id,
+            old=next(iter(existing[row]), None),
+            copy_of=None if first_of.get(row, row) == row else first_of[row],
+            unreadable=compared.unreadable.get(row),
+            **{"caption": "", **facts.get(row, {})},
+        )
+        for row, image_id in enumerate(ids)
+    ]
+    number = 1 if scorer is None else len(rows)
+    return Album(made, number, {group: phrases for group, phrases in shared.items() if phrases})
 
 
-@dataclass
-class AlbumSteps:
-    """All steps of [`describe_album`]: the images and their copies, and the choice of captions."""
+class ComparedImages:
+    """The readable images of an album, of which equal ones share a leader, and what a scorer says about captions of them.
 
-    images: Sequence[Any]
-    image_ids: Sequence[str]
-    existing: list[list[str]]
-    groups: Sequence[str]
-    settings: AlbumSettings
-    scorer: Scorer | None  # None: captions are not compared with images, which are not opened
-    generate: (
-        Callable[[Sequence[int], Sequence[str]], list[list[str]]] | None
-    )  # candidates of rows with hashes of pixels
-    cache: FeatureCache | None = None
-    skip_unreadable: bool = False
-    edited: Mapping[int, str] = field(default_factory=dict)  # captions that a person has edited, by row: they stay
+    Without a scorer, the images are not opened, and the first caption of each is as good as any.
+    """
 
-    def __post_init__(self) -> None:
-        texts = ([self.edited[row]] if row in self.edited else texts for row, texts in enumerate(self.existing))
-        self.existing = [[text for text in row if text.strip()] for row in texts]
+    def __init__(
+        self,
+        images: Sequence[Any],
+        scorer: Scorer | None,
+        cache: FeatureCache | None,
+        batch_size: int,
+        skip_unreadable: bool,
+    ) -> None:
+        self.scorer = scorer
         self.unreadable: dict[int, str] = {}
-        if self.scorer is None:
-            self.rows, self.keys = list(range(len(self.images))), [""] * len(self.images)
+        if scorer is None:
+            self.rows, self.keys = list(range(len(images))), [""] * len(images)
             self.leader_of = {row: row for row in self.rows}
             return
-        images = read_images(
-            self.images,
-            self.scorer,
-            cache=self.cache,
-            batch_size=self.settings.batch_size,
-            unreadable=self.unreadable if self.skip_unreadable else None,
-        )
+        unreadable = self.unreadable if skip_unreadable else None
+        facts = read_images(images, scorer, cache=cache, batch_size=batch_size, unreadable=unreadable)
         first_of: dict[str, int] = {}
-        lead = np.array([first_of.setdefault(key, at) for at, key in enumerate(images.keys)])
+        lead = np.array([first_of.setdefault(key, at) for at, key in enumerate(facts.keys)])
         leaders, leader_of = np.unique(lead, return_inverse=True)  # positions among the readable images
-        self.rows = [images.rows[at] for at in leaders.tolist()]  # album rows of the leaders
-        self.keys = [images.keys[at] for at in leaders.tolist()]
-        self.leader_of = dict(zip(images.rows, leader_of.tolist(), strict=True))  # by album row, a number below L
-        self.features = images.features[torch.from_numpy(leaders)]  # (L, D)
+        self.rows = [facts.rows[at] for at in leaders.tolist()]  # album rows of the leaders
+        self.keys = [facts.keys[at] for at in leaders.tolist()]
+        self.leader_of = dict(zip(facts.rows, leader_of.tolist(), strict=True))  # by album row, a number below L
+        self.image_features = facts.features[torch.from_numpy(leaders)]  # (L, D)
 
-    def album(self) -> Album:
-        """Choose a caption for each leader; copies get the same."""
-        settings = self.settings
-        old: list[list[str]] = [[] for _ in self.rows]
-        for row, leader in self.leader_of.items():
-            old[leader] += self.existing[row]
-        by_person = {self.leader_of[row]: text for row, text in self.edited.items() if row in self.leader_of}
-        old = [[by_person[at]] if at in by_person else list(dict.fromkeys(texts)) for at, texts in enumerate(old)]
-        is_kept = [bool(texts) and (settings.prefer_existing or at in by_person) for at, texts in enumerate(old)]
-        candidates = [texts[:1] if keep else texts for texts, keep in zip(old, is_kept, strict=True)]
-        places = [at for at, keep in enumerate(is_kept) if not keep and self.generate is not None]
-        for at, new in zip(places, self._generated(places), strict=True):
-            candidates[at] = list(dict.fromkeys([*new, *old[at]]))
-        candidates = [texts or [""] for texts in candidates]
-        shared: dict[str, tuple[str, ...]] = {}
-        if settings.drop_shared:
-            unedited = self._distinct(candidates, replace(settings, max_characters=None, trigger=None))
-            shared = shared_of_groups(unedited, [self.groups[row] for row in self.rows], settings.shared_share)
-
-        def worded(row: int, text: str) -> str:
-            phrases = shared.get(self.groups[row], ())
-            is_plain = not text.strip() or (not phrases and settings.trigger is None)
-            return text if is_plain else drop_shared(text, phrases, trigger=settings.trigger)
-
-        for at, (row, keep) in enumerate(zip(self.rows, is_kept, strict=True)):
-            if at not in by_person:
-                texts = list(dict.fromkeys(worded(row, text) for text in candidates[at]))
-                candidates[at] = texts if keep else shortened(texts, settings)
-        captions = self._distinct(candidates, settings)
-        texts_of: dict[int, str] = {}
-        for row, leader in self.leader_of.items():
-            own = next(iter(self.existing[row]), None)
-            if own is not None and row in self.edited:
-                texts_of[row] = own
-            elif own is not None and settings.prefer_existing:  # copies have their own captions
-                texts_of[row] = worded(row, own)
-            else:
-                texts_of[row] = captions[leader]
-        number = 1 if self.scorer is None else len(self.rows)
-        return Album(self._judged(texts_of), number, {group: phrases for group, phrases in shared.items() if phrases})
-
-    def _generated(self, places: Sequence[int]) -> list[list[str]]:
-        """Candidates of some leaders, batch by batch."""
-        texts, size = [], self.settings.batch_size
-        for start in tqdm.trange(0, len(places), size, desc="captioning", unit=" batches", disable=None):
-            batch = places[start : start + size]
-            assert self.generate is not None
-            texts += self.generate([self.rows[at] for at in batch], [self.keys[at] for at in batch])
-        return texts
-
-    def _distinct(self, candidates: list[list[str]], settings: AlbumSettings) -> list[str]:
-        """Score the candidates, and assign each leader one; without a scorer, its first."""
-        if self.scorer is None:
-            return [texts[0] for texts in candidates]
-        flat = [text for texts in candidates for text in texts]
-        return distinct_captions(
-            candidates,
-            self._features(flat),
-            self.features,
-            allowed=check_candidates(flat, settings),
-        )
-
-    def _features(self, captions: Sequence[str]) -> Features:
+    def text_features(self, captions: Sequence[str]) -> Features:
         texts, scorer = spoken(captions), self.scorer
         assert scorer is not None
         return lambda rows: scorer.text_features([texts[row] for row in rows.tolist()])
 
-    def _judged(self, texts: Mapping[int, str]) -> list[AlbumImage]:
-        """Compare captions, by row of the album, with the images and with each other."""
-        rows = sorted((row for row, text in texts.items() if text.strip()), key=self.leader_of.__getitem__)
-        flat = [texts[row] for row in rows]
+    def choose(self, candidates: list[list[str]], settings: AlbumSettings) -> list[str]:
+        """One of its candidates for each leader."""
+        if self.scorer is None:
+            return [texts[0] for texts in candidates]
+        flat = [text for texts in candidates for text in texts]
+        allowed = check_candidates(flat, settings)
+        return distinct_captions(candidates, self.text_features(flat), self.image_features, allowed=allowed)
+
+    def facts(self, captions: Mapping[int, str], settings: AlbumSettings) -> dict[int, dict[str, Any]]:
+        """Compare captions, by row of the album, with the images and with each other; blank ones are left out."""
+        rows = sorted((row for row, text in captions.items() if text.strip()), key=self.leader_of.__getitem__)
+        flat = [captions[row] for row in rows]
         results: Sequence[tuple[Any, Any, tuple[int, ...]]] = [(None, None, ())] * len(rows)
         if self.scorer is not None:
             counts = np.bincount(np.array([self.leader_of[row] for row in rows], np.int64), minlength=len(self.rows))
             starts = np.cumsum([0, *counts])
-            results = confusions_of(self._features(flat), starts, unit_rows(self.features).float())
+            results = confusions_of(self.text_features(flat), starts, unit_rows(self.image_features).float())
         holders: dict[str, set[int]] = {}
         for row, text in zip(rows, flat, strict=True):
             holders.setdefault(same_text(text), set()).add(self.leader_of[row])
-        facts: dict[int, dict[str, Any]] = {}
-        fits = meets_constraints(flat, self.settings).tolist()
-        for row, text, (rank, margin, others), is_fit in zip(rows, flat, results, fits, strict=True):
-            facts[row] = {
+        fits = meets_constraints(flat, settings).tolist()
+        return {
+            row: {
                 "caption": text,
                 "rank": rank,
                 "margin": margin if len(self.rows) > 1 else None,
@@ -342,17 +351,8 @@ class AlbumSteps:
                 "confused_with": tuple(self.rows[other] for other in others),
                 "meets_constraints": is_fit,
             }
-        first = {row: self.rows[leader] for row, leader in self.leader_of.items()}
-        return [
-            AlbumImage(
-                image_id,
-                old=next(iter(self.existing[row]), None),
-                copy_of=None if first.get(row, row) == row else first[row],
-                unreadable=self.unreadable.get(row),
-                **{"caption": "", **facts.get(row, {})},
-            )
-            for row, image_id in enumerate(self.image_ids)
-        ]
+            for row, text, (rank, margin, others), is_fit in zip(rows, flat, results, fits, strict=True)
+        }
 
 
 # --- Candidates from beams and samples -------------------------------------------------------------------------------

@@ -35,8 +35,8 @@ class CandidateScores(NamedTuple):
 def score_candidates(features: Features, starts: np.ndarray, images: Tensor) -> CandidateScores:
     """Compare every candidate with all images: `starts` `(M + 1,)`, `images` `(M, D)`."""
     blocks = [
-        (_margins(own, others), 1 + (others >= own[:, None]).sum(1))
-        for _, own, others in _blocks(features, starts, images)
+        (_margins(target, others), 1 + (others >= target[:, None]).sum(1))
+        for _, target, others in _blocks(features, starts, images)
     ]
     margins, ranks = zip(*blocks, strict=True)
     return CandidateScores(torch.cat(margins).numpy(), torch.cat(ranks).numpy())

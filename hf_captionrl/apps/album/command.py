@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from hf_captionrl.apps.album.album import Album, AlbumSteps, generate_candidates
+from hf_captionrl.apps.album.album import Album, describe_album, generate_candidates
 from hf_captionrl.apps.album.options import AlbumOptions, CandidateOptions, check_words
-from hf_captionrl.apps.album.page import write_report
 from hf_captionrl.apps.album.sources import (
     AlbumSource,
     load_album_source,
@@ -31,7 +30,7 @@ from hf_captionrl.apps.album.sources import (
 from hf_captionrl.captioners import load_captioner
 from hf_captionrl.captioners.language_models import EndpointCaptioner, check_address, cost_sentence, default_device
 from hf_captionrl.evaluation.caption_files import table_rows
-from hf_captionrl.retrieval import FeatureCache, Scorer, load_scorer, model_fingerprint
+from hf_captionrl.retrieval import FeatureCache, load_scorer, model_fingerprint
 from hf_captionrl.utils.io import LineFile, atomic_write_bytes, installed_versions, json_digest, to_plain, write_json
 from hf_captionrl.utils.model_files import PREFIX, model_path
 
@@ -43,25 +42,30 @@ def run(options: AlbumOptions) -> None:
     if options.max_images is not None:
         source = source.first(options.max_images)
     texts = TextFiles(options, source)
-    edited: dict[int, str] = {}
+    edited: dict[int, str] = {}  # what a person wrote into text files and tables of an earlier run, by row
+    in_table: dict[int, str] = {}
     if options.captions is not None:
         source.captions = read_captions_for(source, options.captions)
     else:
         edited = texts.restore()
-        edited = {} if options.overwrite else edited
+        tables = [path for path in options.output if path.suffix.lower() == ".csv" and path.is_file()]
+        row_of = {image_id: row for row, image_id in enumerate(source.image_ids)}
+        for _, line in (line for path in tables for line in table_rows(path)):
+            if line["caption"].strip() and line["caption"] != line["suggested"] and line["image_id"] in row_of:
+                in_table[row_of[line["image_id"]]] = line["caption"]
+        if options.overwrite:
+            edited, in_table = {}, {}
     if options.model is None:
         if not any(source.captions):
             raise ValueError(f"{options.images} has no captions. Use --model to write them, or --captions FILE.")
         options.prefer_existing = True
-    rows = {image_id: row for row, image_id in enumerate(source.image_ids)}
-    in_table = {rows[i]: text for i, text in edited_captions(options).items() if i in rows}
     start = time.monotonic()
     album, facts = describe_source(options, source, edited | in_table)
     for row in in_table:
         album.images[row] = dataclasses.replace(album.images[row], is_edited=True)
     for path in options.output:
         if path.suffix.lower() == ".html":
-            write_report(path, album, source.images, title=Path(options.images).name or "Album")
+            album.to_html(path, source.images, title=Path(options.images).name or "Album")
         else:
             (album.to_csv if path.suffix.lower() == ".csv" else album.to_jsonl)(path)
     summary = {**album.summary(), "outputs": list(map(str, options.output)), "kept_text_files": []}
@@ -94,29 +98,6 @@ def check_options(options: AlbumOptions) -> None:
 # --- Models of the options, and candidates that an earlier run has generated -----------------------------------------
 
 
-def load_model(options: AlbumOptions) -> Any:
-    """The captioner of the options."""
-    if options.endpoint is not None:
-        return EndpointCaptioner.from_options(options, options.output[0], 0.0, samples=options.temperature)
-    return load_captioner(
-        model_path(str(options.model)),
-        revision=options.revision,
-        dtype=getattr(torch, options.dtype),
-        prompt=options.prompt,
-        device=default_device(options.device),
-    )
-
-
-def load_comparing_scorer(options: AlbumOptions) -> Scorer | None:
-    """The scorer of the options; None if captions are not compared with images."""
-    # To write the texts of a person into files takes no model.
-    if options.scorer == "none" or (options.scorer is None and options.model is None and options.sidecars):
-        return None
-    is_embedded = (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX)
-    default = "scenes:siglip-held-out" if is_embedded else "openai/clip-vit-base-patch32"
-    return load_scorer(model_path(options.scorer or default), device=default_device(options.device))
-
-
 class Candidates(LineFile):
     """Candidates of finished batches, one image per line after a line with the settings, for one process at a time."""
 
@@ -146,27 +127,37 @@ def describe_source(
 ) -> tuple[Album, dict[str, Any]]:
     """The album of the options, and facts for the summary."""
     images, ids = source.images, source.image_ids
-    scorer = load_comparing_scorer(options)
+    scorer = None
+    # To write the texts of a person into files takes no model.
+    if options.scorer != "none" and (options.scorer or options.model or not options.sidecars):
+        is_embedded = (options.model or (PREFIX if options.images == "scenes" else "")).startswith(PREFIX)
+        default = "scenes:siglip-held-out" if is_embedded else "openai/clip-vit-base-patch32"
+        scorer = load_scorer(model_path(options.scorer or default), device=default_device(options.device))
     cache = None if scorer is None else FeatureCache.for_scorer(scorer, options.cache_dir)
     groups = [""] * len(ids)
     if options.group_by == "folder" and source.root is not None:
         groups = [posixpath.dirname(image_id) for image_id in ids]
+    album: dict[str, Any] = {"captions": source.captions, "image_ids": ids, "groups": groups, "settings": options}
+    album |= {"cache": cache, "skip_unreadable": True, "edited": edited}
     if options.model is None:
-        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, None, cache, True, edited)
-        return steps.album(), {}
-    captioner = load_model(options)
-    is_endpoint = options.endpoint is not None
+        return describe_album(images, None, scorer, **album), {}
+    captioner: Any
+    if is_endpoint := options.endpoint is not None:
+        captioner = EndpointCaptioner.from_options(options, options.output[0], 0.0, samples=options.temperature)
+    else:
+        loading = {"revision": options.revision, "dtype": getattr(torch, options.dtype), "prompt": options.prompt}
+        captioner = load_captioner(model_path(options.model), device=default_device(options.device), **loading)
     names = [field.name for field in dataclasses.fields(CandidateOptions)]
     settings = to_plain({name: getattr(options, name) for name in ("model", "revision", "dtype", *names)})
-    settings["weights"] = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
-    settings |= {"prompt": captioner.prompt}
+    weights = captioner.backend.revision if is_endpoint else model_fingerprint(captioner.base_model)
+    settings |= {"weights": weights, "prompt": captioner.prompt}
     path = options.output[0].with_suffix(".candidates.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)
     if options.overwrite:
         path.unlink(missing_ok=True)
     with captioner if is_endpoint else contextlib.nullcontext(), Candidates(path, settings) as record:
-        run_record = {"settings": settings, "versions": installed_versions()}
-        write_json(options.output[0].with_suffix(".run.json"), run_record)
+        made_by = {"settings": settings, "versions": installed_versions()}
+        write_json(options.output[0].with_suffix(".run.json"), made_by)
 
         def generate(rows: Sequence[int], keys: Sequence[str]) -> list[list[str]]:
             # The whole batch is in the record or generated, because samples depend on it.
@@ -176,9 +167,8 @@ def describe_source(
                 record.add(dict(zip(names, texts, strict=True)))
             return [record.texts[name] for name in names]
 
-        steps = AlbumSteps(images, ids, source.captions, groups, options, scorer, generate, cache, True, edited)
-        album = steps.album()
-        return album, {"endpoint": captioner.summary()} if is_endpoint else {}
+        made = describe_album(images, generate, scorer, **album)
+        return made, {"endpoint": captioner.summary()} if is_endpoint else {}
 
 
 # --- Files: what a person wrote or edited stays ----------------------------------------------------------------------
@@ -189,17 +179,6 @@ def is_own(path: Path) -> bool:
     mark = b"captionrl album" if path.suffix.lower() == ".html" else b"suggested"
     with path.open("rb") as file:
         return mark in file.read(4096)
-
-
-def edited_captions(options: AlbumOptions) -> dict[str, str]:
-    """Captions that a person has edited in the tables of an earlier run, by image id."""
-    tables = [path for path in options.output if path.suffix.lower() == ".csv" and path.is_file()]
-    edited: dict[str, str] = {}
-    for path in tables if options.captions is None and not options.overwrite else ():
-        for _, row in table_rows(path):
-            if row["caption"].strip() and row["caption"] != row["suggested"]:
-                edited[row["image_id"]] = row["caption"]
-    return edited
 
 
 class TextFiles:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +39,7 @@ class SceneWriter:
         for position, prompt in enumerate(prompts):
             pair = _PAIR.match(prompt.user)
             texts = list(pair.groups()) if pair else _REFERENCE.findall(prompt.user)
-            claims = [found for text in texts if (found := read_claims(text)) is not None]
+            claims = [claim for claim in map(read_claims, texts) if claim is not None]
             if not claims or (pair and len(claims) < 2):
                 detail = f"not a caption of the embedded world: {prompt.user[:80]!r}; use another text backend"
                 yield position, Failure("backend_rejected", detail)
@@ -107,45 +108,33 @@ class SceneDescriber:
 # --- The backends that `--text` and `--vision` name ------------------------------------------------------------------
 
 
-def _kind(arguments: BoostOptions, role: str) -> tuple[str, str]:
+def choose_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Callable[[], Backend]:
+    """What loads the backend that `--text` or `--vision` names, which is checked before any model is loaded."""
+    from hf_captionrl.captioners.language_models import (
+        CaptionerBackend,
+        HTTPBackend,
+        TransformersTextBackend,
+        TransformersVisionBackend,
+    )
+
     spec = getattr(arguments, role) or ("scenes" if arguments.dataset == "scenes" else "")
     kind, _, name = spec.partition(":")
-    return kind, name
-
-
-def check_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> None:
-    """Check what `--text` or `--vision` names, before a model is loaded."""
-    kind, name = _kind(arguments, role)
-    kinds = ("transformers", "openai", *(("captioner",) if role == "vision" else ()))
-    if (kind, name) == ("scenes", "") and "facts" in dataset.column_names:
-        return
-    if (
-        kind not in kinds
-        or not name
-        or (kind == "openai" and not (getattr(arguments, f"{role}_url") or arguments.text_url))
-    ):
-        raise ValueError(
-            f"--{role} is {getattr(arguments, role) or ''!r}. Use 'scenes' (for embedded scenes), or one of {', '.join(kinds)} "
-            f"with a name after a colon; openai also needs --{role}_url http://127.0.0.1:8000/v1."
-        )
-
-
-def load_backend(arguments: BoostOptions, role: str, dataset: datasets.Dataset) -> Backend:
-    """The backend that `--text` or `--vision` names."""
-    from hf_captionrl.captioners import language_models
-
-    (kind, name), vision = _kind(arguments, role), role == "vision"
-    if kind == "scenes" and not vision:
-        return SceneWriter()
-    if kind == "scenes":
+    if spec == "scenes" and "facts" in dataset.column_names:
+        if role == "text":
+            return SceneWriter
         facts = dict(zip(dataset["image_id"][:], dataset["facts"][:], strict=True))
-        return SceneDescriber(facts, error_rate=arguments.error_rate, seed=arguments.seed)
+        return functools.partial(SceneDescriber, facts, error_rate=arguments.error_rate, seed=arguments.seed)
     options: dict[str, Any] = {"max_new_tokens": arguments.max_new_tokens}
-    if kind == "openai":
-        url = str(getattr(arguments, f"{role}_url") or arguments.text_url)
-        options |= {"seed": arguments.seed, **arguments.requests}
-        return language_models.HTTPBackend(url, name, is_multimodal=vision, **options)
-    make: Any = language_models.TransformersVisionBackend if vision else language_models.TransformersTextBackend
-    if kind == "captioner":
-        make = language_models.CaptionerBackend
-    return make(name, batch_size=arguments.batch_size, **options)
+    url = getattr(arguments, f"{role}_url") or arguments.text_url
+    if kind == "openai" and name and url:
+        options |= {"seed": arguments.seed, "is_multimodal": role == "vision", **arguments.requests}
+        return functools.partial(HTTPBackend, url, name, **options)
+    local: dict[str, Any] = {"transformers": TransformersTextBackend}
+    if role == "vision":
+        local = {"transformers": TransformersVisionBackend, "captioner": CaptionerBackend}
+    if kind in local and name:
+        return functools.partial(local[kind], name, batch_size=arguments.batch_size, **options)
+    raise ValueError(
+        f"--{role} is {spec!r}. Use 'scenes' (for embedded scenes), or one of {', '.join(('openai', *local))} with a name "
+        f"after a colon; openai also needs --{role}_url http://127.0.0.1:8000/v1."
+    )

@@ -17,17 +17,9 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from huggingface_hub import DatasetCardData
 
-from hf_captionrl.apps.boosting.backends import check_backend, load_backend
+from hf_captionrl.apps.boosting.backends import choose_backend
 from hf_captionrl.apps.boosting.conflicts import scene_conflicts, source_statistics
-from hf_captionrl.apps.boosting.prompts import (
-    STAGES,
-    answer_fault,
-    blend_prompt,
-    clean_answer,
-    holistic_prompt,
-    is_truncated,
-    visual_prompt,
-)
+from hf_captionrl.apps.boosting.prompts import STAGES, blend_prompt, holistic_prompt, read_answer, visual_prompt
 from hf_captionrl.data.columns import CAPTIONS, undecoded
 from hf_captionrl.data.images import ImageError, image_bytes, open_image
 from hf_captionrl.data.options import load_split
@@ -35,7 +27,7 @@ from hf_captionrl.evaluation.plots import write_length_histogram
 from hf_captionrl.metrics.words import length_statistics
 from hf_captionrl.utils.io import atomic_file, atomic_write_text, write_json, write_jsonl
 from hf_captionrl.utils.model_files import model_path, read_object
-from hf_captionrl.utils.prompts import Backend, Failure, KeptAnswers, Prompt, Truncated
+from hf_captionrl.utils.prompts import Backend, Failure, KeptAnswers, Prompt
 
 if TYPE_CHECKING:
     from hf_captionrl.apps.boosting.options import BoostOptions
@@ -47,10 +39,8 @@ BOOSTED_FILE = "boosting.json"
 
 _ROWS_AT_ONCE = 64  # rows whose prompts form a batch and whose images are in memory
 _STRING = datasets.Value("string")
-_SOURCE = {"model": _STRING, "revision": _STRING, "prompt_hash": _STRING, "attempt": datasets.Value("int32")}
 _TEXTS: dict[str, Any] = dict.fromkeys(("references", "captions", "conflicts"), CAPTIONS)
-for _stage in STAGES:
-    _TEXTS |= {f"{_stage}_caption": _STRING, f"{_stage}_source": _SOURCE}
+_TEXTS |= {f"{stage}_caption": _STRING for stage in STAGES}
 
 # --- Visual Caption Boosting: ask, check, ask again ------------------------------------------------------------------
 
@@ -64,7 +54,6 @@ class _Row:
     references: Sequence[str]
     image: Any = None
     texts: dict[str, str] = dataclasses.field(default_factory=dict)  # by stage
-    sources: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     fault: dict[str, str] | None = None  # stage, reason and detail, if it cannot be finished
 
     def prompt(self, stage: str, attempt: int) -> Prompt:
@@ -76,46 +65,24 @@ class _Row:
             prompt = holistic_prompt(self.image_id, self.texts["blend"], self.texts["visual"])
         return dataclasses.replace(prompt, attempt=attempt)
 
-    def finished(self, facts: Any) -> dict[str, Any]:
-        """The row of the file, with conflicts if the facts of its scene are given; or why it is skipped."""
-        columns: dict[str, Any] = {"row": self.number, "image_id": self.image_id, "skipped": self.fault}
-        if self.fault is None:
-            blend, holistic = self.texts["blend"], self.texts["holistic"]
-            columns |= {"references": list(self.references), "captions": [holistic], "conflicts": None}
-            if facts is not None:
-                columns["conflicts"] = [*map(str, scene_conflicts(blend, holistic, facts))]
-            for stage in STAGES:
-                columns |= {f"{stage}_caption": self.texts[stage], f"{stage}_source": self.sources[stage]}
-        return columns
-
 
 def _ask(rows: Sequence[_Row], stage: str, backend: Backend, attempts: int) -> None:
     """Ask for one stage of some rows; each row gets an answer or a fault. Later attempts ask again for bad answers."""
-    # Without the folders of this machine, because the file may be published.
-    model = os.path.basename(backend.model.rstrip("/")) if os.path.isabs(backend.model) else backend.model
     pending = [row for row in rows if row.fault is None]
     for attempt in range(attempts):
         prompts = [row.prompt(stage, attempt) for row in pending]
-        again: dict[int, _Row] = {}
-        for position, answer in backend.complete(prompts):
-            row, prompt = pending[position], prompts[position]
+        answers = dict(backend.complete(prompts))
+        bad = []
+        for position, (row, prompt) in enumerate(zip(pending, prompts, strict=True)):
+            answer = answers[position]
             if isinstance(answer, Failure):
                 row.fault = {"stage": stage, "reason": answer.reason, "detail": answer.detail}
                 continue
-            written = answer.text if isinstance(answer, Truncated) else answer
-            text = clean_answer(written)
-            fault = answer_fault(text, prompt)
-            if fault is None and isinstance(answer, Truncated) and is_truncated(written):
-                fault = "answer_truncated", f"the answer stops at the length limit: {'...' + text[-60:]!r}"
-            if fault is None:
-                row.texts[stage] = text
-                source = {"model": model, "revision": backend.revision, "prompt_hash": prompt.hash}
-                row.sources[stage] = source | {"attempt": attempt}
-            elif attempt + 1 < attempts:
-                again[position] = row
-            else:
-                row.fault = {"stage": stage, "reason": fault[0], "detail": fault[1]}
-        pending = [again[position] for position in sorted(again)]
+            row.texts[stage], fault = read_answer(answer, prompt)
+            row.fault = fault and {"stage": stage, "reason": fault[0], "detail": fault[1]}
+            if fault is not None:
+                bad.append(row)
+        pending = bad
 
 
 def boost_rows(
@@ -141,20 +108,24 @@ def boost_rows(
         KeptAnswers(vision, folder / "journal-vision.jsonl") as describer,
     ):
         for start in range(0, len(dataset), _ROWS_AT_ONCE):
-            part = images.select(range(start, min(start + _ROWS_AT_ONCE, len(dataset))))
-            rows = [
-                _Row(start + at, str(image_id), references)
-                for at, (image_id, references) in enumerate(zip(part["image_id"][:], part["captions"][:], strict=True))
-            ]
-            for at, row in enumerate(rows):
+            part = list(images.select(range(start, min(start + _ROWS_AT_ONCE, len(dataset)))))
+            rows = [_Row(start + at, str(row["image_id"]), row["captions"]) for at, row in enumerate(part)]
+            for row, source in zip(rows, part, strict=True):
                 try:
-                    row.image = open_image(part[at]["image"])
+                    row.image = open_image(source["image"])
                 except ImageError as error:
                     row.fault = {"stage": "visual", "reason": error.reason, "detail": error.detail}
             for stage, backend in zip(STAGES, (writer, describer, writer), strict=True):
                 _ask(rows, stage, backend, attempts)
-            for at, row in enumerate(rows):
-                yield row.finished(part[at]["facts"] if exact_facts else None)
+            for row, source in zip(rows, part, strict=True):
+                columns: dict[str, Any] = {"row": row.number, "image_id": row.image_id, "skipped": row.fault}
+                if row.fault is None:
+                    blend, holistic = row.texts["blend"], row.texts["holistic"]
+                    conflicts = scene_conflicts(blend, holistic, source["facts"]) if exact_facts else None
+                    columns |= {"references": row.references, "captions": [holistic]}
+                    columns["conflicts"] = None if conflicts is None else [*map(str, conflicts)]
+                    columns |= {f"{stage}_caption": row.texts[stage] for stage in STAGES}
+                yield columns
 
 
 # --- The files: captions, skipped rows, statistics, card -------------------------------------------------------------
@@ -202,21 +173,6 @@ def write_statistics(folder: Path, rows: Sequence[Mapping[str, Any]], tokenizer:
     return statistics
 
 
-_COLUMNS = {
-    "image": "the image",
-    "image_id": "its id in the source",
-    "captions": "only the HolisticCap, for training",
-    "references": "the human captions",
-    "blend_caption": "BlendCap: the references, blended by the language model",
-    "visual_caption": "VisualCap: description by the vision model",
-    "holistic_caption": "HolisticCap: the BlendCap with the additional details of the VisualCap",
-    "conflicts": "on embedded scenes, contradictions between HolisticCap and BlendCap",
-    "blend_source": "model, revision, prompt hash and attempt of the BlendCap",
-    "visual_source": "the same for the VisualCap",
-    "holistic_source": "the same for the HolisticCap",
-}
-
-
 def write_boosted(
     arguments: BoostOptions, columns: Sequence[str], counts: Mapping[str, int], backends: Mapping[str, Backend]
 ) -> Path:
@@ -224,36 +180,25 @@ def write_boosted(
     from hf_captionrl.hub import public_values
     from hf_captionrl.hub.push import public_versions
 
-    folder, embedded = arguments.output, arguments.dataset == "scenes"
-    source = "hf_captionrl scenes" if embedded else str(public_values(arguments.dataset))
-    split = "all splits" if arguments.split == "all" else f"the {arguments.split} split"
-    models = {
-        title: f"{public_values(backends[role].model)}, revision {backends[role].revision or 'not named'}"
-        for title, role in (("language model", "text"), ("vision model", "vision"))
-    }
+    embedded = arguments.dataset == "scenes"
     # The name of the folder, as the Hub accepts it.
-    name = re.sub(r"[^A-Za-z0-9_]+", "-", folder.resolve().name).strip("-_")[:96] or "boosted"
-    rows = counts["rows"]
-    checked = f"{counts['skipped']} rows were left out as unusable. No one has read the captions."
-    if embedded:
-        checked = f"{counts['conflicts']} of {rows} HolisticCaps contradict their BlendCap; {checked}"
-    method = "Visual Caption Boosting (No Detail Left Behind, section 2), prompts of its Appendix A.1"
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", arguments.output.resolve().name).strip("-_")[:96] or "boosted"
+    models = {
+        f"{title} model": f"{public_values(backends[role].model)}, revision {backends[role].revision or 'not named'}"
+        for title, role in (("language", "text"), ("vision", "vision"))
+    }
     card = {
         "dataset_id": arguments.repo_id or name,
         "file": CAPTIONS_FILE,
-        "source": source,
+        "source": "hf_captionrl scenes" if embedded else public_values(arguments.dataset),
         "source_license": arguments.source_license_of(arguments.dataset),
-        "description": f"Richer captions of {rows} images, {split} of {source}.",
-        "made_with": {**models, "method": method, "seed": arguments.seed},
-        "columns": {name: _COLUMNS.get(name, "as in the source") for name in columns},
-        "sizes": {str(arguments.split): rows},
+        "split": arguments.split,
+        "made_with": {**models, "seed": arguments.seed},
+        "columns": columns,
         "license": arguments.license,
-        "checked": checked,
         "language": arguments.language,
-        # Paths of image files cannot be published: a push requires --embed_images or --no_images.
-        "has_images": "image" in columns,
     }
-    return _write_card(folder, {"format": 1, **counts, "card": card, "versions": public_versions()})
+    return _write_card(arguments.output, {"format": 2, **counts, "card": card, "versions": public_versions()})
 
 
 def _write_card(folder: Path, manifest: Mapping[str, Any]) -> Path:
@@ -268,7 +213,7 @@ def _write_card(folder: Path, manifest: Mapping[str, Any]) -> Path:
         tags=["image-captioning", "hf_captionrl", "boosted-captions"],
         configs=[{"config_name": "default", "data_files": facts["file"]}],
     )
-    card = render_card("dataset.md", data, facts=facts)  # refuses what must not be published
+    card = render_card("dataset.md", data, facts=facts, counts=manifest)  # refuses what must not be published
     write_json(folder / BOOSTED_FILE, manifest)
     return atomic_write_text(folder / "README.md", card)
 
@@ -287,9 +232,8 @@ def boost(arguments: BoostOptions) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     loaded = load_split(arguments, quarantine_path=folder / "quarantine.jsonl")
     dataset = loaded.dataset
-    for role in ("text", "vision"):
-        check_backend(arguments, role, dataset)  # before a model is loaded
-    backends: dict[str, Any] = {role: load_backend(arguments, role, dataset) for role in ("text", "vision")}
+    choices = {role: choose_backend(arguments, role, dataset) for role in ("text", "vision")}
+    backends = {role: load() for role, load in choices.items()}
     exact = arguments.dataset == "scenes"
     rows = list(boost_rows(dataset, folder, **backends, attempts=arguments.attempts, exact_facts=exact))
     done = [row for row in rows if row["skipped"] is None]

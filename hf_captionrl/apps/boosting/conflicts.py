@@ -29,13 +29,13 @@ def scene_conflicts(blend: str, holistic: str, facts: Facts | Mapping[str, Any])
     A wrong claim about a fact that the BlendCap does not mention is an error of the VisualCap, not a conflict.
     """
     right = {claim.attribute.removeprefix("category of "): claim for claim in check(blend, facts).right}
-    found = []
-    for claim in check(holistic, facts).wrong:
-        said = right.get(claim.attribute)
+    conflicts = []
+    for wrong in check(holistic, facts).wrong:
+        before = right.get(wrong.attribute)
         # "an animal" does not contradict "a pig": calling the duck a pig is an error of the VisualCap.
-        if said is not None and claim.value not in CATEGORIES.get(said.value, ()):
-            found.append(Conflict(claim.attribute, said.value or said.text, claim.value or claim.text))
-    return found
+        if before is not None and wrong.value not in CATEGORIES.get(before.value, ()):
+            conflicts.append(Conflict(wrong.attribute, before.value or before.text, wrong.value or wrong.text))
+    return conflicts
 
 
 def source_statistics(

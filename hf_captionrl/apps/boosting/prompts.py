@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_captionrl.data.columns import clean_caption
-from hf_captionrl.utils.prompts import Prompt
+from hf_captionrl.utils.prompts import Prompt, Truncated
 
 # --- Prompts and worked examples of the paper, verbatim --------------------------------------------------------------
 # Source: Gaur et al. 2024, "No Detail Left Behind: Revisiting Self-Retrieval for Fine-Grained Image Captioning",
@@ -158,42 +158,34 @@ _PROMPT_MARKS = re.compile(
 _NOTHING = frozenset("none null nil n/a na nan nothing unknown empty error ok okay yes no caption answer".split())
 
 
-def _without_preamble(text: str) -> str:
-    """Without a role name, "Sure! Here is the caption:", or any first line that ends in a colon."""
-    return _PREAMBLE.sub("", _LABEL.sub("", text.strip()))
+def read_answer(answer: str | Truncated, prompt: Prompt) -> tuple[str, tuple[str, str] | None]:
+    """The caption in an answer, and the reason and detail of its first fault, if it has one; lists and limits are above.
 
-
-def clean_answer(text: str) -> str:
-    """Extract the caption from an answer: one line, without a preamble, quotes, or invented further turns."""
-    text = clean_caption(_NEXT_TURN.sub("", _LABEL.sub("", _without_preamble(text))))
+    The caption is one line, without a preamble, quotes, or invented further turns.
+    """
+    is_truncated = isinstance(answer, Truncated)
+    body = _PREAMBLE.sub("", _LABEL.sub("", (answer.text if isinstance(answer, Truncated) else answer).strip()))
+    text = clean_caption(_NEXT_TURN.sub("", _LABEL.sub("", body)))
     for first, last in (('"', '"'), ("“", "”"), ("'", "'")):
         if len(text) > 1 and text[0] == first and text[-1] == last and first not in text[1:-1]:
             text = text[1:-1].strip()
-    return text
-
-
-def is_truncated(text: str) -> bool:
-    """Whether an answer that reached the length limit lacks part of its caption: no further turn had started before it."""
-    return _NEXT_TURN.search(_without_preamble(text)) is None
-
-
-def answer_fault(text: str, prompt: Prompt) -> tuple[str, str] | None:
-    """The first fault of a cleaned answer, its reason and detail; lists and limits are above."""
-    shown = repr(text if len(text) <= 60 else text[:60] + "...")
+    lowered, words = text.lower(), len(text.split())
+    of_prompt = (prompt.user.lower(), *(example.lower() for _, example in prompt.examples))
     if not any(map(str.isalnum, text)):
-        return "answer_empty", f"the answer {shown} has no letter or digit"
-    if text.lower().strip(" .!?*\"'()[]<>-") in _NOTHING:
-        return "answer_empty", f"the answer {shown} has no content"
-    if _REFUSAL.search(text[:_REFUSAL_WITHIN]):
-        return "answer_refuses", f"the answer {shown} is a refusal"
-    lowered = text.lower()
-    if lowered in (prompt.user.lower(), *(answer.lower() for _, answer in prompt.examples)) or _PROMPT_MARKS.search(
-        lowered
-    ):
-        return "answer_repeats_prompt", f"the answer {shown} repeats the prompt"
-    words = len(text.split())
-    if (
-        words > MAX_ANSWER_WORDS or len(text) > 20 * MAX_ANSWER_WORDS
-    ):  # scripts without spaces make one word of a sentence
-        return "answer_too_long", f"the answer {shown} has {words} words, more than {MAX_ANSWER_WORDS}"
-    return None
+        reason, detail = "answer_empty", "has no letter or digit"
+    elif lowered.strip(" .!?*\"'()[]<>-") in _NOTHING:
+        reason, detail = "answer_empty", "has no content"
+    elif _REFUSAL.search(text[:_REFUSAL_WITHIN]):
+        reason, detail = "answer_refuses", "is a refusal"
+    elif lowered in of_prompt or _PROMPT_MARKS.search(lowered):
+        reason, detail = "answer_repeats_prompt", "repeats the prompt"
+    # Scripts without spaces make one word of a sentence.
+    elif words > MAX_ANSWER_WORDS or len(text) > 20 * MAX_ANSWER_WORDS:
+        reason, detail = "answer_too_long", f"has {words} words, more than {MAX_ANSWER_WORDS}"
+    # At the length limit, a caption is complete if the model had already begun another turn.
+    elif is_truncated and _NEXT_TURN.search(body) is None:
+        reason, detail = "answer_truncated", "stops at the length limit"
+    else:
+        return text, None
+    shown = repr(text if len(text) <= 60 else text[:60] + "...")
+    return text, (reason, f"the answer {shown} {detail}")

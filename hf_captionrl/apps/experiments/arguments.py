@@ -22,6 +22,7 @@ from hf_captionrl.cli.train import METHODS
 from hf_captionrl.data.options import LoadingArguments, SplitArguments
 from hf_captionrl.trainers.checkpoints import ExactResumeArguments
 from hf_captionrl.trainers.policy import check_model_init_kwargs
+from hf_captionrl.trainers.publishing import LAST_CHECKPOINT, deciding_settings
 from hf_captionrl.utils.model_files import PREFIX, model_path
 from hf_captionrl.utils.option_parser import OptionParser
 from hf_captionrl.utils.options import NotNegative, Positive, check_values, documented
@@ -83,8 +84,6 @@ def load_row(configs: Path, name: str) -> Row:
 
 # --- Arguments shared by the recipes: captioner, data, determinism ---------------------------------------------------
 
-_QUANTIZED = ("load_in_4bit", "load_in_8bit")
-
 
 @dataclass
 class ModelArguments(LoadingArguments):
@@ -115,7 +114,7 @@ class ModelArguments(LoadingArguments):
         check_values(self)
         check_model_init_kwargs({"dtype": self.dtype})
         needs_lora = [
-            *filter(lambda name: getattr(self, name), _QUANTIZED),
+            *(name for name in self.loading if name.startswith("load_in")),
             *["lora_init"] * (self.lora_init != "peft"),
         ]
         if needs_lora and self.tune is None:
@@ -123,9 +122,7 @@ class ModelArguments(LoadingArguments):
 
     def load(self, prompt: str | None = None) -> Captioner:
         """Load the captioner, in fp32 by default. Every caption continues `prompt`; None: the default of the family."""
-        settings: dict[str, Any] = {"revision": self.model_revision, "dtype": self.dtype}
-        settings |= {name: getattr(self, name) for name in ("attn_implementation", *_QUANTIZED) if getattr(self, name)}
-        settings |= self.model_init_kwargs
+        settings = {"revision": self.model_revision, "dtype": self.dtype, **self.loading, **self.model_init_kwargs}
         captioner = load_captioner(model_path(self.model_name_or_path), prompt=prompt, **settings)
         if self.fresh_language_model:
             model = captioner.base_model
@@ -227,15 +224,11 @@ def describe(arguments: Sequence[Any]) -> dict[str, Any]:
 def configuration_line(arguments: Sequence[Any]) -> str:
     """The configuration that a recipe uses, and the settings that decide what it trains."""
     config = arguments[-1]
-    steps = f"{config.max_steps} steps" if config.max_steps > 0 else f"{config.num_train_epochs:g} epochs"
-    batch = config.train_batch_size * config.gradient_accumulation_steps * config.world_size
+    settings = deciding_settings(config)
+    del settings["configuration"]
     has_scorer = all(getattr(part, "scorer_name_or_path", None) != "none" for part in arguments)
-    metric = config.metric_for_best_model if config.load_best_model_at_end else None
-    if metric is not None and not has_scorer and getattr(config, "has_default_metric", False):
-        metric = config.metric_without_scorer
-    beams = {"beams": config.generation_num_beams} if hasattr(config, "generation_num_beams") else {}
-    settings = {"learning rate": f"{config.learning_rate:g}", "length": steps, "batch": batch, **beams}
-    settings["selection"] = "the last checkpoint" if metric is None else metric
+    if config.load_best_model_at_end and not has_scorer and getattr(config, "has_default_metric", False):
+        settings["selection"] = config.metric_without_scorer or LAST_CHECKPOINT
     listed = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"Configuration: {config.configuration}. {listed[0].upper()}{listed[1:]}."
 
@@ -314,7 +307,6 @@ def parse_arguments(
             settings = read_yaml(default_config)
     if "--gradient_accumulation_steps" in options and "--total_train_batch_size" not in options:
         settings.pop("total_train_batch_size", None)  # the command line overrides the batch of a preset
-    os.environ.update({str(variable): str(value) for variable, value in settings.pop("env", {}).items()})
     _set_defaults(parser, settings, configuration.removeprefix("--config "))
     *parsed, _, unknown = parser.parse_args_into_dataclasses(
         words, return_remaining_strings=True, look_for_args_file=False

@@ -1,10 +1,8 @@
-"""The images of a recipe, and several captions per image with their diversity.
-
-Legend: G captions per image.
-"""
+"""The images of a recipe, and several captions per image (G) with their diversity."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ import torch
 
 from hf_captionrl.apps.experiments.arguments import DataArguments
 from hf_captionrl.captioners import Captioner
-from hf_captionrl.captioners.pipeline import LazyImages, generate_captions, vision_tower_features
+from hf_captionrl.captioners.pipeline import generate_captions, vision_tower_features
 from hf_captionrl.data import SPLITS, check_captions, exchange_captions, frames_of, load_caption_splits, open_still
 from hf_captionrl.data.simplifying import scene_simplifier, simplify_captions, spacy_simplifier
 from hf_captionrl.evaluation.evaluator import MORE_REFERENCES
@@ -25,9 +23,10 @@ from hf_captionrl.evaluation.options import EMBEDDED
 from hf_captionrl.evaluation.pages import GalleryCaption, GalleryItem, write_gallery
 from hf_captionrl.evaluation.plots import write_diversity_tradeoff
 from hf_captionrl.metrics.columns import SAMPLE_COLUMNS
-from hf_captionrl.metrics.suites import decoding_suite, diversity_at_cider_d, tradeoff_points
+from hf_captionrl.metrics.suites import diversity_at_cider_d, suite
 from hf_captionrl.text.cider_d import DocumentFrequencies
 from hf_captionrl.text.tokenize import ptb_tokenize
+from hf_captionrl.trainers import CaptionConfig
 from hf_captionrl.utils.io import write_json
 from hf_captionrl.utils.options import Positive, Range, check_values, documented
 from hf_captionrl.utils.parts import part_files
@@ -50,21 +49,8 @@ def load_data(
     three are then that split.
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
-    if is_embedded and (arguments.data_dir or arguments.image_root):
-        raise ValueError(f"{arguments.dataset_name!r} has no folders. Use --dataset_name imagefolder.")
-    validation, test = arguments.validation_share, arguments.test_share
-    splits = load_caption_splits(
-        arguments.dataset_name,
-        data_dir=arguments.data_dir,
-        image_root=arguments.image_root,
-        image_column=arguments.image_column,
-        caption_column=arguments.caption_column,
-        dataset_config=arguments.dataset_config,
-        revision=arguments.dataset_revision,
-        split_fractions=(1 - validation - test, validation, test),
-        seed=arguments.split_seed if seed is None else seed,
-        num_frames=arguments.num_frames,
-    )
+    source = arguments.source | {"num_frames": arguments.num_frames} | ({} if seed is None else {"seed": seed})
+    splits = load_caption_splits(arguments.dataset_name, **source)
     if not is_training and table_split not in SPLITS[1:]:
         if table_split not in splits:
             raise ValueError(f"table_split is {table_split!r}, but {arguments.dataset_name!r} has {list(splits)}.")
@@ -80,35 +66,33 @@ def load_data(
     if table_split == "validation":
         splits["validation"], splits["test"] = splits["test"], splits["validation"]
     if arguments.train_captions is not None:
-        files = (
-            part_files(arguments.train_captions)
-            if Path(arguments.train_captions).is_dir()
-            else arguments.train_captions
-        )
-        splits["train"] = exchange_captions(splits["train"], files, column=arguments.train_captions_column)
+        splits["train"] = _with_captions(splits["train"], arguments.train_captions, arguments.train_captions_column)
     logger.info("%s: %s.", arguments.dataset_name, ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()))
     limits = (arguments.max_train_images, arguments.max_eval_images, arguments.max_test_images)
     for name, limit in zip(SPLITS, limits, strict=True):
         if limit is not None:
             splits[name] = splits[name].select(range(min(limit, len(splits[name]))))
     if not is_embedded:  # which the tests check
-        splits, report = check_captions(
+        splits, _ = check_captions(
             splits,
             quarantine_path=Path(output_dir) / "quarantine.jsonl",
             max_bad_fraction=arguments.max_bad_fraction,
         )
-        logger.info("%s", report)
     if arguments.simplify is not None:
         simplifier = (scene_simplifier if is_embedded else spacy_simplifier)(arguments.simplify)
         splits = datasets.DatasetDict({name: simplify_captions(rows, simplifier) for name, rows in splits.items()})
     if arguments.test_references is not None:
-        rows, path = splits["test"], arguments.test_references
-        files = part_files(path) if Path(path).is_dir() else path
-        found = exchange_captions(rows, files, column=arguments.test_references_column)
-        if len(found) < len(rows):
-            raise ValueError(f"test_references has {len(found)} of the {len(rows)} test images. Use all.")
-        splits["test"] = rows.add_column(MORE_REFERENCES, list(found["captions"]))
+        rows = splits["test"]
+        more = _with_captions(rows, arguments.test_references, arguments.test_references_column)
+        if len(more) < len(rows):
+            raise ValueError(f"test_references has {len(more)} of the {len(rows)} test images. Use all.")
+        splits["test"] = rows.add_column(MORE_REFERENCES, list(more["captions"]))
     return splits
+
+
+def _with_captions(rows: datasets.Dataset, path: str, column: str) -> datasets.Dataset:
+    """Rows with the captions of a file, or of a folder of shards."""
+    return exchange_captions(rows, part_files(path) if Path(path).is_dir() else path, column=column)
 
 
 def describe_data(arguments: DataArguments, splits: Mapping[str, datasets.Dataset]) -> str:
@@ -153,33 +137,26 @@ class SampleArguments:
 class Sampler:
     """Generates several captions per image of a split, and measures them."""
 
-    def __init__(
-        self,
-        dataset: datasets.Dataset,
-        arguments: SampleArguments,
-        *,
-        seed: int,
-        batch_size: int,
-        max_new_tokens: int,
-        cache_features: bool = False,
-        cache_dir: str | None = None,
-    ) -> None:
+    def __init__(self, dataset: datasets.Dataset, arguments: SampleArguments, config: CaptionConfig) -> None:
         number = min(arguments.sample_images or len(dataset), len(dataset))
-        self.dataset, self.arguments, self.seed = dataset.select(range(number)), arguments, seed
-        self.cache_features, self.cache_dir = cache_features or bool(frames_of(dataset)), cache_dir
-        self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
-        frequencies = DocumentFrequencies.from_references(
-            [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
-        )
+        self.dataset, self.arguments, self.seed = dataset.select(range(number)), arguments, config.seed
+        self.cache_features = config.cache_image_features or bool(frames_of(dataset))
+        self.cache_dir = config.feature_cache_dir
+        batch_size = config.generation_batch_size or config.per_device_eval_batch_size
+        self.settings: dict[str, Any] = {"batch_size": batch_size, "max_new_tokens": config.generation_max_new_tokens}
+        words = [[ptb_tokenize(text) for text in texts] for texts in dataset["captions"]]
+        frequencies = DocumentFrequencies.from_references(words)
         references = [list(texts) for texts in self.dataset["captions"]]
-        self._measured_with: dict[str, Any] = {"references": references, "frequencies": frequencies, "seed": seed}
+        self._numbers = functools.partial(
+            suite, "sle", references=references, frequencies=frequencies, seed=config.seed
+        )
         self.samples: dict[str, list[list[str]]] = {}  # row name -> captions at temperature 1
         self.points: dict[str, list[dict[str, Any]]] = {}  # row name -> one point per temperature
 
     def write(self, captioner: Captioner, **generate_kwargs: Any) -> list[list[str]]:
         """Captions of each image, `num_samples` per image."""
         G = self.arguments.num_samples
-        images: dict[str, Any] = {"images": LazyImages(self.dataset, range(len(self.dataset)))}
+        images: dict[str, Any] = {"images": self.dataset["image"]}
         if self.cache_features:
             features = vision_tower_features(captioner, self.dataset, cache_dir=self.cache_dir)
             images = {"images": None, "image_features": features}
@@ -195,13 +172,14 @@ class Sampler:
             for temperature in sorted({1.0, *self.arguments.sample_temperatures})
         }
         self.samples[name] = by_temperature[1.0]
-        self.points[name] = tradeoff_points(by_temperature, **self._measured_with)
+        self.points[name] = [{"temperature": t, **self._numbers(groups)} for t, groups in by_temperature.items()]
 
     def measure(self, name: str, captioner: Captioner) -> dict[str, Any]:
         """The columns of one row, except those at equal CIDEr-D; stores the samples for plot and panel."""
         self.sample(name, captioner)
         beams = self.write(captioner, do_sample=False, num_beams=self.arguments.num_samples)
-        return decoding_suite({"rs": self.samples[name], "bs": beams}, **self._measured_with)
+        rows = {"rs": self._numbers(self.samples[name]), "bs": self._numbers(beams)}
+        return {f"{how}_{key}": value for how, row in rows.items() for key, value in row.items()}
 
     def at_equal_cider_d(self, control: str) -> dict[str, dict[str, float] | None]:
         """Diversity by row name at the CIDEr-D of the control at temperature 1; None if that is not reached at any temperature."""
@@ -212,13 +190,12 @@ class Sampler:
 
     def add_equal_cider_d(self, rows: Sequence[dict[str, Any]], control: str) -> None:
         """Add the columns at equal CIDEr-D to the rows of captioners."""
-        found = self.at_equal_cider_d(control)
-        missing = (
-            f"none of the sampled temperatures has the CIDEr-D of {control}" if found else f"{control} was not sampled"
-        )
+        compared = self.at_equal_cider_d(control)
+        missing = f"none of the sampled temperatures has the CIDEr-D of {control}"
+        missing = missing if compared else f"{control} was not sampled"
         for row in rows:
             for key in ("div_2", "mbleu_4_per_image") if row["name"] in self.points else ():
-                numbers = found.get(row["name"])
+                numbers = compared.get(row["name"])
                 row[f"equal_cider_{key}"] = numbers[key] if numbers else None
                 if numbers is None:
                     row[f"equal_cider_{key}_reason"] = missing

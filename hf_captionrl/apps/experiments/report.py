@@ -13,7 +13,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import datasets
 from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_captionrl.apps.experiments.arguments import (
     MODEL_OPTIONS,
@@ -52,7 +51,7 @@ from hf_captionrl.metrics.suites import SuiteRow
 from hf_captionrl.metrics.table import print_table, write_results
 from hf_captionrl.scenes.truth_checker import check, mark_caption
 from hf_captionrl.trainers import CaptionConfig, CaptionTrainer
-from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, has_checkpoint, note_collapse, selection_line
+from hf_captionrl.trainers.checkpoints import ExactResumeTrainer, newest_checkpoint, note_collapse, selection_line
 from hf_captionrl.trainers.dose import METRIC
 from hf_captionrl.trainers.guard import GuardThresholds
 from hf_captionrl.utils.io import FolderLock, write_json, write_jsonl
@@ -90,16 +89,6 @@ def curve_point(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a results row that a learning curve shows, and CIDEr-D against the references of `test_references`."""
     keys = [*(key for key, _ in CURVES), "more_cider_d"]
     return {key: row[key] for key in keys if row.get(key) is not None}
-
-
-def curve_points(first: Mapping[str, Any], state: TrainerState) -> list[dict[str, float]]:
-    """A run's points: the row of the captioner that it starts from, and one per evaluation."""
-    points = [{**curve_point(first), "step": 0, "epoch": 0.0}]
-    for entry in state.log_history:
-        if f"{_PREFIX}length" in entry and entry["step"]:
-            found = {key.removeprefix(_PREFIX): value for key, value in entry.items() if key.startswith(_PREFIX)}
-            points.append({**found, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
-    return points
 
 
 # --- Writes card, manifest and results of a finished model -----------------------------------------------------------
@@ -184,7 +173,7 @@ class Run:
     name: str  # its row in the table
     config: Any  # of its trainer; its folder is `model` in the recipe's folder for the recipe's own run
     make: Callable[[Any], CaptionTrainer]  # builds the trainer from the configuration
-    starts_from: str = START  # name of the run whose captioner this run continues
+    starts_from: str | None = START  # run whose captioner this run continues; None: it trains a new one
 
 
 @dataclass
@@ -193,11 +182,10 @@ class Comparison:
 
     rows: list[dict[str, Any]] = field(default_factory=list)  # of the table
     captions: dict[str, list[str]] = field(default_factory=dict)  # of the test split
-    histories: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # evaluations during training
+    histories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # evaluations during training
     selected: dict[str, dict[str, Any]] = field(default_factory=dict)  # the selected checkpoint, if there is one
     captioner: Captioner | None = None  # of the recipe's own run, after training
     main: str = START  # row of the recipe's own run
-    is_main_process: bool = True  # whether this process writes the report
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)  # the arguments in which the runs differ
     collapsed: dict[str, str] = field(default_factory=dict)  # why the model must not be delivered
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # learning curves, if there are any
@@ -208,19 +196,25 @@ def is_trained(config: Any) -> bool:
     return bool(config.num_train_epochs > 0 or config.max_steps > 0)
 
 
-def plan_runs(config: Any, listed: Mapping[str, Mapping[str, Any]], *, own: str) -> dict[str, Any]:
-    """One configuration per row: a copy of the recipe's with exactly the listed changes; no other field changes.
+def plan_runs(
+    config: Any, planned: Iterable[tuple[str | None, Mapping[str, Any]]], name_of: Callable[[Any], str]
+) -> dict[str, Any]:
+    """One configuration per row: a copy of the recipe's with exactly the planned changes; no other field changes.
 
-    Folders are in the recipe's `output_dir`; that of the row `own` is `model`.
+    A row without a name is called as `name_of` says. Folders are in the recipe's `output_dir`; that of the recipe's own run is
+    `model`. A row that is planned twice stands where it was planned last.
     """
-    runs = {}
-    for name, changes in listed.items():
+    runs: dict[str, Any] = {}
+    for row, changes in planned:
         run = copy.deepcopy(config)  # TrainingArguments' __post_init__ must not run a second time
         for argument, value in changes.items():
             if not hasattr(run, argument):
-                raise ValueError(f"The run {name!r} sets the unknown argument {argument!r}. Use one of the trainer's.")
+                raise ValueError(f"The run {row!r} sets the unknown argument {argument!r}. Use one of the trainer's.")
             setattr(run, argument, value)
-        run.output_dir = str(Path(str(config.output_dir)) / ("model" if name == own else f"model-{_slug(name)}"))
+        name = name_of(run) if row is None else row
+        folder = "model" if name == name_of(config) else f"model-{_slug(name)}"
+        run.output_dir = str(Path(str(config.output_dir)) / folder)
+        runs.pop(name, None)
         runs[name] = run
     return runs
 
@@ -231,10 +225,10 @@ def _slug(name: str) -> str:
 
 def settings_of(configs: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The arguments in which runs differ, without `output_dir`, with the values of each run."""
-    found = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
-    first = next(iter(found.values()))
-    differing = [key for key in first if any(values[key] != first[key] for values in found.values())]
-    return {name: {key: values[key] for key in differing if key != "output_dir"} for name, values in found.items()}
+    settings = {name: {f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for name, c in configs.items()}
+    first = next(iter(settings.values()))
+    differing = [key for key in first if any(values[key] != first[key] for values in settings.values())]
+    return {name: {key: values[key] for key in differing if key != "output_dir"} for name, values in settings.items()}
 
 
 def alone_in_folder(train: Callable[..., Path]) -> Callable[..., Path]:
@@ -268,7 +262,7 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
     args, folder = trainer.args, Path(str(trainer.args.output_dir))
     if args.save_total_limit == 1 and args.load_best_model_at_end:
         args.save_total_limit = 2  # with 1, the Trainer removes the last one in the end, which says that all is done
-    last = get_last_checkpoint(str(folder)) if has_checkpoint(folder) else None
+    last = newest_checkpoint(folder)
     resumes = last is not None and not args.overwrite_output_dir
     if last is not None and trainer.is_world_process_zero():
         state = TrainerState.load_from_json(str(Path(last) / TRAINER_STATE_NAME))
@@ -286,17 +280,6 @@ def train_or_resume(trainer: ExactResumeTrainer) -> None:
 
 COLLAPSED_FOLDER = "model-collapsed"
 """Folder of the checkpoints of a recipe's own run whose captions have collapsed."""
-
-
-def find_collapse(trainer: Any, captions: list[str]) -> str | None:
-    """Why a trained model must not be saved as the result; None if it may."""
-    # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
-    chosen = trainer.selection is not None and "kept_instead" not in trainer.selection
-    if trainer.collapsed is None and not chosen and trainer.guard is not None:
-        reason = trainer.guard.reason_against(captions)
-        if reason is not None:
-            note_collapse(trainer, reason)
-    return trainer.collapsed
 
 
 def withhold(folder: Path) -> None:
@@ -385,7 +368,7 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
     starts = {run.starts_from for run in runs}
     settings_by_name = settings_of({run.name: run.config for run in runs if run.name not in starts})
     result = Comparison(settings={name: settings for name, settings in settings_by_name.items() if settings})
-    before: dict[str, dict[str, float]] = {}  # the first point of a curve: the captioner before training
+    before: dict[str | None, dict[str, float]] = {}  # the first point of a curve: the captioner before training
     test = splits["test"]
     for number, run in enumerate(runs):
         trainer = run.make(run.config)
@@ -396,7 +379,7 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
         has_dose = is_training and trainer.dose is not None
         if has_dose:
             trainer.compute_metrics = functools.partial(count_wrong, splits["validation"])
-        if not result.captions:
+        if not result.captions and (run.starts_from is not None or not is_training):
             own = beams = run.config.generation_num_beams
             if has_dose and run.config.metric_for_best_model == METRIC:
                 beams = better_decoding(trainer)
@@ -405,18 +388,24 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
             if beams != own:
                 result.rows[-1]["note"] = f"with {beams} beams, which is better for the start than {own}"
         if is_training:
-            if run.starts_from not in before and not has_dose:
+            if run.starts_from is not None and run.starts_from not in before and not has_dose:
                 before[run.starts_from] = trainer.evaluate()
             if evaluator.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
             train_or_resume(trainer)
             if evaluator.learning_curves:
-                first = next(row for row in result.rows if row["name"] == run.starts_from)
-                points = curve_points(first, trainer.state)
+                firsts = [row for row in result.rows if row["name"] == run.starts_from]
+                points: list[dict[str, Any]] = [{**curve_point(row), "step": 0, "epoch": 0.0} for row in firsts]
+                for entry in trainer.state.log_history:
+                    if f"{_PREFIX}length" in entry and entry["step"]:
+                        numbers = {k.removeprefix(_PREFIX): v for k, v in entry.items() if k.startswith(_PREFIX)}
+                        points.append({**numbers, "step": entry["step"], "epoch": entry["epoch"] or 0.0})
                 if len(points) > 1:  # a run without evaluations has no curve
                     result.curves[run.name] = points
-            history = [entry for entry in trainer.state.log_history if "eval_length" in entry]
-            history = history if has_dose else [{**before[run.starts_from], "epoch": 0.0, "step": 0}, *history]
+            history: list[dict[str, Any]] = (
+                [{**before[run.starts_from], "epoch": 0.0, "step": 0}] if run.starts_from in before else []
+            )
+            history += [entry for entry in trainer.state.log_history if "eval_length" in entry]
             keys = ("length", "recall_at_1", METRIC, "hallucination", "unmentioned_objects")
             result.histories[run.name] = [
                 {"epoch": e.get("epoch") or 0.0, "step": e["step"]} | {key: e.get(f"eval_{key}") for key in keys}
@@ -424,11 +413,17 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
             ]
             captions = result.captions[run.name] = trainer.generate_captions(test)
             result.rows.append(measured(run.name, captions, evaluator, trainer))
-            reason = find_collapse(trainer, captions)
-            if reason is not None:
-                result.collapsed[run.name] = reason
-                result.rows[-1]["note"] = reason[0].lower() + reason[1:]
+            # A selected checkpoint was checked in its evaluation. The captions of the test split select nothing.
+            is_checked = trainer.selection is not None and "kept_instead" not in trainer.selection
+            guard = None if is_checked or trainer.collapsed is not None else trainer.guard
+            if guard is not None and (reason := guard.judge(captions)[1]) is not None:
+                note_collapse(trainer, reason)
+            if trainer.collapsed is not None:
+                result.collapsed[run.name] = trainer.collapsed
+                result.rows[-1]["note"] = trainer.collapsed[0].lower() + trainer.collapsed[1:]
             if trainer.selection is not None:
+                if trainer.selection.get("start", {}).get("delivered"):
+                    result.rows[-1]["note"] = "the start, because no checkpoint is significantly better"
                 result.selected[run.name] = trainer.selection
         is_withheld = is_main and run.name in result.collapsed
         if not is_withheld:
@@ -438,7 +433,6 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
         if is_main:
             result.captioner = None if is_withheld else trainer.captioner
             result.main = run.name if is_training else START
-        result.is_main_process = trainer.is_world_process_zero()
     result.rows.append(evaluator.reference_row()[0])
     return result
 
@@ -454,7 +448,7 @@ def compare_runs(
 ) -> Path:
     """Train and evaluate the runs, `complete` the comparison on the main process, and [`finish`] it with the `report`'s settings."""
     result = train_runs(runs, evaluator, splits)
-    if not result.is_main_process:
+    if arguments[-1].process_index > 0:
         return Path(arguments[-1].output_dir) / "results.json"
     complete(result)
     return finish(result, evaluator, arguments, splits, **report)

@@ -122,7 +122,7 @@ def runs_of(
     own = run_name(config)
     if own in variants:
         raise ValueError(f"The variant {own!r} has the name of the recipe's own run. Use another name.")
-    runs = plan_runs(config, {**variants, own: {}}, own=own)
+    runs = plan_runs(config, [*variants.items(), (own, {})], run_name)
     for run in runs.values():
         run.check()
     return runs

@@ -125,6 +125,7 @@ def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -
     first.num_train_epochs = arguments.mle_epochs
     first.learning_rate = arguments.mle_learning_rate or config.learning_rate
     first.max_steps = -1  # max_steps limits only the compared runs
+    first.early_evaluations = []
     # The other runs continue from its last epoch, so no epoch is selected.
     first.eval_strategy, first.load_best_model_at_end = IntervalStrategy.NO, False  # type: ignore[assignment]
     first.output_dir = str(folder)
@@ -133,16 +134,11 @@ def _first(config: SmileRecipeConfig, arguments: SmileArguments, folder: Path) -
 
 def runs_of(config: SmileRecipeConfig, compare_mle_weights: Sequence[float]) -> dict[str, SmileRecipeConfig]:
     """The runs by row name, in the order of the table: the control, the configured run, the mixtures."""
-    listed: dict[str, dict[str, Any]] = {}
-    for weight in sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w)):
-        run = copy.copy(config)
-        # The control is plain maximum likelihood, whatever the settings of SMILE.
-        first_token, subset = (None, "caption") if weight == 1.0 else (config.first_token, config.subset)
-        run.mle_weight, run.first_token, run.subset = weight, first_token, subset
-        listed[run_name(run)] = {"mle_weight": weight, "first_token": first_token, "subset": subset}
-        if weight == config.mle_weight:
-            own = run_name(run)
-    return plan_runs(config, listed, own=own)
+    weights = sorted({config.mle_weight, *compare_mle_weights}, key=lambda w: (w != 1.0, w))
+    # The control is plain maximum likelihood, whatever the settings of SMILE.
+    plain = {"first_token": None, "subset": "caption"}
+    changes = ({"mle_weight": weight} | (plain if weight == 1.0 else {}) for weight in weights)
+    return plan_runs(config, ((None, each) for each in changes), run_name)
 
 
 @alone_in_folder

@@ -60,7 +60,7 @@ def parse_scores(reply: str) -> tuple[float, float] | None:
     labelled: list[float] = []
     for line in reply.splitlines():
         text, labels = _LABEL.subn(" ", line)
-        numbers = [float(found.split("/")[0].replace("\u2212", "-")) for found in _NUMBER.findall(text)]
+        numbers = [float(score.split("/")[0].replace("\u2212", "-")) for score in _NUMBER.findall(text)]
         labelled += numbers if labels == len(numbers) == 1 else []
         numbers = labelled if len(labelled) == 2 else numbers
         if len(numbers) == 2 and all(WORST <= number <= BEST for number in numbers):

@@ -35,9 +35,3 @@ class PairsOptions(DeviceOptions, CacheOptions, DatasetOptions):
     margin: Annotated[float, Range(above=0)] = option(0.1, help="smallest difference of the rewards of a pair")
     max_pairs_per_image: Positive = option(1, help="most pairs of an image")
     prompt: str = option("Describe the image in one sentence.", metavar="TEXT", help="the user's message")
-    dataset: str = option(
-        "scenes",
-        metavar="NAME",
-        group=DatasetOptions.heading,
-        help=DatasetOptions.__dataclass_fields__["dataset"].metadata["help"],
-    )

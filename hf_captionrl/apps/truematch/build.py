@@ -7,9 +7,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import datasets
 
@@ -37,37 +36,26 @@ REASONS: dict[str, str] = {
 """Reasons to drop a bag, in the order of the keys 1 to 5."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """One line."""
-
-    bag: str  # id of the bag, see [`bag_id`]
-    decision: Literal["keep", "drop"] | None  # None to undo earlier decisions
-    reason: str | None = None  # why the bag is dropped, a key of `REASONS`; None if no reason was given
-    time: str | None = None  # UTC, as ISO 8601
-
-
 def bag_id(image_ids: Sequence[str]) -> str:
     """Id of a bag: a hash of its images, so that a rebuilt benchmark keeps its decisions."""
     names = json.dumps([str(image_id) for image_id in image_ids])
     return f"{len(image_ids)}-{hashlib.sha256(names.encode('ascii')).hexdigest()[:12]}"
 
 
-def read_decisions(path: str | os.PathLike[str]) -> list[Decision]:
-    """All decisions of a file, oldest first."""
-    decisions = []
+def read_decisions(path: str | os.PathLike[str]) -> dict[str, dict[str, str | None]]:
+    """`decision`, `reason` and `time` of the last line about each bag, by its id; an undone decision is None."""
+    decisions: dict[str, dict[str, str | None]] = {}
     for number, row in read_jsonl(path):
-        try:
-            line = Decision(**row)
-        except TypeError:
-            line = Decision("", None)
-        allowed = (None, *REASONS) if line.decision == "drop" else (None,)
-        if not line.bag or line.decision not in ("keep", "drop", None) or line.reason not in allowed:
+        line = {"decision": None, "reason": None, "time": None} | row
+        bag = line.pop("bag", None)
+        allowed = (None, *REASONS) if line["decision"] == "drop" else (None,)
+        is_line = isinstance(bag, str) and bag and len(line) == 3 and line["decision"] in ("keep", "drop", None)
+        if not is_line or line["reason"] not in allowed:
             raise ValueError(
                 f'{path}, line {number}, is not a decision. Use {{"bag": "...", "decision": "keep", "drop" or null, "reason": null '
                 f"or, of dropped bags, one of {', '.join(REASONS)}}}."
             )
-        decisions.append(line)
+        decisions[bag] = line
     return decisions
 
 
@@ -92,7 +80,7 @@ class TrueMatch:
     folder: Path
     manifest: Mapping[str, Any]  # settings of the build, from `truematch.json`
     bags: BagFile  # all bags, also those that were dropped
-    decisions: Sequence[Decision]  # oldest first, perhaps also on bags of an earlier build
+    decisions: Mapping[str, Mapping[str, str | None]]  # by bag, perhaps also on bags of an earlier build
 
     @property
     def images(self) -> str:
@@ -101,17 +89,15 @@ class TrueMatch:
             raise ValueError(f"{self.folder} has no images. Use --dataset {self.manifest['source']}, as in the build.")
         return str((self.folder / DATA_FOLDER).resolve())
 
-    @cached_property
-    def last(self) -> dict[str, Decision]:
-        """The last decision on each bag, by its id; undecided bags are left out."""
-        last = {decision.bag: decision for decision in self.decisions}
-        return {bag: decision for bag, decision in last.items() if decision.decision is not None}
+    def decision(self, bag: Sequence[str]) -> str:
+        """ "kept", "dropped" or "undecided"."""
+        line = self.decisions.get(bag_id(bag), {"decision": None})
+        return {"keep": "kept", "drop": "dropped"}.get(str(line["decision"]), "undecided")
 
     @property
     def kept(self) -> BagFile:
-        """The bags without those whose last decision is "drop"; undecided bags stay."""
-        is_dropped = {bag for bag, decision in self.last.items() if decision.decision == "drop"}
-        rows = [row for row, bag in enumerate(self.bags.bags) if bag_id(bag) not in is_dropped]
+        """The bags without those that are dropped; undecided bags stay."""
+        rows = [row for row, bag in enumerate(self.bags.bags) if self.decision(bag) != "dropped"]
         if not rows:
             raise ValueError(f"All {len(self.bags.bags)} bags are dropped, so the benchmark is empty. Keep one.")
         similarities = [self.bags.similarities[row] for row in rows]
@@ -122,9 +108,8 @@ class TrueMatch:
         status: dict[str, dict[str, int]] = {}
         for bag in self.bags.bags:
             counts = status.setdefault(str(len(bag)), {"bags": 0, "kept": 0, "dropped": 0, "undecided": 0})
-            decision = self.last.get(bag_id(bag))
             counts["bags"] += 1
-            counts["undecided" if decision is None else "kept" if decision.decision == "keep" else "dropped"] += 1
+            counts[self.decision(bag)] += 1
         return status
 
 
@@ -178,27 +163,28 @@ def apply_decisions(folder: Path, decisions: Path | None = None) -> tuple[TrueMa
     Existing decisions are not added again, so a file can be applied twice.
     """
     benchmark = load_truematch(folder)
-    new = [] if decisions is None else [line for line in read_decisions(decisions) if line not in benchmark.decisions]
-    if foreign := {line.bag for line in new} - set(map(bag_id, benchmark.bags.bags)):
+    lines = {} if decisions is None else read_decisions(decisions)
+    new = {bag: line for bag, line in lines.items() if benchmark.decisions.get(bag) != line}
+    if foreign := new.keys() - set(map(bag_id, benchmark.bags.bags)):
         raise ValueError(
             f"{decisions} decides about bag {min(foreign)!r}, which is not in {folder}. Use another file."
         )
-    benchmark = replace(benchmark, decisions=[*benchmark.decisions, *new])
+    benchmark = replace(benchmark, decisions={**benchmark.decisions, **new})
     remaining = benchmark.kept  # fails before anything is written if all bags are dropped
-    write_jsonl(folder / DECISIONS_FILE, map(vars, benchmark.decisions))
+    write_jsonl(folder / DECISIONS_FILE, ({"bag": bag, **line} for bag, line in benchmark.decisions.items()))
     save_bags(folder / KEPT_FILE, remaining)
     return benchmark, len(new)
 
 
-def write_truematch_card(found: TrueMatch) -> Path:
+def write_truematch_card(benchmark: TrueMatch) -> Path:
     """Render the card of a benchmark as the folder's `README.md`."""
     from huggingface_hub import DatasetCardData
 
     from hf_captionrl.hub.cards import render_card
 
-    manifest = found.manifest
+    manifest = benchmark.manifest
     card = manifest["card"]
-    counts = found.status().values()
+    counts = benchmark.status().values()
     total, undecided = sum(c["bags"] for c in counts), sum(c["undecided"] for c in counts)
     if undecided == total:
         checked = "No one has reviewed the bags yet: some may contain one image twice, or images that any caption distinguishes."
@@ -213,24 +199,24 @@ def write_truematch_card(found: TrueMatch) -> Path:
         tags=["image-captioning", "hf_captionrl", "truematch"],
         configs=[{"config_name": "default", "data_files": [{"split": "test", "path": f"{DATA_FOLDER}/*.parquet"}]}],
     )
-    values = {"card": card, "manifest": manifest, "status": found.status(), "checked": checked}
+    values = {"card": card, "manifest": manifest, "status": benchmark.status(), "checked": checked}
     files = {"bags": BAGS_FILE, "kept": KEPT_FILE}
     text = render_card("truematch.md", data, files=files, **values)
-    return atomic_write_text(found.folder / "README.md", text)
+    return atomic_write_text(benchmark.folder / "README.md", text)
 
 
 def rewrite_truematch_card(folder: Path, changes: Mapping[str, str]) -> Path:
     """Render the card of a benchmark again with changed facts, which its manifest keeps."""
-    found = load_truematch(folder)
-    found.manifest["card"].update(changes)
-    written = write_truematch_card(found)  # refuses what must not be published before the manifest keeps it
-    write_json(folder / MANIFEST_FILE, found.manifest)
+    benchmark = load_truematch(folder)
+    benchmark.manifest["card"].update(changes)
+    written = write_truematch_card(benchmark)  # refuses what must not be published before the manifest keeps it
+    write_json(folder / MANIFEST_FILE, benchmark.manifest)
     return written
 
 
-def print_status(found: TrueMatch) -> None:
+def print_status(benchmark: TrueMatch) -> None:
     """Print how many bags of each size are kept, dropped and undecided."""
-    for size, counts in found.status().items():
+    for size, counts in benchmark.status().items():
         print(
             f"  {counts['bags']} bags of {size}: {counts['kept']} kept, {counts['dropped']} dropped, "
             f"{counts['undecided']} undecided"
@@ -297,11 +283,11 @@ def build(arguments: BuildOptions) -> None:
     manifest = {"format": 1, **settings, "has_facts": "facts" in dataset.column_names, "card": card}
     manifest["versions"] = installed_versions()
     mined = BagFile(bags, scores, scorer.signature, arguments.features, "truematch")
-    found = write_truematch(output, mined, manifest)
-    write_truematch_card(found)
+    benchmark = write_truematch(output, mined, manifest)
+    write_truematch_card(benchmark)
     if arguments.json:
-        said = {"bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}
-        print(json.dumps({"output": str(output), **settings, **said}))
+        facts = {"bags": benchmark.status(), "fingerprint": bags_fingerprint(benchmark.kept)}
+        print(json.dumps({"output": str(output), **settings, **facts}))
         return
     print(f"{output}: {len(ids)} images in {DATA_FOLDER}/, {arguments.features} features of {scorer.signature}")
-    print_status(found)
+    print_status(benchmark)

@@ -29,6 +29,15 @@ COLUMNS = ("rd100_recall_at_1", "cider_d", "ndlb_clip_score", "hallucination", "
 RESULTS_FORMAT = "truematch-results-1"  # `format` in results.json
 
 
+def _scorer(arguments: EvaluateOptions, source: str) -> Any:
+    """The scorer of the options, or the default for the data."""
+    scorer, _, reasons = load_evaluators(source, arguments.scorer, "none")
+    if scorer is None:
+        why = reasons.get("no scorer", "--scorer is 'none'")
+        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
+    return scorer
+
+
 def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
     """R@1 of captions among ImageCoDe's ten images: all sets, photographs, frames of videos."""
     import torch
@@ -40,9 +49,7 @@ def _evaluate_imagecode(arguments: EvaluateOptions) -> None:
     ids = [sets.image_ids[row] for row in sets.targets]
     files = read_files(arguments.captions, names)
     texts = [[group[0] for group in file.aligned(ids, set(ids))] for file in files]
-    scorer, _, reasons = load_evaluators("", arguments.scorer, "none")
-    if scorer is None:
-        raise ValueError(f"Retrieval needs a scorer, but {reasons.get('no scorer', 'there is none')}. Use --scorer.")
+    scorer = _scorer(arguments, "")
     images = torch.cat([scorer.image_features([open_image(path)]) for path in sets.paths])
     rows = []
     for name, captions in zip(names, texts, strict=True):
@@ -70,23 +77,20 @@ def evaluate(arguments: EvaluateOptions) -> None:
     if (arguments.folder / "valid_data.json").is_file():
         _evaluate_imagecode(arguments)
         return
-    found = load_truematch(arguments.folder)
-    bags = found.kept
-    output_dir = arguments.output_dir or Path("outputs") / found.folder.resolve().name
+    benchmark = load_truematch(arguments.folder)
+    bags = benchmark.kept
+    output_dir = arguments.output_dir or Path("outputs") / benchmark.folder.resolve().name
 
     if not arguments.captions and not arguments.references:
         raise ValueError("There is nothing to evaluate. Use --captions or --references.")
     files = read_files(arguments.captions, source_names(arguments.captions, arguments.names))
-    images = arguments if arguments.dataset else replace(arguments, dataset=found.images, split="test")
+    images = arguments if arguments.dataset else replace(arguments, dataset=benchmark.images, split="test")
     split = load_split(images, quarantine_path=output_dir / "quarantine.jsonl")
     ids = [str(i) for i in split.dataset["image_id"][:]]
     rows_of = bags.rows(ids)  # fails on missing images before any model is loaded
     aligned = [file.aligned(ids, split.all_ids) for file in files]
 
-    held_out, _, reasons = load_evaluators(found.manifest["source"], arguments.scorer, "none")
-    if held_out is None:
-        why = reasons.get("no scorer", "--scorer is 'none'")
-        raise ValueError(f"Retrieval needs a scorer, but {why}. Use another --scorer.")
+    held_out = _scorer(arguments, benchmark.manifest["source"])
     evaluator = Evaluator(split.dataset, held_out, None, seed=arguments.seed, cache_dir=arguments.cache_dir)
     evaluator.bags = rows_of
     sources = [Source(f.name, c, evaluator.references) for f, c in zip(files, aligned, strict=True)]
@@ -114,10 +118,10 @@ def evaluate(arguments: EvaluateOptions) -> None:
     shown = [{"name": row["name"], **{k: v for k, v in row.items() if k.startswith(keys)}} for row in rows]
     result: dict[str, Any] = {
         "format": RESULTS_FORMAT,
-        "benchmark": found.manifest["card"]["dataset_id"],
+        "benchmark": benchmark.manifest["card"]["dataset_id"],
         "fingerprint": bags_fingerprint(bags),
         "bags": {str(size): len(group) for size, group in rows_of.items()},
-        "review": found.status(),
+        "review": benchmark.status(),
         "num_images": len(ids),
         "scorer": held_out.signature,
         "scorer_made_the_bags": held_out.signature == bags.signature,
@@ -140,6 +144,6 @@ def evaluate(arguments: EvaluateOptions) -> None:
     if arguments.json:
         print(json.dumps(to_plain(result), ensure_ascii=False))
         return
-    print_status(found)
+    print_status(benchmark)
     print_comparison([section])
     print(f"Written to {output_dir}: results.json, results.md")

@@ -36,56 +36,58 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def review_images(found: TrueMatch, arguments: DatasetOptions) -> datasets.Dataset:
+def review_images(benchmark: TrueMatch, arguments: DatasetOptions) -> datasets.Dataset:
     """Images and captions of the bags: those of `--dataset`, or those in the benchmark if that is empty."""
     if arguments.dataset:
         rows: Any = load_split(
-            arguments, quarantine_path=found.folder / "quarantine.jsonl", require_captions=False
+            arguments, quarantine_path=benchmark.folder / "quarantine.jsonl", require_captions=False
         ).dataset
     else:
-        rows = load_captions(found.images, split="test", require_captions=False)
+        rows = load_captions(benchmark.images, split="test", require_captions=False)
     row_of = {image_id: row for row, image_id in enumerate(id_column(rows))}
-    wanted = sorted({image_id for bag in found.bags.bags for image_id in bag})
-    if missing := [image_id for image_id in wanted if image_id not in row_of]:
+    image_ids = sorted({image_id for bag in benchmark.bags.bags for image_id in bag})
+    if missing := [image_id for image_id in image_ids if image_id not in row_of]:
         raise ValueError(f"The data have no image {missing[0]!r} of the bags. Check --dataset and --split.")
-    return undecoded(rows.select([row_of[image_id] for image_id in wanted]))
+    return undecoded(rows.select([row_of[image_id] for image_id in image_ids]))
 
 
 def apply(arguments: ApplyOptions) -> None:
     """Add decisions, write `kept.json` and the card again, and print the state of the review."""
-    found, added = apply_decisions(arguments.folder, arguments.decisions)
-    write_truematch_card(found)
+    benchmark, added = apply_decisions(arguments.folder, arguments.decisions)
+    write_truematch_card(benchmark)
     if arguments.json:
-        print(json.dumps({"added": added, "bags": found.status(), "fingerprint": bags_fingerprint(found.kept)}))
+        print(
+            json.dumps({"added": added, "bags": benchmark.status(), "fingerprint": bags_fingerprint(benchmark.kept)})
+        )
         return
     print(f"{arguments.folder}: {added} decisions added" if arguments.decisions is not None else str(arguments.folder))
-    print_status(found)
+    print_status(benchmark)
 
 
 def review(arguments: ReviewOptions) -> None:
     """Write the review page, with the current decisions and the images."""
     if arguments.output.is_dir():
         raise ValueError(f"--output {str(arguments.output)!r} is a folder. Name a file, such as review.html.")
-    found = load_truematch(arguments.folder)
-    rows, images, row_of = review_images(found, arguments), {}, {}
+    benchmark = load_truematch(arguments.folder)
+    rows, images, row_of = review_images(benchmark, arguments), {}, {}
     for row, (image_id, captions) in enumerate(zip(id_column(rows), rows["captions"][:], strict=True)):
         source = str(embedded_image(open_image(rows[row]["image"]))["source"])
         images[str(row)] = {"image_id": image_id, "source": source, "captions": list(captions)}
         row_of[image_id] = str(row)
     bags: list[dict[str, Any]] = [
         {"id": bag_id(bag), "similarity": similarity, "images": [row_of[image_id] for image_id in bag]}
-        for bag, similarity in zip(found.bags.bags, found.bags.similarities, strict=True)
+        for bag, similarity in zip(benchmark.bags.bags, benchmark.bags.similarities, strict=True)
     ]
     # Small bags first, in random order within a size, so that an unfinished review is a fair sample.
-    random.Random(int(found.manifest["seed"])).shuffle(bags)
+    random.Random(int(benchmark.manifest["seed"])).shuffle(bags)
     data = {
         "bags": sorted(bags, key=lambda bag: len(bag["images"])),
         "images": images,
         "reasons": REASONS,
-        "decisions": {bag: {"decision": d.decision, "reason": d.reason} for bag, d in found.last.items()},
-        "fingerprint": bags_fingerprint(found.bags),
+        "decisions": {bag: line for bag, line in benchmark.decisions.items() if line["decision"] is not None},
+        "fingerprint": bags_fingerprint(benchmark.bags),
     }
-    title = f"Bags of {found.manifest['card']['dataset_id']}"
+    title = f"Bags of {benchmark.manifest['card']['dataset_id']}"
     # Unsorted, because the keys 1, 2, ... follow the order of the reasons.
     page = render_html(TEMPLATES, "review", sort_keys=False, title=title, reasons=REASONS, data=data)
     atomic_write_text(arguments.output, page)

@@ -19,16 +19,13 @@ class Description:
     arguments: str  # of `compute`, written as the `Args:` of a docstring
     returns: str  # keys of the result
     limitations: str  # what a reader of the number must know
-    # Arguments of `compute` with the `result` that they must give; the examples of the Space.
+    # Arguments of `compute` with the `result` that they must give; the first is the example.
     cases: tuple[Mapping[str, Any], ...]
     citation: str  # BibTeX
     urls: tuple[str, ...]  # of the papers
     predictions: tuple[str, ...] = ("text",)  # kinds of rows that they may be, see `metric.KINDS`
     references: tuple[str, ...] = ()  # the same; empty if there is no such column
     references_required: bool = False
-    # Arguments of the cases that a visitor of the Space may change, in addition to predictions and references: numbers and
-    # texts that are not opened as files.
-    data_arguments: tuple[str, ...] = ()
     extra: str = ""  # of `pip install hf-captionrl[...]` that the Space needs
 
     @property
@@ -116,7 +113,6 @@ length of captions, so compare sets of the same size. Div-2 is divided by words 
 """,
         urls=("https://arxiv.org/abs/2003.03749", "https://arxiv.org/abs/1703.10476"),
         predictions=("texts", "text"),
-        data_arguments=("image_ids", "training_captions"),
     ),
     Description(
         name="caption_faithfulness",
@@ -172,7 +168,6 @@ spelling rules. The exact checker works only for the embedded scenes of hf_capti
 """,
         urls=("https://arxiv.org/abs/1809.02156",),
         references=("texts", "text"),
-        data_arguments=("synonyms",),
     ),
     Description(
         name="caption_nlg",
@@ -320,7 +315,6 @@ Numbers with different scorers, prefixes or scales cannot be compared; the signa
         urls=("https://arxiv.org/abs/2104.08718",),
         predictions=("text", "vector"),
         references=("image", "text", "vector", "row", "texts"),
-        data_arguments=("image_features", "image_ids", "reference_features", "text_features"),
     ),
     Description(
         name="self_retrieval",
@@ -406,7 +400,6 @@ scorer, which the signature states. A scorer's biases about people and places ar
         urls=("https://arxiv.org/abs/2306.13460", "https://arxiv.org/abs/2304.01662"),
         predictions=("text", "vector"),
         references=("image", "text", "vector", "row", "texts"),
-        data_arguments=("image_features", "image_ids", "text_features"),
     ),
 )
 

@@ -7,7 +7,6 @@ import pytest
 from PIL import Image
 
 from hf_captionrl.apps.album.album import Album, AlbumImage
-from hf_captionrl.apps.album.page import write_report
 from tests.browser import CHROMIUM, Browser
 
 
@@ -41,7 +40,7 @@ def report(tmp_path):
     """The page of an album, and the texts of its cards."""
 
     def write(album, pictures, **settings):
-        page = write_report(tmp_path / "page.html", album, pictures, **settings).read_text(encoding="utf-8")
+        page = album.to_html(tmp_path / "page.html", pictures, **settings).read_text(encoding="utf-8")
         return page, [" ".join(Parts(card).text.split()) for card in page.split("<article>")[1:]]
 
     return write
@@ -71,7 +70,7 @@ IN_VIEW = """(() => { const b = document.querySelector('article img').getBoundin
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_first_photograph_is_in_view_and_all_texts_have_contrast(tmp_path):
     photographs = [Image.new("RGB", (1200, 900), (n, 90, 40)) for n in range(4)]
-    path = write_report(tmp_path / "page.html", made(), photographs, title="A long name " * 4)
+    path = made().to_html(tmp_path / "page.html", photographs, title="A long name " * 4)
     with Browser(1280, 900) as page:
         page.open(path.as_uri())
         assert page.evaluate(IN_VIEW)

@@ -11,14 +11,13 @@ from hf_captionrl.apps.boosting.prompts import (
     HOLISTIC_EXAMPLES,
     HOLISTIC_SYSTEM,
     VISUAL_PROMPT,
-    answer_fault,
     blend_prompt,
-    clean_answer,
     holistic_prompt,
-    is_truncated,
+    read_answer,
     visual_prompt,
 )
 from hf_captionrl.scenes import load_scenes
+from hf_captionrl.utils.prompts import Truncated
 
 # SHA-256, first 16 digits, of each string as it was compared with Appendix A.1, letter by letter and digit by digit.
 OF_THE_PAPER = """
@@ -88,17 +87,17 @@ BAD = {
 
 
 def test_good_and_bad_answers():
-    assert {text: fault for text in GOOD if (fault := answer_fault(clean_answer(text), BLEND))} == {}
+    assert {text: fault for text in GOOD if (fault := read_answer(text, BLEND)[1])} == {}
     scenes = load_scenes(num_train=0, num_validation=0, num_test=200)["test"]
     captions = [*scenes["full_caption"][:], *(text for group in scenes["captions"][:] for text in group)]
-    assert [text for text in captions if answer_fault(clean_answer(text), BLEND)] == []
+    assert [text for text in captions if read_answer(text, BLEND)[1]] == []
     for reason, texts in BAD.items():
         for text in texts:
-            fault = answer_fault(clean_answer(text), BLEND)
+            _, fault = read_answer(text, BLEND)
             assert fault is not None, text
             assert fault[0] == reason, text
     for prompt in (visual_prompt("1", None), holistic_prompt("1", "A dog.", "A cat.")):
-        assert answer_fault(clean_answer(prompt.user), prompt)[0] == "answer_repeats_prompt"
+        assert read_answer(prompt.user, prompt)[1][0] == "answer_repeats_prompt"
 
 
 CLEANED = {
@@ -117,9 +116,9 @@ CLEANED = {
 
 
 def test_labels_quotes_and_invented_turns_are_removed():
-    assert {text: clean_answer(text) for text in CLEANED} == CLEANED
+    assert {text: read_answer(text, BLEND)[0] for text in CLEANED} == CLEANED
 
 
 def test_answer_with_an_invented_turn_at_the_limit_is_complete():
-    assert is_truncated("Assistant : A dog that")
-    assert not is_truncated("A dog.\n\nUser : Reference capt")
+    assert read_answer(Truncated("Assistant : A dog that"), BLEND)[1][0] == "answer_truncated"
+    assert read_answer(Truncated("A dog.\n\nUser : Reference capt"), BLEND) == ("A dog.", None)

@@ -151,7 +151,7 @@ def test_decisions_are_applied_once_and_shown_on_the_card(folder, tmp_path, caps
     before = content(folder)
     assert truematch("apply", folder, "--decisions", tmp_path / "d.jsonl") == 0
     assert content(folder) == before
-    assert [d.bag for d in read_decisions(folder / "decisions.jsonl")] == [line["bag"] for line in given]
+    assert list(read_decisions(folder / "decisions.jsonl")) == [line["bag"] for line in given]
 
 
 @pytest.mark.parametrize(
@@ -188,12 +188,20 @@ def test_script_asks_the_facts_whether_a_caption_fits_its_image_alone(scenes):
 
 @pytest.mark.parametrize(
     "change",
-    [{"bag": ""}, {"decision": "maybe"}, {"decision": ["keep"]}, {"reason": "ugly"}, {"decision": "keep"}, {"x": 1}],
+    [
+        {"bag": ""},
+        {"bag": ["3-a"]},
+        {"decision": "maybe"},
+        {"decision": ["keep"]},
+        {"reason": "ugly"},
+        {"decision": "keep"},
+        {"x": 1},
+    ],
 )
 def test_invalid_decisions_are_refused(change, tmp_path):
     good = {"bag": "3-a", "decision": "drop", "reason": "other"}
     write_jsonl(tmp_path / "d.jsonl", [good])
-    assert read_decisions(tmp_path / "d.jsonl")[0].reason == "other"
+    assert read_decisions(tmp_path / "d.jsonl")["3-a"]["reason"] == "other"
     write_jsonl(tmp_path / "d.jsonl", [good, good | change])
     with pytest.raises(ValueError, match="line 2, is not a decision"):
         read_decisions(tmp_path / "d.jsonl")

@@ -84,7 +84,7 @@ def decisions(browser):
     while browser.wait_for_event("Browser.downloadProgress")["state"] != "completed":
         pass
     path = browser.downloads / "decisions.jsonl"
-    lines = [(line.decision, line.reason) for line in read_decisions(path)]
+    lines = [(line["decision"], line["reason"]) for line in map(json.loads, path.read_text().splitlines())]
     return lines, path
 
 
@@ -103,7 +103,7 @@ def test_keys_decide(browser, page):
     browser.wait("!document.body.classList.contains('asking')")
     lines, path = decisions(browser)
     assert lines == [("keep", None), ("drop", "too_easy"), ("drop", "other"), ("drop", None)]
-    assert read_decisions(path)[0].bag == bag_id(first)
+    assert next(iter(read_decisions(path))) == bag_id(first)
     browser.wait("[...document.images].every((image) => image.naturalWidth > 0)")
     assert [problem for problem in browser.problems() if "favicon" not in problem] == []
 
@@ -119,7 +119,7 @@ def test_the_download_is_applied(browser, page, folder, capsys):
     assert [decision for decision, _ in lines] == ["keep", "drop", "drop", None]
     assert main(["truematch", "apply", str(folder), "--decisions", str(path), "--json"]) == 0
     applied = json.loads(capsys.readouterr().out)
-    assert applied["added"] == 4
+    assert applied["added"] == 3  # of which one is undone
     assert sum(counts["undecided"] for counts in applied["bags"].values()) == 3
     assert len(json.loads((folder / "kept.json").read_text())["bags"]) == 4
     assert "2 of 5 bags were reviewed" in (folder / "README.md").read_text(encoding="utf-8")

@@ -1,36 +1,35 @@
-"""`captionrl audit-metric`: its captions against the truth checker, its numbers against loops, its calibration, and its files."""
+"""reproduction/metric_audit.py: its captions against the truth checker, its numbers against loops, and its calibration."""
 
 import itertools
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hf_captionrl.cli import main
 from hf_captionrl.data import open_image
-from hf_captionrl.experimental.metric_audit import (
+from hf_captionrl.retrieval import load_scorer
+from hf_captionrl.rewards import SelfRetrieval
+from hf_captionrl.scenes import check, full_caption, sample_scene
+from reproduction import RESULTS
+from reproduction.metric_audit import (
     INVARIANCES,
     KINDS,
-    AuditedMetric,
-    AuditImages,
-    audit_on_scenes,
+    SCORERS,
+    audit,
+    draw_scenes,
     false_alarms,
+    functions_of,
     misranked,
     probe,
     reward_metric,
     scene_captions,
     scene_references,
 )
-from hf_captionrl.retrieval import load_scorer
-from hf_captionrl.rewards import SelfRetrieval
-from hf_captionrl.scenes import check, full_caption, render_scene, sample_scene
-from tests.apps.boosting.server import ChatServer, texts_of
 
-RESULTS = Path(__file__).parents[2] / "reproduction/results/metric_audit.json"
-SCORERS = ("scenes:clip-reward", "scenes:siglip-held-out")
+KNOWN = {SCORERS[0]: (0.595, 0.658), SCORERS[1]: (0.906, 0.960)}
+"""Intervals of docs/scenes.md, of other scenes, so that intervals have to overlap, not to hold the means."""
 
 
 def scenes(number, seed=0):
@@ -163,13 +162,12 @@ def test_false_alarms_are_at_the_nominal_level():
 
 
 @pytest.fixture(scope="module")
-def audited():
-    draw = random.Random(0)
-    metrics = [AuditedMetric(name, name) for name in ("truth_precision", "truth_f1", "length")]
-    metrics.append(AuditedMetric("random", lambda captions, references, images: [draw.random() for _ in captions]))
-    metrics.append(AuditedMetric("constant", lambda captions, references, images: [3.0 for _ in captions]))
-    metrics += [AuditedMetric(name, "clip_score", load_scorer(name, device="cpu"), "") for name in SCORERS]
-    return audit_on_scenes(metrics, n=300)
+def audited(tmp_path_factory):
+    drawn, draw = draw_scenes(300, "short", tmp_path_factory.mktemp("scenes")), random.Random(0)
+    functions = functions_of(["truth_precision", "truth_f1", "length", "clip_score"], drawn)
+    functions["random"] = lambda captions, references, files: [draw.random() for _ in captions]
+    functions["constant"] = lambda captions, references, files: [3.0 for _ in captions]
+    return audit(functions, drawn)
 
 
 @pytest.mark.parametrize("name", ["truth_precision", "truth_f1"])
@@ -208,100 +206,43 @@ def test_a_constant_metric_has_only_ties(audited):
 
 
 def test_the_known_difference_of_the_shipped_scorers_reappears(audited):
-    # The means and intervals of docs/scenes.md are of other scenes, so the intervals have to overlap, not to hold the means.
-    known = {SCORERS[0]: (0.595, 0.658), SCORERS[1]: (0.906, 0.960)}
-    found = {name: audited[name]["sensitivity"]["swapped objects"]["interval"] for name in SCORERS}
-    for name, (low, high) in known.items():
-        assert max(low, found[name][0]) <= min(high, found[name][1]), name
-    assert found[SCORERS[0]][1] < found[SCORERS[1]][0]
-    assert audited[SCORERS[0]]["cost"]["value"] > 0
+    intervals = {
+        name: audited[f"clip_score ({name})"]["sensitivity"]["swapped objects"]["interval"] for name in SCORERS
+    }
+    for name, (low, high) in KNOWN.items():
+        assert max(low, intervals[name][0]) <= min(high, intervals[name][1]), name
+    assert intervals[SCORERS[0]][1] < intervals[SCORERS[1]][0]
+    assert audited[f"clip_score ({SCORERS[0]})"]["cost"]["value"] > 0
 
 
 # --- rewards and scorers as metrics ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("scenes")
-    drawn = scenes(12, seed=4)
-    for row, (scene, _) in enumerate(drawn):
-        render_scene(scene).save(folder / f"{row}.png")
-    facts = [scene.facts for scene, _ in drawn]
-    files = [folder / f"{row}.png" for row in range(12)]
-    return AuditImages(files, [[full_caption(fact)] for fact in facts], facts), [
-        texts["word order"] for _, texts in drawn
-    ]
-
-
-def test_self_retrieval_as_a_metric_is_a_softmax_over_all_images(material):
-    images, captions = material
-    scorer = load_scorer(SCORERS[0], device="cpu")
-    pictures = scorer.image_features([open_image(file) for file in images.files])
-    text = scorer.text_features(captions)
-    logits = scorer.logit_scale * text @ pictures.T
+def test_self_retrieval_as_a_metric_is_a_softmax_over_all_images(tmp_path):
+    drawn = draw_scenes(12, "full", tmp_path)
+    captions, scorer = [row["word order"] for row in drawn.captions], load_scorer(SCORERS[0], device="cpu")
+    pictures = scorer.image_features([open_image(file) for file in drawn.files])
+    logits = scorer.logit_scale * scorer.text_features(captions) @ pictures.T
     expected = [float(logits[row, row] - torch.logsumexp(logits[row], 0)) for row in range(12)]
+    score = reward_metric("self_retrieval", drawn, scorer)
     for rows in (range(12), [5, 2, 2]):  # some captions only, an image twice: the distractors stay
-        scores = reward_metric("self_retrieval", images, scorer)(
-            [captions[row] for row in rows], None, [images.files[row] for row in rows]
-        )
+        scores = score([captions[row] for row in rows], None, [drawn.files[row] for row in rows])
         assert scores == pytest.approx([expected[row] for row in rows], abs=1e-4)
-    found = reward_metric(SelfRetrieval(reward_kind="accuracy"), images, scorer)(captions, None, images.files)
-    assert found == [float(row.argmax() == at) for at, row in enumerate(logits)]
+    hits = reward_metric(SelfRetrieval(reward_kind="accuracy"), drawn, scorer)(captions, None, drawn.files)
+    assert hits == [float(row.argmax() == at) for at, row in enumerate(logits)]
 
-
-def test_a_reward_gets_the_facts_of_scenes(material):
-    images, captions = material
-
-    def right(completions, facts):
+    def right(completions, facts):  # a reward gets the facts of scenes
         return [len(check(text, fact).right) for text, fact in zip(completions, facts, strict=True)]
 
-    scores = reward_metric(right, images)(captions[:3], None, images.files[:3])
-    assert scores == [len(check(captions[row], images.facts[row]).right) for row in range(3)]
-
-
-# --- the command and its files ---------------------------------------------------------------------------------------
-
-
-def test_command_writes_json(tmp_path, capsys):
-    arguments = ["--metric", "length", "reward:length", "--n", "50", "--output", str(tmp_path)]
-    assert main(["audit-metric", *arguments, "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    written = json.loads((tmp_path / "metric_audit.json").read_text())
-    assert written == printed | {"versions": written["versions"]}
-    assert set(written["metrics"]) == {"length", "reward:length"}
-    assert main(["audit-metric", *arguments[:2], *arguments[3:]]) == 0
-    assert f"length: does not see {', '.join(KINDS)}" in capsys.readouterr().out
-
-
-def test_a_judge_is_audited(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-    arguments = f"--metric clair --n 50 --output {tmp_path} --judge openai:m".split()
-    with ChatServer(lambda messages: json.dumps({"score": len(texts_of(messages)[0]) % 100})) as server:
-        assert main(["audit-metric", *arguments, "--judge_url", server.url, "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["metrics"]) == {"clair"}
-
-
-BAD = {
-    "an unknown metric": (["--metric", "cidre"], "cidre"),
-    "few scenes": (["--metric", "length", "--n", "49"], "n is 49"),
-    "no judge": (["--metric", "clair"], "--judge"),
-    "a reward of several captions": (["--metric", "reward:diversity", "--n", "50"], "num_generations"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "named"), BAD.values(), ids=BAD)
-def test_bad_input(arguments, named, tmp_path, capsys):
-    assert main(["audit-metric", *arguments, "--output", str(tmp_path / "out")]) == 2
-    assert named in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
+    scores = reward_metric(right, drawn)(captions[:3], None, drawn.files[:3])
+    assert scores == [len(check(captions[row], drawn.facts[row]).right) for row in range(3)]
 
 
 def test_committed_results_are_calibrated():
-    found = json.loads(RESULTS.read_text())["short"]["metrics"]
-    known = {SCORERS[0]: (0.595, 0.658), SCORERS[1]: (0.906, 0.960)}  # docs/scenes.md
-    for name, (low, high) in known.items():
-        interval = found[f"clip_score ({name})"]["sensitivity"]["swapped objects"]["interval"]
+    rows = json.loads((RESULTS / "metric_audit.json").read_text())["short"]["metrics"]
+    for name, (low, high) in KNOWN.items():
+        interval = rows[f"clip_score ({name})"]["sensitivity"]["swapped objects"]["interval"]
         assert max(low, interval[0]) <= min(high, interval[1]), name
-    assert found["truth_f1"]["sees"] == list(KINDS)
-    assert found["length"]["does_not_see"] == list(KINDS)
-    assert 0.5 < found["cider_d"]["cost"]["value"] < 2  # relative to itself
+    assert rows["truth_f1"]["sees"] == list(KINDS)
+    assert rows["length"]["does_not_see"] == list(KINDS)
+    assert 0.5 < rows["cider_d"]["cost"]["value"] < 2  # relative to itself
