@@ -52,7 +52,6 @@ from hf_captionrl.metrics.caption_checks import spoken
 from hf_captionrl.retrieval.feature_cache import progress_bar
 from hf_captionrl.trainers.caption_config import CaptionConfig, refuse_unsupported
 from hf_captionrl.trainers.checkpoints import ExactResumeTrainer
-from hf_captionrl.trainers.dose import SMALLEST_SPLIT, DoseCallback
 from hf_captionrl.trainers.guard import UnchangedCallback, show_completions
 from hf_captionrl.trainers.policy import autocast, make_policy, refuse_data_parallel
 
@@ -173,10 +172,15 @@ class CaptionTrainer(ExactResumeTrainer):
         refuse_data_parallel(args, self.captioner.model)
         self.scorer = scorer
         self._once: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-        early = getattr(args, "early_evaluations", None)
-        is_small = bool(early) and len(eval_dataset or ()) < SMALLEST_SPLIT
-        if compute_metrics is None and args.has_default_metric and (self.scorer is None or is_small):
-            lack = "There is no scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images are needed"
+        lack = "There is no scorer" if self.scorer is None else ""
+        if early := getattr(args, "early_evaluations", None):
+            from hf_captionrl.trainers.dose import SMALLEST_SPLIT, DoseCallback
+
+            self.dose = DoseCallback(self, early)
+            callbacks = [*(callbacks or []), self.dose]
+            if len(eval_dataset or ()) < SMALLEST_SPLIT:
+                lack = f"{SMALLEST_SPLIT} validation images are needed"
+        if compute_metrics is None and args.has_default_metric and lack:
             self._select_without_scorer(args, lack)
         self.image_rows = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
@@ -185,9 +189,6 @@ class CaptionTrainer(ExactResumeTrainer):
             items = self._caption_dataset(train_dataset, args)
             self._epochs = EpochCallback(items)
             callbacks = [*(callbacks or []), self._epochs]
-        if early:
-            self.dose = DoseCallback(self, early)
-            callbacks = [*(callbacks or []), self.dose]
         self._unchanged = UnchangedCallback()
         super().__init__(
             model=self.captioner.model,

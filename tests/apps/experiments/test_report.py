@@ -42,7 +42,7 @@ class Counting:
     def remove_callback(self, callback):
         pass
 
-    def generate_captions(self, dataset):
+    def generate_captions(self, dataset, num_beams=None):
         return ["word " * self.length]
 
     def save_model(self):
