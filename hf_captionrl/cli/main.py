@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import inspect
 import json
@@ -133,12 +132,7 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         function = command.function
         if ":" not in function:
             function = f"{command.options.partition(':')[0]}:{function}"
-        parser.set_defaults(run=functools.partial(_call, cls, function), is_resumable=command.is_resumable)
-
-
-def _call(cls: type[Any], function: str, arguments: argparse.Namespace) -> None:
-    options = options_from(cls, arguments)  # values are checked before torch is imported
-    _load(function)(options)
+        parser.set_defaults(options=cls, function=function, is_resumable=command.is_resumable)
 
 
 # --- `captionrl completion`: a script that completes commands and options --------------------------------------------
@@ -158,16 +152,11 @@ class CompletionOptions(CommandOptions):
     shell: Literal["bash", "zsh", "fish"] = option(positional=True, help="shell that runs the script")
 
 
-def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script that completes a parser's commands and options in a shell."""
-    import shtab
-
-    return str(shtab.complete(parser, shell))
-
-
 def complete(options: CompletionOptions) -> None:
     """Print the completion script of the whole command line."""
-    script = completion_script(build_parser(), options.shell)
+    import shtab
+
+    script = str(shtab.complete(build_parser(), options.shell))
     print(json.dumps({"shell": options.shell, "script": script}) if options.json else script)
 
 
@@ -224,7 +213,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # argparse has printed the reason
         return stop.code if isinstance(stop.code, int) else 2
     try:
-        arguments.run(arguments)
+        options = options_from(arguments.options, arguments)  # values are checked before torch is imported
+        _load(arguments.function)(options)
     except BrokenPipeError:  # the reader of the output (`head`) has closed it
         return 0
     except SystemExit as stop:  # a subprocess has printed the reason

@@ -176,9 +176,15 @@ class CaptionTrainer(ExactResumeTrainer):
         early = getattr(args, "early_evaluations", None)
         is_small = bool(early) and len(eval_dataset or ()) < SMALLEST_SPLIT
         if compute_metrics is None and args.has_default_metric and (self.scorer is None or is_small):
-            self._select_without_scorer(
-                args, "scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images"
-            )
+            metric = args.metric_without_scorer
+            args.has_default_metric, args.load_best_model_at_end = False, metric is not None
+            args.metric_for_best_model = metric  # type: ignore[assignment]
+            args.greater_is_better = None if metric is None else False
+            if args.process_index == 0:
+                lacks = "scorer" if self.scorer is None else f"{SMALLEST_SPLIT} validation images"
+                chosen = f"eval_{metric} selects the checkpoint" if metric else "The last checkpoint is delivered"
+                text = "There is no %s to select by retrieval. %s; metric_for_best_model names another."
+                logger.warning(text, lacks, chosen)
         self.image_rows = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
@@ -205,18 +211,6 @@ class CaptionTrainer(ExactResumeTrainer):
         self.model_init = model_init
         # Losses are divided by num_items_in_batch; without this, the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
-
-    @staticmethod
-    def _select_without_scorer(args: CaptionConfig, missing: str) -> None:
-        metric = args.metric_without_scorer
-        args.has_default_metric, args.load_best_model_at_end = False, metric is not None
-        args.metric_for_best_model = metric  # type: ignore[assignment]
-        args.greater_is_better = None if metric is None else False
-        if args.process_index == 0:
-            chosen = "The last checkpoint is delivered" if metric is None else f"eval_{metric} selects the checkpoint"
-            logger.warning(
-                "There is no %s to select by retrieval. %s; metric_for_best_model names another.", missing, chosen
-            )
 
     # Policy
 
