@@ -81,7 +81,7 @@ COMMANDS: tuple[Command, ...] = (
               captionrl metrics path caption_diversity
         """,
             subcommands=(
-                Command("path", "print the file of a metric", "cli.metrics:PathOptions", "print_path"),
+                Command("path", "print the file of a metric", "cli.main:PathOptions", "print_path"),
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
             "apps.album.options:DemoOptions", "apps.album.demo:serve_demo"),
@@ -135,7 +135,29 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         parser.set_defaults(options=cls, function=function, is_resumable=command.is_resumable)
 
 
-# --- `captionrl completion`: a script that completes commands and options --------------------------------------------
+# --- `captionrl metrics path`, and `captionrl completion` -------------------------------------------------------------
+
+
+@dataclass
+class PathOptions(CommandOptions):
+    """Print the file of a metric. evaluate.load takes it too."""
+
+    examples: ClassVar[str] = """
+        example:
+          captionrl metrics path self_retrieval
+    """
+
+    name: str = option(
+        positional=True, metavar="NAME", help="name of the metric, such as self_retrieval or caption_diversity"
+    )
+
+
+def print_path(options: PathOptions) -> None:
+    """Print the file of a module."""
+    from hf_captionrl.metrics.evaluate_modules import path
+
+    file = path(options.name)
+    print(json.dumps({"name": options.name, "path": file}) if options.json else file)
 
 
 @dataclass

@@ -16,6 +16,8 @@ from hf_captionrl.evaluation.options import EvaluationArguments
 class Counting:
     """A trainer of two evaluations, whose captions get longer by `gain` words before the second one."""
 
+    dose = None
+
     def __init__(self, length, gain):
         self.length, self.gain, self.evaluated = length, gain, 0
         self.state = SimpleNamespace(log_history=[])
@@ -64,7 +66,7 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
     starts = {"XE": "MLE", "alone": "MLE", "SLE": "XE", "SLL": "XE"}
     configs = {name: SelfRetrievalRecipeConfig(str(tmp_path / name), use_cpu=True) for name in starts}
     runs = [Run(n, configs[n], lambda config, n=n: trainers[n], start) for n, start in starts.items()]
-    found = train_runs(runs, evaluator, None)
+    found = train_runs(runs, evaluator, {"test": None})
     for curves in (found.histories, found.curves):
         assert {name: [(p["epoch"], p["length"]) for p in points] for name, points in curves.items()} == {
             "XE": [(0.0, 2), (0.5, 2), (1.0, 5)],
