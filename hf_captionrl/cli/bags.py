@@ -87,7 +87,7 @@ def mine_bags(arguments: BagsOptions) -> None:
     if len(ids) < least:
         raise ValueError(f"the split has {len(ids)} images, but a bag needs {least}. Lower --bag_sizes.")
     scorer = similarity_scorer(arguments)
-    features, signature = features_of(arguments, split.dataset, scorer, arguments.features), scorer.signature
+    features, signature = features_of(arguments, split.dataset, scorer), scorer.signature
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     summary: dict[str, Any] = {"output": str(output), "mode": arguments.mode, "images": len(ids)}
     summary |= {"scorer": signature, "features": arguments.features}

@@ -34,7 +34,7 @@ from hf_captionrl.utils.options import (
     WritingOptions,
     option,
 )
-from hf_captionrl.utils.parts import MakePart, read_parts, refuse_other_settings, run_parts, seed_of_batch, split_rows
+from hf_captionrl.utils.parts import read_parts, refuse_other_settings, run_parts, seed_of_batch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -217,7 +217,7 @@ class BatchCaptioner:
         return {row: group for row, group in zip(readable, groups, strict=True) if len(group) == number}
 
 
-class CaptionParts(MakePart):
+class CaptionParts:
     """Parts with one row per image: `image_id`, `captions`, and `reason` and `detail` if it is unreadable.
 
     `ids` is [`ids_digest`] of the images; a process that finds other images stops.
@@ -386,9 +386,8 @@ def _write_parts(arguments: CaptionOptions, output: Path) -> Written:
     ids, number = ids_digest(split.dataset), len(split.dataset)
     settings: dict[str, Any] = {"images": ids, "content of the images": json_digest(image_hashes(split.dataset))}
     settings |= {"batch_size": arguments.batch_size, **arguments.settings}
-    parts = split_rows(number, size)
-    make_part = CaptionParts(arguments, ids)
-    resumed = run_parts(output, parts, make_part, arguments, settings=settings, overwrite=arguments.overwrite)
+    sizes: dict[str, Any] = {"rows_per_shard": size, "overwrite": arguments.overwrite}
+    resumed = run_parts(output, number, CaptionParts(arguments, ids), arguments, settings=settings, **sizes)
     write_json(output / "run.json", {"settings": arguments.settings, "trained_on": split.trained})
     entries = [
         QuarantineEntry(row, image["image_id"], split.split, image["reason"], image["detail"])
@@ -396,7 +395,7 @@ def _write_parts(arguments: CaptionOptions, output: Path) -> Written:
         if image["reason"] is not None
     ]
     summary = _summary(arguments, output, split, number - len(entries), resumed)
-    return summary | {"shards": len(parts)}, entries, number
+    return summary | {"shards": -(-number // size)}, entries, number
 
 
 def _summary(

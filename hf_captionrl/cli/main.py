@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import inspect
 import json
@@ -82,7 +81,7 @@ COMMANDS: tuple[Command, ...] = (
               captionrl metrics path caption_diversity
         """,
             subcommands=(
-                Command("path", "print the file of a metric", "cli.metrics:PathOptions", "print_path"),
+                Command("path", "print the file of a metric", "cli.main:PathOptions", "print_path"),
             )),
     Command("demo", "show captioners and the images that their captions find, on a local page",
             "apps.album.options:DemoOptions", "apps.album.demo:serve_demo"),
@@ -133,15 +132,32 @@ def add_commands(subparsers: Any, commands: Iterable[Command], chosen: str | Non
         function = command.function
         if ":" not in function:
             function = f"{command.options.partition(':')[0]}:{function}"
-        parser.set_defaults(run=functools.partial(_call, cls, function), is_resumable=command.is_resumable)
+        parser.set_defaults(options=cls, function=function, is_resumable=command.is_resumable)
 
 
-def _call(cls: type[Any], function: str, arguments: argparse.Namespace) -> None:
-    options = options_from(cls, arguments)  # values are checked before torch is imported
-    _load(function)(options)
+# --- `captionrl metrics path`, and `captionrl completion` -------------------------------------------------------------
 
 
-# --- `captionrl completion`: a script that completes commands and options --------------------------------------------
+@dataclass
+class PathOptions(CommandOptions):
+    """Print the file of a metric. evaluate.load takes it too."""
+
+    examples: ClassVar[str] = """
+        example:
+          captionrl metrics path self_retrieval
+    """
+
+    name: str = option(
+        positional=True, metavar="NAME", help="name of the metric, such as self_retrieval or caption_diversity"
+    )
+
+
+def print_path(options: PathOptions) -> None:
+    """Print the file of a module."""
+    from hf_captionrl.metrics.evaluate_modules import path
+
+    file = path(options.name)
+    print(json.dumps({"name": options.name, "path": file}) if options.json else file)
 
 
 @dataclass
@@ -158,16 +174,11 @@ class CompletionOptions(CommandOptions):
     shell: Literal["bash", "zsh", "fish"] = option(positional=True, help="shell that runs the script")
 
 
-def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script that completes a parser's commands and options in a shell."""
-    import shtab
-
-    return str(shtab.complete(parser, shell))
-
-
 def complete(options: CompletionOptions) -> None:
     """Print the completion script of the whole command line."""
-    script = completion_script(build_parser(), options.shell)
+    import shtab
+
+    script = str(shtab.complete(build_parser(), options.shell))
     print(json.dumps({"shell": options.shell, "script": script}) if options.json else script)
 
 
@@ -224,7 +235,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit as stop:  # argparse has printed the reason
         return stop.code if isinstance(stop.code, int) else 2
     try:
-        arguments.run(arguments)
+        options = options_from(arguments.options, arguments)  # values are checked before torch is imported
+        _load(arguments.function)(options)
     except BrokenPipeError:  # the reader of the output (`head`) has closed it
         return 0
     except SystemExit as stop:  # a subprocess has printed the reason

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import datasets
 
@@ -22,7 +22,6 @@ logger = logging.getLogger(__name__)
 # gives no exact rules; [`spacy_simplifier`] describes those used here.
 
 Level = Literal["simplest", "simpler"]  # the subject with an article; subject, verb and object
-LEVELS: tuple[str, ...] = get_args(Level)
 Simplifier = Callable[[Sequence[str]], Iterable[str | None]]
 """Function from captions to shortened captions; `None` if nothing remains."""
 

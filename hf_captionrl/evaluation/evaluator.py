@@ -133,10 +133,8 @@ class Evaluator:
         seed: int,
         cache_dir: str | None = None,
         reward_scorer: Scorer | None = None,
-        learning_curves: bool = False,
     ) -> None:
         self.dataset = dataset
-        self.learning_curves = learning_curves
         self.held_out_scorer = held_out_scorer
         self.seed = seed
         self.tokenize = "ptb"
@@ -192,7 +190,6 @@ class Evaluator:
             seed=seed,
             cache_dir=cache_dir,
             reward_scorer=reward_scorer,
-            learning_curves=arguments.learning_curves,
         )
         evaluator.arguments, splits = arguments, splits or {}
         evaluator.clip_prefix = clip_prefix(arguments.clip_prefix, "", arguments.held_out_scorer_name_or_path)
@@ -327,12 +324,8 @@ def _without_intervals(numbers: Mapping[str, Any]) -> dict[str, Any]:
 def draw_references(references: Sequence[list[str]], seed: int) -> Sequence[list[str]]:
     """The references of each image, a random one first (SMILE, Table 1)."""
     rng = random.Random(seed)
-
-    def moved_first(group: list[str]) -> list[str]:
-        place = rng.randrange(len(group)) if group else 0
-        return group[place : place + 1] + group[:place] + group[place + 1 :]
-
-    return list(map(moved_first, references))
+    places = [rng.randrange(len(group)) if group else 0 for group in references]
+    return [[*g[at : at + 1], *g[:at], *g[at + 1 :]] for g, at in zip(references, places, strict=True)]
 
 
 def _first(drawn: Sequence[list[str]]) -> list[str]:

@@ -112,18 +112,6 @@ def clip_prefix(given: str | None, dataset: str, scorer_name: str | None) -> str
     return "" if embedded else score_prefix("hessel")
 
 
-def held_out_scorer_name(dataset: str, name: str | None) -> str:
-    """The scorer that evaluates; None stands for the default of the data set."""
-    return str(_resolved(dataset, name, None).held_out_scorer_name_or_path)
-
-
-def _resolved(dataset: str, scorer_name: str | None, language_model_name: str | None) -> EvaluationArguments:
-    names = {"held_out_scorer_name_or_path": scorer_name, "perplexity_name_or_path": language_model_name}
-    arguments = EvaluationArguments(**names)  # type: ignore[arg-type]
-    arguments.resolve(dataset, is_training=False)
-    return arguments
-
-
 def load_evaluators(
     dataset: str, scorer_name: str | None, language_model_name: str | None
 ) -> tuple[Any, Any, dict[str, str]]:
@@ -131,7 +119,9 @@ def load_evaluators(
 
     None as a name stands for the default of the data set. A model that is named must load.
     """
-    arguments, reasons = _resolved(dataset, scorer_name, language_model_name), dict[str, str]()
+    names: Any = {"held_out_scorer_name_or_path": scorer_name, "perplexity_name_or_path": language_model_name}
+    arguments, reasons = EvaluationArguments(**names), dict[str, str]()
+    arguments.resolve(dataset, is_training=False)
     scorer = language_model = None
     name = arguments.held_out_scorer_name_or_path
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import datasets
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,21 +29,14 @@ def similarity_features(
     )
     if kind == "image":
         return images.tensor().float()
-    captions, ids = dataset["captions"][:], id_column(dataset)
+    captions, means = dataset["captions"][:], []
+    if blank := [image_id for image_id, group in zip(id_column(dataset), captions, strict=True) if not group]:
+        raise ValueError(f"image {blank[0]!r} has no caption. Use --features image.")
     # All captions at once would take five times the memory of the image features.
-    parts = [slice(start, start + 1024) for start in range(0, len(captions), 1024)]
-    means = [mean_text_features(scorer, captions[part], ids[part]) for part in parts]
+    for groups in (captions[start : start + 1024] for start in range(0, len(captions), 1024)):
+        rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
+        means.append(torch.stack([part.mean(dim=0) for part in rows.split([len(group) for group in groups])]))
     return multimodal_features(images.tensor().float(), torch.cat(means), equal_weights=kind == "multimodal")
-
-
-def mean_text_features(scorer: Scorer, groups: Sequence[Sequence[str]], ids: Sequence[Any]) -> Tensor:
-    """Mean feature of the captions of each image, `(B, D)`: fp32, on the CPU."""
-    for image_id, group in zip(ids, groups, strict=True):
-        if not group:
-            raise ValueError(f"image {image_id!r} has no caption. Use --features image.")
-    rows = scorer.text_features([caption for group in groups for caption in group]).float().cpu()
-    splits = np.cumsum([len(group) for group in groups])[:-1].tolist()
-    return torch.stack([part.mean(dim=0) for part in rows.tensor_split(splits)])
 
 
 def similarity_scorer(arguments: Any) -> Any:
@@ -56,6 +47,7 @@ def similarity_scorer(arguments: Any) -> Any:
     )
 
 
-def features_of(arguments: Any, dataset: datasets.Dataset, scorer: Any, kind: str) -> Tensor:
+def features_of(arguments: Any, dataset: datasets.Dataset, scorer: Any) -> Tensor:
     """[`similarity_features`] with the options of a command."""
-    return similarity_features(dataset, scorer, kind, cache_dir=arguments.cache_dir, batch_size=arguments.batch_size)
+    settings = {"cache_dir": arguments.cache_dir, "batch_size": arguments.batch_size}
+    return similarity_features(dataset, scorer, arguments.features, **settings)

@@ -174,42 +174,35 @@ def clair(captions: Any, references: Any, backend: Any) -> dict[str, Any]:
 
 
 def listener_log_probs(
-    captions: Sequence[str], bags: Sequence[Sequence[Any]], backend: Any, *, together: bool = True, num_orders: int = 1
+    captions: Sequence[str], bags: Sequence[Sequence[Any]], backend: Any, *, num_orders: int = 1
 ) -> list[np.ndarray | Failure]:
     r"""Log-probabilities `(K,)` of the images of each caption's bag by a chat model, normalised over the bag.
 
-    `together`: one prompt shows all images of the bag, named by letters. Models prefer some places, so the bag is rotated by a
-    hash of the caption, and `num_orders` averages the probabilities over several rotations. Otherwise each image is shown
-    alone, and `P(image k) = P(Yes | k) / sum_j P(Yes | j)` with the normalised probability of [`vqa_score`].
+    One prompt shows all images of the bag, named by letters. Models prefer some places, so the bag is rotated by a hash of the
+    caption, and `num_orders` averages the probabilities over several rotations.
     """
 
     def of_size(size: int, rows: list[int]) -> list[np.ndarray | Failure]:
-        number = min(num_orders, size) if together else size  # questions per caption
+        number = min(num_orders, size)  # questions per caption
 
         def first(row: int, turn: int) -> int:
             """The image that is shown first."""
-            return (int(json_digest(captions[row]), 16) + turn * size // number) % size if together else turn
+            return (int(json_digest(captions[row]), 16) + turn * size // number) % size
 
         def make(at: int) -> Prompt:
             row, bag = rows[at // number], list(bags[rows[at // number]])
             start = first(row, at % number)
-            if not together:
-                return _question("vqa_score", _VQA.format(caption=captions[row]), bag[start])
             return _question("listener", _LISTENER.format(caption=captions[row]), *bag[start:], *bag[:start])
 
-        answers = image_labels(size) if together else _YES_NO
-        scores = _normalised_scores(len(rows) * number, make, answers, backend)
+        scores = _normalised_scores(len(rows) * number, make, image_labels(size), backend)
         log_probs: list[np.ndarray | Failure] = []
         for at, row in enumerate(rows):
-            some = scores[at * number : (at + 1) * number]  # (O, K), or (K, 2)
+            some = scores[at * number : (at + 1) * number]  # (O, K)
             if failures := [one for one in some if isinstance(one, Failure)]:
                 log_probs.append(failures[0])
-            elif together:
+            else:
                 turned = [np.roll(one, first(row, turn)) for turn, one in enumerate(some)]
                 log_probs.append(np.logaddexp.reduce(turned, axis=0) - math.log(number))
-            else:
-                yes = np.array(some)[:, 0]
-                log_probs.append(yes - np.logaddexp.reduce(yes))
         return log_probs
 
     by_row: dict[int, np.ndarray | Failure] = {}

@@ -39,8 +39,7 @@ class ListenerReward(Reward):
 
     backend: Any
     num_images: Annotated[int, Range(at_least=2)] = documented(4, "K, the images compared where there are no bags.")
-    together: bool = documented(True, "Show all images in one prompt; otherwise one at a time.")
-    num_orders: Positive = documented(1, "Rotations of the images in one prompt that are averaged.")
+    num_orders: Positive = documented(1, "Rotations of the images in the prompt that are averaged.")
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -75,8 +74,7 @@ class ListenerReward(Reward):
         asked = [n for n, empty in enumerate(context.is_empty.tolist()) if not empty]
         bags = [[images[row] for row in compared[n // G][1]] for n in asked]
         captions = [context.captions[n] for n in asked]
-        orders = self.num_orders
-        found = listener_log_probs(captions, bags, self.backend, together=self.together, num_orders=orders)
+        found = listener_log_probs(captions, bags, self.backend, num_orders=self.num_orders)
         rewards = torch.full((len(context.captions),), math.nan, dtype=torch.float64)
         hits = []
         for n, log_probs in zip(asked, found, strict=True):

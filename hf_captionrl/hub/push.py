@@ -318,15 +318,36 @@ def push_folder(
             if repo_type == "model" and local_base_model(folder) is not None:
                 write_merged(Path(folder), Path(merged), contents.published)
                 folder, contents = merged, folder_contents(merged, token=secret, gallery=gallery)
-            return _upload(
-                HfApi(token=token),
-                Path(folder),
-                contents.published,
-                overwrite=overwrite,
-                repo={"repo_id": repo_id, "repo_type": repo_type, "private": private},
-                branch=revision or "main",
+            api, branch, folder = HfApi(token=token), revision or "main", Path(folder)
+            space = {"space_sdk": "gradio"} if repo_type == "space" else {}
+            address = api.create_repo(repo_id, repo_type=repo_type, private=private, exist_ok=True, **space).repo_id
+            where: dict[str, Any] = {"repo_id": address, "repo_type": repo_type}
+            if branch != "main":
+                api.create_branch(branch=branch, exist_ok=True, **where)
+            present = {file.rfilename for file in api.repo_info(**where, revision=branch).siblings or []}
+            # A Space of this package has a metric or the arguments of the demo.
+            name = address.rpartition("/")[2]
+            ours = {"model": {MANIFEST_FILE}, "dataset": {"README.md"}, "space": {f"{name}.py", "arguments.txt"}}
+            others = present - {".gitattributes"}
+            if others and not others & ours[repo_type] and not overwrite:
+                raise FileExistsError(
+                    f"{address!r} exists and has other content ({', '.join(sorted(others)[:3])}). Use another name, or "
+                    "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
+                )
+            text = (folder / "README.md").read_text(encoding="utf-8")
+            # The code examples load the folder of the card; there, it is the repository.
+            public = re.sub(rf'"(?:\.|{re.escape(name)})"(?=, revision=)', f'"{address}"', text)
+            if public != text:
+                atomic_write_text(folder / "README.md", public)
+            commit = api.upload_folder(
+                folder_path=folder,
                 commit_message=commit_message,
+                allow_patterns=[glob.escape(file) for file in contents.published],
+                delete_patterns=_STALE if repo_type == "model" else None,
+                revision=branch,
+                **where,
             )
+            return str(commit)
     except FileExistsError:
         raise
     except Exception as error:
@@ -346,46 +367,3 @@ def _failure(error: Exception, repo_id: str, *, has_token: bool) -> Exception:
     }.get(status, f"The Hub answered {status}.")
     kind = PermissionError if status in (401, 403) else PushError
     return kind(f"Pushing to {repo_id!r} failed. {reason} The files are unchanged, so the push can be repeated.")
-
-
-def _upload(
-    api: HfApi,
-    folder: Path,
-    names: Sequence[str],
-    *,
-    repo: Mapping[str, Any],
-    branch: str,
-    commit_message: str,
-    overwrite: bool,
-) -> str:
-    """Address of the commit."""
-    repo_type = repo["repo_type"]
-    space = {"space_sdk": "gradio"} if repo_type == "space" else {}
-    repo_id = api.create_repo(**repo, exist_ok=True, **space).repo_id
-    where: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type}
-    if branch != "main":
-        api.create_branch(branch=branch, exist_ok=True, **where)
-    files = {file.rfilename for file in api.repo_info(**where, revision=branch).siblings or []} - {".gitattributes"}
-    # A Space of this package has a metric or the arguments of the demo.
-    name = repo_id.rpartition("/")[2]
-    ours = {"model": {MANIFEST_FILE}, "dataset": {"README.md"}, "space": {f"{name}.py", "arguments.txt"}}[repo_type]
-    if files and not files & ours and not overwrite:
-        raise FileExistsError(
-            f"{repo_id!r} exists and has other content ({', '.join(sorted(files)[:3])}). Use another name, or "
-            "allow overwriting (`captionrl push --overwrite`). Nothing was sent."
-        )
-    card = folder / "README.md"
-    text = card.read_text(encoding="utf-8")
-    # The code examples load the folder of the card; there, it is the repository.
-    public = re.sub(rf'"(?:\.|{re.escape(name)})"(?=, revision=)', f'"{repo_id}"', text)
-    if public != text:
-        atomic_write_text(card, public)
-    commit = api.upload_folder(
-        folder_path=folder,
-        commit_message=commit_message,
-        allow_patterns=[glob.escape(name) for name in names],
-        delete_patterns=_STALE if repo_type == "model" else None,
-        revision=branch,
-        **where,
-    )
-    return str(commit)

@@ -243,11 +243,10 @@ def write_results(
     columns: Sequence[Column],
     seed: int,
     config: Any,
-    name: str = "results",
     title: str = "Results",
     more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `<name>.json` (rows, seed, configuration, versions) and `<name>.md` (the table), atomically; returns the first.
+    """Write `results.json` (rows, seed, configuration, versions) and `results.md` (the table), atomically; returns the first.
 
     Values of the configuration (a dataclass, a mapping, or a mapping of these) whose name contains token, secret or password
     are left out, and empty entries of `more`, which are further entries of the JSON file.
@@ -260,5 +259,5 @@ def write_results(
     }
     value |= {key: entry for key, entry in (more or {}).items() if entry}
     text = results_markdown(rows, title=title, columns=columns, seed=int(seed))
-    atomic_write_text(Path(output_dir) / f"{name}.md", text)
-    return write_json(Path(output_dir) / f"{name}.json", value)
+    atomic_write_text(Path(output_dir) / "results.md", text)
+    return write_json(Path(output_dir) / "results.json", value)

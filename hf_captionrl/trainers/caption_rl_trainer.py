@@ -315,13 +315,6 @@ def token_log_probs(
 # --- Rollouts: completions, their rewards and advantages, and what a checkpoint keeps of them -------------------------
 
 
-def row_columns(images: datasets.Dataset, rows: Sequence[int]) -> dict[str, Sequence[Any]]:
-    """The columns of some rows for reward functions: lists, but lazy columns for images."""
-    part = images.with_format(None).select(rows)
-    media = (datasets.Image, datasets.Audio, datasets.Video)
-    return {n: part[n] if isinstance(part.features[n], media) else part[n][:] for n in part.column_names}
-
-
 class RewardedImages:
     """What rewards see of the training data `images`, and of captions of some of its rows."""
 
@@ -338,6 +331,8 @@ class RewardedImages:
     def context(self, rows: Tensor, completions: Completions, bag_size: int, **settings: Any) -> RewardContext:
         """What rewards see of a rollout of rows `(B,)`, with the images of all processes as candidates."""
         numbers = rows.tolist()
+        part, media = self.images.with_format(None).select(numbers), (datasets.Image, datasets.Audio, datasets.Video)
+        lazy = {name for name, kind in part.features.items() if isinstance(kind, media)}  # the others are lists
         return RewardContext(
             captions=completions.captions,
             ids=completions.ids,
@@ -349,7 +344,7 @@ class RewardedImages:
             candidates=self.accelerator.gather(rows),  # (C,), process after process
             positions=self.accelerator.process_index * len(rows) + torch.arange(len(rows), device=rows.device),
             bag_size=bag_size if bag_size > 1 else 0,
-            columns=row_columns(self.images, numbers),
+            columns={name: part[name] if name in lazy else part[name][:] for name in part.column_names},
             **settings,
         )
 

@@ -181,7 +181,13 @@ class CaptionTrainer(ExactResumeTrainer):
             if len(eval_dataset or ()) < SMALLEST_SPLIT:
                 lack = f"{SMALLEST_SPLIT} validation images are needed"
         if compute_metrics is None and args.has_default_metric and lack:
-            self._select_without_scorer(args, lack)
+            metric = args.metric_without_scorer
+            args.has_default_metric, args.load_best_model_at_end = False, metric is not None
+            args.metric_for_best_model = metric  # type: ignore[assignment]
+            args.greater_is_better = None if metric is None else False
+            if args.process_index == 0:
+                chosen = f"eval_{metric} selects the checkpoint" if metric else "The last checkpoint is delivered"
+                logger.warning("%s to select by retrieval. %s; metric_for_best_model names another.", lack, chosen)
         self.image_rows = train_dataset
         self.caption_collator = CaptionCollator(self.captioner, max_length=args.max_caption_length)
         items = None
@@ -205,18 +211,6 @@ class CaptionTrainer(ExactResumeTrainer):
         self.model_init = model_init
         # Losses are divided by num_items_in_batch; without this, the Trainer would divide by the accumulation too.
         self.model_accepts_loss_kwargs = True
-
-    @staticmethod
-    def _select_without_scorer(args: CaptionConfig, lack: str) -> None:
-        metric = args.metric_without_scorer
-        args.has_default_metric, args.load_best_model_at_end = False, metric is not None
-        args.metric_for_best_model = metric  # type: ignore[assignment]
-        args.greater_is_better = None if metric is None else False
-        if args.process_index == 0:
-            chosen = "The last checkpoint is delivered" if metric is None else f"eval_{metric} selects the checkpoint"
-            logger.warning(
-                "%s to select by retrieval. %s; metric_for_best_model names another.", lack, chosen
-            )
 
     # Policy
 

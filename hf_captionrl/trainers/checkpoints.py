@@ -273,15 +273,6 @@ def trainable_values(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, (values.to_local() if hasattr(values, "to_local") else values).detach()
 
 
-def first_non_finite(model: nn.Module) -> str | None:
-    """Name of the first trainable weight of this process that is NaN or infinite."""
-    for name, values in trainable_values(model):
-        # The largest magnitude is NaN if any value is, and cannot overflow.
-        if values.numel() and not torch.linalg.vector_norm(values, ord=float("inf")).isfinite():
-            return name.removeprefix("module.")
-    return None
-
-
 # --- An orderly stop on a signal: the step is finished, a checkpoint is saved, and the process exits -----------------
 
 
@@ -500,7 +491,13 @@ class ExactResumeTrainer(CheckedPush):
 
     def refuse_diverged(self, model: Any = None, what: str = "The model") -> None:
         """Stop with a `FloatingPointError` before weights that are NaN or infinite replace finite ones."""
-        name = first_non_finite(self.model if model is None else model)
+        # The largest magnitude is NaN if any value is, and cannot overflow.
+        norms = (
+            (name.removeprefix("module."), torch.linalg.vector_norm(values, ord=float("inf")))
+            for name, values in trainable_values(self.model if model is None else model)
+            if values.numel()
+        )
+        name = next((name for name, norm in norms if not norm.isfinite()), None)
         if self.accelerator.num_processes > 1:  # where weights are sharded, one process may hold all the bad ones
             name = next(filter(None, gather_object([name])), None)
         if name is None:

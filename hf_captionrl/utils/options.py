@@ -150,8 +150,8 @@ class EngineOptions(CommandOptions):
     )
     processes: Positive | None = option(
         None,
-        help="number of processes, or of actors of the cluster (default: one per GPU; without GPUs, or if the work needs none, "
-        "one process, or for Ray one actor per machine or per CPU)",
+        help="number of processes, or of actors of the cluster (default: one per GPU; without GPUs, one process, or for Ray one "
+        "actor per machine)",
     )
     address: str | None = option(
         None,

@@ -19,51 +19,30 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from hf_captionrl.utils.io import FolderLock, atomic_file, to_plain
 from hf_captionrl.utils.options import EngineOptions
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-class MakePart(Protocol):
-    """Computes the rows of a part. It is pickled and sent to every worker before `load`, so `__init__` holds only settings.
-
-    The result must not depend on the worker or on earlier parts; paths must name the same data on every machine.
-    """
-
-    needs_gpu: bool = True
-    """Whether it computes on a GPU if there is one. By default each GPU then has one worker; otherwise each CPU of a Ray cluster."""
-
-    def load(self) -> dict[str, Any]:
-        """Load models and data, once per worker; returns what they are, such as a fingerprint of weights, equal in all workers."""
-
-    def __call__(self, rows: range) -> pa.Table:
-        """The result for a range of rows of the source, in their order."""
-
-
-def split_rows(num_rows: int, rows_per_part: int) -> list[range]:
-    """The rows of each part."""
-    return [range(start, min(start + rows_per_part, num_rows)) for start in range(0, num_rows, rows_per_part)]
-
 
 def run_parts(
     folder: str | os.PathLike[str],
-    parts: Sequence[range],
-    make_part: MakePart,
-    engine: EngineOptions | None = None,
+    num_rows: int,
+    make_part: Any,
+    engine: EngineOptions,
     *,
     settings: Mapping[str, Any],
+    rows_per_shard: int,
     overwrite: bool = False,
 ) -> int:
     """Write the parts that are missing, in this process or with the processes or Ray actors of `engine`.
 
     Args:
         folder: Folder of the parts. While this function runs, other commands are refused the folder.
-        parts: Rows of each part; see [`split_rows`].
-        make_part: Computes a part.
+        num_rows: Number of rows of the source.
+        make_part: Maps a range of rows to a table with a row for each, in their order, which must not depend on the worker or on
+            earlier parts. It is pickled and sent to every worker; there, `make_part.load()` loads models and data and returns what
+            they are, such as a fingerprint of weights. Paths must name the same data on every machine.
         settings: What the result depends on. Parts of other settings are refused.
         overwrite: Remove all parts first.
 
@@ -77,16 +56,17 @@ def run_parts(
     import torch
     from tqdm import tqdm
 
-    engine = engine or EngineOptions()
-    folder, num_rows = Path(folder), parts[-1].stop
+    folder = Path(folder)
+    parts = [range(start, min(start + rows_per_shard, num_rows)) for start in range(0, num_rows, rows_per_shard)]
     with FolderLock(folder):
         for path in _present(folder) if overwrite else ():
             path.unlink()
-        settings = check_settings(folder, parts, settings)
-        worker = _Worker(make_part, parts, _paths(folder, len(parts)), settings)
+        plain = to_plain({**settings, "num_rows": num_rows, "rows_per_shard": len(parts[0])})
+        _refuse_other_parts(folder, "settings", plain)
+        worker = _Worker(make_part, parts, _paths(folder, len(parts)), plain)
         todo = [number for number, path in enumerate(worker.paths) if not path.exists()]
         gpus = torch.cuda.device_count()
-        processes = min(engine.processes or (gpus if make_part.needs_gpu else 0) or 1, len(todo))
+        processes = min(engine.processes or gpus or 1, len(todo))
         if engine.engine == "ray" and todo:
             finished = _on_ray(worker, todo, engine)
         elif processes > 1:
@@ -98,13 +78,6 @@ def run_parts(
             for number in finished:
                 progress.update(len(parts[number]))
     return resumed
-
-
-def check_settings(folder: Path, parts: Sequence[range], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON has them, with the sizes; raises ValueError if the folder has parts of others."""
-    plain: dict[str, Any] = to_plain({**settings, "num_rows": parts[-1].stop, "rows_per_shard": len(parts[0])})
-    _refuse_other_parts(folder, "settings", plain)
-    return plain
 
 
 def refuse_other_settings(
@@ -175,7 +148,7 @@ def read_parts(folder: str | os.PathLike[str], columns: Sequence[str] | None = N
 class _Worker:
     """Writes parts; loads the models for the first. An actor of Ray starts in `folder`, as one of `on_machine`."""
 
-    make_part: MakePart
+    make_part: Any
     parts: Sequence[range]
     paths: Sequence[Path]
     settings: dict[str, Any]
@@ -259,10 +232,9 @@ def _on_ray(worker: _Worker, todo: list[int], engine: EngineOptions) -> Iterator
     actors: list[Any] = []
     try:
         machines = sum(node["Alive"] for node in ray.nodes())
-        total, needs_gpu = ray.cluster_resources(), worker.make_part.needs_gpu
-        cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if needs_gpu else 0
-        wish = engine.processes or gpus or (machines if needs_gpu else cpus)
-        number = min(wish, gpus or cpus, cpus, len(todo))  # no more than can start
+        total = ray.cluster_resources()
+        cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0))
+        number = min(engine.processes or gpus or machines, gpus or cpus, cpus, len(todo))  # no more than can start
         worker.folder, worker.on_machine = os.getcwd(), math.ceil(number / machines)
         made = ray.remote(num_cpus=1, num_gpus=min(gpus, 1), max_restarts=3, max_task_retries=3)(_Worker)
         actors += [made.remote(**vars(worker)) for _ in range(number)]

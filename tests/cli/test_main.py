@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import shtab
 
 from hf_captionrl.cli import main
-from hf_captionrl.cli.main import build_parser, completion_script
+from hf_captionrl.cli.main import build_parser
 
 main_module = importlib.import_module("hf_captionrl.cli.main")  # whose name the function hides
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def fail_with(monkeypatch, error):
     def run(arguments):
         raise error
 
-    monkeypatch.setattr("hf_captionrl.cli.metrics.print_path", run)
+    monkeypatch.setattr(main_module, "print_path", run)
     return main(["metrics", "path", "x"])
 
 
@@ -91,7 +92,7 @@ def test_help_has_examples_that_parse():
         found = [line for line in examples(text) if line.split()[1 : 1 + len(path)] == list(path)]
         assert found, text
         for line in found:
-            assert callable(PARSER.parse_args(shlex.split(line, comments=True)[1:]).run)
+            assert PARSER.parse_args(shlex.split(line, comments=True)[1:]).function
 
 
 def needed(parser, option):
@@ -205,7 +206,7 @@ def test_help_imports_nothing_heavy_and_is_fast():
 
 def complete(*words):
     """Completions of bash for the last word."""
-    script = completion_script(PARSER, "bash")
+    script = shtab.complete(PARSER, "bash")
     line = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_captionrl; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True, cwd="/")

@@ -60,7 +60,7 @@ def test_captions_without_a_subject_are_removed():
 
 def test_recipe_loads_shortened_captions(tmp_path):
     arguments = DataArguments(simplify="simplest", max_train_images=20, max_eval_images=5, max_test_images=5)
-    splits = load_data(arguments, output_dir=tmp_path, seed=0)
+    splits = load_data(arguments, output_dir=tmp_path)
     assert {len(text.split()) for rows in splits.values() for group in rows["captions"] for text in group} == {2}
     with pytest.raises(ValueError, match="simplify"):
         DataArguments(simplify="simple")

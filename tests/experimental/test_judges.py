@@ -84,17 +84,6 @@ def test_listener_that_sees_all_images_equals_a_loop_over_orders(hand, chat, num
         assert not found_target(found[3], 0)
 
 
-def test_a_listener_that_sees_one_image_at_a_time_compares_their_yes(hand, chat):
-    hand.decide = says_yes
-    (found,) = listener_log_probs(["a red car"], [IMAGES], chat, together=False)
-    yes = []
-    for colour in "rgb":
-        p = [math.exp(hand.log_prob([colour], "a red car", answer)) for answer in ("Yes", "No")]
-        yes.append(p[0] / sum(p))
-    assert_close(found, np.log(np.array(yes) / sum(yes)), dtype="float32")
-    assert found_target(found, 0)
-
-
 def test_decided_answers_do_not_follow_the_caption_by_chance(hand, chat):
     """Negative control: a listener that ignores the caption is at chance, and its preference does not count."""
     hand.decide = lambda colours, text: {"A": 3.0}

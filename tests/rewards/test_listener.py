@@ -20,9 +20,9 @@ G = 2
 @pytest.fixture(scope="module")
 def hand(tmp_path_factory):
     def decide(colours, text):
-        """The letter of each picture of the colour that the sentence names, and Yes for it alone."""
+        """The letter of each picture of the colour that the sentence names."""
         right = [f"{COLOURS[colour]} car" in text for colour in colours]
-        return {letter: 2.0 * own for letter, own in zip("ABCD", right, strict=False)} | {"Y": 1.5 * sum(right)}
+        return {letter: 2.0 * own for letter, own in zip("ABCD", right, strict=False)}
 
     return HandSet(chat_backend("llava", tmp_path_factory.mktemp("chat")), decide)
 
@@ -35,27 +35,20 @@ def context_of(rollouts, captions, batch=BATCH, **more):
 CAPTIONS = ["a red car", "a green car", "a green car", "a car", "a blue car", "a red car", "a red car", "..."]
 
 
-def plain(hand, caption, target, names, together):
+def plain(hand, caption, target, names):
     """Log-probability of the target among the named images; the letters' order does not matter if all orders are averaged."""
-    if together:
-        found = []
-        for start in range(len(names)):
-            turned = names[start:] + names[:start]
-            raw = [hand.log_prob(list(turned), caption, letter) for letter in "ABCD"[: len(names)]]
-            place = (target - start) % len(names)
-            found.append(math.exp(raw[place]) / sum(map(math.exp, raw)))
-        return math.log(sum(found) / len(found))
-    yes = []
-    for colour in names:
-        p = [math.exp(hand.log_prob([colour], caption, answer)) for answer in ("Yes", "No")]
-        yes.append(p[0] / sum(p))
-    return math.log(yes[target] / sum(yes))
+    found = []
+    for start in range(len(names)):
+        turned = names[start:] + names[:start]
+        raw = [hand.log_prob(list(turned), caption, letter) for letter in "ABCD"[: len(names)]]
+        place = (target - start) % len(names)
+        found.append(math.exp(raw[place]) / sum(map(math.exp, raw)))
+    return math.log(sum(found) / len(found))
 
 
-@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("bag_size", "num_images"), [(0, 3), (0, 9), (2, 3)])
-def test_reward_equals_a_loop(hand, rollouts, together, bag_size, num_images):
-    reward = ListenerReward(hand.backend, together=together, num_images=num_images, num_orders=9)
+def test_reward_equals_a_loop(hand, rollouts, bag_size, num_images):
+    reward = ListenerReward(hand.backend, num_images=num_images, num_orders=9)
     context = context_of(rollouts, CAPTIONS, bag_size=bag_size)
     found = reward(context)
     expected, hits = [], []
@@ -66,7 +59,7 @@ def test_reward_equals_a_loop(hand, rollouts, together, bag_size, num_images):
         else:
             rows, target = [(i + k) % 4 for k in range(min(num_images, 4))], 0
         names = "".join(BATCH[row] for row in rows)
-        each = [plain(hand, caption, place, names, together) for place in range(len(names))]
+        each = [plain(hand, caption, place, names) for place in range(len(names))]
         expected.append(each[target])
         # A copy of the target in the batch is a tie, which counts against the caption.
         hits.append(all(value < each[target] - 1e-6 for place, value in enumerate(each) if place != target))

@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from hf_captionrl.utils.parts import MakePart, run_parts, split_rows
+from hf_captionrl.utils.options import EngineOptions
+from hf_captionrl.utils.parts import run_parts
 
 
-class Squares(MakePart):
+class Squares:
     """Squares and a random number per row; `kill_at` kills its process once, in the middle of that part."""
 
     def __init__(self, folder, *, kill_at=None, times=1, fail_at=None, weights="a"):
@@ -62,7 +63,8 @@ class Waits(Squares):
 def run(folder, make_part, engine=None, settings=None, num_rows=23, rows_per_part=5, **more):
     """Write the parts of 23 rows."""
     settings = settings or {"model": "m"}
-    return run_parts(folder, split_rows(num_rows, rows_per_part), make_part, engine, settings=settings, **more)
+    more |= {"settings": settings, "rows_per_shard": rows_per_part}
+    return run_parts(folder, num_rows, make_part, engine or EngineOptions(), **more)
 
 
 def expected(rows=23, rows_per_part=5):

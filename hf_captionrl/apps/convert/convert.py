@@ -59,7 +59,15 @@ def read_pickle(path: Path, report: Report) -> dict[str, torch.Tensor]:
     try:
         is_archive = zipfile.is_zipfile(path)
         if is_archive:
-            _check_archive(path)
+            with zipfile.ZipFile(path) as archive:
+                if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                    raise ValueError(
+                        "a TorchScript archive with code; for OpenAI's CLIP use 'open_clip:ViT-B-32@openai'"
+                    )
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                    raise ValueError("a compressed archive, which torch.save does not write")
+                if damaged := archive.testzip():  # torch does not compare the checksums
+                    raise ValueError(f"{damaged} differs from its checksum")
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except OSError:
         raise
@@ -96,17 +104,6 @@ def read_pickle(path: Path, report: Report) -> dict[str, torch.Tensor]:
         state[name] = value.detach().clone().contiguous() if pointer in shared else value.detach().contiguous()
         shared.add(pointer)
     return state
-
-
-def _check_archive(path: Path) -> None:
-    """Refuse an archive with code, or that is damaged: torch does not compare the checksums."""
-    with zipfile.ZipFile(path) as archive:
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            raise ValueError("a TorchScript archive with code; for OpenAI's CLIP use 'open_clip:ViT-B-32@openai'")
-        if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
-            raise ValueError("a compressed archive, which torch.save does not write")
-        if damaged := archive.testzip():
-            raise ValueError(f"{damaged} differs from its checksum")
 
 
 def convert(

@@ -40,16 +40,14 @@ def load_data(
     arguments: DataArguments,
     *,
     output_dir: str | os.PathLike[str],
-    seed: int | None = None,
     is_training: bool = True,
 ) -> datasets.DatasetDict:
     """Load, check and divide the data into `train`, `validation` and `test`; invalid rows are written to `quarantine.jsonl`.
 
-    `seed` replaces `arguments.split_seed`. If nothing is trained, `arguments.table_split` may be any split of the data; all
-    three are then that split.
+    If nothing is trained, `arguments.table_split` may be any split of the data; all three are then that split.
     """
     is_embedded, table_split = arguments.dataset_name in EMBEDDED, arguments.table_split
-    source = arguments.source | {"num_frames": arguments.num_frames} | ({} if seed is None else {"seed": seed})
+    source = arguments.source | {"num_frames": arguments.num_frames}
     splits = load_caption_splits(arguments.dataset_name, **source)
     if not is_training and table_split not in SPLITS[1:]:
         if table_split not in splits:

@@ -390,10 +390,10 @@ def train_runs(runs: Sequence[Run], evaluator: Evaluator, splits: Mapping[str, d
         if is_training:
             if run.starts_from is not None and run.starts_from not in before and not has_dose:
                 before[run.starts_from] = trainer.evaluate()
-            if evaluator.learning_curves:
+            if evaluator.arguments.learning_curves:
                 trainer.add_callback(LearningCurve(trainer, evaluator, test))
             train_or_resume(trainer)
-            if evaluator.learning_curves:
+            if evaluator.arguments.learning_curves:
                 firsts = [row for row in result.rows if row["name"] == run.starts_from]
                 points: list[dict[str, Any]] = [{**curve_point(row), "step": 0, "epoch": 0.0} for row in firsts]
                 for entry in trainer.state.log_history:

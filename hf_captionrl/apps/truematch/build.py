@@ -266,7 +266,7 @@ def build(arguments: BuildOptions) -> None:
     # The folder counts as unfinished until the manifest is written again.
     (output / MANIFEST_FILE).unlink(missing_ok=True)
     write_data(output, dataset, embed_images=not arguments.no_images)
-    features = features_of(arguments, dataset, scorer, arguments.features)
+    features = features_of(arguments, dataset, scorer)
     published = None
     if arguments.published_bags is not None:
         published = match_coco_ids(load_published_bags(arguments.published_bags, sizes), ids)

@@ -10,10 +10,13 @@ from hf_captionrl.apps.experiments.report import Run, train_runs
 from hf_captionrl.apps.experiments.self_retrieval import SelfRetrievalRecipeConfig
 from hf_captionrl.apps.experiments.self_retrieval import runs_of as self_retrieval_runs
 from hf_captionrl.evaluation.evaluator import Evaluator
+from hf_captionrl.evaluation.options import EvaluationArguments
 
 
 class Counting:
     """A trainer of two evaluations, whose captions get longer by `gain` words before the second one."""
+
+    dose = None
 
     def __init__(self, length, gain):
         self.length, self.gain, self.evaluated = length, gain, 0
@@ -42,7 +45,7 @@ class Counting:
     def remove_callback(self, callback):
         pass
 
-    def generate_captions(self, dataset, num_beams=None):
+    def generate_captions(self, dataset, num_beams=1):
         return ["word " * self.length]
 
     def save_model(self):
@@ -57,7 +60,7 @@ def test_curves_begin_at_the_captioner_that_the_run_starts_from(tmp_path):
         row=lambda name, captions, more_captions=None: {"name": name, "length": len(captions[0].split())},
         reference_row=lambda: ({"name": "r"}, []),
         bag_images=None,
-        learning_curves=True,
+        arguments=EvaluationArguments(learning_curves=True),
     )
     trainers = {"XE": Counting(2, 3), "alone": Counting(2, 7), "SLE": Counting(5, 1), "SLL": Counting(5, 2)}
     starts = {"XE": "MLE", "alone": "MLE", "SLE": "XE", "SLL": "XE"}
