@@ -15,11 +15,6 @@ from tests.processes import Forked
 SCORER = "--scorer scenes:siglip-held-out --cache_dir cache --batch_size 2 --backoff_s 0".split()
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
 @pytest.fixture
 def photos(tmp_path, monkeypatch, scenes):
     monkeypatch.chdir(tmp_path)
