@@ -207,37 +207,3 @@ def test_numbers_of_a_resumed_run_are_of_the_whole_file(folder, capsys):
         second = json.loads(capsys.readouterr().out)
     assert (first["images"], first["mentions"]) == (2, 2)
     assert (second["images"], second["resumed"], second["mentions"]) == (3, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--num_beams", "4"], "--num_beams"),
-        (["--num_return_sequences", "3"], "--do_sample"),
-        (["--processes", "2"], "--processes"),
-        (["--dtype", "bfloat16"], "--dtype"),
-        (["--min_new_tokens", "5"], "--min_new_tokens"),
-        (["--top_k", "5"], "--top_k"),
-        (["--timeout_s", "0"], "timeout_s"),
-        (["--timeout_s", "inf"], "timeout_s"),
-        (["--do_not_mention", "a", " "], "--do_not_mention"),
-        (["--endpoint", "http://me:secret@127.0.0.1/v1"], "api_key_env"),
-        (["--endpoint", "ftp://127.0.0.1"], "ftp://127.0.0.1"),
-        (["--endpoint", "http://[::1/v1"], "base_url"),
-        (["--endpoint", "http://127.0.0.1:99999/v1"], "base_url"),
-        (["--endpoint", "http://127.0.0.1/v1\n"], "base_url"),
-        (["--endpoint", "http://127.0.0.1/v1#part"], "base_url"),
-        (["--api_key_env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
-    ],
-)
-def test_options_that_an_endpoint_has_not_are_refused(folder, capsys, monkeypatch, more, named):
-    monkeypatch.chdir(folder)
-    with serve() as server:
-        assert ask(server, folder, *more) == 2
-        assert server.requests == []
-    assert named in capsys.readouterr().err
-
-
-def test_a_key_without_an_endpoint_is_refused(capsys):
-    assert main(["caption", "scenes:blip-mle", "--api_key_env", "SOME_KEY"]) == 2
-    assert "--api_key_env" in capsys.readouterr().err

@@ -169,20 +169,3 @@ def test_damaged_lines(folder, name):
     file.write_text(good.replace(".jpg#", ".jpeg#"))
     with pytest.raises(ValueError, match="line 1"):
         load_ratings(name, folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda folder: (folder / "ExpertAnnotations.txt").unlink(), "ExpertAnnotations.txt"),
-        (lambda folder: ["--metrics", "clip_score"], "--scorer"),
-        (lambda folder: ["--metrics", "clair", "--judge", "gpt-4"], "--judge"),
-        (lambda folder: ["--judge", "transformers:m", "--judge_url", "http://127.0.0.1:1/v1"], "--judge_url"),
-    ],
-)
-def test_bad_input_is_one_line(folder, change, named, capsys):
-    more = change(folder) or []
-    assert main(["agreement", "--benchmark", "flickr8k-expert", "--data_root", str(folder), *more]) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert named in lines[0]
-    assert len(lines) == 1
