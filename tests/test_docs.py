@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import os
@@ -64,24 +63,6 @@ def broken_links(page: Path) -> list[str]:
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"])
 def test_links_lead_somewhere(name):
     assert broken_links(ROOT / name) == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_code_compiles_and_imports_what_there_is(page):
-    found = blocks(page, "python", "py")
-    # Files that the page tells readers to write: named above the code, or in its first line.
-    shown = re.findall(r"^`([\w/]+)\.py`:$", page.read_text(), re.M)
-    shown += [path for code in found for path in re.findall(r"\A# (\S+)\.py$", code, re.M)]
-    for code in found:
-        tree = ast.parse(code)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hf_captionrl"):
-                if (node.module or "").replace(".", "/") in shown:
-                    continue
-                module = importlib.import_module(node.module)
-                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
-                for name in missing:  # a submodule, or an ImportError
-                    importlib.import_module(f"{node.module}.{name}")
 
 
 def parse(words: list[str]) -> None:

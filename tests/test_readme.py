@@ -100,20 +100,6 @@ def test_photos_with_captions_and_measuring(photos, monkeypatch, capsys):
     assert "after" in capsys.readouterr().out
 
 
-def test_rewards_in_python(photos, monkeypatch):
-    monkeypatch.chdir(photos / "captioned")
-    code = PYTHON[0].replace(BLIP, "scenes:blip-mle").replace(CLIP, "scenes:clip-reward")
-    small = "max_steps=2, report_to='none', max_completion_length=20, logging_steps=1, freeze_vision_tower=True"
-    assert "freeze_vision_tower=True" in code
-    space = {}
-    exec(code.replace("freeze_vision_tower=True", small), space)
-    assert {"rewards/short_enough/mean", "rewards/self_retrieval/mean"} <= set().union(
-        *space["trainer"].state.log_history
-    )
-    few = ["--dataset", "imagefolder", "--data_dir", "photos", "--max_images", "2", "--output", "sr.jsonl"]
-    assert main(["caption", "outputs/sr", *few]) == 0
-
-
 def test_a_row_of_a_paper(photos, monkeypatch):
     monkeypatch.chdir(photos / "karpathy")
     run(commands(SHELL[3])[0], photos)

@@ -186,21 +186,6 @@ def test_adapter_card_contains_the_pinned_base_model(family):
         compile(code, "card", "exec")
 
 
-def test_measurements_without_a_scorer_are_kept_and_can_be_pushed(tmp_path):
-    folder = publishable(tmp_path / "model", scorer=None, scorer_max_text_tokens=None, truncated_fraction=None)
-    ranked = ("pool_recall_at_1", "pool_recall_at_5", "rd100_recall_at_1", "rd100_recall_at_5", "clip_score")
-    rows = [row | not_measured("no scorer", *ranked) for row in make_results()["rows"]]
-    (folder / "results.json").write_text(json.dumps(make_results() | {"rows": rows}))
-    assert main(["card", str(folder), "--license", "mit"]) == 0
-    card = (folder / "README.md").read_text()
-    measured = {result.metric_type: result.metric_value for result in ModelCard(card).data.eval_results}
-    assert measured == {key: make_row("SMILE")[key] for key in measured}
-    assert {"cider_d", "hallucination", "length"} <= set(measured)
-    assert not set(ranked) & set(measured)
-    assert "No scorer ranked the captions" in section(card, "Scorer")
-    assert main(["push", str(folder), "--dry_run"]) == 0
-
-
 def test_card_of_a_model_without_results(tmp_path, capfd):
     folder = tmp_path / "smile run"
     tiny_captioner("blip").save_pretrained(folder)
