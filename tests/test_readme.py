@@ -1,4 +1,4 @@
-"""Every block of README.md runs, on small stand-ins for the models and photographs that it names."""
+"""Every command of README.md runs (tests/test_fresh_processes.py runs its Python), on small stand-ins for the models and photographs that it names."""
 
 import importlib
 import json
@@ -15,11 +15,7 @@ from tests.tiny import write_photos
 from tests.tiny.chat import tiny_chat
 
 README = Path(__file__).parents[1] / "README.md"
-BLIP, CLIP, SMOL = (
-    "Salesforce/blip-image-captioning-base",
-    "openai/clip-vit-base-patch32",
-    "HuggingFaceTB/SmolVLM-256M-Instruct",
-)
+BLIP, SMOL = "Salesforce/blip-image-captioning-base", "HuggingFaceTB/SmolVLM-256M-Instruct"
 # The smallest training that still passes through every part of a recipe.
 SHORT = [
     *("--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"),
