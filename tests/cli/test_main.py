@@ -269,7 +269,10 @@ USES = [
     (f"{EVALUATE} --references others.jsonl", "others.jsonl"),
     (f"{EVALUATE} --references b.jsonl --scorer scenes:clip-reward", "--scorer"),
     (f"{EVALUATE} --references b.jsonl --split test", "--split"),
-    (f"{EVALUATE} --references b.jsonl --dataset imagefolder --data_dir nowhere", "nowhere"),
+    (
+        f"{EVALUATE} --references b.jsonl --dataset imagefolder --data_dir nowhere --scorer scenes:clip-reward",
+        "nowhere",
+    ),
     (f"{PAIRS} --reward cider --output captions.jsonl", "--output"),
     (f"{PAIRS} --reward meteorite", "'meteorite'"),
     (f"{PAIRS} --reward cider --margin 99", "--margin"),
