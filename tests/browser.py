@@ -1,6 +1,5 @@
 """Headless Chromium driven from outside, as a person would: over its DevTools protocol, with real keys and clicks."""
 
-import base64
 import contextlib
 import json
 import os
@@ -46,7 +45,7 @@ _CONTRAST = """(() => {
   });
 })()"""
 
-_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Escape": 27, "Enter": 13, "Tab": 9}
+_CODES = {"Escape": 27}
 _TIMEOUT_S = 60
 
 
@@ -166,22 +165,19 @@ class Browser:
             raise AssertionError(f"after {timeout_s} s it is still not true that {js}")
 
     def key(self, code):
-        """Press and let go of a key: a character, or a name such as ArrowLeft."""
+        """Press and let go of a key: a character, or Escape."""
         named = code in _CODES
         key = {"key": code, "windowsVirtualKeyCode": _CODES[code] if named else ord(code.upper())}
         text = {} if named else {"text": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **key)
 
-    def _middle(self, selector):
-        return self.evaluate(
+    def click(self, selector):
+        """Click on the middle of an element."""
+        x, y = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}}); "
             "const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
-
-    def click(self, selector):
-        """Click on the middle of an element."""
-        x, y = self._middle(selector)
         place = {"x": x, "y": y, "button": "left", "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type="mousePressed", **place)
         self.call("Input.dispatchMouseEvent", type="mouseReleased", **place)
@@ -195,12 +191,6 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
         self.call("Emulation.setTouchEmulationEnabled", enabled=True)
 
-    def tap(self, selector):
-        """Touch the middle of an element."""
-        x, y = self._middle(selector)
-        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
-        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
-
     def pale(self, schemes=("light", "dark")):
         """Texts of the page whose contrast is below that of WCAG, level AA; refuses a page without texts."""
         found = []
@@ -210,10 +200,6 @@ class Browser:
             assert len(texts) > 5, "the page shows texts"
             found += [(name, one) for one in texts if one["ratio"] < one["needed"]]
         return found
-
-    def screenshot(self, path):
-        """Write what the window shows as PNG."""
-        Path(path).write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def problems(self):
         """Errors that the page's script or its policy reported so far."""

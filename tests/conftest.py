@@ -13,6 +13,7 @@ import pytest
 
 # Before torch is imported: threads of tiny matrices wait for one another longer than they multiply.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["no_proxy"] = "*"  # the servers of tests are on this machine
 
 # Every client of the Hub reads the certificates of all authorities, for connections that no test makes.
 ssl.create_default_context = functools.lru_cache(ssl.create_default_context)

@@ -1,4 +1,4 @@
-"""Every block of README.md runs, on small stand-ins for the models and photographs that it names."""
+"""Every command of README.md runs (tests/test_fresh_processes.py runs its Python), on small stand-ins for the models and photographs that it names."""
 
 import importlib
 import json
@@ -15,11 +15,7 @@ from tests.tiny import write_photos
 from tests.tiny.chat import tiny_chat
 
 README = Path(__file__).parents[1] / "README.md"
-BLIP, CLIP, SMOL = (
-    "Salesforce/blip-image-captioning-base",
-    "openai/clip-vit-base-patch32",
-    "HuggingFaceTB/SmolVLM-256M-Instruct",
-)
+BLIP, SMOL = "Salesforce/blip-image-captioning-base", "HuggingFaceTB/SmolVLM-256M-Instruct"
 # The smallest training that still passes through every part of a recipe.
 SHORT = [
     *("--max_steps", "1", "--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "1"),
@@ -98,25 +94,6 @@ def test_photos_with_captions_and_measuring(photos, monkeypatch, capsys):
     capsys.readouterr()
     run(commands(SHELL[2])[0], photos)
     assert "after" in capsys.readouterr().out
-
-
-def test_rewards_in_python(photos, monkeypatch):
-    monkeypatch.chdir(photos / "captioned")
-    code = PYTHON[0].replace(BLIP, "scenes:blip-mle").replace(CLIP, "scenes:clip-reward")
-    small = "max_steps=2, report_to='none', max_completion_length=20, logging_steps=1, freeze_vision_tower=True"
-    assert "freeze_vision_tower=True" in code
-    space = {}
-    exec(code.replace("freeze_vision_tower=True", small), space)
-    assert {"rewards/short_enough/mean", "rewards/self_retrieval/mean"} <= set().union(
-        *space["trainer"].state.log_history
-    )
-    few = ["--dataset", "imagefolder", "--data_dir", "photos", "--max_images", "2", "--output", "sr.jsonl"]
-    assert main(["caption", "outputs/sr", *few]) == 0
-
-
-def test_metrics_in_python(capsys):
-    exec(PYTHON[1], {})
-    assert "div_1" in capsys.readouterr().out
 
 
 def test_a_row_of_a_paper(photos, monkeypatch):

@@ -35,11 +35,6 @@ from tests.tiny.chat import HandSet, chat_backend
 from tests.tolerances import assert_close, close
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
 def ask(plan, number=1, **options):
     """Answers to some prompts, the waits, and the server."""
     waits = []

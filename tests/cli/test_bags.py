@@ -69,23 +69,6 @@ def test_a_whole_folder_without_captions(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--output", "bags.csv"], "--output"),
-        (["--mode", "neighbours", "--bag_sizes", "3"], "--bag_sizes"),
-        (["--bag_sizes", "5", "--max_images", "4"], "--bag_sizes"),
-    ],
-)
-def test_bad_input_exits_with_2_and_one_line(tmp_path, monkeypatch, capsys, arguments, named):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bags", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert said.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     ("mode", "name"),
     [
         ("truematch", "captions.json"),

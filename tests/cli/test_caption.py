@@ -98,31 +98,6 @@ def test_failed_start_keeps_the_existing_file_and_leaves_no_other(tmp_path, caps
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_outputs_that_are_no_files_of_json_lines_are_refused(tmp_path, capsys):
-    for name in ("x.tsv", ""):
-        assert caption(tmp_path / name) == 2
-        assert "--output" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--num_return_sequences", "5"], "--num_beams"),
-        (["--temperature", "0"], "temperature"),
-        (["--split", "nowhere"], "'nowhere'"),
-        (["--dataset", "no/such/file.jsonl"], "no/such/file.jsonl"),
-        (["--data_dir", "photos"], "--data_dir"),
-    ],
-)
-def test_bad_usage_gives_one_error_line(tmp_path, capsys, more, named):
-    assert caption(tmp_path / "x.jsonl", *more) == 2
-    error = capsys.readouterr().err
-    assert named in error
-    assert error.splitlines()[-1].startswith("captionrl caption: error: ")
-    assert "Traceback" not in error
-
-
 QUICK = ["--num_beams", "1", "--max_new_tokens", "3"]
 NAMES = ["a.jpg", "b.PNG", "2024/summer/g.jpeg", '2024/h "quoted"\nsecond line é.jpg']
 

@@ -93,18 +93,6 @@ def test_parts_can_be_sent_to_another_process(source):
         other.load()
 
 
-@pytest.mark.parametrize(
-    ("output", "more", "named"),
-    [
-        ("out", ["--processes", "2", "--rows_per_shard", "5"], "--batch_size"),
-        ("out.jsonl", ["--processes", "1"], "out'"),
-    ],
-)
-def test_bad_options_are_named(tmp_path, capsys, output, more, named):
-    assert caption(tmp_path / output, "--dataset", "scenes", *more) == 2
-    assert named in capsys.readouterr().err
-
-
 def refuse(*args, **kwargs):
     raise AssertionError("an image was opened")
 

@@ -156,11 +156,6 @@ def test_second_references_have_a_separate_cider_d(tmp_path):
     assert row["cider_d"] == close(cider_d(captions, [list(t) for t in test["captions"]])["cider_d"])
 
 
-def write_captions(path, scenes, captions):
-    rows = zip(scenes["image_id"], captions, strict=True)
-    path.write_text("".join(json.dumps({"image_id": i, "caption": caption}) + "\n" for i, caption in rows))
-
-
 # --- References in another order ---------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,10 @@
 """Kendall's tau against scipy, accuracy on pairs, their bootstrap against resampled captions, and the adjusted p-values."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.stats import false_discovery_control, kendalltau
 
 from hf_captionrl.experimental.rating_agreement import agreement
-
-SAMPLE = json.loads((Path(__file__).parent / "flickr8k_expert_sample.json").read_text())
 
 
 def rated(n=200, images=23, raters=3):
@@ -82,14 +77,6 @@ def test_a_constant_metric_agrees_with_nobody():
     _, ratings, images = rated()
     for variant in ("b", "c"):
         assert agreement(np.ones(200), ratings, groups=images, variant=variant, num_bootstrap=3)["tau"] == 0
-
-
-def test_scores_of_flickr8k_expert():
-    """Scores of the package's metrics for 300 rated captions; the tau of all 5,664 is in reproduction/results/agreement.json."""
-    for name, scores in SAMPLE["scores"].items():
-        found = agreement(scores, SAMPLE["ratings"], groups=SAMPLE["images"], num_bootstrap=200)
-        assert found["tau"] == pytest.approx(SAMPLE["tau"][name], abs=1e-9)
-        assert found["tau_ci"][0] < found["tau"] < found["tau_ci"][1]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from recipes import self_retrieval_blip, smile_blip
 SMALL = [
     *("--max_train_images", "8", "--max_eval_images", "8", "--max_test_images", "8", "--use_cpu", "--max_steps", "1"),
     *("--perplexity_name_or_path", "none", "--scorer_name_or_path", "none", "--held_out_scorer_name_or_path", "none"),
-    *("--metric_for_best_model", "length"),
+    *("--metric_for_best_model", "length", "--early_evaluations"),
 ]
 
 

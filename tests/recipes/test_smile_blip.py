@@ -116,6 +116,7 @@ def test_a_row_without_further_training(tmp_path):
     results = json.loads(train(recipe, tmp_path, ONE_EPOCH, more).read_text())
     text = card.read_text()
     assert "research use" in text
+    assert "No scorer ranked the captions" in text
     assert f"value: {round(results['rows'][0]['cider_d'], 6)}" in text
     assert main(["card", str(card.parent)]) == 0  # keeps what was measured
     assert card.read_text() == text

@@ -38,9 +38,7 @@ def judged(*arguments):
 def run(tmp_path_factory):
     """The default run, made small, with a judge."""
     folder = tmp_path_factory.mktemp("run") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("no_proxy", "*")
-        judged("--output_dir", str(folder), *SHORT)
+    judged("--output_dir", str(folder), *SHORT)
     return folder
 
 
@@ -73,9 +71,8 @@ def test_what_is_left_behind(run):
     }
 
 
-def test_answers_can_be_judged_again(run, tmp_path, monkeypatch):
+def test_answers_can_be_judged_again(run, tmp_path):
     """Nothing is trained for it."""
-    monkeypatch.setenv("no_proxy", "*")
     judged("--output_dir", str(tmp_path / "again"), "--answers", str(run / "answers.jsonl"))
     assert not (tmp_path / "again" / "model").exists()
     assert rows_of(tmp_path / "again")["SMILE"] == rows_of(run)["SMILE"]

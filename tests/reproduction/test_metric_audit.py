@@ -1,7 +1,6 @@
 """reproduction/metric_audit.py: its captions against the truth checker, its numbers against loops, and its calibration."""
 
 import itertools
-import json
 import random
 
 import numpy as np
@@ -12,7 +11,6 @@ from hf_captionrl.data import open_image
 from hf_captionrl.retrieval import load_scorer
 from hf_captionrl.rewards import SelfRetrieval
 from hf_captionrl.scenes import check, full_caption, sample_scene
-from reproduction import RESULTS
 from reproduction.metric_audit import (
     INVARIANCES,
     KINDS,
@@ -236,13 +234,3 @@ def test_self_retrieval_as_a_metric_is_a_softmax_over_all_images(tmp_path):
 
     scores = reward_metric(right, drawn)(captions[:3], None, drawn.files[:3])
     assert scores == [len(check(captions[row], drawn.facts[row]).right) for row in range(3)]
-
-
-def test_committed_results_are_calibrated():
-    rows = json.loads((RESULTS / "metric_audit.json").read_text())["short"]["metrics"]
-    for name, (low, high) in KNOWN.items():
-        interval = rows[f"clip_score ({name})"]["sensitivity"]["swapped objects"]["interval"]
-        assert max(low, interval[0]) <= min(high, interval[1]), name
-    assert rows["truth_f1"]["sees"] == list(KINDS)
-    assert rows["length"]["does_not_see"] == list(KINDS)
-    assert 0.5 < rows["cider_d"]["cost"]["value"] < 2  # relative to itself

@@ -1,4 +1,4 @@
-"""What the site generates: tables as they were measured, formulas, fields; the quickstart runs. `make docs` checks links and docstrings."""
+"""What the site generates: tables as they were measured, formulas, fields. `make docs` checks links and docstrings."""
 
 import json
 import logging
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from scripts import docs_hooks, docs_pictures
 from scripts.docs_hooks import columns_of, generated_pages
-from tests.test_docs import blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,14 +43,3 @@ def test_pictures_show_the_committed_results(monkeypatch, capsys):
     monkeypatch.setitem(docs_pictures.PICTURES, "smile", docs_pictures.PICTURES["truematch"])
     assert docs_pictures.main(["--check"]) == 1
     assert "smile.png does not show the committed results" in capsys.readouterr().out
-
-
-def test_code_of_the_quickstart_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CAPTIONRL_CACHE", str(tmp_path / "cache"))
-    names: dict = {}
-    for number, code in enumerate(blocks(DOCS / "quickstart.md", "python")):
-        exec(compile(code, f"docs/quickstart.md, example {number}", "exec"), names)
-    assert names["found"]["recall_at_1"] < 0.7
-    assert names["truth"]["fact_recall"] < 0.5
-    assert names["trainer"].state.global_step == 2

@@ -19,11 +19,6 @@ from tests.apps.boosting.server import ChatServer, texts_of
 from tests.processes import Forked
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
 class Counting:
     """Answers with the length of the question, and counts questions; some fail."""
 

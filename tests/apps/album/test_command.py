@@ -259,21 +259,6 @@ def test_links_and_pipes_are_no_text_files(photos, tmp_path, capsys, caplog):
     assert ((photos / "a.txt").is_symlink(), secret.read_text()) == (True, "the password")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        (["--output", "o.txt"], "--output"),
-        (["--output", "mine.csv"], "--overwrite"),
-        (["--captions", "nothing.jsonl"], "nothing.jsonl"),
-    ],
-)
-def test_invalid_options_are_refused(photos, capsys, arguments, name):
-    Path("mine.csv").write_text("mine")
-    assert album(*arguments) == 2
-    assert name in capsys.readouterr().err
-    assert Path("mine.csv").read_text() == "mine"
-
-
 def test_sources_read_tables(tmp_path, scenes):
     write_images([scenes[0]] * 2, ["a.png", "b.png"], tmp_path)
     write_rows(tmp_path / "metadata.jsonl", [{"file_name": "a.png", "text": "a pig"}])

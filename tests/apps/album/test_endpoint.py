@@ -15,11 +15,6 @@ from tests.processes import Forked
 SCORER = "--scorer scenes:siglip-held-out --cache_dir cache --batch_size 2 --backoff_s 0".split()
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    monkeypatch.setenv("no_proxy", "*")
-
-
 @pytest.fixture
 def photos(tmp_path, monkeypatch, scenes):
     monkeypatch.chdir(tmp_path)
@@ -77,20 +72,3 @@ def test_image_without_an_answer_stops_the_album_and_keeps_the_others(photos, ca
         server.plan = lambda number, _: "ok"
         assert ask(server, "--num_samples", "0") == 0
         assert len(server.requests) < number + 5
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--num_beams", "3"], "--num_beams"),
-        (["--min_new_tokens", "41"], "--min_new_tokens"),
-        (["--trigger", ""], "trigger"),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused(photos, capsys, more, named):
-    with ChatServer(answer, of_body=True) as server:
-        assert ask(server, *more) == 2
-        assert server.requests == []
-    assert named in capsys.readouterr().err
-    assert main(["album", "photos", *SCORER, "--endpoint", "http://127.0.0.1:9/v1"]) == 2
-    assert "--model" in capsys.readouterr().err

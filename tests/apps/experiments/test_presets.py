@@ -8,28 +8,23 @@ from reproduction.real import columns_of
 from tests.apps.experiments.test_arguments import CONFIGS, parsed
 from tests.apps.experiments.values_of_the_papers import PAPERS
 
-# Options by the names of the tables of values.
+# Options that have another name than in the tables of values.
 FIELDS = dict(
     pair.split(":")
     for pair in """
-    start:model_name_or_path fresh:fresh_language_model tune:tune rank:lora_r lora_alpha:lora_alpha
-    lora_init:lora_init dropout:lora_dropout vision:vision_model gpt:language_model prefix_length:prefix_length data:dataset_name
-    folder:data_dir simplify:simplify frames:num_frames train_captions:train_captions
-    train_column:train_captions_column test_references:test_references test_column:test_references_column
-    paper:paper pool:pool truematch:bags scorer:scorer_name_or_path judge:held_out_scorer_name_or_path
+    start:model_name_or_path fresh:fresh_language_model rank:lora_r dropout:lora_dropout vision:vision_model
+    gpt:language_model data:dataset_name folder:data_dir frames:num_frames train_column:train_captions_column
+    test_column:test_references_column truematch:bags scorer:scorer_name_or_path judge:held_out_scorer_name_or_path
     prefix:clip_prefix rate:learning_rate decay:weight_decay epochs:num_train_epochs steps:max_steps
-    warmup:warmup_steps beams:generation_num_beams prompt:prompt longest:generation_max_new_tokens
-    longest_reference:max_caption_length mle_weight:mle_weight captions:captions_per_image
-    smoothing:mle_label_smoothing first_token:first_token subset:subset num_random:num_random
-    subset_scope:subset_scope frozen_tower:freeze_vision_tower do_sample:do_sample temperature:temperature
-    baseline:baseline reward:reward_kind scope:distractor_scope scale:similarity_scale
-    retrieval:retrieval_weight cider:cider_weight train_longest:max_completion_length alpha:alpha
-    samples:num_generations entropy:entropy_weight diversity:diversity distance:distance eos:cider_eos
-    loss_type:loss_type repetition:repetition_weight truncation:truncation_weight xe_epochs:rl_start_epoch
-    xe_rate:xe_learning_rate mle_epochs:mle_epochs mle_rate:mle_learning_rate lora_targets:lora_target_modules
-    controls:compare_mle_weights references:caption_column frequencies:cider_frequencies bank:bank_images features:bag_features
-    bank_size:bank_size bank_batch:bank_batch_size hard:num_hard_distractors
-    curves:learning_curves selected:load_best_model_at_end table_split:table_split
+    warmup:warmup_steps beams:generation_num_beams longest:generation_max_new_tokens
+    longest_reference:max_caption_length captions:captions_per_image smoothing:mle_label_smoothing
+    frozen_tower:freeze_vision_tower reward:reward_kind scope:distractor_scope scale:similarity_scale
+    retrieval:retrieval_weight cider:cider_weight train_longest:max_completion_length samples:num_generations
+    entropy:entropy_weight eos:cider_eos repetition:repetition_weight truncation:truncation_weight
+    xe_epochs:rl_start_epoch xe_rate:xe_learning_rate mle_rate:mle_learning_rate lora_targets:lora_target_modules
+    controls:compare_mle_weights references:caption_column frequencies:cider_frequencies bank:bank_images
+    features:bag_features bank_batch:bank_batch_size hard:num_hard_distractors curves:learning_curves
+    selected:load_best_model_at_end
     """.split()
 )
 
@@ -49,9 +44,10 @@ def value(key: str, recipe: str, arguments):
         return config.generation_kwargs["num_beams"]
     if key == "scale":
         return {"code": "model"}.get(config.similarity_scale, config.similarity_scale)
-    owners = [a for a in arguments if hasattr(a, FIELDS[key])]
+    option = FIELDS.get(key, key)
+    owners = [a for a in arguments if hasattr(a, option)]
     assert owners, key
-    return getattr(owners[0], FIELDS[key])
+    return getattr(owners[0], option)
 
 
 def test_a_preset_has_the_values_of_its_paper():

@@ -16,8 +16,6 @@ from hf_captionrl.evaluation.options import EvaluationArguments
 class Counting:
     """A trainer of two evaluations, whose captions get longer by `gain` words before the second one."""
 
-    dose = None
-
     def __init__(self, length, gain):
         self.length, self.gain, self.evaluated = length, gain, 0
         self.state = SimpleNamespace(log_history=[])

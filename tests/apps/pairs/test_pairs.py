@@ -130,21 +130,3 @@ def test_only_a_file_of_pairs_is_replaced(sampled, tmp_path, capsys, name):
     assert pairs(tmp_path, *options, "--prompt", "Other words") == (0 if is_ours else 2)
     assert ((tmp_path / name).read_bytes() != before) == is_ours
     assert ("--output" in capsys.readouterr().err) == (not is_ours)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--output", "captions.jsonl"], "--output"),
-        (["--reward", "meteorite"], "'meteorite'"),
-        (["--margin", "99"], "--margin"),
-        (["--max_images", "2"], "two different"),
-    ],
-)
-def test_bad_arguments(sampled, tmp_path, capsys, arguments, named):
-    if "two different" in named:
-        for name in ("a", "b"):
-            (tmp_path / f"{name}.jsonl").write_text('{"image_id": "test-00003", "caption": "a pig"}\n')
-    assert pairs(tmp_path, *arguments) == 2
-    assert named in capsys.readouterr().err
-    assert not (tmp_path / "pairs.parquet").exists()
