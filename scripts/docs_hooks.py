@@ -4,6 +4,8 @@
 - Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json;
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
+  `<!-- logged_keys TRAINER -->` are rows of docs/logged_keys.yaml. Where `<!-- /table -->` (or another name) follows, the rows are
+  committed too, for readers on GitHub: `python scripts/docs_hooks.py` writes them, and a test compares them.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+import yaml
 from latex2mathml.converter import convert
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -31,7 +34,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 
 _LOG = logging.getLogger("mkdocs.hooks.pages")
-_MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
+_MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$(\n(?:(?!<!-- ).*\n)*<!-- /\1 -->$)?", re.M)
 
 
 def on_config(config: Any) -> Any:
@@ -62,6 +65,24 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
         "](../examples/", "](examples/"
     )
     return re.sub(r'(\]\(|")\.\./docs/', r"\1../", text) if is_record else text
+
+
+def with_committed_tables(markdown: str) -> str:
+    """A page with the rows of its committed tables written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        if match[3] is None:
+            return match[0]
+        rows = [line for line in (_table(match[1], match[2]) or "").splitlines() if line.startswith("|")]
+        return "\n".join([match[0].splitlines()[0], "", *rows, "", f"<!-- /{match[1]} -->"])
+
+    return _MARKER.sub(written, markdown)
+
+
+def logged_keys(trainer: str) -> dict[str, str]:
+    """Meaning of what a trainer logs, by keys that share it, as docs/logged_keys.yaml writes them."""
+    entries = yaml.safe_load((ROOT / "docs" / "logged_keys.yaml").read_text(encoding="utf-8"))
+    return {entry["keys"]: entry["meaning"] for entry in entries if trainer in entry["trainers"]}
 
 
 @functools.cache
@@ -147,6 +168,9 @@ def _table(name: str, arguments: str | None) -> str | None:
             return columns_of(full_table(run), headings.split("; ")) + more
         except (ValueError, OSError) as error:
             _LOG.warning("%s: %s", run, error)
+    elif name == "logged_keys" and arguments:
+        rows = [f"| `{keys.replace(' ', '` `')}` | {meaning} |" for keys, meaning in logged_keys(arguments).items()]
+        return "\n".join(["| key | meaning |", "|:--|:--|", *rows])
     elif name == "findings":
         summary = generated_pages()[f"findings_{arguments}.md"]
         found = re.search(r"^\| \| finding \|.*?\n(?=\n)", summary, re.M | re.S)
@@ -247,3 +271,9 @@ class FieldHelp(griffe.Extension):
         """Rewrite the docstring of whatever griffe has read."""
         if obj.docstring is not None:
             obj.docstring.value = google_style(obj.docstring.value)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        page.write_text(with_committed_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
