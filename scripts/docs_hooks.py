@@ -1,7 +1,7 @@
 """What the site has beside the committed pages: a hook of mkdocs and an extension of griffe, both named in `mkdocs.yml`.
 
 - Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
-- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json;
+- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json, or of several runs, `RUN, RUN`;
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
   `<!-- logged_keys TRAINER -->` are rows of docs/logged_keys.yaml. Where `<!-- /table -->` (or another name) follows, the rows are
@@ -164,6 +164,15 @@ def _table(name: str, arguments: str | None) -> str | None:
     if name == "table" and arguments:
         run, _, headings = arguments.partition(": ")
         try:
+            if len(runs := run.split(", ")) > 1:  # one table, whose rows begin with their run
+                tables = {one: columns_of(full_table(one), headings.split("; ")).splitlines() for one in runs}
+                rows = [
+                    f"| {one.removesuffix('_seeds')}: {line[2:]}"
+                    for one, lines in tables.items()
+                    for line in lines[2:]
+                    if line.startswith("|")
+                ]
+                return "\n".join([*tables[runs[0]][:2], *rows])
             more = "" if "*" in run else f" [All columns](../reproduction/full_tables.md#{run})."
             return columns_of(full_table(run), headings.split("; ")) + more
         except (ValueError, OSError) as error:
@@ -275,5 +284,5 @@ class FieldHelp(griffe.Extension):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "reproduction").glob("*.md")]:
         page.write_text(with_committed_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
