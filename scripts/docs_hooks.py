@@ -1,7 +1,8 @@
 """What the site has beside the committed pages: a hook of mkdocs and an extension of griffe, both named in `mkdocs.yml`.
 
 - Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
-- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json, or of several runs, `RUN, RUN`;
+- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json, or of several runs, `RUN, RUN`,
+  and `<!-- table RUN: Heading | row; row -->` for some of its rows;
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
   `<!-- logged_keys TRAINER -->` are rows of docs/logged_keys.yaml. Where `<!-- /table -->` (or another name) follows, the rows are
@@ -19,6 +20,7 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +127,13 @@ def generated_pages() -> dict[str, str]:
 @functools.cache
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it; of `*-smile`, one row for each such result, by its name."""
-    from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, table_columns
+    from hf_captionrl.metrics.columns import (
+        MORE_REFERENCES_COLUMNS,
+        REWARD_COLUMNS,
+        SAMPLE_COLUMNS,
+        Column,
+        table_columns,
+    )
     from reproduction import RESULTS
     from reproduction.run_seeds import to_markdown
 
@@ -138,7 +146,7 @@ def full_table(run: str) -> str:
         record |= {"rows": [rows[0][1][0], rows[0][1][-1], *trained], "command": "reproduce.py --only photographs"}
     of_videos = table_columns("emscore", "emscore_references")
     command = record.get("command", f"python reproduction/reproduce.py --only {run}")
-    further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
+    further = (Column("step", "Step", None, 0), *MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
     return to_markdown(record["rows"], record["seeds"], command, further).strip()
 
 
@@ -146,15 +154,17 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
 
 
-def columns_of(table: str, headings: list[str]) -> str:
-    """A table with the names of its rows and some of its columns, and what follows it."""
+def columns_of(table: str, headings: list[str], rows: Sequence[str] = ()) -> str:
+    """A table with some of its columns and its rows, or those of some names, and what follows it."""
     lines = [line for line in table.splitlines() if line.startswith("|")]
     known = _cells(lines[0])
     if missing := [heading for heading in headings if heading not in known]:
         raise ValueError(f"The table has no column {missing[0]!r}. Use one of: {', '.join(known[1:])}.")
     kept = [0, *map(known.index, headings)]
-    rows = ["| " + " | ".join(cells[column] for column in kept) + " |" for cells in map(_cells, lines)]
-    return "\n".join([*rows, *table.splitlines()[len(lines) :]])
+    body = [cells for cells in map(_cells, lines[2:]) if not rows or cells[0] in rows]
+    shown = [*map(_cells, lines[:2]), *body]
+    shown_lines = ["| " + " | ".join(cells[column] for column in kept) + " |" for cells in shown]
+    return "\n".join([*shown_lines, *table.splitlines()[len(lines) :]])
 
 
 def _table(name: str, arguments: str | None) -> str | None:
@@ -162,10 +172,12 @@ def _table(name: str, arguments: str | None) -> str | None:
     from reproduction import RESULTS, estimators, hacking, listening, worlds
 
     if name == "table" and arguments:
-        run, _, headings = arguments.partition(": ")
+        run, _, columns = arguments.partition(": ")
+        columns, _, chosen = columns.partition(" | ")
+        headings = columns.split("; ")
         try:
             if len(runs := run.split(", ")) > 1:  # one table, whose rows begin with their run
-                tables = {one: columns_of(full_table(one), headings.split("; ")).splitlines() for one in runs}
+                tables = {one: columns_of(full_table(one), headings).splitlines() for one in runs}
                 rows = [
                     f"| {one.removesuffix('_seeds')}: {line[2:]}"
                     for one, lines in tables.items()
@@ -173,8 +185,8 @@ def _table(name: str, arguments: str | None) -> str | None:
                     if line.startswith("|")
                 ]
                 return "\n".join([*tables[runs[0]][:2], *rows])
-            more = "" if "*" in run else f" [All columns](../reproduction/full_tables.md#{run})."
-            return columns_of(full_table(run), headings.split("; ")) + more
+            more = "" if not run.endswith("_seeds") else f" [All columns](../reproduction/full_tables.md#{run})."
+            return columns_of(full_table(run), headings, chosen.split("; ") if chosen else []) + more
         except (ValueError, OSError) as error:
             _LOG.warning("%s: %s", run, error)
     elif name == "logged_keys" and arguments:
