@@ -177,14 +177,14 @@ def _table(name: str, arguments: str | None) -> str | None:
         headings = columns.split("; ")
         try:
             if len(runs := run.split(", ")) > 1:  # one table, whose rows begin with their run
-                tables = {one: columns_of(full_table(one), headings).splitlines() for one in runs}
+                parts = {one: columns_of(full_table(one), headings).splitlines() for one in runs}
+                body = {one: [line[2:] for line in lines[2:] if line.startswith("|")] for one, lines in parts.items()}
                 rows = [
-                    f"| {one.removesuffix('_seeds')}: {line[2:]}"
-                    for one, lines in tables.items()
-                    for line in lines[2:]
-                    if line.startswith("|")
+                    f"| {one.removesuffix('_seeds')}: {row}"
+                    for one, rows_of_run in body.items()
+                    for row in rows_of_run
                 ]
-                return "\n".join([*tables[runs[0]][:2], *rows])
+                return "\n".join([*parts[runs[0]][:2], *rows])
             more = "" if not run.endswith("_seeds") else f" [All columns](../reproduction/full_tables.md#{run})."
             return columns_of(full_table(run), headings, chosen.split("; ") if chosen else []) + more
         except (ValueError, OSError) as error:
