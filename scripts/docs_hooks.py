@@ -1,9 +1,12 @@
 """What the site has beside the committed pages: a hook of mkdocs and an extension of griffe, both named in `mkdocs.yml`.
 
 - Pages made of reproduction/paper_index.yaml, reproduction/findings.yaml and reproduction/results/*.json, which are not committed.
-- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json;
+- Tables in committed pages. `<!-- table RUN: Heading; Heading -->` stands for columns of reproduction/results/RUN.json, or of several runs, `RUN, RUN`,
+  and `<!-- table RUN: Heading | row; row -->` for some of its rows;
   `<!-- metric_audit -->`, `<!-- findings PAPER -->`, `<!-- observatory -->`, `<!-- predictions -->`, `<!-- large_bags -->`, `<!-- estimators -->`,
   `<!-- estimators_seeds -->`, `<!-- listeners -->`, `<!-- listening_seeds -->`, `<!-- worlds -->`, `<!-- redrawn_seeds -->` and `<!-- other_kinds -->` for others.
+  `<!-- logged_keys TRAINER -->` are rows of docs/logged_keys.yaml. Where `<!-- /table -->` (or another name) follows, the rows are
+  committed too, for readers on GitHub: `python scripts/docs_hooks.py` writes them, and a test compares them.
 - Formulas: ```` ```math ```` blocks and ``$`x`$`` within a line, as GitHub reads them. They become MathML, which needs no script.
 - Fields of configurations: their help becomes their docstring.
 """
@@ -17,10 +20,12 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import griffe
+import yaml
 from latex2mathml.converter import convert
 from markdown import Markdown
 from markdown.extensions import Extension
@@ -31,7 +36,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 
 _LOG = logging.getLogger("mkdocs.hooks.pages")
-_MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$", re.M)
+_MARKER = re.compile(r"^<!-- (\w+)(?: (.+))? -->$(\n(?:(?!<!-- ).*\n)*<!-- /\1 -->$)?", re.M)
 
 
 def on_config(config: Any) -> Any:
@@ -62,6 +67,24 @@ def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
         "](../examples/", "](examples/"
     )
     return re.sub(r'(\]\(|")\.\./docs/', r"\1../", text) if is_record else text
+
+
+def with_committed_tables(markdown: str) -> str:
+    """A page with the rows of its committed tables written anew."""
+
+    def written(match: re.Match[str]) -> str:
+        if match[3] is None:
+            return match[0]
+        rows = [line for line in (_table(match[1], match[2]) or "").splitlines() if line.startswith("|")]
+        return "\n".join([match[0].splitlines()[0], "", *rows, "", f"<!-- /{match[1]} -->"])
+
+    return _MARKER.sub(written, markdown)
+
+
+def logged_keys(trainer: str) -> dict[str, str]:
+    """Meaning of what a trainer logs, by keys that share it, as docs/logged_keys.yaml writes them."""
+    entries = yaml.safe_load((ROOT / "docs" / "logged_keys.yaml").read_text(encoding="utf-8"))
+    return {entry["keys"]: entry["meaning"] for entry in entries if trainer in entry["trainers"]}
 
 
 @functools.cache
@@ -104,7 +127,13 @@ def generated_pages() -> dict[str, str]:
 @functools.cache
 def full_table(run: str) -> str:
     """The table of a result with all its columns, and what made it; of `*-smile`, one row for each such result, by its name."""
-    from hf_captionrl.metrics.columns import MORE_REFERENCES_COLUMNS, REWARD_COLUMNS, SAMPLE_COLUMNS, table_columns
+    from hf_captionrl.metrics.columns import (
+        MORE_REFERENCES_COLUMNS,
+        REWARD_COLUMNS,
+        SAMPLE_COLUMNS,
+        Column,
+        table_columns,
+    )
     from reproduction import RESULTS
     from reproduction.run_seeds import to_markdown
 
@@ -117,7 +146,7 @@ def full_table(run: str) -> str:
         record |= {"rows": [rows[0][1][0], rows[0][1][-1], *trained], "command": "reproduce.py --only photographs"}
     of_videos = table_columns("emscore", "emscore_references")
     command = record.get("command", f"python reproduction/reproduce.py --only {run}")
-    further = (*MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
+    further = (Column("step", "Step", None, 0), *MORE_REFERENCES_COLUMNS, *REWARD_COLUMNS, *SAMPLE_COLUMNS, *of_videos)
     return to_markdown(record["rows"], record["seeds"], command, further).strip()
 
 
@@ -125,15 +154,17 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
 
 
-def columns_of(table: str, headings: list[str]) -> str:
-    """A table with the names of its rows and some of its columns, and what follows it."""
+def columns_of(table: str, headings: list[str], rows: Sequence[str] = ()) -> str:
+    """A table with some of its columns and its rows, or those of some names, and what follows it."""
     lines = [line for line in table.splitlines() if line.startswith("|")]
     known = _cells(lines[0])
     if missing := [heading for heading in headings if heading not in known]:
         raise ValueError(f"The table has no column {missing[0]!r}. Use one of: {', '.join(known[1:])}.")
     kept = [0, *map(known.index, headings)]
-    rows = ["| " + " | ".join(cells[column] for column in kept) + " |" for cells in map(_cells, lines)]
-    return "\n".join([*rows, *table.splitlines()[len(lines) :]])
+    body = [cells for cells in map(_cells, lines[2:]) if not rows or cells[0] in rows]
+    shown = [*map(_cells, lines[:2]), *body]
+    shown_lines = ["| " + " | ".join(cells[column] for column in kept) + " |" for cells in shown]
+    return "\n".join([*shown_lines, *table.splitlines()[len(lines) :]])
 
 
 def _table(name: str, arguments: str | None) -> str | None:
@@ -141,12 +172,26 @@ def _table(name: str, arguments: str | None) -> str | None:
     from reproduction import RESULTS, estimators, hacking, listening, worlds
 
     if name == "table" and arguments:
-        run, _, headings = arguments.partition(": ")
+        run, _, columns = arguments.partition(": ")
+        columns, _, chosen = columns.partition(" | ")
+        headings = columns.split("; ")
         try:
-            more = "" if "*" in run else f" [All columns](../reproduction/full_tables.md#{run})."
-            return columns_of(full_table(run), headings.split("; ")) + more
+            if len(runs := run.split(", ")) > 1:  # one table, whose rows begin with their run
+                parts = {one: columns_of(full_table(one), headings).splitlines() for one in runs}
+                body = {one: [line[2:] for line in lines[2:] if line.startswith("|")] for one, lines in parts.items()}
+                rows = [
+                    f"| {one.removesuffix('_seeds')}: {row}"
+                    for one, rows_of_run in body.items()
+                    for row in rows_of_run
+                ]
+                return "\n".join([*parts[runs[0]][:2], *rows])
+            more = "" if not run.endswith("_seeds") else f" [All columns](../reproduction/full_tables.md#{run})."
+            return columns_of(full_table(run), headings, chosen.split("; ") if chosen else []) + more
         except (ValueError, OSError) as error:
             _LOG.warning("%s: %s", run, error)
+    elif name == "logged_keys" and arguments:
+        rows = [f"| `{keys.replace(' ', '` `')}` | {meaning} |" for keys, meaning in logged_keys(arguments).items()]
+        return "\n".join(["| key | meaning |", "|:--|:--|", *rows])
     elif name == "findings":
         summary = generated_pages()[f"findings_{arguments}.md"]
         found = re.search(r"^\| \| finding \|.*?\n(?=\n)", summary, re.M | re.S)
@@ -247,3 +292,9 @@ class FieldHelp(griffe.Extension):
         """Rewrite the docstring of whatever griffe has read."""
         if obj.docstring is not None:
             obj.docstring.value = google_style(obj.docstring.value)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "reproduction").glob("*.md")]:
+        page.write_text(with_committed_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -113,12 +113,7 @@ _CIDER = ("cider_d", "CIDEr-D ↑")
 _TRADEOFF = ("cider_d", "div_2", "mbleu_4_per_image")
 
 PICTURES: dict[str, Picture] = {
-    "smile": _dot_plot(
-        *("smile_blip_seeds", ("MLE", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
-        *(*_LISTENERS, _HALLUCINATION, _CIDER),
-    ),
     "smile_curves": _curve_plot("smile_blip_seeds"),
-    "smile_subsets": _curve_plot("smile_subset_seeds", (("length", "Mean length (words)"), _HELD_OUT)),
     "self_retrieval_curves": _curve_plot("self_retrieval_bags_seeds"),
     "observatory_curves": _curve_plot(
         "observatory",
@@ -140,8 +135,6 @@ PICTURES: dict[str, Picture] = {
         partial(_curves, "sle_frontier_seeds", "over_temperatures", "temperature", _TRADEOFF),
         lambda path, found, text: write_diversity_tradeoff(path, found, text=text),
     ),
-    "sle_curves": _curve_plot("sle_curves_seeds"),
-    "video_curves": _curve_plot("smile_video_curves_seeds"),
     "video": _dot_plot(
         *("smile_video_seeds", ("MLE", "MLE first", "MLE+MLE", "SMILE", "SMILE (lambda=0.01)", "references")),
         *(_HELD_OUT, _TRUTH, _HALLUCINATION, _CIDER),

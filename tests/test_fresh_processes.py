@@ -42,7 +42,7 @@ STAND_INS = {
 }
 # What a page says in words instead of code, before its block.
 BEFORE = {
-    "smile.md": """
+    "other_trainers.md": """
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
