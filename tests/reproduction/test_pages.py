@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import false_discovery_control
 
 from reproduction import RESULTS, ROOT
-from reproduction.measurements import difference, p_value, seed_interval, shown
+from reproduction.measurements import p_value, seed_interval, shown
+from scripts.check import check_links
 from scripts.docs_hooks import columns_of, generated_pages, on_page_markdown
 
 PAGES = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "reproduction").glob("*.md")}
@@ -75,7 +76,10 @@ def changes():
             trained = rows[1:-1]
             for name, end in zip(["sll", training][2 - len(trained) :], trained, strict=True):
                 add(name, seed, end, rows[0])
-    rows = {row["name"].removeprefix("400 steps, ").removesuffix(", 100"): row for row in read("photographs_starts")["rows"]}
+    rows = {
+        row["name"].removeprefix("400 steps, ").removesuffix(", 100"): row
+        for row in read("photographs_starts")["rows"]
+    }
     for name, row in rows.items():
         add(name, 3, row, rows["400 steps"])
     return by_seed
@@ -122,12 +126,18 @@ def by_name(rows):
 
 
 def test_captions_compared_image_by_image():
-    seed_0, files = {}, {"held-out scorer": "photographs_flickr8k_test", "reward scorer": "photographs_flickr8k_test_reward"}
+    seed_0, files = (
+        {},
+        {"held-out scorer": "photographs_flickr8k_test", "reward scorer": "photographs_flickr8k_test_reward"},
+    )
     for scorer, name in files.items():
         of_bags = read("photographs_flickr8k_bags")[scorer]["rows"]
         for row in [row for table in read(name)["tables"].values() for row in table["rows"]] + of_bags:
             seed_0.setdefault(scorer, {}).setdefault(row["name"], {}).update(row)
-    of_seed = {"0": seed_0, "3": {scorer: by_name(table["rows"]) for scorer, table in read("photographs_starts")["compared"].items()}}
+    of_seed = {
+        "0": seed_0,
+        "3": {scorer: by_name(table["rows"]) for scorer, table in read("photographs_starts")["compared"].items()},
+    }
     keys, lines = (RECALL, RECALL, "bag_7_recall_at_1", CIDER, "unmentioned_objects"), []
     for name, *line in table_below("photographs_more", "captions, seed"):
         row, seed = re.fullmatch(r"`?([\w-]+)`?, (\d)", name.replace("a human caption", "references")).groups()
@@ -138,11 +148,19 @@ def test_captions_compared_image_by_image():
 
 def test_retrieval_by_start_rate_and_lambda():
     lines, shares = [], ("0", "0.01", "0.05", "0.1", "0.5")
-    starts = {steps: by_name(read("photographs_starts")["compared"][f"held-out scorer, SMILE from {steps} steps"]["rows"]) for steps in (100, 200, 400)}
+    starts = {
+        steps: by_name(read("photographs_starts")["compared"][f"held-out scorer, SMILE from {steps} steps"]["rows"])
+        for steps in (100, 200, 400)
+    }
     for name, *line in table_below("photographs_more", "start, rate"):
         steps, rate = re.fullmatch(r"(\d+) steps?, (.+)", name).groups()
         rows = starts[int(steps)]
-        lines.append((line, [rows[f"{steps}-{rate}-{share}"] for share in shares] if rate in RATES else [rows[steps], *[None] * 4]))
+        lines.append(
+            (
+                line,
+                [rows[f"{steps}-{rate}-{share}"] for share in shares] if rate in RATES else [rows[steps], *[None] * 4],
+            )
+        )
     check_compared(lines, [RECALL] * 5)
 
 
@@ -151,3 +169,12 @@ def test_a_wrong_number_and_a_wrong_mark_are_noticed(cell):
     rows = [{"x": 0.151, "x_p_value": 0.5}] * 5
     with pytest.raises(AssertionError):
         check_compared([([cell] + ["0.151"] * 4, rows)] + [(["0.151"] * 5, rows)] * 9, ["x"] * 5)
+
+
+def test_a_link_to_a_page_that_is_not_in_the_checkout_is_a_fault(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "b.md").write_text(
+        "[a](../a.md#x) [site](https://x.org/y.md)\n```\n[z](z.md)\n```\n[c](full_tables.md)\n"
+    )
+    (tmp_path / "a.md").write_text("# X\n\n[b](docs/b.md) [c](#x)\n")
+    assert [fault.partition(",")[0] for fault in check_links(tmp_path)] == ["docs/b.md: links full_tables.md"]
